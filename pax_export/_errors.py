@@ -1,0 +1,86 @@
+"""One error class for each mistake worth teaching.
+
+Every message answers four questions: *what* went wrong, *where* (the path of
+the leaf or layer), what was *got*, and what to *write* instead.  Each class
+also derives from the built-in error that callers of PAX, jax or orbax already
+catch, so that an ``except ValueError`` written years ago keeps working.
+"""
+
+from __future__ import annotations
+
+
+class PaxError(Exception):
+    """The root of every error that this package raises on purpose.
+
+    Args:
+        what: one sentence that says what went wrong.
+        where: the path of the leaf, layer, file or dimension concerned.
+        got: the value that caused it, described in a few words.
+        write: what to write instead.
+
+    Example:
+        >>> print(PaxError("No such layer.", where="encoder.fc", write="model.encoder.fc2"))
+        No such layer.
+          where: encoder.fc
+          write: model.encoder.fc2
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        got: object | None = None,
+        write: str | None = None,
+    ):
+        # Only `what` goes into `args`: the rest travels in `__dict__`, so
+        # that an error raised in a worker process can be pickled.
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.got = got
+        self.write = write
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for label in ("where", "got", "write"):
+            text = getattr(self, label)
+            if text is not None:
+                lines.append(f"  {label}: {text}")
+        return "\n".join(lines)
+
+
+class InvalidArgumentError(PaxError, ValueError, AssertionError):
+    """An argument has a value that the function cannot work with.
+
+    It is an AssertionError as well, because PAX checked its arguments with
+    ``assert`` and programs catch that.
+    """
+
+
+class InvalidArgumentTypeError(PaxError, TypeError, ValueError, AssertionError):
+    """An argument is of a kind that the function cannot work with."""
+
+
+class ImmutableModuleError(PaxError, ValueError, AttributeError):
+    """A module was changed outside the places where it is open for change."""
+
+
+class SharedNodeError(PaxError, ValueError):
+    """One module or one array stands at two places of a tree."""
+
+
+class HiddenArrayError(PaxError, ValueError):
+    """An array or a module is kept where the pytree cannot see it."""
+
+
+class StructureMismatchError(PaxError, ValueError, AssertionError):
+    """Two trees that must have one structure differ."""
+
+
+class MissingWeightError(PaxError, KeyError, ValueError):
+    """A weight that the module has is missing from the given weights."""
+
+
+class MissingPackageError(PaxError, ImportError):
+    """An optional package is not installed."""

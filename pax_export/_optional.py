@@ -1,0 +1,38 @@
+"""The one way to need an optional package: import it when used, name its extra."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from pax_export._errors import MissingPackageError
+
+
+def require(package: str, extra: str, purpose: str) -> ModuleType:
+    """Imports an optional package, or says how to install it.
+
+    Args:
+        package: the name to import, e.g. ``"tensorflow"``.
+        extra: the extra of this distribution that brings the package.
+        purpose: what needs it, e.g. ``"to_saved_model"``; part of the message.
+
+    Returns:
+        The imported package.
+
+    Raises:
+        MissingPackageError: the package is not installed.  A package that is
+            installed but fails while importing raises its own error.
+
+    Example:
+        >>> require("json", "all", "this example").dumps({"a": 1})
+        '{"a": 1}'
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != package.split(".")[0]:
+            raise
+        raise MissingPackageError(
+            f"{purpose} needs the package {package!r}, which is not installed.",
+            write=f'python -m pip install "pax-export[{extra}]"',
+        ) from error
