@@ -53,7 +53,9 @@ def test_wheel_metadata(wheel):
     assert f"Version: {pax_export.__version__}" in metadata
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    hard = {line for line in metadata if line.startswith("Requires-Dist:") and "extra ==" not in line}
+    hard = {
+        line for line in metadata if line.startswith("Requires-Dist:") and "extra ==" not in line
+    }
     names = {line.split()[1].split(">")[0] for line in hard}
     assert names == {"jax", "jaxlib", "numpy", "jmp"}
     assert "Apache License" in read(wheel, "/LICENSE")
