@@ -1,0 +1,60 @@
+"""Every ```python block of README and docs/ runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.pages import ROOT, PageError, blocks, pages, run
+
+WITH_CODE = [page for page in pages() if any(blocks(page))]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(page)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/idea.md"])
+def test_page_that_must_show_code_does(name):
+    assert ROOT / name in WITH_CODE
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        page = tmp_path / "page.md"
+        page.write_text(text)
+        return page
+
+    return write
+
+
+def test_failure_names_the_page_and_the_line(write):
+    page = write(
+        "# Title\n\n```python\na = 1\n```\n\nwords\n\n```python\na = 2\n\nassert a == 3\n```\n"
+    )
+    with pytest.raises(PageError, match=r"^page\.md:12: AssertionError"):
+        run(page)
+
+
+def test_failure_inside_a_called_function_names_its_line(write):
+    page = write("```python\ndef f():\n    return {}['x']\n\nf()\n```\n")
+    with pytest.raises(PageError, match=r"^page\.md:3: KeyError: 'x'"):
+        run(page)
+
+
+def test_syntax_error_names_its_line(write):
+    page = write("text\n```python\na = 1\nb =\n```\n")
+    with pytest.raises(PageError, match=r"^page\.md:4: SyntaxError"):
+        run(page)
+
+
+def test_blocks_of_a_page_share_one_namespace_and_pages_do_not(write):
+    run(write("```python\nshared = 1\n```\n```python\nassert shared == 1\n```\n"))
+    with pytest.raises(PageError, match="NameError"):
+        run(write("```python\nshared\n```\n"))
+
+
+def test_only_python_blocks_run(write):
+    run(write("```sh\nexit 1\n```\n\n```text\nnot python\n```\n"))

@@ -1,0 +1,106 @@
+"""Rules of the house that import-linter cannot see.
+
+The directions between rooms are contracts in setup.cfg; here are the rules
+about names, sizes, private interfaces and optional packages.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "pax_export").rglob("*.py"))
+
+OPTIONAL = {
+    "ai_edge_litert", "flax", "jax2onnx", "matplotlib", "onnx", "onnxruntime", "opax",
+    "optax", "orbax", "pax", "rich", "safetensors", "sklearn", "tensorflow", "treescope",
+}  # fmt: skip
+
+each_source = pytest.mark.parametrize(
+    "source", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "pax_export"))
+)
+
+
+def for_type_checkers_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node that runs: `if TYPE_CHECKING` is left out."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if for_type_checkers_only(child):
+            yield from (inner for other in child.orelse for inner in walk(other))
+        else:
+            yield from walk(child)
+
+
+def dotted_names(source: Path) -> Iterator[str]:
+    """What a file names of other packages: imports and attribute chains."""
+    for node in walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def imports(source: Path) -> Iterator[str]:
+    for node in walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module)
+
+
+def test_importing_the_package_loads_no_optional_package():
+    code = "import sys, pax_export; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "pax_export" in loaded
+    assert not loaded & OPTIONAL
+
+
+@each_source
+def test_optional_packages_come_through_require(source):
+    assert not {name.split(".")[0] for name in imports(source)} & OPTIONAL
+
+
+@each_source
+def test_private_jax_names_stand_in_one_file(source):
+    private = {
+        name
+        for name in dotted_names(source)
+        if name.startswith(("jax._src", "jaxlib._", "jax.core")) or "jaxlib.xla_client" in name
+    }
+    assert source.name == "_jax.py" or not private
+
+
+@each_source
+def test_no_room_imports_the_public_face(source):
+    """`pax_export/__init__.py` gathers the rooms; a room that imports it closes a circle."""
+    assert "pax_export" not in set(imports(source))
+
+
+@each_source
+def test_file_is_named_for_its_idea_and_stays_short(source):
+    assert source.stem.strip("_") not in {"utils", "util", "misc", "helpers", "base", "common"}
+    assert len(source.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_tests_mirror_the_rooms():
+    rooms = {path.parent.name for path in ROOT.glob("pax_export/*/__init__.py")}
+    assert rooms <= {
+        path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))
+    }
