@@ -1,0 +1,68 @@
+"""Every public name is in the API reference, and its docstring shows an example."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from types import ModuleType
+
+import pytest
+
+import pax_export
+from tests.docs.pages import ROOT
+
+_BLOCK = re.compile(r"^```\{eval-rst\}\n\.\. currentmodule:: (\S+)\n(.*?)^```$", re.M | re.S)
+_ENTRY = re.compile(r"^   (\w+)$", re.M)
+
+
+def reference() -> dict[str, object]:
+    """What the API reference lists: dotted name -> object."""
+    listed = {}
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        for module, body in _BLOCK.findall(page.read_text(encoding="utf-8")):
+            for name in _ENTRY.findall(body):
+                listed[f"{module}.{name}"] = getattr(importlib.import_module(module), name)
+    return listed
+
+
+def public_rooms() -> list[ModuleType]:
+    """The package and every room that can be reached from it by a public name."""
+    rooms = [getattr(pax_export, name) for name in pax_export.__all__]
+    return [pax_export, *(room for room in rooms if inspect.ismodule(room))]
+
+
+def public_names() -> dict[str, object]:
+    return {
+        f"{room.__name__}.{name}": getattr(room, name)
+        for room in public_rooms()
+        for name in room.__all__
+    }
+
+
+LISTED = reference()
+NAMES = {name: value for name, value in public_names().items() if callable(value)}
+CLASSES = {name: value for name, value in LISTED.items() if inspect.isclass(value)}
+
+
+def test_every_listed_name_is_public():
+    assert set(LISTED) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_is_listed(name):
+    assert any(NAMES[name] is value for value in LISTED.values())
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_docstring_shows_an_example(name):
+    text = LISTED[name].__doc__ or ""
+    assert "Example" in text
+    assert ">>>" in text
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_public_methods_are_documented(name):
+    cls = CLASSES[name]
+    methods = [key for key, value in vars(cls).items() if key[0] != "_" and callable(value)]
+    assert [key for key in methods if not inspect.getdoc(getattr(cls, key))] == []
