@@ -1,0 +1,236 @@
+"""Checks on whole trees: sharing, hidden arrays, differences of structure."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten_with_path
+
+from pax_export._errors import (
+    HiddenArrayError,
+    SharedNodeError,
+    StructureMismatchError,
+)
+from pax_export._jax import is_tracer
+from pax_export.core._static import static_key
+from pax_export.core._tree import (
+    EmptyNode,
+    Node,
+    attributes_of,
+    flatten,
+    is_array,
+    is_node_or_empty,
+)
+from pax_export.core._walk import modules_and_leaves, named_modules, path_name
+
+
+def check_modules(tree: Any) -> None:
+    """Checks every module of a tree, in the order that PAX checks.
+
+    Raises:
+        HiddenArrayError: a class defines ``__slots__``, or keeps an array or a
+            module as a class attribute.
+        SharedNodeError: one module or one array stands at two places.
+    """
+    modules, leaves = modules_and_leaves(tree)
+    classes = dict.fromkeys(map(type, modules))
+    for cls in classes:
+        _check_slots(cls)
+    check_sharing(tree, modules, leaves)
+    for module in {type(m): m for m in modules}.values():
+        _check_class_attributes(module)
+
+
+def check_sharing(tree: Any, modules: list[Any], leaves: list[Any]) -> None:
+    """Checks that no module and no array occurs twice in a tree.
+
+    Args:
+        tree: the tree.
+        modules: all its modules.
+        leaves: all its leaves; only arrays count, since small numbers and
+            strings are shared by Python itself.
+    """
+    if len(set(map(id, modules))) != len(modules):
+        _raise_shared_module(tree)
+    if len(set(map(id, leaves))) != len(leaves):
+        arrays = [leaf for leaf in leaves if is_array(leaf)]
+        repeated = [key for key, n in Counter(map(id, arrays)).items() if n > 1]
+        if repeated:
+            _raise_shared_array(tree, repeated[0])
+
+
+def _raise_shared_module(tree: Any) -> None:
+    places: dict[int, list[str]] = {}
+    for path, module in named_modules(tree):
+        places.setdefault(id(module), []).append(path or "(the root)")
+        if len(places[id(module)]) > 1:
+            raise SharedNodeError(
+                "One module stands at two places of the tree; each place would get "
+                "its own copy, and they would drift apart.",
+                where=" and ".join(places[id(module)]),
+                got=repr(module),
+                write="keep it at one place and call it from there; for two equal "
+                "modules, module.copy() with new arrays",
+            )
+
+
+def _raise_shared_array(tree: Any, repeated: int) -> None:
+    items, _ = tree_flatten_with_path(tree)
+    paths = [path_name(path) for path, leaf in items if id(leaf) == repeated]
+    array = next(leaf for _, leaf in items if id(leaf) == repeated)
+    raise SharedNodeError(
+        "One array stands at two places of the tree; each place would get its own "
+        "copy, and they would drift apart.",
+        where=" and ".join(paths),
+        got=describe_array(array, with_value=True),
+        write="keep a tied weight at one place and use it from there; for two equal "
+        "arrays, jnp.copy",
+    )
+
+
+def describe_array(array: Any, with_value: bool = False) -> str:
+    """An array in a few words, e.g. ``float32[2,3]``."""
+    shape = ",".join(str(size) for size in getattr(array, "shape", ()))
+    text = f"{getattr(array, 'dtype', type(array).__name__)}[{shape}]"
+    if with_value and not is_tracer(array) and array.size <= 16:
+        text += f" = {array}"
+    return text
+
+
+def _check_slots(cls: type) -> None:
+    for base in cls.__mro__:
+        if base.__module__.startswith("pax_export.core.") or base is object:
+            continue
+        # An empty __slots__, as abstract bases have it, hides nothing.
+        if vars(base).get("__slots__"):
+            raise HiddenArrayError(
+                "A module class must not define __slots__: jax would not see what "
+                "lies in them.",
+                where=base.__qualname__,
+                got=f"__slots__ = {vars(base)['__slots__']!r}",
+                write="plain attributes, set in __init__",
+            )
+
+
+def _check_class_attributes(module: Node) -> None:
+    attributes = attributes_of(module)
+    for base in type(module).__mro__:
+        if base is Node or base.__module__.startswith("pax_export.core."):
+            continue
+        for name, value in vars(base).items():
+            if name in attributes or not _may_hold_arrays(value):
+                continue
+            leaves = jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
+            if any(is_array(leaf) or isinstance(leaf, Node) for leaf in leaves):
+                raise HiddenArrayError(
+                    "A class attribute holds an array or a module; it would be a "
+                    "constant that no transformation sees.",
+                    where=f"{base.__qualname__}.{name}",
+                    got=type(value).__name__,
+                    write=f"self.{name} = ... in __init__",
+                )
+
+
+_SIMPLE = (str, bytes, int, float, complex, bool, type(None), type)
+
+
+def _may_hold_arrays(value: Any) -> bool:
+    if isinstance(value, _SIMPLE) or inspect.isroutine(value):
+        return False
+    return is_array(value) or isinstance(value, Node) or not hasattr(value, "__get__")
+
+
+# --- two trees that should be alike ----------------------------------------------
+
+
+def assert_structure_equal(a: Any, b: Any) -> bool:
+    """Raises unless two pytrees have one structure, and says where they differ.
+
+    Args:
+        a: a pytree, usually a module.
+        b: another.
+
+    Returns:
+        True.
+
+    Raises:
+        StructureMismatchError: (an AssertionError and a ValueError) the treedefs
+            differ.  The message lists the innermost differences with their
+            paths.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.assert_structure_equal(pax.Linear(2, 3), pax.Linear(2, 3))
+        True
+    """
+    if jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b):
+        return True
+    differences = structure_differences(a, b) or ["the treedefs differ"]
+    raise StructureMismatchError(
+        "Two trees that must have the same structure differ:\n"
+        + "\n".join(f"  - {line}" for line in differences),
+        write="build both by one recipe, in one mode (train or eval)",
+    )
+
+
+def structure_differences(a: Any, b: Any, path: str = "") -> list[str]:
+    """Where two trees differ: a line for each innermost difference."""
+    here = path or "(the root)"
+    if isinstance(a, Node) and isinstance(b, Node) and type(a) is type(b):
+        return _module_differences(a, b, path)
+    if isinstance(a, (Node, EmptyNode)) or isinstance(b, (Node, EmptyNode)):
+        same = isinstance(a, EmptyNode) and isinstance(b, EmptyNode)
+        return [] if same else [f"{here}: {_kind(a)} against {_kind(b)}"]
+    (items_a, def_a), (items_b, def_b) = _one_level(a), _one_level(b)
+    if def_a != def_b:
+        return [f"{here}: {_kind(a)} against {_kind(b)}"]
+    if len(items_a) == 1 and items_a[0][1] is a:
+        return []  # a leaf
+    lines = []
+    for (key, x), (_, y) in zip(items_a, items_b):
+        lines += structure_differences(x, y, _join(path, path_name(key)))
+    return lines
+
+
+def _module_differences(a: Node, b: Node, path: str) -> list[str]:
+    (children_a, layout_a), (children_b, layout_b) = flatten(a), flatten(b)
+    values_a = layout_a.static | dict(zip(layout_a.names, children_a))
+    values_b = layout_b.static | dict(zip(layout_b.names, children_b))
+    lines = []
+    for name in dict.fromkeys([*values_a, *values_b]):
+        place = _join(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
+        if name not in values_a or name not in values_b:
+            side = "second" if name in values_a else "first"
+            lines.append(f"{place}: missing in the {side} tree")
+        elif name in layout_a.static and name in layout_b.static:
+            if static_key(values_a[name]) != static_key(values_b[name]):
+                lines.append(f"{place}: {values_a[name]!r} against {values_b[name]!r}")
+        elif name in layout_a.names and name in layout_b.names:
+            lines += structure_differences(values_a[name], values_b[name], place)
+        else:
+            x, y = _kind(values_a[name]), _kind(values_b[name])
+            lines.append(f"{place}: {x} against {y}")
+    return lines
+
+
+_OWN_FIELDS = ("_name", "_training")
+
+
+def _one_level(value: Any):
+    return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+
+
+def _kind(value: Any) -> str:
+    if is_array(value):
+        return "an array"
+    if isinstance(value, (Node, EmptyNode)):
+        return f"{type(value).__name__}"
+    size = f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else ""
+    return f"{type(value).__name__}{size}"
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

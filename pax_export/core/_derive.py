@@ -1,0 +1,90 @@
+"""Classes derived from other classes: frozen, under a policy, with other methods.
+
+What makes a module frozen is its class, because its class says what
+``parameters()`` gives.  A derived class is made once for a base and a recipe,
+and found again by both; so treedefs of equal models are equal, and a pickle
+names the recipe rather than a class that another process does not have.
+
+A recipe is a tuple of ``(aspect name, value)`` in the order in which aspects
+were registered, whatever the order in which they were asked for.  Freezing a
+module under a policy therefore gives the same class as the other way round, and
+either can be taken off again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pax_export.core._static import static_key
+
+Recipe = tuple[tuple[str, Any], ...]
+Builder = Callable[[type, dict[str, Any], Any], dict[str, Any]]
+
+_aspects: dict[str, Builder] = {}
+
+
+def register_aspect(name: str, build: Builder) -> None:
+    """Adds a way to derive classes.
+
+    Args:
+        name: the name that recipes use.
+        build: called as ``build(base, namespace so far, value)``; returns what
+            to add to the namespace of the derived class.
+    """
+    _aspects[name] = build
+
+
+def base_of(cls: type) -> type:
+    """The class as the user wrote it."""
+    return vars(cls).get("_pax_base", cls)
+
+
+def recipe_of(cls: type) -> Recipe:
+    """The aspects that a class was derived with; empty for a user's class."""
+    return vars(cls).get("_pax_recipe", ())
+
+
+def aspect_of(cls: type, name: str) -> Any:
+    """The value of one aspect of a class, or None."""
+    return dict(recipe_of(cls)).get(name)
+
+
+def derived(cls: type, name: str, value: Any) -> type:
+    """The class with one aspect set, or taken off if the value is None."""
+    values = {**dict(recipe_of(cls)), name: value}
+    recipe = tuple([(n, values[n]) for n in _aspects if values.get(n) is not None])
+    return from_recipe(base_of(cls), recipe)
+
+
+def from_recipe(base: type, recipe: Recipe) -> type:
+    """The one class derived from a base by a recipe."""
+    if not recipe:
+        return base
+    if "_pax_derived" not in vars(base):
+        base._pax_derived = {}  # type: ignore[attr-defined]
+    known = base._pax_derived  # type: ignore[attr-defined]
+    key = static_key(recipe)
+    if key not in known:
+        known[key] = _make(base, recipe)
+    return known[key]
+
+
+def _make(base: type, recipe: Recipe) -> type:
+    namespace: dict[str, Any] = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_pax_base": base,
+        "_pax_recipe": recipe,
+    }
+    for name, value in recipe:
+        namespace.update(_aspects[name](base, namespace, value))
+    return type(base)(base.__name__, (base,), namespace)
+
+
+def _replaced_methods(base: type, namespace: dict, methods: tuple) -> dict[str, Any]:
+    return dict(methods)
+
+
+register_aspect("methods", _replaced_methods)

@@ -1,0 +1,146 @@
+"""New modules from old ones: other attributes, other nodes, other methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.tree_util import tree_flatten, tree_map, tree_unflatten
+
+from pax_export._errors import (
+    InvalidArgumentError,
+    SharedNodeError,
+    StructureMismatchError,
+)
+from pax_export.core._check import check_modules
+from pax_export.core._derive import aspect_of, derived
+from pax_export.core._state_dict import state_dict
+from pax_export.core._tree import (
+    Node,
+    attributes_of,
+    current_kinds,
+    flatten,
+    kind_of,
+    settle,
+    unflatten,
+    with_class,
+    with_static,
+)
+from pax_export.core._walk import apply_bottom_up, structural
+
+
+def copy(module: Any) -> Any:
+    """A new module with the same arrays, new containers and the same static data."""
+    leaves, treedef = tree_flatten(module)
+    return tree_unflatten(treedef, leaves)
+
+
+@structural()
+def set_training(module: Any, training: bool) -> Any:
+    """The module and all its submodules in train or eval mode."""
+    return apply_bottom_up(module, lambda m: with_static(m, _training=training))
+
+
+def replace(module: Node, changes: dict[str, Any]) -> Any:
+    """A new module with other values of attributes that it has."""
+    for name in changes:
+        if name in ("name", "training") and name not in attributes_of(module):
+            raise AttributeError(
+                f"{name!r} is read-only; write replace(_{name}=...)"
+                + (" or train() and eval()" if name == "training" else "")
+            )
+        if not _has(module, name):
+            raise InvalidArgumentError(
+                "replace needs the name of an attribute that the module has.",
+                where=f"{type(module).__qualname__}.{name}",
+                got=f"the attributes {', '.join(attributes_of(module))}",
+                write=f"module.set_attribute({name!r}, value) to add one",
+            )
+    return _with_attributes(module, changes)
+
+
+def _has(module: Node, name: str) -> bool:
+    if name in attributes_of(module):
+        return True
+    value = getattr(type(module), name, _with_attributes)  # a default of the class
+    return not (callable(value) or hasattr(value, "__get__"))
+
+
+def set_attribute(module: Node, name: str, value: Any) -> Any:
+    """A new module with an attribute added or replaced."""
+    return _with_attributes(module, {name: value})
+
+
+def _with_attributes(module: Node, changes: dict[str, Any]) -> Any:
+    new = unflatten(*reversed(flatten(module)))
+    kinds = current_kinds(new)
+    attributes_of(new).update(changes)
+    settle(new, kinds | {name: kind_of(value) for name, value in changes.items()})
+    check_modules(new)
+    return new
+
+
+def replace_node(module: Any, node: Any, value: Any) -> Any:
+    """A new module in which one node of the tree is another.
+
+    Raises:
+        SharedNodeError: the node occurs not once, or the result shares nodes.
+    """
+    found = 0
+
+    def is_it(x: Any) -> bool:
+        nonlocal found
+        found += x is node
+        return x is node
+
+    items, treedef = tree_flatten(module, is_leaf=is_it)
+    if found != 1:
+        raise SharedNodeError(
+            "replace_node needs a node that occurs exactly once in the module.",
+            where=type(module).__qualname__,
+            got=f"{found} occurrences of {type(node).__name__}",
+            write="the array, module or container itself, as the module holds it",
+        )
+    new = tree_unflatten(treedef, [value if x is node else x for x in items])
+    check_modules(new)
+    return new
+
+
+def replace_method(module: Node, methods: dict[str, Any]) -> Any:
+    """A module with the same data and other methods."""
+    before = dict(aspect_of(type(module), "methods") or ())
+    merged = tuple(sorted((before | methods).items()))
+    return with_class(module, derived(type(module), "methods", merged))
+
+
+def map_leaves(module: Any, function: Any, *others: Any) -> Any:
+    """tree_map over the arrays of modules; static data is that of the first."""
+    leaves, treedef = tree_flatten(module)
+    flat = [tree_flatten(other) for other in others]
+    if all(other_def == treedef for _, other_def in flat):
+        rows = zip(leaves, *[other_leaves for other_leaves, _ in flat])
+        return tree_unflatten(treedef, [function(*row) for row in rows])
+    # Modules of one architecture that differ in static data, a mode for
+    # example, still have state dicts of one structure.
+    dicts = [state_dict(m) if isinstance(m, Node) else m for m in (module, *others)]
+    return _load_mapped(module, tree_map(function, *dicts))
+
+
+def _load_mapped(module: Any, mapped: dict[str, Any]) -> Any:
+    """Puts the leaves of a mapped state dict back into the module."""
+    leaves, treedef = tree_flatten(module)
+    # A dict sorts its keys and a module does not: follow numbers through both.
+    numbers = state_dict(tree_unflatten(treedef, list(range(len(leaves)))))
+    order = tree_flatten(numbers)[0]
+    values = tree_flatten(mapped)[0]
+    if len(values) != len(leaves):
+        raise StructureMismatchError(
+            "map needs a function that returns one leaf for each leaf.",
+            where=type(module).__qualname__,
+            got=f"{len(values)} leaves for {len(leaves)}",
+            write="a function that returns an array",
+        )
+    return tree_unflatten(treedef, [v for _, v in sorted(zip(order, values), key=_first)])
+
+
+def _first(pair: tuple) -> Any:
+    return pair[0]

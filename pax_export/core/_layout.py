@@ -1,0 +1,127 @@
+"""What the treedef of one module holds: the names of its subtrees, its static data."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from jax.tree_util import GetAttrKey
+
+from pax_export.core._static import (
+    copy_containers,
+    has_container,
+    is_opaque,
+    static_key,
+)
+
+
+class Layout:
+    """Everything about a module that is not a child of it.
+
+    Layouts with equal content are one object as long as all static data can be
+    hashed; then comparing treedefs is comparing pointers.
+
+    Attributes:
+        cls: the class of the module.
+        names: the attributes that are subtrees, in child order: pure ones in
+            order of assignment, then mixed ones.
+        pure_count: how many of `names` are pure.
+        template: all attributes in order of assignment; None stands where a
+            child goes.
+        static: the static attributes.
+        containers: the static attributes that hold a list, dict or set.
+        volatile: whether a flatten must look at the attributes again, because
+            a container may have changed since the last one.
+        lazy: whether a rebuilt module may fill in its attributes later.
+        opaque: whether some static value has no hash, so that equal layouts
+            need not be one object.
+        keys: the jax key of each child.
+    """
+
+    __slots__ = (
+        "cls",
+        "names",
+        "pure_count",
+        "template",
+        "static",
+        "containers",
+        "volatile",
+        "lazy",
+        "opaque",
+        "keys",
+        "_key",
+        "_hash",
+        "__weakref__",
+    )
+
+    def __init__(self, key: tuple, cls, order, pure, mixed, static):
+        self._key = key
+        self._hash = hash(key)
+        self.cls = cls
+        self.names = pure + mixed
+        self.pure_count = len(pure)
+        self.containers = tuple([n for n, v in static.items() if has_container(v)])
+        # A snapshot: the module's own list may be appended to later.
+        self.static = {n: copy_containers(v) for n, v in static.items()}
+        self.template = {name: self.static.get(name) for name in order}
+        self.volatile = bool(mixed or self.containers)
+        # An attribute that a class attribute hides would never be asked for.
+        self.lazy = not self.volatile and not any(hasattr(cls, n) for n in order)
+        self.opaque = is_opaque(key)
+        self.keys = tuple([GetAttrKey(name) for name in self.names])
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Layout):
+            return NotImplemented
+        # Interned layouts of equal content would be one object.
+        return (self.opaque or other.opaque) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Layout({self.cls.__qualname__}, {self.names}, {self.static})"
+
+    def with_static(self, **changes: Any) -> Layout:
+        """The layout with other static values, for attributes that it has."""
+        return self._derive(self.cls, {**self.static, **changes})
+
+    def with_class(self, cls: type) -> Layout:
+        """The layout for another class with the same attributes."""
+        return self._derive(cls, self.static)
+
+    def _derive(self, cls: type, static: Mapping[str, Any]) -> Layout:
+        pure, mixed = self.names[: self.pure_count], self.names[self.pure_count :]
+        return intern_layout(cls, tuple(self.template), pure, mixed, static)
+
+
+_interned: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictionary()
+
+
+def intern_layout(
+    cls: type,
+    order: tuple[str, ...],
+    pure: tuple[str, ...],
+    mixed: tuple[str, ...],
+    static: Mapping[str, Any],
+) -> Layout:
+    """Returns the one layout with this content.
+
+    Args:
+        cls: the class of the module.
+        order: all attribute names in order of assignment.
+        pure: the names of pure subtrees.
+        mixed: the names of mixed subtrees.
+        static: the static attributes.
+    """
+    items = frozenset([(name, static_key(value)) for name, value in static.items()])
+    key = (cls, pure, mixed, items)
+    layout = _interned.get(key)
+    if layout is None:
+        layout = Layout(key, cls, order, pure, mixed, static)
+        if not layout.opaque:
+            layout = _interned.setdefault(key, layout)
+    return layout

@@ -1,0 +1,92 @@
+"""What happens when a class of modules is made, and when an instance is made."""
+
+from __future__ import annotations
+
+import copyreg
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from pax_export.core._check import check_modules
+from pax_export.core._derive import base_of, from_recipe, recipe_of
+from pax_export.core._mutable import opened
+from pax_export.core._tree import Node, begin, fill, register, settle
+
+
+class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
+    """The class of module classes.
+
+    It is derived from the metaclass of Protocol (and so of ABC), so that a
+    module may also be an abstract base class or implement a protocol.
+    """
+
+    def __init__(cls, name: str, bases: tuple, namespace: dict, **kwargs: Any):
+        super().__init__(name, bases, namespace, **kwargs)
+        cls._pax_own_eq = "__eq__" in namespace
+        if "__getattr__" in namespace and name != "Module":
+            cls.__getattr__ = _after_ours(namespace["__getattr__"])
+        register(cls)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes an instance: runs the constructor, then settles and checks it."""
+        _drop_dataclass_eq(cls)
+        module = cls.__new__(cls, *args, **kwargs)
+        if not isinstance(module, cls):
+            return module
+        with opened([module], constructing=True):
+            module.__init__(*args, **kwargs)
+        _drop_cached_properties(module)
+        settle(module)
+        check_modules(module)
+        return module
+
+
+def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """A user's ``__getattr__``, asked only for what really is no attribute."""
+
+    def __getattr__(self: Any, name: str) -> Any:
+        if name.startswith("_pax_"):
+            return Node.__getattr__(self, name)
+        if fill(self):
+            return getattr(self, name)
+        return users(self, name)
+
+    return __getattr__
+
+
+def _drop_dataclass_eq(cls: type) -> None:
+    """Gives a dataclass the equality and hash of modules back.
+
+    ``@dataclass`` writes an ``__eq__`` that compares arrays, whose truth is
+    ambiguous, and takes the hash away.  It runs after the class is made, so
+    this is done before the first instance.
+    """
+    if not cls._pax_own_eq and "__eq__" in vars(cls):  # type: ignore[attr-defined]
+        del cls.__eq__
+        if vars(cls).get("__hash__", cls) is None:
+            del cls.__hash__
+
+
+def _drop_cached_properties(module: Node) -> None:
+    """Forgets what a cached_property stored while the constructor ran."""
+    attributes = vars(module)
+    for name in list(attributes):
+        if type(getattr(type(module), name, None)).__name__ == "cached_property":
+            del attributes[name]
+
+
+def _reduce_class(cls: type) -> Any:
+    """Pickles a derived class as its recipe, any other by its name."""
+    if not recipe_of(cls):
+        return cls.__qualname__
+    return from_recipe, (base_of(cls), recipe_of(cls))
+
+
+copyreg.pickle(ModuleMeta, _reduce_class)  # type: ignore[arg-type]
+
+
+def newborn(cls: type) -> Any:
+    """An instance before its constructor: without name, in train mode."""
+    module = object.__new__(cls)
+    begin(module, {"_name": None, "_training": True})
+    return module

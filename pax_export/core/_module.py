@@ -1,0 +1,378 @@
+"""Module: a normal Python object that is an immutable pytree.
+
+The methods are one line each; what they do lies in the file each one names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core import _check, _edit, _mutable, _select, _summary, _tree
+from pax_export.core._meta import ModuleMeta, newborn
+from pax_export.core._pure import purecall
+from pax_export.core._state_dict import load_state_dict, state_dict
+from pax_export.core._walk import apply_bottom_up, map_submodules, submodules
+
+
+class _OwnField:
+    """A read-only property that a dataclass field of its name may replace."""
+
+    def __init__(self, name: str, doc: str):
+        self.name = name
+        self.__doc__ = doc
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            # dataclasses would take what is found here for a default value.
+            raise AttributeError(f"{self.name!r} is an attribute of instances")
+        attributes = _tree.attributes_of(module)
+        return attributes.get(self.name, attributes["_" + self.name])
+
+    def __set__(self, module: Any, value: Any) -> None:
+        fields = getattr(type(module), "__dataclass_fields__", {})
+        if self.name not in fields:
+            raise AttributeError(
+                f"{type(module).__qualname__}.{self.name} is read-only; "
+                f"write module.replace(_{self.name}=...)"
+            )
+        _tree.attributes_of(module)[self.name] = value
+        if not _mutable.is_constructing(module):
+            _tree.settle(module)
+
+
+class Module(_tree.Node, metaclass=ModuleMeta):
+    """The root of all modules: a Python object that jax sees as a tree of arrays.
+
+    Attributes that are arrays or modules, alone or in containers, are subtrees
+    of the pytree; everything else is static data, which jax compares to decide
+    whether a function must be traced again.  A module can be changed only in its
+    own ``__init__``, inside `pure`, and inside `experimental.mutable`.
+
+    A subclass need not call ``super().__init__()``.  It is registered with jax
+    by being written.
+
+    Args:
+        training: whether the module starts in train mode.
+        name: shown by ``repr`` and ``summary``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> class Affine(pax.ParameterModule):
+        ...     def __init__(self, dim):
+        ...         super().__init__()
+        ...         self.scale, self.offset = jnp.ones(dim), jnp.zeros(dim)
+        ...     def __call__(self, x):
+        ...         return self.scale * x + self.offset
+        >>> jax.jit(lambda module, x: module(x))(Affine(3), jnp.ones(3)).shape
+        (3,)
+    """
+
+    name = _OwnField("name", "The name that repr and summary show, or None.")
+    training = _OwnField("training", "True in train mode, False in eval mode.")
+    __dict__ = property(_tree.attributes_of, doc="All attributes, as in any object.")
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        return newborn(cls)
+
+    def __init__(self, *, training: bool = True, name: str | None = None):
+        self._training = training
+        self._name = name
+
+    # --- change -----------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _mutable.require_open(self, "set", name)
+        if _mutable.is_constructing(self):
+            object.__setattr__(self, name, value)
+        else:
+            _tree.store(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _mutable.require_open(self, "delete", name)
+        if _mutable.is_constructing(self):
+            object.__delattr__(self, name)
+        else:
+            _tree.remove(self, name)
+
+    def copy(self) -> Self:
+        """Returns a new module with the same arrays and new containers."""
+        return _edit.copy(self)
+
+    def replace(self, **attributes: Any) -> Self:
+        """Returns a new module with other values of these attributes.
+
+        Args:
+            **attributes: attributes that the module has; shapes are not checked.
+
+        Raises:
+            InvalidArgumentError: (an AssertionError too) no such attribute.
+            SharedNodeError: a module or array now stands at two places.
+        """
+        return _edit.replace(self, attributes)
+
+    def set_attribute(self, name: str, value: Any) -> Self:
+        """Returns a new module with an attribute added or replaced.
+
+        Raises:
+            SharedNodeError: a module or array now stands at two places.
+        """
+        return _edit.set_attribute(self, name, value)
+
+    def replace_node(self, node: Any, value: Any) -> Any:
+        """Returns a new module in which the one node that *is* ``node`` is ``value``.
+
+        Args:
+            node: an array, module or container of this module.
+            value: what stands there instead; any pytree.
+
+        Raises:
+            SharedNodeError: the node does not occur exactly once.
+        """
+        return _edit.replace_node(self, node, value)
+
+    def replace_method(self, **methods: Callable) -> Self:
+        """Returns the same data as a subclass (of the same name) with these methods."""
+        return _edit.replace_method(self, methods)
+
+    def train(self) -> Self:
+        """Returns the module with itself and all submodules in train mode."""
+        return _edit.set_training(self, True)
+
+    def eval(self) -> Self:
+        """Returns the module with itself and all submodules in eval mode."""
+        return _edit.set_training(self, False)
+
+    # --- leaves -----------------------------------------------------------------
+
+    @property
+    def pytree_attributes(self) -> tuple[str, ...]:
+        """The names of the attributes that are subtrees, in child order."""
+        return _tree.flatten(self)[1].names
+
+    parameters = _select.method_for(_select.NOTHING)
+
+    def update_parameters(self, params: Any) -> Self:
+        """Returns the module with the arrays that ``params.parameters()`` has.
+
+        Args:
+            params: a module of the same structure, whole or as ``parameters()``
+                returned it.
+
+        Raises:
+            StructureMismatchError: (a ValueError) another structure.
+        """
+        return _select.merge(self, params.parameters())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all arrays as nested dicts; see `save_weights_to_dict`."""
+        return state_dict(self)
+
+    def load_state_dict(self, weights: dict[str, Any]) -> Self:
+        """Returns a module with the arrays of a dict; see `load_weights_from_dict`."""
+        return load_state_dict(self, weights)
+
+    def map(self, function: Callable, *others: Any) -> Self:
+        """Returns the module with each array ``function(own, *the others')``.
+
+        Args:
+            function: takes one array of each module and returns one.
+            *others: modules with state dicts of the same structure.
+        """
+        return _edit.map_leaves(self, function, *others)
+
+    # --- submodules -----------------------------------------------------------------
+
+    def submodules(self) -> list[Any]:
+        """Returns the direct submodules, in tree order."""
+        return submodules(self)
+
+    def apply(self, function: Callable[[Any], Any]) -> Any:
+        """Replaces every module by ``function(module)``, children first."""
+        return apply_bottom_up(self, function)
+
+    def apply_submodules(self, function: Callable[[Any], Any]) -> Self:
+        """Like `apply`, but the module itself is not passed."""
+        return map_submodules(self, lambda sub: sub.apply(function))
+
+    def scan_bugs(self) -> Self:
+        """Checks all modules for sharing and hidden arrays; returns the module.
+
+        Raises:
+            HiddenArrayError: ``__slots__``, or a class attribute with arrays.
+            SharedNodeError: a module or array stands at two places.
+        """
+        _check.check_modules(self)
+        return self
+
+    # --- printing -----------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return self._repr()
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        return _summary.line(self, info)
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns the tree of the module and its submodules as text.
+
+        Args:
+            return_list: whether to return the list of lines.
+        """
+        lines = _summary.summary_lines(self)
+        return lines if return_list else "\n".join(lines)
+
+    # --- operators ------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        """True if structures are equal and all leaves are the same objects."""
+        if self is other:
+            return True
+        if type(self) is not type(other):
+            return False
+        leaves, treedef = jax.tree_util.tree_flatten(self)
+        others, other_def = jax.tree_util.tree_flatten(other)
+        return treedef == other_def and all(map(lambda a, b: a is b, leaves, others))
+
+    def __hash__(self) -> int:
+        leaves, treedef = jax.tree_util.tree_flatten(self)
+        kinds = [(getattr(x, "shape", ()), str(getattr(x, "dtype", ""))) for x in leaves]
+        return hash((treedef, tuple(kinds)))
+
+    def __mod__(self, args: Any) -> tuple[Self, Any]:
+        """``module % x``: the updated module and the output; a tuple is unpacked."""
+        return purecall(self, *(args if isinstance(args, tuple) else (args,)))
+
+    def __or__(self, other: Any) -> Self:
+        """``a | b``: the tree of ``a`` with the arrays that ``b`` has."""
+        if not isinstance(other, Module):
+            return NotImplemented
+        return _select.merge(self, other)
+
+    def __invert__(self) -> Self:
+        """``~module``: its parameters."""
+        return self.parameters()
+
+    # --- pickling and copying ------------------------------------------------------
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        return _tree.restore, (type(self), self.pytree_attributes, dict(vars(self)))
+
+
+class ParameterModule(Module):
+    """A module whose own arrays all are trainable.
+
+    Example:
+        >>> import pax_export as pax
+        >>> isinstance(pax.Linear(1, 1), pax.ParameterModule)
+        True
+    """
+
+    parameters = _select.method_for(_select.EVERYTHING)
+
+
+class StateModule(Module):
+    """A module none of whose own arrays are trainable; its submodules' may be.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.EMA(1.0, 0.9).parameters().averages
+        EmptyNode
+    """
+
+    parameters = _select.method_for(_select.NOTHING)
+
+
+def select_parameters(module: Any) -> Any:
+    """Returns ``module.parameters()``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.select_parameters(pax.BatchNorm1D(3)).ema_mean.averages
+        EmptyNode
+    """
+    return module.parameters()
+
+
+def update_parameters(module: Any, *, params: Any) -> Any:
+    """Returns ``module.update_parameters(params)``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> a, b = pax.Linear(1, 1), pax.Linear(1, 1)
+        >>> pax.update_parameters(a, params=b).weight is b.weight
+        True
+    """
+    return module.update_parameters(params)
+
+
+def freeze_parameters(module: Any) -> Any:
+    """Returns a copy in which no array, at any depth, is trainable.
+
+    The class of each module becomes a subclass of the same name, the same one
+    each time.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.freeze_parameters(pax.Linear(1, 1)).parameters().weight
+        EmptyNode
+    """
+    return _select.freeze(module)
+
+
+def unfreeze_parameters(module: Any, *, origin: Any) -> Any:
+    """Returns the leaves of a module in the tree of the module it was frozen from.
+
+    Args:
+        module: the frozen module.
+        origin: the module before it was frozen; static data, the mode included,
+            is taken from it.
+
+    Raises:
+        InvalidArgumentError: the two have different numbers of leaves.
+
+    Example:
+        >>> import pax_export as pax
+        >>> layer = pax.Linear(1, 1)
+        >>> frozen = pax.freeze_parameters(layer)
+        >>> pax.unfreeze_parameters(frozen, origin=layer) == layer
+        True
+    """
+    leaves = jax.tree_util.tree_leaves(module)
+    treedef = jax.tree_util.tree_structure(origin)
+    if treedef.num_leaves != len(leaves):
+        raise InvalidArgumentError(
+            "unfreeze_parameters needs the module that was frozen as its origin.",
+            got=f"a module with {len(leaves)} leaves and an origin with "
+            f"{treedef.num_leaves}",
+            write="pax.unfreeze_parameters(frozen, origin=the module before)",
+        )
+    return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+def enable_train_mode(module: Any) -> Any:
+    """Returns ``module.train()``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.enable_train_mode(pax.Linear(1, 1)).training
+        True
+    """
+    return module.train()
+
+
+def enable_eval_mode(module: Any) -> Any:
+    """Returns ``module.eval()``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.enable_eval_mode(pax.Linear(1, 1)).training
+        False
+    """
+    return module.eval()

@@ -1,0 +1,243 @@
+"""pure, purecall, module_and_value, mutable: the places where modules may change."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core._check import check_modules
+from pax_export.core._mutable import opened
+from pax_export.core._tree import Node, refresh
+from pax_export.core._walk import modules_and_leaves
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def pure(func: Callable[P, T]) -> Callable[P, T]:
+    """Makes a function that may change its module arguments, but only for itself.
+
+    The arguments are copied, the copies are open for change while ``func`` runs,
+    and what the caller holds stays as it was.  Arrays are not copied.  Return a
+    module to hand on what was changed.
+
+    Args:
+        func: a function, a bound method, or a module with ``__call__``; for the
+            last two the module is copied as well.
+
+    Returns:
+        A function with the same signature.
+
+    Raises:
+        SharedNodeError: when called, a module or an array stands at two places
+            of an argument, before or after the call.
+        InvalidArgumentTypeError: when called, ``func`` is not callable.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> @pax.pure
+        ... def without_bias(layer):
+        ...     layer.bias = jnp.zeros_like(layer.bias)
+        ...     return layer
+        >>> layer = pax.Linear(2, 3)
+        >>> float(without_bias(layer).bias.sum()), layer.bias is layer.bias
+        (0.0, True)
+    """
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        function, owner = _unbound(func)
+        args, kwargs = _copy((owner + args, kwargs))
+        with _open_copies((args, kwargs)):
+            return function(*args, **kwargs)
+
+    return _wraps(func, wrapper)
+
+
+def _wraps(func: Any, wrapper: Callable) -> Callable:
+    try:
+        return functools.wraps(func)(wrapper)
+    except (AttributeError, TypeError, ValueError):
+        return wrapper  # a callable that has nothing to copy a name from
+
+
+def _unbound(func: Any) -> tuple[Callable, tuple]:
+    """Splits a bound method or a module into a function and the module."""
+    if isinstance(func, Node):
+        if not callable(func):
+            raise InvalidArgumentTypeError(
+                "This module cannot be called: its class has no __call__.",
+                got=repr(func),
+                write="a module with __call__, or one of its methods",
+            )
+        return type(func).__call__, (func,)
+    if inspect.ismethod(func) and isinstance(func.__self__, Node):
+        return func.__func__, (func.__self__,)
+    if not callable(func):
+        raise InvalidArgumentTypeError(
+            "pure needs something that can be called.",
+            got=repr(func),
+            write="a function, a method of a module, or a module",
+        )
+    return func, ()
+
+
+def _copy(tree: Any) -> Any:
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+@contextmanager
+def _open_copies(tree: Any) -> Iterator[None]:
+    """Opens all modules of a fresh copy; checks them before and after."""
+    roots = _root_modules(tree)
+    for root in roots:
+        check_modules(root)
+    modules = modules_and_leaves(roots)[0]
+    try:
+        with opened(modules):
+            yield
+    finally:
+        for module in modules:
+            refresh(module)
+    for root in roots:
+        check_modules(root)
+
+
+def _root_modules(tree: Any) -> list[Any]:
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, Node))
+    return [leaf for leaf in leaves if isinstance(leaf, Node)]
+
+
+@contextmanager
+def mutable(module: T) -> Iterator[T]:
+    """Gives a copy of a module that may be changed inside the block.
+
+    Args:
+        module: the module; it stays as it is.
+
+    Yields:
+        The copy.  After the block it is immutable again.
+
+    Raises:
+        SharedNodeError: at the end, a module or an array stands at two places.
+        InvalidArgumentTypeError: ``module`` is no module.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> net = pax.Linear(1, 2)
+        >>> with pax.experimental.mutable(net) as net:
+        ...     net.bias = jnp.array(0.0)
+        >>> net.bias.item()
+        0.0
+    """
+    require_module(module, "mutable")
+    copy = _copy(module)
+    with _open_copies(copy):
+        yield copy
+
+
+def purecall(module: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Calls a module and returns it with the state that the call left.
+
+    Args:
+        module: a module with ``__call__``.
+        *args: positional arguments of the call.
+        **kwargs: keyword arguments of the call.
+
+    Returns:
+        A pair: the updated module and the output.
+
+    Raises:
+        InvalidArgumentTypeError: (an AssertionError too) not a callable module.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> norm = pax.BatchNorm1D(3)
+        >>> norm, y = pax.purecall(norm, jnp.ones((4, 5, 3)))
+        >>> y.shape
+        (4, 5, 3)
+    """
+    require_module(module, "purecall")
+    _require_callable(module, "purecall")
+    return _call_and_return(type(module).__call__, module, args, kwargs)
+
+
+def _call_and_return(function: Callable, module: Any, args: tuple, kwargs: dict):
+    def call(module, args, kwargs):
+        output = function(module, *args, **kwargs)
+        return module, output
+
+    return pure(call)(module, args, kwargs)
+
+
+def module_and_value(module_or_function: Any) -> Callable[..., tuple[Any, Any]]:
+    """Makes a callable that returns the updated module beside the value.
+
+    Args:
+        module_or_function: a module, a bound method of one, or a function whose
+            first argument is a module (so it serves as a decorator of methods).
+
+    Returns:
+        For a module or a bound method, a function of the remaining arguments;
+        for a function, one of the module and the remaining arguments.  Either
+        returns ``(updated module, value)``.
+
+    Raises:
+        InvalidArgumentTypeError: not callable, or (when called) the first
+            argument is no module.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> dropout = pax.Dropout(0.5)
+        >>> updated, y = pax.module_and_value(dropout)(jnp.ones(4))
+        >>> bool((updated.rng_key == dropout.rng_key).all())
+        False
+    """
+    function = module_or_function
+    if isinstance(function, Node):
+        _require_callable(function, "module_and_value")
+        return functools.partial(purecall, function)
+    if inspect.ismethod(function) and isinstance(function.__self__, Node):
+        bound = functools.partial(_method_and_value, function.__func__)
+        return functools.partial(bound, function.__self__)
+    if not callable(function):
+        raise InvalidArgumentTypeError(
+            "module_and_value needs something that can be called.",
+            got=repr(function),
+            write="a module, a method of a module, or a function of a module",
+        )
+
+    def wrapper(module: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return _method_and_value(function, module, *args, **kwargs)
+
+    return _wraps(function, wrapper)
+
+
+def _method_and_value(function: Callable, module: Any, /, *args: Any, **kwargs: Any):
+    require_module(module, getattr(function, "__name__", "module_and_value"))
+    return _call_and_return(function, module, args, kwargs)
+
+
+def require_module(value: Any, caller: str) -> None:
+    """Raises unless the value is a module."""
+    if not isinstance(value, Node):
+        raise InvalidArgumentTypeError(
+            f"{caller} needs a module as its first argument.",
+            got=f"{type(value).__name__}: {value!r}"[:200],
+            write="an instance of a pax_export.Module subclass",
+        )
+
+
+def _require_callable(module: Any, caller: str) -> None:
+    if not callable(module):
+        raise InvalidArgumentError(
+            f"{caller} needs a module that can be called; its class has no __call__.",
+            got=repr(module),
+            write=f"def __call__(self, x): ... in {type(module).__name__}",
+        )

@@ -1,0 +1,82 @@
+"""The ambient key stream: where a layer takes its random key when given none.
+
+The stream is Python's own generator, so that one seed gives the same keys on
+every platform and under every version of jax.  Each thread has its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import random
+import threading
+
+import jax
+
+from pax_export._errors import InvalidArgumentTypeError
+
+DEFAULT_SEED = 42
+_LARGEST = 999_999_999
+
+_threads = itertools.count(1)
+
+
+class _Stream(threading.local):
+    """One generator a thread; created when a thread first asks for a key."""
+
+    def __init__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.generator = random.Random(DEFAULT_SEED)
+        else:
+            # Threads that all began at one seed would draw the same weights.
+            self.generator = random.Random(f"{DEFAULT_SEED}/{next(_threads)}")
+
+
+_stream = _Stream()
+
+
+def seed_rng_key(seed: int) -> None:
+    """Starts the key stream of the running thread afresh.
+
+    The main thread starts at seed 42.  Other threads start at seeds of their
+    own, no two alike; seed them to have their keys repeat.
+
+    Args:
+        seed: an integer, numpy's included; negative ones are allowed.
+
+    Raises:
+        InvalidArgumentTypeError: (an AssertionError, TypeError and ValueError)
+            the seed is no integer.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.seed_rng_key(42)
+        >>> int(pax.next_rng_key()[1])
+        686579304
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise InvalidArgumentTypeError(
+            "A seed must be an integer.",
+            got=f"{type(seed).__name__}: {seed!r}",
+            write="pax.seed_rng_key(42)",
+        ) from None
+    _stream.generator = random.Random(number)
+
+
+def next_rng_key() -> jax.Array:
+    """Draws the next key of the running thread.
+
+    Inside a jitted function the key is drawn while tracing and becomes a
+    constant of the compiled program.
+
+    Returns:
+        A legacy key, uint32 ``[2]``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.next_rng_key().shape
+        (2,)
+    """
+    return jax.random.PRNGKey(_stream.generator.randint(1, _LARGEST))

@@ -1,0 +1,191 @@
+"""Which leaves of a module are trainable, and merging trees with holes.
+
+``parameters()`` of a class is described by a `Selection`: the own arrays that it
+keeps, and whether it looks into submodules.  Because it is a description, the
+result for a whole tree depends on the treedef alone and is replayed (see
+`structural`); a class that writes its own ``parameters`` is called as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError, StructureMismatchError
+from pax_export.core._check import structure_differences
+from pax_export.core._derive import derived, register_aspect
+from pax_export.core._tree import EmptyNode, Node, flatten, with_class
+from pax_export.core._walk import apply_bottom_up, map_attributes, structural
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What ``parameters()`` of a class keeps.
+
+    Attributes:
+        names: the attributes whose arrays are kept; None means all.
+        submodules: whether the parameters of submodules are kept too.
+    """
+
+    names: tuple[str, ...] | None
+    submodules: bool = True
+
+    def keeps(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+
+NOTHING = Selection(names=())
+EVERYTHING = Selection(names=None)
+
+
+def method_for(selection: Selection) -> Callable[[Any], Any]:
+    """Makes the method ``parameters`` of a class."""
+
+    def parameters(self):
+        """Returns the module with an EmptyNode for every array not trained."""
+        return _select(self)
+
+    parameters.selection = selection  # type: ignore[attr-defined]
+    return parameters
+
+
+def parameters_method(*names: str, submodules: bool = True) -> Callable[[Any], Any]:
+    """Makes a method ``parameters`` that keeps the named attributes.
+
+    Args:
+        *names: attribute names; a string may hold several, separated by blanks.
+            An attribute may be None.
+        submodules: whether the parameters of submodules are kept as well.
+
+    Returns:
+        A method for a class body.
+
+    Raises:
+        InvalidArgumentError: (an AssertionError too, when the method is called)
+            the module lacks a named attribute.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> class Scale(pax.Module):
+        ...     parameters = pax.parameters_method("scale")
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.scale, self.count = jnp.ones(3), jnp.zeros(())
+        >>> Scale().parameters().count
+        EmptyNode
+    """
+    split = tuple([name for text in names for name in text.split()])
+    return method_for(Selection(split, submodules))
+
+
+def selection_of(module: Node) -> Selection | None:
+    """How the class of a module selects; None if it has code of its own."""
+    return getattr(type(module).parameters, "selection", None)
+
+
+@structural(runs_foreign_code=lambda module: selection_of(module) is None)
+def _select(module: Node) -> Any:
+    selection = selection_of(module)
+    if selection is None:
+        return module.parameters()  # type: ignore[attr-defined]
+    _require_attributes(module, selection)
+
+    def select(name: str, subtree: Any) -> Any:
+        keeps = selection.keeps(name)
+
+        def leaf(x: Any) -> Any:
+            if not isinstance(x, Node):
+                return x if keeps else EmptyNode()
+            if keeps or selection.submodules:
+                return _select.__wrapped__(x)
+            return EmptyNode()
+
+        return jax.tree_util.tree_map(leaf, subtree, is_leaf=_is_node)
+
+    return map_attributes(module, select)
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Node)
+
+
+def _require_attributes(module: Node, selection: Selection) -> None:
+    layout = flatten(module)[1]
+    missing = [n for n in selection.names or () if n not in layout.template]
+    if missing:
+        raise InvalidArgumentError(
+            "parameters_method names an attribute that the module does not have.",
+            where=f"{type(module).__qualname__}.{missing[0]}",
+            got=f"the attributes {', '.join(layout.template)}",
+            write="the name of an attribute, or None assigned to it in __init__",
+        )
+
+
+# --- frozen modules -------------------------------------------------------------------
+
+
+def _frozen(base: type, namespace: dict, value: bool) -> dict[str, Any]:
+    return {"parameters": method_for(NOTHING)}
+
+
+register_aspect("frozen", _frozen)
+
+
+@structural()
+def freeze(module: Any) -> Any:
+    """A copy in which no array of any module is trainable."""
+    return apply_bottom_up(module, _freeze_one)
+
+
+def _freeze_one(module: Node) -> Any:
+    return with_class(module, derived(type(module), "frozen", True))
+
+
+# --- trees with holes -------------------------------------------------------------------
+
+
+def merge(first: Any, second: Any) -> Any:
+    """The tree of ``first`` with every leaf that ``second`` has taken over.
+
+    An EmptyNode is a hole; a hole on one side is filled from the other.
+
+    Raises:
+        StructureMismatchError: (a ValueError) the trees differ where neither
+            has a hole.
+    """
+    return _merge(first, second, first, second)
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, EmptyNode)
+
+
+def _merge(a: Any, b: Any, whole_a: Any, whole_b: Any) -> Any:
+    leaves_a, treedef_a = jax.tree_util.tree_flatten(a, is_leaf=_is_empty)
+    leaves_b, treedef_b = jax.tree_util.tree_flatten(b, is_leaf=_is_empty)
+    if treedef_a == treedef_b:
+        pairs = zip(leaves_a, leaves_b)
+        leaves = [x if _is_empty(y) else y for x, y in pairs]
+        return jax.tree_util.tree_unflatten(treedef_a, leaves)
+    if _is_empty(a) or _is_empty(b):
+        return b if _is_empty(a) else a
+    # A hole in one tree stands where the other has a whole subtree.
+    items_a, level_a = _one_level(a)
+    items_b, level_b = _one_level(b)
+    if level_a != level_b or jax.tree_util.all_leaves([a]):
+        raise StructureMismatchError(
+            "Two trees to merge must have one structure where neither has an "
+            "EmptyNode.",
+            got="; ".join(structure_differences(whole_a, whole_b)[:3]),
+            write="trees of one recipe in one mode (train or eval), e.g. "
+            "module | module.parameters()",
+        )
+    items = [_merge(x, y, whole_a, whole_b) for x, y in zip(items_a, items_b)]
+    return jax.tree_util.tree_unflatten(level_a, items)
+
+
+def _one_level(value: Any):
+    return jax.tree_util.tree_flatten(value, is_leaf=lambda x: x is not value)

@@ -1,0 +1,178 @@
+"""Weights as plain nested dicts, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from pax_export._errors import (
+    InvalidArgumentTypeError,
+    MissingWeightError,
+    StructureMismatchError,
+)
+from pax_export.core._check import describe_array
+from pax_export.core._pure import require_module
+from pax_export.core._static import StaticLeaf
+from pax_export.core._tree import EmptyNode, Node, flatten, is_array
+from pax_export.core._walk import map_attributes
+
+
+def state_dict(module: Any) -> dict[str, Any]:
+    """Saves all arrays of a module, parameters and states alike, to a dict.
+
+    Args:
+        module: the module.
+
+    Returns:
+        Attribute name -> value.  A submodule is again such a dict; lists,
+        tuples and dicts stay; arrays are the module's own, not copies; what is
+        no array in a mixed container is None.
+
+    Raises:
+        InvalidArgumentTypeError: ``module`` is no module.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> net = pax.Sequential(pax.Linear(1, 2), jax.nn.relu)
+        >>> weights = pax.experimental.save_weights_to_dict(net)
+        >>> jax.tree_util.tree_map(lambda x: x.shape, weights)
+        {'modules': ({'bias': (2,), 'weight': (1, 2)}, {})}
+    """
+    require_module(module, "save_weights_to_dict")
+    return _to_dict(module)
+
+
+def _stops(value: Any) -> bool:
+    return isinstance(value, (Node, EmptyNode, StaticLeaf)) or value is None
+
+
+def _to_dict(module: Node) -> dict[str, Any]:
+    children, layout = flatten(module)
+    return {
+        name: jax.tree_util.tree_map(_leaf_to_dict, child, is_leaf=_stops)
+        for name, child in zip(layout.names, children)
+    }
+
+
+def _leaf_to_dict(leaf: Any) -> Any:
+    if isinstance(leaf, Node):
+        return _to_dict(leaf)
+    return None if isinstance(leaf, StaticLeaf) else leaf
+
+
+def load_state_dict(module: Any, weights: dict[str, Any]) -> Any:
+    """Makes a module with the arrays of a dict that `state_dict` made.
+
+    Args:
+        module: the module to start from; it stays as it is.
+        weights: the dict.  Every array of the module must be in it, with the
+            same shape and dtype; None keeps the module's own.
+
+    Returns:
+        The new module, in the mode (train or eval) of ``module``.
+
+    Raises:
+        MissingWeightError: (a KeyError) an array of the module is not there.
+        StructureMismatchError: (a ValueError) a container, a shape or a dtype
+            differs, or the dict has names that the module lacks.
+
+    Example:
+        >>> import pax_export as pax
+        >>> a, b = pax.Linear(2, 3), pax.Linear(2, 3)
+        >>> b = pax.experimental.load_weights_from_dict(b, a.state_dict())
+        >>> a == b
+        True
+    """
+    require_module(module, "load_weights_from_dict")
+    return _from_dict(module, weights, "")
+
+
+def _from_dict(module: Node, weights: Any, path: str) -> Any:
+    names = flatten(module)[1].names
+    if not isinstance(weights, dict):
+        raise StructureMismatchError(
+            "The weights of a module must be a dict of its attributes.",
+            where=path or "(the root)",
+            got=type(weights).__name__,
+            write="a dict as module.state_dict() makes it",
+        )
+    _require_names(names, weights, path)
+    return map_attributes(
+        module, lambda name, child: _load(child, weights[name], _dot(path, name))
+    )
+
+
+def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
+    missing = [_dot(path, name) for name in names if name not in weights]
+    if missing:
+        raise MissingWeightError(
+            "The weights lack attributes that the module has.",
+            where=", ".join(missing),
+            got=f"the names {', '.join(map(str, weights)) or '(none)'}",
+            write="weights of the same kind of module, or None at a name to keep "
+            "the module's own",
+        )
+    unknown = [_dot(path, str(name)) for name in weights if name not in names]
+    if unknown:
+        raise StructureMismatchError(
+            "The weights have names that the module does not know.",
+            where=", ".join(unknown),
+            got=f"a module with {', '.join(names) or 'no arrays'}",
+            write="weights without these names, or a module that has them",
+        )
+
+
+def _load(own: Any, given: Any, path: str) -> Any:
+    """Takes over one subtree of an attribute: a leaf, a module or a container."""
+    if given is None or isinstance(own, StaticLeaf) or own is None:
+        return own
+    if isinstance(own, Node):
+        return _from_dict(own, given, path)
+    if isinstance(own, EmptyNode) or isinstance(given, EmptyNode):
+        return given if isinstance(own, EmptyNode) else own
+    if jax.tree_util.all_leaves([own]):
+        return _checked(own, given, path)
+    return _load_container(own, given, path)
+
+
+def _load_container(own: Any, given: Any, path: str) -> Any:
+    one_level = jax.tree_util.tree_flatten_with_path
+    items, treedef = one_level(own, is_leaf=lambda x: x is not own)
+    others, other_def = one_level(given, is_leaf=lambda x: x is not given)
+    # Only the keys matter: what a mixed container holds beside arrays is None here.
+    if type(own) is not type(given) or [k for k, _ in items] != [k for k, _ in others]:
+        raise StructureMismatchError(
+            "A container of the weights differs from that of the module.",
+            where=path,
+            got=f"{other_def} where the module has {treedef}",
+            write="weights of the same kind of module",
+        )
+    values = [
+        _load(x, y, _dot(path, jax.tree_util.keystr(key, simple=True, separator=".")))
+        for (key, x), (_, y) in zip(items, others)
+    ]
+    return jax.tree_util.tree_unflatten(treedef, values)
+
+
+def _checked(own: Any, given: Any, path: str) -> Any:
+    """An array of the weights, if it fits the place."""
+    if not is_array(given):
+        raise InvalidArgumentTypeError(
+            "The weights hold something that is no array.",
+            where=path,
+            got=f"{type(given).__name__}: {given!r}"[:120],
+            write=f"an array {describe_array(own)}, e.g. jnp.asarray(...)",
+        )
+    if is_array(own) and (own.shape != given.shape or own.dtype != given.dtype):
+        raise StructureMismatchError(
+            "An array of the weights does not fit the module.",
+            where=path,
+            got=describe_array(given),
+            write=f"an array {describe_array(own)}",
+        )
+    return given
+
+
+def _dot(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

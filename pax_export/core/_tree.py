@@ -1,0 +1,367 @@
+"""A module as a pytree: which attributes are subtrees, and the fast way in and out.
+
+Every call of a jitted function flattens its arguments and rebuilds its
+results, so this file is the hot path of the whole library.  Three ideas keep
+it short:
+
+* The pair that jax wants from a flatten, ``(children, layout)``, is kept on the
+  instance.  Flattening is then one attribute read in C.  Only what changes an
+  attribute brings the pair up to date.
+* A `Layout` says everything about a module that is not a child.  Layouts are
+  interned, so treedefs compare by identity.
+* A module that jax rebuilds is an object with that pair and nothing else; its
+  attributes are filled in when somebody first looks.  Most rebuilt modules are
+  only handed on to the next call.
+
+docs/decisions/0001-flatten.md has the measurements and what was tried first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import GetAttrKey
+
+from pax_export.core._static import StaticLeaf, copy_containers, has_container
+from pax_export.core._layout import Layout, intern_layout
+
+PURE, MIXED, STATIC = "pure", "mixed", "static"
+
+_object_new = object.__new__
+_object_setattr = object.__setattr__
+_object_getattribute = object.__getattribute__
+
+
+class Node:
+    """The storage under every module; knows attributes and nothing of modules.
+
+    It has a plain metaclass, so that ``isinstance(x, Node)`` stays a fast check
+    in C, whatever the metaclass of `Module` is.
+
+    Slots:
+        _pax_flat: ``(children, layout)``; absent while a container among the
+            attributes may still change what is a subtree.
+        _pax_layout: the last layout, kept only while `_pax_flat` is absent.
+        _pax_owner: who may change this module now (see `_mutable.py`).
+    """
+
+    __slots__ = ("_pax_flat", "_pax_layout", "_pax_owner", "__dict__", "__weakref__")
+
+    def __getattr__(self, name: str) -> Any:
+        """Serves what normal lookup misses: the slots, and unfilled attributes."""
+        if name == "_pax_flat":
+            return _flatten_afresh(self)
+        if name == "_pax_owner" or name == "_pax_layout":
+            return None
+        if fill(self):
+            return getattr(self, name)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}",
+            name=name,
+            obj=self,
+        )
+
+
+_attributes = Node.__dict__["__dict__"].__get__  # the dict as it is, maybe unfilled
+_set_flat = Node.__dict__["_pax_flat"].__set__
+_delete_flat = Node.__dict__["_pax_flat"].__delete__
+_set_layout = Node.__dict__["_pax_layout"].__set__
+set_owner = Node.__dict__["_pax_owner"].__set__
+flatten: Callable[[Node], tuple[tuple, Layout]] = operator.attrgetter("_pax_flat")
+
+
+class EmptyNode:
+    """Marks the place of an array that is not there; a pytree without leaves.
+
+    Example:
+        >>> from pax_export import EmptyNode
+        >>> EmptyNode() == EmptyNode(), jax.tree_util.tree_leaves(EmptyNode())
+        (True, [])
+    """
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # equal to all of its kind, never a key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EmptyNode)
+
+    def __repr__(self) -> str:
+        return "EmptyNode"
+
+
+jax.tree_util.register_pytree_node(
+    EmptyNode, lambda node: ((), None), lambda aux, children: EmptyNode()
+)
+
+
+def is_array(value: object) -> bool:
+    """True for jax arrays (tracers and typed keys included) and numpy arrays."""
+    return isinstance(value, (jax.Array, np.ndarray))
+
+
+def is_node_or_empty(value: object) -> bool:
+    """True where the look at one module's attributes stops."""
+    return isinstance(value, (Node, EmptyNode))
+
+
+def is_node(value: object) -> bool:
+    """True for modules."""
+    return isinstance(value, Node)
+
+
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type})
+
+
+def kind_of(value: object) -> str:
+    """Says what an attribute value is to the pytree.
+
+    Returns:
+        ``PURE`` if all leaves are arrays, modules or EmptyNodes and there is at
+        least one, ``MIXED`` if only some are, else ``STATIC``.
+    """
+    if type(value) in _PLAIN_TYPES:
+        return STATIC
+    if isinstance(value, (Node, EmptyNode)) or is_array(value):
+        return PURE
+    leaves = jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
+    dynamic = sum(is_array(x) or is_node_or_empty(x) for x in leaves)
+    if dynamic == 0:
+        return STATIC
+    return PURE if dynamic == len(leaves) else MIXED
+
+
+# --- from attributes to (children, layout) -----------------------------------
+
+
+def attributes_of(node: Node) -> dict[str, Any]:
+    """The instance dict of a module, filled; changing it needs `settle` after."""
+    attributes = _attributes(node)
+    if not attributes:
+        fill(node)
+    return attributes
+
+
+def settle(node: Node, kinds: Mapping[str, str] | None = None) -> None:
+    """Brings a module's layout up to date with its attributes.
+
+    Args:
+        node: the module.
+        kinds: what each attribute is, where known; the others are looked at.
+    """
+    attributes = attributes_of(node)
+    known = kinds or {}
+    kinds = {name: known.get(name) or kind_of(v) for name, v in attributes.items()}
+    layout = _describe(node, kinds)
+    if layout.volatile:
+        _forget(node)
+        _set_layout(node, layout)
+    else:
+        _set_flat(node, (tuple([attributes[n] for n in layout.names]), layout))
+
+
+def _describe(node: Node, kinds: Mapping[str, str]) -> Layout:
+    attributes = _attributes(node)
+    pure = tuple(name for name, kind in kinds.items() if kind is PURE)
+    mixed = tuple(name for name, kind in kinds.items() if kind is MIXED)
+    static = {n: attributes[n] for n, kind in kinds.items() if kind is STATIC}
+    return intern_layout(type(node), tuple(attributes), pure, mixed, static)
+
+
+def _forget(node: Node) -> None:
+    try:
+        _delete_flat(node)
+    except AttributeError:
+        pass
+
+
+def current_kinds(node: Node) -> dict[str, str]:
+    """What each attribute was when the module was last settled.
+
+    Static containers are left out: they may have been filled from outside, so
+    whoever asks must look at them again.
+    """
+    layout = node._pax_layout or flatten(node)[1]
+    kinds = dict.fromkeys(layout.names[: layout.pure_count], PURE)
+    kinds |= dict.fromkeys(layout.names[layout.pure_count :], MIXED)
+    static = [n for n, v in layout.static.items() if not has_container(v)]
+    return kinds | dict.fromkeys(static, STATIC)
+
+
+def _flatten_afresh(node: Node) -> tuple[tuple, Layout]:
+    """Flattens a module whose containers may have changed since it was settled."""
+    attributes = attributes_of(node)
+    known = current_kinds(node) if node._pax_layout is not None else {}
+    kinds = {}
+    for name, value in attributes.items():
+        kind = known.get(name)
+        kinds[name] = kind_of(value) if kind is None or kind is MIXED else kind
+    layout = _describe(node, kinds)
+    children = [attributes[name] for name in layout.names]
+    for index in range(layout.pure_count, len(children)):
+        children[index] = _wrap_static_leaves(children[index])
+    return tuple(children), layout
+
+
+def _wrap_static_leaves(value: object) -> object:
+    """In a mixed container, hides what is no array inside nodes without leaves."""
+    return jax.tree_util.tree_map(
+        lambda x: x if is_array(x) or is_node_or_empty(x) else StaticLeaf(x),
+        value,
+        is_leaf=is_node_or_empty,
+    )
+
+
+def _unwrap_static_leaves(value: object) -> object:
+    return jax.tree_util.tree_map(
+        lambda x: x.value if isinstance(x, StaticLeaf) else x,
+        value,
+        is_leaf=lambda x: isinstance(x, (Node, StaticLeaf)),
+    )
+
+
+# --- from (children, layout) back to a module --------------------------------
+
+
+def unflatten(layout: Layout, children: Iterable) -> Any:
+    """Makes a module of a layout and its children; never runs a constructor."""
+    node = _object_new(layout.cls)
+    if layout.lazy:
+        _set_flat(node, (children, layout))
+    else:
+        _rebuild(node, layout, tuple(children))
+    return node
+
+
+def _rebuild(node: Node, layout: Layout, children: tuple) -> None:
+    """Gives a new object its attributes at once."""
+    if layout.volatile:
+        _set_layout(node, layout)
+    else:
+        _set_flat(node, (children, layout))
+    attributes = _attributes(node)
+    attributes.update(layout.template)
+    for name in layout.containers:
+        attributes[name] = copy_containers(attributes[name])
+    attributes.update(zip(layout.names, children))
+    for name in layout.names[layout.pure_count :]:
+        attributes[name] = _unwrap_static_leaves(attributes[name])
+
+
+def fill(node: Node) -> bool:
+    """Fills in the attributes of a rebuilt module; False if that was done before."""
+    attributes = _attributes(node)
+    if attributes:
+        return False
+    try:
+        children, layout = _object_getattribute(node, "_pax_flat")
+    except AttributeError:
+        return False  # still before its constructor
+    # One update, so that another thread never sees half of it.
+    attributes.update({**layout.template, **dict(zip(layout.names, children))})
+    return True
+
+
+def _flatten_with_keys(node: Node) -> tuple[tuple, Layout]:
+    children, layout = flatten(node)
+    return tuple(zip(layout.keys, children)), layout
+
+
+def register(cls: type) -> None:
+    """Makes a class of modules known to jax."""
+    jax.tree_util.register_pytree_with_keys(
+        cls, _flatten_with_keys, unflatten, flatten_func=flatten
+    )
+
+
+# --- changing one attribute ----------------------------------------------------
+
+
+def begin(node: Node, attributes: Mapping[str, Any]) -> None:
+    """Gives a newborn module its first attributes."""
+    _attributes(node).update(attributes)
+
+
+def store(node: Node, name: str, value: Any) -> None:
+    """Sets an attribute of a settled module and brings its layout up to date."""
+    attributes = attributes_of(node)
+    kinds = current_kinds(node)
+    _object_setattr(node, name, value)
+    if name not in attributes:
+        return  # a property or another descriptor took it
+    kind = kind_of(value)
+    if kind is PURE and kinds.get(name) is PURE and not node._pax_layout:
+        _swap_child(node, name, value)
+        return
+    kinds[name] = kind
+    settle(node, kinds)
+
+
+def _swap_child(node: Node, name: str, value: Any) -> None:
+    children, layout = flatten(node)
+    index = layout.names.index(name)
+    _set_flat(node, ((*children[:index], value, *children[index + 1 :]), layout))
+
+
+def remove(node: Node, name: str) -> None:
+    """Deletes a static attribute of a settled module."""
+    kinds = current_kinds(node)
+    object.__delattr__(node, name)
+    kinds.pop(name, None)
+    settle(node, kinds)
+
+
+def refresh(node: Node) -> None:
+    """Looks again at the containers of a module that was open for change.
+
+    A container that was all arrays may hold something else now.  One without
+    any array stays a subtree: it belongs to a tree of masks or shapes.
+    """
+    attributes = attributes_of(node)
+    kinds = current_kinds(node)
+    changed = [
+        name
+        for name, kind in kinds.items()
+        if kind is PURE and _is_mixed_now(attributes[name])
+    ]
+    if changed:
+        settle(node, kinds | dict.fromkeys(changed, MIXED))
+
+
+def _is_mixed_now(value: object) -> bool:
+    if isinstance(value, (Node, EmptyNode)) or is_array(value):
+        return False
+    return kind_of(value) is MIXED
+
+
+# --- the same data under another layout ------------------------------------------
+
+
+def with_static(node: Node, **changes: Any) -> Any:
+    """A copy of a module with other values of static attributes that it has."""
+    children, layout = flatten(node)
+    return unflatten(layout.with_static(**changes), children)
+
+
+def with_class(node: Node, cls: type) -> Any:
+    """A copy of a module as an instance of another class."""
+    children, layout = flatten(node)
+    return unflatten(layout.with_class(cls), children)
+
+
+def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> Any:
+    """Makes a module from what a pickle holds.
+
+    Args:
+        cls: its class.
+        names: the attributes that are subtrees.
+        attributes: all attributes in order of assignment.
+    """
+    node = _object_new(cls)
+    begin(node, attributes)
+    settle(node, {n: PURE if n in names else STATIC for n in attributes})
+    refresh(node)
+    return node

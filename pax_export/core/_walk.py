@@ -1,0 +1,148 @@
+"""The one traversal of module trees; everything else is written with it.
+
+jax walks the tree in C and asks a function at each node whether to stop there.
+That function sees every module, so it is also how modules are collected.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+
+from pax_export.core._tree import Node, flatten, is_node, unflatten
+
+
+def path_name(path: tuple) -> str:
+    """Writes a jax key path with dots, e.g. ``encoder.layers.3.weight``."""
+    return keystr(path, simple=True, separator=".")
+
+
+def modules_and_leaves(tree: Any) -> tuple[list[Any], list[Any]]:
+    """All modules of a tree, parents first, and all its leaves."""
+    modules: list[Any] = []
+
+    def collect(value: Any) -> bool:
+        if isinstance(value, Node):
+            modules.append(value)
+        return False
+
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=collect)
+    return modules, leaves
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """All leaves with their dotted names, in tree order.
+
+    Example:
+        >>> import pax_export as pax
+        >>> [name for name, _ in named_leaves(pax.Sequential(pax.Linear(1, 2)))]
+        ['modules.0.weight', 'modules.0.bias']
+    """
+    leaves, _ = tree_flatten_with_path(tree)
+    return [(path_name(path), leaf) for path, leaf in leaves]
+
+
+def named_modules(tree: Any) -> list[tuple[str, Any]]:
+    """All modules with their dotted names, parents first; the root's is empty."""
+    found: list[tuple[str, Any]] = []
+
+    def visit(prefix: tuple, value: Any, stop: Callable[[Any], bool]) -> None:
+        items, _ = tree_flatten_with_path(value, is_leaf=stop)
+        for path, item in items:
+            if isinstance(item, Node):
+                found.append((path_name(prefix + path), item))
+                visit(prefix + path, item, _below(item))
+
+    visit((), tree, is_node)
+    return found
+
+
+def _below(module: Node) -> Callable[[Any], bool]:
+    return lambda value: value is not module and isinstance(value, Node)
+
+
+def submodules(module: Node) -> list[Any]:
+    """The direct submodules, in tree order, found through containers."""
+    items = jax.tree_util.tree_leaves(module, is_leaf=_below(module))
+    return [item for item in items if isinstance(item, Node)]
+
+
+def map_attributes(module: Node, function: Callable[[str, Any], Any]) -> Any:
+    """A module whose every subtree is ``function(attribute name, subtree)``."""
+    children, layout = flatten(module)
+    pairs = zip(layout.names, children)
+    return unflatten(layout, tuple([function(name, child) for name, child in pairs]))
+
+
+def map_submodules(module: Node, function: Callable[[Any], Any]) -> Any:
+    """A module whose every direct submodule is ``function(submodule)``."""
+    items, treedef = tree_flatten(module, is_leaf=_below(module))
+    items = [function(x) if isinstance(x, Node) else x for x in items]
+    return tree_unflatten(treedef, items)
+
+
+def apply_bottom_up(module: Node, function: Callable[[Any], Any]) -> Any:
+    """Applies a function to every module, children before their parents."""
+    rebuilt = map_submodules(module, lambda sub: apply_bottom_up(sub, function))
+    return function(rebuilt)
+
+
+# --- functions that only move leaves ------------------------------------------------
+
+
+class _LeafNumber:
+    """Stands for the leaf with this number while a plan is made."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def structural(
+    runs_foreign_code: Callable[[Any], bool] = lambda module: False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a function of a module that moves or drops leaves, no more.
+
+    What such a function does depends on the treedef alone.  It runs once for a
+    treedef, on a module whose leaves are their numbers; that gives a plan, and
+    later calls replay it in C: flatten, pick, unflatten.  This makes ``eval()``
+    and ``parameters()`` as fast as a copy, whatever the function costs.
+
+    The decorated function is called as ``function(module, *arguments)`` with
+    hashable arguments, and returns a pytree of leaves of the module.
+
+    Args:
+        runs_foreign_code: True for a module for which the function would call
+            code that is not ours, which must see real leaves.
+    """
+
+    def decorate(function):
+        @functools.lru_cache(maxsize=256)
+        def plan(treedef, arguments):
+            numbers = [_LeafNumber(i) for i in range(treedef.num_leaves)]
+            skeleton = tree_unflatten(treedef, numbers)
+            for module in modules_and_leaves(skeleton)[0]:
+                # Equal treedefs may hold equal but different objects where
+                # these have no hash; a plan would exchange one for the other.
+                if flatten(module)[1].opaque or runs_foreign_code(module):
+                    return None
+            leaves, out_treedef = tree_flatten(function(skeleton, *arguments))
+            return [leaf.number for leaf in leaves], out_treedef
+
+        @functools.wraps(function)
+        def replay(module, *arguments):
+            leaves, treedef = tree_flatten(module)
+            found = plan(treedef, arguments)
+            if found is None:
+                return function(module, *arguments)
+            picks, out_treedef = found
+            return tree_unflatten(out_treedef, [leaves[i] for i in picks])
+
+        return replay
+
+    return decorate
