@@ -1,3 +1,73 @@
-"""Immutable pytree modules for JAX, with exports that work where they are served."""
+"""Immutable pytree modules for JAX, with exports that work where they are served.
+
+The idea in four sentences: a module is data, arrays and a static description of
+everything else.  Whoever changes one gets a new one; inside `pure`, `mutable`
+and constructors a copy is open for change, and only there.  Every transform,
+precision policy, freeze and export is one rule applied to that data: split the
+leaves, do one thing, merge.  An export is the same data written where other
+programs can run it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pax_export.core import (
+    EmptyNode,
+    Module,
+    ParameterModule,
+    StateModule,
+    assert_structure_equal,
+    enable_eval_mode,
+    enable_train_mode,
+    freeze_parameters,
+    module_and_value,
+    next_rng_key,
+    parameters_method,
+    pure,
+    purecall,
+    seed_rng_key,
+    select_parameters,
+    unfreeze_parameters,
+    update_parameters,
+)
+
+if TYPE_CHECKING:
+    from pax_export import export
 
 __version__ = "0.1.0.dev0"
+
+# Loaded when first used: they need packages that a training program does not.
+_ON_FIRST_USE = ("export",)
+
+__all__ = [
+    "EmptyNode",
+    "Module",
+    "ParameterModule",
+    "StateModule",
+    "assert_structure_equal",
+    "enable_eval_mode",
+    "enable_train_mode",
+    "export",
+    "freeze_parameters",
+    "module_and_value",
+    "next_rng_key",
+    "parameters_method",
+    "pure",
+    "purecall",
+    "seed_rng_key",
+    "select_parameters",
+    "unfreeze_parameters",
+    "update_parameters",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_FIRST_USE:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from typing import Any
 
@@ -35,24 +34,35 @@ def check_modules(tree: Any) -> None:
             module as a class attribute.
         SharedNodeError: one module or one array stands at two places.
     """
-    modules, leaves = modules_and_leaves(tree)
-    classes = dict.fromkeys(map(type, modules))
-    for cls in classes:
-        _check_slots(cls)
-    check_sharing(tree, modules, leaves)
-    for module in {type(m): m for m in modules}.values():
+    modules, _ = modules_and_leaves(tree)
+    one_of_each = {type(module): module for module in modules}.values()
+    for module in one_of_each:
+        _check_slots(type(module))
+    check_sharing(tree)
+    for module in one_of_each:
         _check_class_attributes(module)
 
 
-def check_sharing(tree: Any, modules: list[Any], leaves: list[Any]) -> None:
+def check_new(module: Node) -> None:
+    """Checks a module after its constructor; its parts were checked after theirs."""
+    _check_slots(type(module))
+    check_sharing(module)
+    _check_class_attributes(module)
+
+
+def check_sharing(tree: Any) -> list[Any]:
     """Checks that no module and no array occurs twice in a tree.
 
-    Args:
-        tree: the tree.
-        modules: all its modules.
-        leaves: all its leaves; only arrays count, since small numbers and
-            strings are shared by Python itself.
+    Of the leaves only arrays count: small numbers and strings are shared by
+    Python itself.
+
+    Returns:
+        All modules of the tree, which are known now.
+
+    Raises:
+        SharedNodeError: one does.
     """
+    modules, leaves = modules_and_leaves(tree)
     if len(set(map(id, modules))) != len(modules):
         _raise_shared_module(tree)
     if len(set(map(id, leaves))) != len(leaves):
@@ -60,6 +70,7 @@ def check_sharing(tree: Any, modules: list[Any], leaves: list[Any]) -> None:
         repeated = [key for key, n in Counter(map(id, arrays)).items() if n > 1]
         if repeated:
             _raise_shared_array(tree, repeated[0])
+    return modules
 
 
 def _raise_shared_module(tree: Any) -> None:
@@ -138,9 +149,10 @@ _SIMPLE = (str, bytes, int, float, complex, bool, type(None), type)
 
 
 def _may_hold_arrays(value: Any) -> bool:
-    if isinstance(value, _SIMPLE) or inspect.isroutine(value):
+    if isinstance(value, _SIMPLE):
         return False
-    return is_array(value) or isinstance(value, Node) or not hasattr(value, "__get__")
+    # Functions, methods, properties and other descriptors say what they are.
+    return not hasattr(value, "__get__") or isinstance(value, Node)
 
 
 # --- two trees that should be alike ----------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import copyreg
 import typing
 from collections.abc import Callable
 from typing import Any
 
-from pax_export.core._check import check_modules
+from pax_export.core._check import check_new
 from pax_export.core._derive import base_of, from_recipe, recipe_of
 from pax_export.core._mutable import opened
 from pax_export.core._tree import Node, begin, fill, register, settle
@@ -19,6 +20,11 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
     It is derived from the metaclass of Protocol (and so of ABC), so that a
     module may also be an abstract base class or implement a protocol.
     """
+
+    # A module is never itself a protocol, and the plain checks are much faster.
+    _is_protocol = False
+    __instancecheck__ = abc.ABCMeta.__instancecheck__
+    __subclasscheck__ = abc.ABCMeta.__subclasscheck__
 
     def __init__(cls, name: str, bases: tuple, namespace: dict, **kwargs: Any):
         super().__init__(name, bases, namespace, **kwargs)
@@ -37,7 +43,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
             module.__init__(*args, **kwargs)
         _drop_cached_properties(module)
         settle(module)
-        check_modules(module)
+        check_new(module)
         return module
 
 

@@ -11,10 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core._check import check_modules
+from pax_export.core._check import check_sharing
 from pax_export.core._mutable import opened
 from pax_export.core._tree import Node, refresh
-from pax_export.core._walk import modules_and_leaves
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,9 +95,7 @@ def _copy(tree: Any) -> Any:
 def _open_copies(tree: Any) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
     roots = _root_modules(tree)
-    for root in roots:
-        check_modules(root)
-    modules = modules_and_leaves(roots)[0]
+    modules = [module for root in roots for module in check_sharing(root)]
     try:
         with opened(modules):
             yield
@@ -106,7 +103,7 @@ def _open_copies(tree: Any) -> Iterator[None]:
         for module in modules:
             refresh(module)
     for root in roots:
-        check_modules(root)
+        check_sharing(root)
 
 
 def _root_modules(tree: Any) -> list[Any]:

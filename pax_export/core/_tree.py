@@ -24,10 +24,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import GetAttrKey
 
-from pax_export.core._static import StaticLeaf, copy_containers, has_container
+from pax_export._jax import is_tracer
 from pax_export.core._layout import Layout, intern_layout
+from pax_export.core._static import StaticLeaf, copy_containers, has_container
 
 PURE, MIXED, STATIC = "pure", "mixed", "static"
 
@@ -98,9 +98,18 @@ jax.tree_util.register_pytree_node(
 )
 
 
+_array_types: set[type] = {np.ndarray}  # and those of jax, as they are met
+
+
 def is_array(value: object) -> bool:
     """True for jax arrays (tracers and typed keys included) and numpy arrays."""
-    return isinstance(value, (jax.Array, np.ndarray))
+    if type(value) in _array_types:
+        return True
+    if not isinstance(value, (jax.Array, np.ndarray)):
+        return False
+    if not is_tracer(value):  # whether a tracer is an array depends on its value
+        _array_types.add(type(value))
+    return True
 
 
 def is_node_or_empty(value: object) -> bool:
@@ -321,14 +330,11 @@ def refresh(node: Node) -> None:
     any array stays a subtree: it belongs to a tree of masks or shapes.
     """
     attributes = attributes_of(node)
-    kinds = current_kinds(node)
-    changed = [
-        name
-        for name, kind in kinds.items()
-        if kind is PURE and _is_mixed_now(attributes[name])
-    ]
+    layout = node._pax_layout or flatten(node)[1]
+    pure = layout.names[: layout.pure_count]
+    changed = [name for name in pure if _is_mixed_now(attributes[name])]
     if changed:
-        settle(node, kinds | dict.fromkeys(changed, MIXED))
+        settle(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
 
 
 def _is_mixed_now(value: object) -> bool:
