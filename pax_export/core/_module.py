@@ -12,6 +12,7 @@ import jax
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.core import _check, _edit, _mutable, _select, _summary, _tree
+from pax_export.core._by_name import picklable
 from pax_export.core._meta import ModuleMeta, newborn
 from pax_export.core._pure import purecall
 from pax_export.core._state_dict import load_state_dict, state_dict
@@ -93,10 +94,9 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     def __delattr__(self, name: str) -> None:
         _mutable.require_open(self, "delete", name)
-        if _mutable.is_constructing(self):
-            object.__delattr__(self, name)
-        else:
-            _tree.remove(self, name)
+        _tree.remove(self, name)
+        if not _mutable.is_constructing(self):
+            _tree.settle(self, _tree.current_kinds(self))
 
     def copy(self) -> Self:
         """Returns a new module with the same arrays and new containers."""
@@ -262,7 +262,11 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return self.copy()
 
     def __reduce__(self) -> Any:
-        return _tree.restore, (type(self), self.pytree_attributes, dict(vars(self)))
+        return _tree.restore, (
+            type(self),
+            self.pytree_attributes,
+            {name: picklable(value) for name, value in vars(self).items()},
+        )
 
 
 class ParameterModule(Module):

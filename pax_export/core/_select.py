@@ -46,7 +46,9 @@ def method_for(selection: Selection) -> Callable[[Any], Any]:
 
     def parameters(self):
         """Returns the module with an EmptyNode for every array not trained."""
-        return _select(self)
+        if selection_of(self) is selection:
+            return _select(self)
+        return _keep(selection, self)  # called by an override, through super()
 
     parameters.selection = selection  # type: ignore[attr-defined]
     return parameters
@@ -87,25 +89,28 @@ def selection_of(module: Node) -> Selection | None:
 
 
 @structural(runs_foreign_code=lambda module: selection_of(module) is None)
-def _select(module: Node) -> Any:
+def _select(module: Any) -> Any:
     selection = selection_of(module)
-    if selection is None:
-        return module.parameters()  # type: ignore[attr-defined]
+    return module.parameters() if selection is None else _keep(selection, module)
+
+
+def _keep(selection: Selection, module: Node) -> Any:
+    """One module with what a selection keeps of it."""
     _require_attributes(module, selection)
 
-    def select(name: str, subtree: Any) -> Any:
-        keeps = selection.keeps(name)
+    def keep(name: str, subtree: Any) -> Any:
+        kept = selection.keeps(name)
 
         def leaf(x: Any) -> Any:
             if not isinstance(x, Node):
-                return x if keeps else EmptyNode()
-            if keeps or selection.submodules:
+                return x if kept else EmptyNode()
+            if kept or selection.submodules:
                 return _select.__wrapped__(x)
             return EmptyNode()
 
         return jax.tree_util.tree_map(leaf, subtree, is_leaf=_is_node)
 
-    return map_attributes(module, select)
+    return map_attributes(module, keep)
 
 
 def _is_node(value: Any) -> bool:

@@ -9,6 +9,7 @@ them equal (``1`` and ``True``).
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from typing import Any
@@ -107,6 +108,8 @@ def _function_key(function: types.FunctionType) -> Any:
 
 
 def _closure_key(function: types.FunctionType) -> tuple | None:
+    if function.__closure__ and _assigns_freely(function.__code__):
+        return None
     values = []
     for cell in function.__closure__ or ():
         try:
@@ -117,6 +120,16 @@ def _closure_key(function: types.FunctionType) -> tuple | None:
             return None
         values.append(static_key(value))
     return tuple(values)
+
+
+def _assigns_freely(code: types.CodeType) -> bool:
+    """True if code, or a function in it, assigns to a variable it closes over."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF"):
+            if instruction.argval in code.co_freevars:
+                return True
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return any(map(_assigns_freely, inner))
 
 
 def is_opaque(key: Any) -> bool:

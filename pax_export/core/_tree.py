@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
 from pax_export.core._layout import Layout, intern_layout
 from pax_export.core._static import StaticLeaf, copy_containers, has_container
@@ -170,6 +171,7 @@ def settle(node: Node, kinds: Mapping[str, str] | None = None) -> None:
         _set_layout(node, layout)
     else:
         _set_flat(node, (tuple([attributes[n] for n in layout.names]), layout))
+        _set_layout(node, None)
 
 
 def _describe(node: Node, kinds: Mapping[str, str]) -> Layout:
@@ -207,7 +209,9 @@ def _flatten_afresh(node: Node) -> tuple[tuple, Layout]:
     kinds = {}
     for name, value in attributes.items():
         kind = known.get(name)
-        kinds[name] = kind_of(value) if kind is None or kind is MIXED else kind
+        if kind is None or (kind is MIXED and not _is_wrapped(value)):
+            kind = kind_of(value)
+        kinds[name] = kind
     layout = _describe(node, kinds)
     children = [attributes[name] for name in layout.names]
     for index in range(layout.pure_count, len(children)):
@@ -217,6 +221,8 @@ def _flatten_afresh(node: Node) -> tuple[tuple, Layout]:
 
 def _wrap_static_leaves(value: object) -> object:
     """In a mixed container, hides what is no array inside nodes without leaves."""
+    if _is_wrapped(value):
+        return value
     return jax.tree_util.tree_map(
         lambda x: x if is_array(x) or is_node_or_empty(x) else StaticLeaf(x),
         value,
@@ -225,11 +231,23 @@ def _wrap_static_leaves(value: object) -> object:
 
 
 def _unwrap_static_leaves(value: object) -> object:
-    return jax.tree_util.tree_map(
+    plain = jax.tree_util.tree_map(
         lambda x: x.value if isinstance(x, StaticLeaf) else x,
         value,
-        is_leaf=lambda x: isinstance(x, (Node, StaticLeaf)),
+        is_leaf=_is_node_or_static_leaf,
     )
+    # In a tree of masks or shapes nothing but the wrapping tells which leaves
+    # are static: there it stays.
+    return plain if kind_of(plain) is MIXED else value
+
+
+def _is_node_or_static_leaf(value: object) -> bool:
+    return isinstance(value, (Node, StaticLeaf))
+
+
+def _is_wrapped(value: object) -> bool:
+    leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
+    return any(isinstance(leaf, StaticLeaf) for leaf in leaves)
 
 
 # --- from (children, layout) back to a module --------------------------------
@@ -316,11 +334,18 @@ def _swap_child(node: Node, name: str, value: Any) -> None:
 
 
 def remove(node: Node, name: str) -> None:
-    """Deletes a static attribute of a settled module."""
-    kinds = current_kinds(node)
+    """Deletes a static attribute.
+
+    Raises:
+        InvalidArgumentError: the attribute is a subtree.
+    """
+    if kind_of(attributes_of(node).get(name)) is not STATIC:
+        raise InvalidArgumentError(
+            "Cannot delete an attribute that holds arrays or modules.",
+            where=f"{type(node).__qualname__}.{name}",
+            write=f"self.{name} = None",
+        )
     object.__delattr__(node, name)
-    kinds.pop(name, None)
-    settle(node, kinds)
 
 
 def refresh(node: Node) -> None:

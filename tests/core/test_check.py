@@ -1,0 +1,107 @@
+"""Sharing, hidden arrays, and differences of structure."""
+
+import jax.numpy as jnp
+import pytest
+
+import pax_export as pax
+from tests.core.models import Dense, Net
+
+
+def test_one_module_at_two_places():
+    class Twice(pax.Module):
+        def __init__(self):
+            self.a = Dense()
+            self.b = {"x": self.a}
+
+    with pytest.raises(ValueError) as caught:
+        Twice()
+    text = str(caught.value)
+    assert "One module stands at two places" in text and "where: a and b.x" in text
+
+
+def test_one_array_at_two_places():
+    class Tied(pax.Module):
+        def __init__(self):
+            self.a = jnp.ones(2)
+            self.b = [self.a]
+
+    with pytest.raises(ValueError) as caught:
+        Tied()
+    assert "where: a and b.0" in str(caught.value)
+    assert "got: float32[2] = [1. 1.]" in str(caught.value)
+
+
+def test_equal_arrays_are_not_shared():
+    class Equal(pax.Module):
+        def __init__(self):
+            self.a, self.b = jnp.ones(2), jnp.ones(2)
+
+    Equal()
+
+
+def test_slots():
+    class Slotted(pax.Module):
+        __slots__ = ("x",)
+
+    with pytest.raises(ValueError, match="must not define __slots__"):
+        Slotted()
+
+
+@pytest.mark.parametrize("value", [jnp.ones(1), [jnp.ones(1)], Dense()])
+def test_class_attributes_with_arrays(value):
+    class Hidden(pax.Module):
+        thing = value
+
+    with pytest.raises(ValueError, match=r"where: .*Hidden\.thing"):
+        Hidden()
+
+
+def test_class_attributes_without_arrays():
+    class Fine(pax.Module):
+        a = None
+        b = []
+        c = 3
+        d = jnp.tanh
+        weight = jnp.ones(1)
+
+        def __init__(self):
+            self.weight = jnp.zeros(1)
+
+    assert Fine().scan_bugs().a is None
+    assert Fine().b is Fine.b
+
+
+def test_scan_bugs_sees_what_a_container_was_given_later():
+    net = Net()
+    assert net.scan_bugs() is net
+    net.layers.append(net.layers[0])
+    with pytest.raises(ValueError, match="layers.0 and layers.2"):
+        net.scan_bugs()
+
+
+def test_equal_structures():
+    assert pax.assert_structure_equal(Net(), Net())
+    assert pax.assert_structure_equal([1, {"a": Dense()}], [2, {"a": Dense()}])
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda n: n.eval(), "layers.0.training: True against False"),
+        (lambda n: n.replace(kind="x"), "kind: 'net' against 'x'"),
+        (lambda n: n.replace(layers=[Dense(2, 2)]), "layers: list of 2 against list"),
+        (lambda n: n.parameters(), "scale: an array against EmptyNode"),
+        (lambda n: n.set_attribute("new", 1), "new: missing in the first tree"),
+        (lambda n: n.replace(scale=None), "scale: an array against NoneType"),
+        (lambda n: n.replace_node(n.layers[0], Net()), "layers.0: Dense against Net"),
+    ],
+)
+def test_differences_are_named(change, line):
+    with pytest.raises(AssertionError) as caught:
+        pax.assert_structure_equal(Net(), change(Net()))
+    assert line in str(caught.value)
+
+
+def test_differences_of_plain_containers():
+    with pytest.raises(AssertionError, match="a: tuple of 1 against tuple of 2"):
+        pax.assert_structure_equal({"a": (1,)}, {"a": (1, 2)})

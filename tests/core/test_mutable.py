@@ -1,0 +1,255 @@
+"""When a module may be changed, and when not."""
+
+import asyncio
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pax_export as pax
+from pax_export._errors import ImmutableModuleError
+from pax_export.core import mutable
+from tests.core.models import Counter, Dense, Net
+
+
+def test_outside_nothing_changes():
+    module = Dense()
+    with pytest.raises(ValueError) as caught:
+        module.weight = jnp.ones(1)
+    assert str(caught.value).splitlines() == [
+        "Cannot set an attribute of an immutable module.",
+        "  where: Dense.weight",
+        "  got: a module that no pax.pure, constructor or mutable() has open",
+        "  write: module = module.replace(weight=...), or change it in a function "
+        "decorated with pax.pure; for a call that updates state: "
+        "module, output = module % x",
+    ]
+    with pytest.raises(ImmutableModuleError, match="Cannot delete an attribute"):
+        del module.din
+    assert module == module.copy()
+
+
+def test_a_constructor_changes_only_its_own_object():
+    class Parent(pax.Module):
+        def __init__(self):
+            self.child = Dense()
+            self.child.bias = jnp.ones(3)
+
+    class Caller(pax.Module):
+        def __init__(self):
+            self.child = Counter()
+            self.child(1)
+
+    for cls in (Parent, Caller):
+        with pytest.raises(ImmutableModuleError):
+            cls()
+
+
+def test_a_constructor_suspends_that_of_its_parent():
+    class Child(pax.Module):
+        def __init__(self, parent):
+            parent.x = 1
+
+    class Parent(pax.Module):
+        def __init__(self):
+            self.child = Child(self)
+
+    with pytest.raises(ImmutableModuleError, match="Parent.x"):
+        Parent()
+
+    class Patient(pax.Module):
+        def __init__(self):
+            try:
+                Child(self)
+            except ValueError:
+                self.x = 2  # open again, after the exception too
+
+    assert Patient().x == 2
+
+
+def test_pure_opens_copies_with_all_their_submodules():
+    module = Net()
+
+    @pax.pure
+    def change(net):
+        net.layers[1].bias = jnp.ones(2)
+        net.parts["a"].din = 9
+        return net
+
+    changed = change(module)
+    assert changed.layers[1].bias.sum() == 2 and module.layers[1].bias.sum() == 0
+    assert (changed.parts["a"].din, module.parts["a"].din) == (9, 3)
+    with pytest.raises(ImmutableModuleError):
+        changed.kind = "other"
+
+
+def test_pure_opens_nothing_else():
+    captured = Dense()
+
+    @pax.pure
+    def closure(module):
+        captured.din = 1
+
+    @pax.pure
+    def created(module):
+        Dense().din = 1
+
+    for function in (closure, created):
+        with pytest.raises(ImmutableModuleError):
+            function(Dense())
+
+
+def test_an_inner_pure_suspends_the_outer_one():
+    @pax.pure
+    def outer(module, fail):
+        @pax.pure
+        def inner(other):
+            module.din = 5
+
+        with pytest.raises(ImmutableModuleError):
+            inner(Dense())
+        module.din = 6
+        return module
+
+    assert outer(Dense(), True).din == 6
+
+
+def test_mutable_block():
+    module = Dense()
+    with mutable(module) as copy:
+        copy.bias = jnp.ones(3)
+        assert module.bias.sum() == 0
+    assert copy.bias.sum() == 3
+    with pytest.raises(ImmutableModuleError):
+        copy.bias = jnp.zeros(3)
+
+
+def test_mutable_closes_after_an_exception_and_checks_sharing():
+    with pytest.raises(KeyError):
+        with mutable(Dense()) as copy:
+            raise KeyError
+    with pytest.raises(ImmutableModuleError):
+        copy.din = 1
+    with pytest.raises(ValueError, match="One array stands at two places"):
+        with mutable(Dense(2, 2)) as copy:
+            copy.other = copy.weight
+    with pytest.raises(TypeError, match="mutable needs a module"):
+        with mutable(3):
+            pass
+
+
+def transforms():
+    return {
+        "jit": lambda f: jax.jit(f)(jnp.ones(2)),
+        "grad": lambda f: jax.grad(lambda x: f(x).sum())(jnp.ones(2)),
+        "vmap": lambda f: jax.vmap(f)(jnp.ones(2)),
+        "scan": lambda f: jax.lax.scan(lambda c, x: (c, f(x)), 0.0, jnp.ones(2)),
+        "remat": lambda f: jax.checkpoint(f)(jnp.ones(2)) and None,
+    }
+
+
+@pytest.mark.parametrize("name", ["jit", "grad", "vmap", "scan"])
+def test_an_open_module_is_closed_under_a_later_trace(name):
+    transform = transforms()[name]
+
+    @pax.pure
+    def run(module):
+        def body(x):
+            module.bias = x
+            return x
+
+        transform(body)
+
+    with pytest.raises(ImmutableModuleError, match="began after the module was opened"):
+        run(Dense())
+
+
+def test_pure_inside_a_trace_and_not_around_it():
+    @pax.pure
+    def step(counter, x):
+        counter(x)
+        return counter
+
+    assert jax.jit(step)(Counter(), 1.0).count == 1
+    with pytest.raises(ImmutableModuleError):
+        pax.pure(jax.jit(lambda counter: counter(1.0)))(Counter())
+
+
+def test_another_thread_cannot_change_an_open_module():
+    errors = []
+
+    def change(module):
+        try:
+            module.din = 1
+        except ValueError as error:
+            errors.append(error)
+
+    with mutable(Dense()) as module:
+        thread = threading.Thread(target=change, args=(module,))
+        thread.start()
+        thread.join()
+        module.din = 4
+    assert len(errors) == 1 and module.din == 4
+
+
+def test_a_task_that_outlives_the_block_cannot_change_the_module():
+    async def main():
+        async def later(module, gate):
+            await gate.wait()
+            module.din = 1
+
+        gate = asyncio.Event()
+        with mutable(Dense()) as module:
+            task = asyncio.create_task(later(module, gate))
+            await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(ImmutableModuleError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_deleting():
+    @pax.pure
+    def delete(module, name):
+        delattr(module, name)
+        return module
+
+    assert "din" not in vars(delete(Dense(), "din"))
+    with pytest.raises(ValueError, match="Cannot delete an attribute that holds"):
+        delete(Dense(), "weight")
+    with pytest.raises(AttributeError):
+        delete(Dense(), "nothing")
+
+
+def test_name_and_training_are_read_only():
+    @pax.pure
+    def rename(module, name):
+        setattr(module, name, "x")
+
+    for name in ("name", "training"):
+        with pytest.raises(AttributeError, match=f"Dense.{name} is read-only"):
+            rename(Dense(), name)
+
+
+def test_what_changes_kind_moves_in_and_out_of_the_tree():
+    @pax.pure
+    def change(module):
+        module.bias = None
+        module.din = jnp.ones(2)
+        module.new = Dense(1, 1)
+        return module
+
+    assert change(Dense()).pytree_attributes == ("din", "weight", "new")
+
+
+def test_a_container_that_became_mixed_inside_pure_is_seen():
+    @pax.pure
+    def add(net):
+        net.layers.append(jnp.tanh)
+        return net
+
+    net = add(Net())
+    assert net.pytree_attributes == ("parts", "scale", "mixed", "layers")
+    assert jax.jit(lambda m: m)(net).layers[2] is jnp.tanh

@@ -1,0 +1,144 @@
+"""pure, purecall, module_and_value and ``%``."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pax_export as pax
+from tests.core.models import Counter, Dense, Net
+
+
+def test_four_ways_to_call_are_one():
+    x = jnp.ones((1, 2))
+    results = [
+        Net() % x,
+        pax.purecall(Net(), x),
+        pax.module_and_value(Net())(x),
+        pax.module_and_value(Net.__call__)(Net(), x),
+        pax.module_and_value(Net().__call__)(x),
+    ]
+    for net, y in results:
+        assert net.parts["b"].count == 1 and y.shape == (1, 2)
+    y = pax.pure(Net())(x)
+    assert y.shape == (1, 2)
+
+
+def test_a_tuple_on_the_right_is_unpacked():
+    class Pair(pax.Module):
+        def __call__(self, *args):
+            return args
+
+    assert (Pair() % (1, 2))[1] == (1, 2)
+    assert (Pair() % ())[1] == ()
+    assert (Pair() % [1, 2])[1] == ([1, 2],)
+
+
+def test_methods_decorated_with_pure_and_module_and_value():
+    class Stack(pax.Module):
+        def __init__(self):
+            self.items = [Dense(1, 1)]
+
+        @pax.pure
+        def add(self):
+            """Adds one."""
+            self.items.append(Dense(1, 1))
+            return self
+
+        @pax.module_and_value
+        def drop(self, count=1):
+            del self.items[-count:]
+            return len(self.items)
+
+    stack = Stack()
+    assert len(stack.add().items) == 2 and len(stack.items) == 1
+    assert Stack.add.__doc__ == "Adds one."
+    smaller, count = stack.add().drop()
+    assert (len(smaller.items), count) == (1, 1)
+    assert stack.add().add().drop(count=2)[1] == 1
+
+
+def test_one_module_passed_twice_is_two_copies():
+    @pax.pure
+    def pair(a, b):
+        a.din = 7
+        return a, b
+
+    module = Dense()
+    a, b = pair(module, module)
+    assert (a.din, b.din) == (7, 2) and a.weight is b.weight is module.weight
+
+
+def test_keyword_arguments_and_containers_are_copied_too():
+    @pax.pure
+    def change(*, parts):
+        parts["m"].din = 7
+        return parts
+
+    parts = {"m": Dense()}
+    assert change(parts=parts)["m"].din == 7 and parts["m"].din == 2
+
+
+def test_sharing_is_found_before_and_after():
+    class Holder(pax.Module):
+        def __init__(self):
+            self.items = []
+
+    holder = Holder()
+    layer = Dense()
+    holder.items.extend([layer, layer])
+    with pytest.raises(ValueError, match="items.0.weight and items.1.weight"):
+        pax.pure(lambda m: None)(holder)
+
+    @pax.pure
+    def share(net):
+        net.extra = net.layers[0]
+
+    with pytest.raises(ValueError, match="One module stands at two places"):
+        share(Net())
+
+
+def test_partial_does_not_open_what_it_holds():
+    call = functools.partial(Counter.__call__, Counter())
+    with pytest.raises(ValueError, match="immutable"):
+        pax.pure(call)(1.0)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="pure needs something that can be called"):
+        pax.pure(3)()
+    with pytest.raises(AssertionError, match="purecall needs a module"):
+        pax.purecall(3)
+    with pytest.raises(AssertionError, match="its class has no __call__"):
+        pax.purecall(pax.Module())
+    with pytest.raises(AssertionError, match="its class has no __call__"):
+        pax.Module() % 1
+    with pytest.raises(AssertionError, match="its class has no __call__"):
+        pax.module_and_value(pax.Module())
+    with pytest.raises(ValueError, match="module_and_value needs something"):
+        pax.module_and_value(3)
+    with pytest.raises(AssertionError, match="needs a module as its first argument"):
+        pax.module_and_value(lambda m: m)(3)
+    with pytest.raises(ValueError, match="This module cannot be called"):
+        pax.pure(pax.Module())()
+
+
+def test_any_name_may_be_a_keyword_of_the_call():
+    class Odd(pax.Module):
+        def __call__(self, module, function, args):
+            return module + function + args
+
+    assert pax.purecall(Odd(), module=1, function=2, args=3)[1] == 6
+    assert pax.module_and_value(Odd())(module=1, function=2, args=3)[1] == 6
+    call = pax.module_and_value(Odd.__call__)
+    assert call(Odd(), module=1, function=2, args=3)[1] == 6
+
+
+def test_state_threads_through_jit():
+    @jax.jit
+    def step(counter):
+        counter, _ = counter % 1.0
+        return counter
+
+    assert step(step(Counter())).count == 2

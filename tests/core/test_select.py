@@ -1,0 +1,134 @@
+"""Trainable parameters, freezing, merging."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.tree_util import tree_structure
+
+import pax_export as pax
+from tests.core.models import Counter, Dense, Net
+
+empty = pax.EmptyNode()
+
+
+def test_what_is_trainable():
+    params = Net().parameters()
+    assert type(params) is Net
+    assert params.scale == empty
+    assert params.layers[0].weight.shape == (2, 2)
+    assert params.parts["b"].count == empty
+    assert params.mixed[0].bias.shape == (1,) and params.mixed[1] == 5
+    assert params.parameters() == params
+
+
+class Named(pax.Module):
+    parameters = pax.parameters_method("a b", "pair", "layer", "nothing")
+
+    def __init__(self):
+        self.a, self.b, self.c = jnp.ones(1), jnp.ones(1), jnp.ones(1)
+        self.pair = [jnp.ones(1), jnp.ones(1)]
+        self.other = [jnp.ones(1), jnp.ones(1)]
+        self.layer = Counter()
+        self.dense = Dense()
+        self.nothing = None
+
+
+def test_parameters_method():
+    params = Named().parameters()
+    assert params.a.shape == params.b.shape == (1,)
+    assert params.c == empty and params.other == [empty, empty]
+    assert len(jax.tree_util.tree_leaves(params.pair)) == 2
+    assert params.dense.weight.shape == (2, 3)
+    # A named submodule keeps its parameters, not its states (D64).
+    assert params.layer.count == empty
+
+
+def test_parameters_method_without_submodules():
+    class Alone(Named):
+        parameters = pax.parameters_method("a", submodules=False)
+
+    params = Alone().parameters()
+    assert params.dense == empty and params.layer == empty
+
+
+def test_parameters_method_with_a_wrong_name():
+    class Wrong(pax.Module):
+        parameters = pax.parameters_method("wieght")
+
+        def __init__(self):
+            self.weight = jnp.ones(1)
+
+    for module in (Wrong(), Wrong().eval()):
+        with pytest.raises(AssertionError, match="Wrong.wieght"):
+            module.parameters()
+
+
+def test_a_class_may_write_parameters_itself():
+    class Half(pax.ParameterModule):
+        def __init__(self):
+            self.a, self.b = jnp.ones(1), jnp.ones(1)
+            self.child = Dense()
+
+        def parameters(self):
+            assert isinstance(self.a, (jax.Array, pax.EmptyNode))
+            return super().parameters().replace(b=pax.EmptyNode())
+
+    params = pax.Module().set_attribute("half", Half()).parameters()
+    assert params.half.a.shape == (1,) and params.half.b == empty
+    assert params.half.child.weight.shape == (2, 3)
+
+
+def test_update_parameters():
+    net = Net()
+    doubled = net.map(lambda x: x * 2)
+    updated = net.update_parameters(doubled)
+    assert updated.layers[0].weight is doubled.layers[0].weight
+    assert updated.scale is net.scale
+    assert pax.update_parameters(net, params=doubled.parameters()) == updated
+    with pytest.raises(ValueError, match="training: True against False"):
+        net.update_parameters(doubled.eval())
+
+
+def test_merging():
+    net = Net()
+    assert net | net.parameters() == net
+    assert net.parameters() | net == net
+    assert ~net == net.parameters()
+    hole = pax.Module().set_attribute("child", empty)
+    full = pax.Module().set_attribute("child", Dense())
+    assert (full | hole) == full and (hole | full) == full
+    with pytest.raises(ValueError, match="din: 2 against 9"):
+        Dense() | Dense().replace(din=9)
+    with pytest.raises(TypeError):
+        net | 3
+
+
+def test_freezing():
+    net = Net()
+    frozen = pax.freeze_parameters(net)
+    assert jax.tree_util.tree_leaves(frozen.parameters()) == []
+    assert frozen != net and isinstance(frozen, Net)
+    assert frozen.summary() == net.summary()
+    assert type(frozen) is type(pax.freeze_parameters(frozen))
+    assert tree_structure(frozen) == tree_structure(pax.freeze_parameters(Net()))
+    for kept in (frozen.eval().train(), frozen.replace(kind="x"), frozen.copy()):
+        assert jax.tree_util.tree_leaves(kept.parameters()) == []
+    assert pax.unfreeze_parameters(frozen, origin=net) == net
+    with pytest.raises(ValueError, match="an origin with 2"):
+        pax.unfreeze_parameters(frozen, origin=Dense())
+
+
+def test_modes():
+    net = Net()
+    off = net.eval()
+    assert not any(m.training for m in (off, *off.submodules()))
+    assert off.train() == net
+    assert pax.enable_train_mode(pax.enable_eval_mode(net)) == net
+
+
+def test_gradients_have_the_structure_of_parameters():
+    net = Dense()
+    grads = jax.grad(lambda p: net.update_parameters(p)(jnp.ones((1, 2))).sum())(
+        net.parameters()
+    )
+    assert tree_structure(grads) == tree_structure(net.parameters())

@@ -1,0 +1,74 @@
+"""Weights to nested dicts and back."""
+
+import jax.numpy as jnp
+import pytest
+
+import pax_export as pax
+from pax_export.core import load_state_dict as load_weights_from_dict
+from pax_export.core import state_dict as save_weights_to_dict
+from tests.core.models import Dense, Net
+
+
+def test_round_trip():
+    net = Net()
+    weights = net.state_dict()
+    assert list(weights) == ["layers", "parts", "scale", "mixed"]
+    assert weights["layers"][0]["weight"] is net.layers[0].weight
+    assert weights["mixed"][1:] == [None, None]
+    assert net.load_state_dict(weights) == net
+    other = Net().eval().load_state_dict(weights)
+    assert other.scale is net.scale and not other.training
+    assert load_weights_from_dict(net, save_weights_to_dict(net)) == net
+
+
+def test_empty_nodes_and_none():
+    params = Net().parameters()
+    assert params.state_dict()["scale"] == pax.EmptyNode()
+    net = Net()
+    weights = net.state_dict() | {"scale": None}
+    assert net.load_state_dict(weights).scale is net.scale
+    assert net.load_state_dict(params.state_dict()).scale is net.scale
+
+
+def test_what_is_missing_or_unknown_is_named():
+    net = Net()
+    weights = net.state_dict()
+    del weights["layers"][1]["bias"]
+    with pytest.raises(KeyError) as caught:
+        net.load_state_dict(weights)
+    assert "where: layers.1.bias" in str(caught.value)
+    weights = net.state_dict()
+    weights["layers"][1]["bais"] = 1
+    with pytest.raises(ValueError, match="where: layers.1.bais"):
+        net.load_state_dict(weights)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (jnp.zeros(4), r"got: float32\[4\]\n  write: an array float32\[3\]"),
+        (jnp.zeros(3, "int32"), r"got: int32\[3\]"),
+        (0.0, "got: float: 0.0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(value, message):
+    layer = Dense()
+    with pytest.raises(ValueError, match=message):
+        layer.load_state_dict({"weight": layer.weight, "bias": value})
+
+
+def test_other_containers_are_refused():
+    net = Net()
+    weights = net.state_dict()
+    for layers in (tuple(weights["layers"]), weights["layers"][:1], {"0": 1}):
+        with pytest.raises(ValueError, match="where: layers"):
+            net.load_state_dict(weights | {"layers": layers})
+    with pytest.raises(ValueError, match="The weights of a module must be a dict"):
+        net.load_state_dict([1])
+
+
+def test_only_modules():
+    with pytest.raises(AssertionError, match="save_weights_to_dict needs a module"):
+        save_weights_to_dict({"a": 1})
+    with pytest.raises(AssertionError, match="load_weights_from_dict needs a module"):
+        load_weights_from_dict(3, {})

@@ -1,0 +1,275 @@
+"""What is a subtree, and the way through jax and back."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
+from tests.core.models import Counter, Dense, Net
+
+import pax_export as pax
+from pax_export.core._tree import flatten
+
+
+class Attributes(pax.Module):
+    """Every kind of attribute that section 2.2 of the reference names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = jnp.ones(2)
+        self.b = np.ones(2)
+        self.c = np.float32(1)
+        self.d = 1.0
+        self.e = None
+        self.f = []
+        self.g = [None]
+        self.h = [jnp.ones(1), None]
+        self.i = [jnp.ones(1), 1]
+        self.j = {"x": [Dense()]}
+        self.k = pax.EmptyNode()
+        self.l = [pax.EmptyNode(), 2]
+        self.m = jax.ShapeDtypeStruct((1,), "float32")
+        self.n = jax.random.key(0)
+        self.q = (jnp.ones(1), "s")
+
+
+def test_pure_subtrees_come_first_then_mixed_ones():
+    names = Attributes().pytree_attributes
+    assert names == ("a", "b", "h", "j", "k", "n", "i", "l", "q")
+
+
+def test_round_trip_keeps_leaves_and_static_data():
+    module = Attributes()
+    leaves, treedef = tree_flatten(module)
+    again = tree_unflatten(treedef, leaves)
+    assert again == module
+    assert all(x is y for x, y in zip(leaves, tree_leaves(again)))
+    for name in "cdefgm":
+        assert getattr(again, name) == getattr(module, name)
+    assert again.i[1] == 1 and again.i is not module.i
+    assert again.q[1] == "s"
+    assert list(vars(again)) == list(vars(module))
+
+
+def test_unflatten_runs_no_constructor():
+    calls = []
+
+    class Loud(pax.Module):
+        def __init__(self):
+            calls.append(1)
+            self.x = jnp.ones(1)
+
+    module = Loud()
+    tree_map(lambda x: x + 1, module)
+    assert calls == [1]
+
+
+def test_key_paths_are_attribute_names():
+    paths = [keystr(path) for path, _ in tree_flatten_with_path(Net())[0]]
+    assert paths[:2] == [".layers[0].weight", ".layers[0].bias"]
+    assert ".parts['b'].count" in paths
+    assert paths[-2:] == [".mixed[0].weight", ".mixed[0].bias"]
+
+
+def test_equal_recipes_share_one_layout():
+    first, second = flatten(Dense())[1], flatten(Dense())[1]
+    assert first is second
+    assert tree_structure(Net()) == tree_structure(Net())
+
+
+@pytest.mark.parametrize(
+    "change", [{"din": 9}, {"_name": "x"}, {"_training": False}, {"din": 2.0}]
+)
+def test_other_static_data_is_another_structure(change):
+    module = Dense()
+    assert tree_structure(module.replace(**change)) != tree_structure(module)
+
+
+def test_jit_traces_equal_recipes_once():
+    traces = []
+
+    @jax.jit
+    def call(module, x):
+        traces.append(1)
+        return module(x)
+
+    for _ in range(3):
+        call(Dense(), jnp.ones((1, 2)))
+    assert len(traces) == 1
+    call(Dense().eval(), jnp.ones((1, 2)))
+    assert len(traces) == 2
+
+
+def test_attributes_are_filled_in_when_somebody_looks():
+    module = tree_map(lambda x: x, Dense(name="d"))
+    assert vars(module)["din"] == 2
+    module = tree_map(lambda x: x, Dense(name="d"))
+    assert "weight" in dir(module)
+    module = tree_map(lambda x: x, Dense(name="d"))
+    assert (module.name, module.training) == ("d", True)
+    with pytest.raises(AttributeError, match="'Dense' object has no attribute 'wait'"):
+        module.wait
+
+
+def test_class_defaults_do_not_hide_attributes_of_rebuilt_modules():
+    class Pooled(pax.Module):
+        size = 1
+
+        def __init__(self):
+            self.size = 7
+            self.x = jnp.ones(1)
+
+    assert tree_map(lambda x: x, Pooled()).size == 7
+
+
+def test_getattr_of_a_user_class_is_asked_last():
+    class Open(pax.Module):
+        def __init__(self):
+            self.x = jnp.ones(1)
+
+        def __getattr__(self, name):
+            if name == "magic":
+                return self.x + 1
+            raise AttributeError(name)
+
+    module = tree_map(lambda x: x, Open())
+    assert module.magic.shape == (1,)
+    assert module.x.shape == (1,)
+    assert not hasattr(module, "other")
+
+
+def test_appending_to_a_container_is_seen():
+    module = Net()
+    before = len(tree_leaves(module))
+    module.layers.append(Dense())
+    assert len(tree_leaves(module)) == before + 2
+
+
+def test_appending_to_an_empty_list_is_seen():
+    class Log(pax.Module):
+        def __init__(self):
+            self.items = []
+
+    module = Log()
+    assert module.pytree_attributes == ()
+    module.items.append(jnp.ones(1))
+    assert module.pytree_attributes == ("items",)
+    assert len(tree_leaves(module)) == 1
+
+
+def test_assigning_into_a_list_from_outside_is_seen():
+    module = Net()
+    module.layers[0] = pax.freeze_parameters(module.layers[0])
+    assert isinstance(module.parameters().layers[0].weight, pax.EmptyNode)
+
+
+def test_copies_do_not_share_static_containers():
+    module = Net()
+    copy = module.copy()
+    copy.options["rate"] = 0.5
+    assert module.options == {"rate": 0.1}
+    assert tree_structure(copy) != tree_structure(module)
+
+
+def test_static_objects_are_shared_with_copies():
+    class Holder(pax.Module):
+        def __init__(self, thing):
+            self.thing = thing
+            self.x = jnp.ones(1)
+
+    thing = type("Thing", (), {})()
+    assert Holder(thing).copy().thing is thing
+
+
+def test_static_objects_without_hash_are_compared_and_kept():
+    @dataclass
+    class Config:
+        width: int
+
+    class Holder(pax.Module):
+        def __init__(self, config):
+            self.config = config
+            self.x = jnp.ones(1)
+
+    first, second = Holder(Config(3)), Holder(Config(3))
+    assert tree_structure(first) == tree_structure(second)
+    assert tree_structure(first) != tree_structure(Holder(Config(4)))
+    first.eval()  # a plan for this treedef is known now
+    assert second.eval().config is second.config
+
+
+def test_trees_of_shapes_and_masks_keep_their_structure():
+    shapes = jax.eval_shape(Net)
+    assert isinstance(shapes.eval().layers[0].weight, jax.ShapeDtypeStruct)
+    assert len(tree_leaves(shapes.eval())) == len(tree_leaves(Net()))
+    mask = tree_map(lambda x: True, Net())
+    assert len(tree_leaves(mask.replace(kind="mask").train())) == len(tree_leaves(mask))
+    assert tree_structure(mask.parameters()) == tree_structure(Net().parameters())
+
+
+def test_masks_of_a_mixed_list_keep_its_static_part():
+    class Mixed(pax.Module):
+        def __init__(self):
+            self.items = [jnp.ones(2), 5]
+
+    module = Mixed()
+    mask = tree_map(lambda x: False, module)
+    assert tree_structure(mask) == tree_structure(module)
+    back = tree_map(lambda keep, x: x, mask, module)
+    assert back == module and back.items[1] == 5
+
+
+def test_dict_subtrees_come_in_sorted_order():
+    names = [type(m).__name__ for m in Net().submodules()]
+    assert names == ["Dense", "Dense", "Dense", "Counter", "Dense"]
+
+
+def test_empty_nodes_are_equal_have_no_leaves_and_no_hash():
+    assert pax.EmptyNode() == pax.EmptyNode()
+    assert repr(pax.EmptyNode()) == "EmptyNode"
+    assert tree_leaves(pax.EmptyNode()) == []
+    with pytest.raises(TypeError):
+        hash(pax.EmptyNode())
+
+
+def test_equality_is_identity_of_leaves():
+    module = Dense()
+    assert module == module.copy()
+    assert module == tree_map(lambda x: x, module)
+    assert module != Dense()
+    assert module != module.eval()
+    assert hash(Dense()) == hash(Dense()) != hash(Dense(3, 3))
+
+
+def test_classes_made_in_functions_work_at_once():
+    def make():
+        class Local(pax.Module):
+            def __init__(self):
+                self.x = jnp.ones(2)
+
+        return Local()
+
+    assert jax.jit(lambda m: m.x.sum())(make()) == 2
+    assert jax.grad(lambda m: m.x.sum())(make()).x.shape == (2,)
+
+
+def test_modules_go_through_vmap_and_scan():
+    modules = jax.vmap(lambda i: Dense().replace(bias=jnp.ones(3) * i))(jnp.arange(4.0))
+    assert modules.weight.shape == (4, 2, 3)
+
+    def step(counter, x):
+        counter, y = counter % x
+        return counter, y
+
+    counter, _ = jax.lax.scan(step, Counter(), jnp.ones((5, 2)))
+    assert counter.count == 5
