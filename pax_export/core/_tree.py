@@ -13,7 +13,7 @@ it short:
   attributes are filled in when somebody first looks.  Most rebuilt modules are
   only handed on to the next call.
 
-docs/decisions/0001-flatten.md has the measurements and what was tried first.
+docs/decisions/flatten.md has the measurements and what was tried first.
 """
 
 from __future__ import annotations
