@@ -21,7 +21,7 @@ from pax_export.core._tree import (
     attributes_of,
     flatten,
     is_array,
-    is_node_or_empty,
+    leaves_of_attribute,
 )
 from pax_export.core._walk import modules_and_leaves, named_modules, path_name
 
@@ -134,7 +134,7 @@ def _check_class_attributes(module: Node) -> None:
         for name, value in vars(base).items():
             if name in attributes or not _may_hold_arrays(value):
                 continue
-            leaves = jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
+            leaves = leaves_of_attribute(value)
             if any(is_array(leaf) or isinstance(leaf, Node) for leaf in leaves):
                 raise HiddenArrayError(
                     "A class attribute holds an array or a module; it would be a "

@@ -137,11 +137,23 @@ def kind_of(value: object) -> str:
         return STATIC
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
         return PURE
-    leaves = jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
+    leaves = leaves_of_attribute(value)
     dynamic = sum(is_array(x) or is_node_or_empty(x) for x in leaves)
     if dynamic == 0:
         return STATIC
     return PURE if dynamic == len(leaves) else MIXED
+
+
+def leaves_of_attribute(value: object) -> list[Any]:
+    """The leaves of an attribute; modules and EmptyNodes count as leaves.
+
+    A dict whose keys cannot be sorted has none: jax cannot flatten it, so it can
+    only be static data.
+    """
+    try:
+        return jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
+    except (TypeError, ValueError):
+        return []
 
 
 # --- from attributes to (children, layout) -----------------------------------

@@ -273,3 +273,24 @@ def test_modules_go_through_vmap_and_scan():
 
     counter, _ = jax.lax.scan(step, Counter(), jnp.ones((5, 2)))
     assert counter.count == 5
+
+
+def test_a_dict_that_jax_cannot_sort_is_static():
+    class Table(pax.Module):
+        names = {1: "a", "b": 2}
+
+        def __init__(self):
+            self.table = {1: "a", "b": 2}
+            self.x = jnp.ones(1)
+
+    assert Table().copy().table == {1: "a", "b": 2}
+    assert Table().pytree_attributes == ("x",)
+
+
+def test_jit_directly_on_a_method():
+    class Fast(Dense):
+        @jax.jit
+        def __call__(self, x):
+            return x @ self.weight
+
+    assert Fast()(jnp.ones((1, 2))).shape == (1, 3)
