@@ -32,6 +32,21 @@ from pax_export.core import (
     unfreeze_parameters,
     update_parameters,
 )
+from pax_export.nn import (
+    EMA,
+    BatchNorm1D,
+    BatchNorm2D,
+    Conv1D,
+    Conv2D,
+    Dropout,
+    Identity,
+    Lambda,
+    Linear,
+    Sequential,
+    avg_pool,
+    dropout,
+    max_pool,
+)
 
 if TYPE_CHECKING:
     from pax_export import export
@@ -42,15 +57,28 @@ __version__ = "0.1.0.dev0"
 _ON_FIRST_USE = ("export",)
 
 __all__ = [
+    "BatchNorm1D",
+    "BatchNorm2D",
+    "Conv1D",
+    "Conv2D",
+    "Dropout",
+    "EMA",
     "EmptyNode",
+    "Identity",
+    "Lambda",
+    "Linear",
     "Module",
     "ParameterModule",
+    "Sequential",
     "StateModule",
     "assert_structure_equal",
+    "avg_pool",
+    "dropout",
     "enable_eval_mode",
     "enable_train_mode",
     "export",
     "freeze_parameters",
+    "max_pool",
     "module_and_value",
     "next_rng_key",
     "parameters_method",

@@ -1,0 +1,26 @@
+"""The layers: one file for each family."""
+
+from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
+from pax_export.nn._conv import Conv1D, Conv2D
+from pax_export.nn._dropout import Dropout, dropout
+from pax_export.nn._ema import EMA
+from pax_export.nn._lambda import Identity, Lambda
+from pax_export.nn._linear import Linear
+from pax_export.nn._pool import avg_pool, max_pool
+from pax_export.nn._sequential import Sequential
+
+__all__ = [
+    "EMA",
+    "BatchNorm1D",
+    "BatchNorm2D",
+    "Conv1D",
+    "Conv2D",
+    "Dropout",
+    "Identity",
+    "Lambda",
+    "Linear",
+    "Sequential",
+    "avg_pool",
+    "dropout",
+    "max_pool",
+]

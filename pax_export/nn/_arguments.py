@@ -1,0 +1,138 @@
+"""Checks of what a user passes to a layer, and the forms that layers keep.
+
+Layers keep tuples and plain Python numbers: static data that cannot change is
+fast to flatten, and two layers built from ``2`` and ``np.int64(2)`` have equal
+treedefs.  ``where`` is the place that the message names, ``Linear.in_dim`` for
+example.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core import next_rng_key
+
+Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
+"""A function of a key and a shape that makes an array of that shape."""
+
+
+def integer(value: Any, where: str, least: int) -> int:
+    """The value as a Python int that is not less than ``least``."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentTypeError(
+            "This argument must be an integer.",
+            where=where,
+            got=f"{type(value).__name__}: {value!r}",
+            write=f"an integer of at least {least}",
+        ) from None
+    if number < least:
+        raise InvalidArgumentError(
+            f"This argument must be at least {least}.",
+            where=where,
+            got=repr(value),
+            write=f"an integer of at least {least}",
+        )
+    return number
+
+
+def per_axis(value: Any, axes: int, where: str) -> tuple[int, ...]:
+    """One positive integer for each spatial axis; a single one is repeated."""
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * axes
+    if len(values) != axes:
+        raise InvalidArgumentError(
+            f"This argument needs one integer for each of {axes} spatial axes.",
+            where=where,
+            got=repr(value),
+            write=f"an integer, or a sequence of {axes}",
+        )
+    return tuple([integer(x, where, least=1) for x in values])
+
+
+def choice(value: Any, options: Sequence[str], where: str) -> str:
+    """The value, which must be one of a few words."""
+    if not (isinstance(value, str) and value in options):
+        raise InvalidArgumentError(
+            "This argument must be one of a few words.",
+            where=where,
+            got=repr(value),
+            write=" or ".join(map(repr, options)),
+        )
+    return value
+
+
+def fraction(value: Any, where: str, *, one_allowed: bool) -> Any:
+    """A number from 0 to 1; a numpy number becomes Python's."""
+    try:
+        number = value if isinstance(value, (int, float)) else float(value)
+    except TypeError:
+        raise InvalidArgumentTypeError(
+            "This argument must be a number that is known when the layer is built.",
+            where=where,
+            got=f"{type(value).__name__}: {value!r}",
+            write="a Python float",
+        ) from None
+    if not (0 <= number < 1 or (one_allowed and number == 1)):
+        raise InvalidArgumentError(
+            "This argument is out of its range.",
+            where=where,
+            got=repr(value),
+            write=f"0 <= {where.split('.')[-1]} {'<=' if one_allowed else '<'} 1",
+        )
+    return number
+
+
+def key_or_next(rng_key: Any) -> jax.Array:
+    """The key that a layer was given, or the next of the ambient stream."""
+    return next_rng_key() if rng_key is None else rng_key
+
+
+def normal(stddev: float) -> Initializer:
+    """An initializer that draws from N(0, stddev²)."""
+    return jax.nn.initializers.normal(stddev)
+
+
+def zeros(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
+    """An initializer that ignores its key."""
+    return jnp.zeros(shape)
+
+
+def ones(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
+    """An initializer that ignores its key."""
+    return jnp.ones(shape)
+
+
+def require_rank(x: Any, rank: int, form: str, where: str) -> None:
+    """Raises unless an input has as many axes as a layer needs.
+
+    Args:
+        x: the input.
+        rank: how many axes it must have.
+        form: the axes in letters or words, e.g. ``NHWC``.
+        where: the layer.
+    """
+    if x.ndim != rank:
+        raise InvalidArgumentError(
+            f"The input must have {rank} axes, {form}.",
+            where=where,
+            got=f"shape {x.shape}",
+            write="x[None] to add a batch axis" if x.ndim == rank - 1 else None,
+        )
+
+
+def require_channels(x: Any, axis: int, size: int, where: str) -> None:
+    """Raises unless an input has as many channels as a layer was built for."""
+    if x.shape[axis] != size:
+        raise InvalidArgumentError(
+            f"The input must have {size} channels on axis {axis}.",
+            where=where,
+            got=f"shape {x.shape}",
+            write=f"an input of that many channels, or a layer built for {x.shape[axis]} channels",
+        )

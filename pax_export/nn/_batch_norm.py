@@ -1,0 +1,217 @@
+"""BatchNorm1D and BatchNorm2D: normalisation by the statistics of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.core import Module, parameters_method
+from pax_export.core._summary import summary_lines
+from pax_export.nn._arguments import (
+    choice,
+    fraction,
+    integer,
+    require_channels,
+    require_rank,
+)
+from pax_export.nn._ema import EMA
+
+
+class _BatchNorm(Module):
+    """BatchNorm1D and BatchNorm2D; they differ in the data format."""
+
+    parameters = parameters_method("scale offset")
+
+    def _build(
+        self,
+        num_channels: int,
+        create_scale: bool,
+        create_offset: bool,
+        decay_rate: float,
+        eps: float,
+        data_format: str,
+    ) -> None:
+        where = type(self).__name__
+        self.num_channels = integer(num_channels, f"{where}.num_channels", least=1)
+        self.create_scale = bool(create_scale)
+        self.create_offset = bool(create_offset)
+        self.decay_rate = fraction(decay_rate, f"{where}.decay_rate", one_allowed=True)
+        self.eps = float(eps)
+        self.data_format = data_format
+        channels = self._channel_axis()
+        shape = [1] * len(data_format)
+        shape[channels] = self.num_channels
+        self.scale = jnp.ones(shape) if create_scale else None
+        self.offset = jnp.zeros(shape) if create_offset else None
+        self.ema_mean = EMA(jnp.zeros(shape), self.decay_rate, debias=True)
+        self.ema_var = EMA(jnp.ones(shape), self.decay_rate, debias=True)
+
+    def _channel_axis(self) -> int:
+        return self.data_format.index("C")
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Normalises each channel.
+
+        In train mode by mean and variance of this batch, whose moving averages
+        are kept; in eval mode by these averages, and nothing changes.
+        Statistics are computed in float32 at least.
+
+        Args:
+            x: ``[batch, *spatial, num_channels]``, or
+                ``[batch, num_channels, *spatial]`` if ``data_format`` begins
+                with NC.
+
+        Returns:
+            The same shape; the dtype that input, scale and offset promote to.
+
+        Raises:
+            ImmutableModuleError: in train mode, outside of `pure` and `purecall`.
+            InvalidArgumentError: (a ValueError) another number of axes or of
+                channels.
+        """
+        x = self._checked_input(x)
+        used = [array for array in (x, self.scale, self.offset) if array is not None]
+        dtype = jnp.result_type(*used)
+        # A sum of half-precision numbers would overflow, a square even sooner.
+        wide = x.astype(jnp.promote_types(dtype, jnp.float32))
+        mean, variance = self._statistics(wide)
+        factor = jax.lax.rsqrt(variance + self.eps)
+        if self.scale is not None:
+            factor = self.scale * factor
+        y = (wide - mean) * factor
+        if self.offset is not None:
+            y = y + self.offset
+        return y.astype(dtype)
+
+    def _checked_input(self, x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        require_rank(x, len(self.data_format), self.data_format, repr(self))
+        require_channels(x, self._channel_axis(), self.num_channels, repr(self))
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        return x.astype(jnp.float32)
+
+    def _statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if not self.training:
+            return self.ema_mean.averages, self.ema_var.averages
+        axes = [axis for axis in range(x.ndim) if axis != self._channel_axis()]
+        mean = jnp.mean(x, axes, keepdims=True)
+        # A mean of squares: unlike mean(x²) - mean², it is never negative.
+        variance = jnp.mean(jnp.square(x - mean), axes, keepdims=True)
+        self.ema_mean(mean)
+        self.ema_var(variance)
+        return mean, variance
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        own = {
+            "num_channels": self.num_channels,
+            "create_scale": self.create_scale,
+            "create_offset": self.create_offset,
+            "data_format": self.data_format,
+            "decay_rate": self.decay_rate,
+        }
+        return super()._repr({**own, **(info or {})})
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns one line: the averages inside are no layers of their own.
+
+        Args:
+            return_list: whether to return a list of that line.
+        """
+        lines = summary_lines(self, children=[])
+        return lines if return_list else "\n".join(lines)
+
+
+class BatchNorm1D(_BatchNorm):
+    """Batch normalisation of inputs with one spatial axis.
+
+    Args:
+        num_channels: the size of the channel axis.
+        create_scale: whether there is a trainable scale for each channel.
+        create_offset: whether there is a trainable offset for each channel.
+        decay_rate: from 0 to 1; how much of the old averages each step keeps.
+        eps: added to the variance.
+        data_format: ``"NWC"`` or ``"NCW"``.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        scale: ``[1, 1, num_channels]`` (or ``[1, num_channels, 1]``) or None.
+        offset: the same.
+        ema_mean: the moving average of means, an `EMA`.
+        ema_var: the moving average of variances, an `EMA`.
+
+    Raises:
+        InvalidArgumentError: (a ValueError and an AssertionError) an argument
+            is out of its range.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> norm = pax.BatchNorm1D(3)
+        >>> norm, y = norm % jnp.ones((8, 20, 3))
+        >>> norm.eval()(jnp.ones((8, 20, 3))).shape
+        (8, 20, 3)
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        create_scale: bool = True,
+        create_offset: bool = True,
+        decay_rate: float = 0.9,
+        eps: float = 1e-05,
+        data_format: str = "NWC",
+        *,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        data_format = choice(data_format, ("NWC", "NCW"), "BatchNorm1D.data_format")
+        self._build(num_channels, create_scale, create_offset, decay_rate, eps, data_format)
+
+
+class BatchNorm2D(_BatchNorm):
+    """Batch normalisation of inputs with two spatial axes.
+
+    Args:
+        num_channels: the size of the channel axis.
+        create_scale: whether there is a trainable scale for each channel.
+        create_offset: whether there is a trainable offset for each channel.
+        decay_rate: from 0 to 1; how much of the old averages each step keeps.
+        eps: added to the variance.
+        data_format: ``"NHWC"`` or ``"NCHW"``.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        scale: ``[1, 1, 1, num_channels]`` (or ``[1, num_channels, 1, 1]``) or
+            None.
+        offset: the same.
+        ema_mean: the moving average of means, an `EMA`.
+        ema_var: the moving average of variances, an `EMA`.
+
+    Raises:
+        InvalidArgumentError: (a ValueError and an AssertionError) an argument
+            is out of its range.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> norm = pax.BatchNorm2D(3, data_format="NCHW")
+        >>> norm, y = norm % jnp.ones((8, 3, 5, 5))
+        >>> norm.eval()(jnp.ones((8, 3, 5, 5))).shape
+        (8, 3, 5, 5)
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        create_scale: bool = True,
+        create_offset: bool = True,
+        decay_rate: float = 0.9,
+        eps: float = 1e-05,
+        data_format: str = "NHWC",
+        *,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        data_format = choice(data_format, ("NHWC", "NCHW"), "BatchNorm2D.data_format")
+        self._build(num_channels, create_scale, create_offset, decay_rate, eps, data_format)

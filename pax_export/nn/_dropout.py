@@ -1,0 +1,91 @@
+"""Dropout: the layer that owns its key, and the function that takes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.core import StateModule, next_rng_key
+from pax_export.nn._arguments import fraction
+
+
+def dropout(rng_key: jax.Array, dropout_rate: float, x: Any) -> Any:
+    """Sets elements to zero at random, and scales the others up.
+
+    Args:
+        rng_key: a key of jax, legacy or typed.
+        dropout_rate: the probability of zero, from 0 to below 1.
+        x: an array of any shape.
+
+    Returns:
+        An array like ``x`` with the same expected values; ``x`` itself if the
+        rate is 0.
+
+    Raises:
+        InvalidArgumentError: (an AssertionError too) the rate is out of its
+            range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> pax.dropout(jax.random.key(0), 0.5, jnp.ones((2, 3))).shape
+        (2, 3)
+    """
+    rate = fraction(dropout_rate, "dropout.dropout_rate", one_allowed=False)
+    if rate == 0:
+        return x
+    x = jnp.asarray(x)
+    dropped = jax.random.bernoulli(rng_key, rate, x.shape)
+    return jnp.where(dropped, 0, x / (1 - rate))
+
+
+class Dropout(StateModule):
+    """Dropout in train mode, the identity in eval mode.
+
+    Args:
+        dropout_rate: the probability of zero, from 0 to below 1.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        rng_key: the state, drawn from the ambient stream; each call in train
+            mode splits it.
+
+    Raises:
+        InvalidArgumentError: (an AssertionError too) the rate is out of its
+            range.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> layer = pax.Dropout(0.5)
+        >>> layer, y = layer % jnp.ones((2, 3))
+        >>> y.shape
+        (2, 3)
+    """
+
+    def __init__(self, dropout_rate: float, *, name: str | None = None):
+        super().__init__(name=name)
+        self.dropout_rate = fraction(dropout_rate, "Dropout.dropout_rate", one_allowed=False)
+        self.rng_key = next_rng_key()
+
+    def __call__(self, x: Any) -> Any:
+        """Drops elements in train mode.
+
+        Args:
+            x: an array of any shape.
+
+        Returns:
+            An array of that shape; ``x`` itself in eval mode or if the rate is
+            0.
+
+        Raises:
+            ImmutableModuleError: in train mode, outside of `pure` and `purecall`.
+        """
+        if not self.training or self.dropout_rate == 0:
+            return x
+        kept, used = jax.random.split(self.rng_key)
+        self.rng_key = kept
+        return dropout(used, self.dropout_rate, x)
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        return super()._repr({"dropout_rate": self.dropout_rate, **(info or {})})
