@@ -84,3 +84,31 @@ class MissingWeightError(PaxError, KeyError, ValueError):
 
 class MissingPackageError(PaxError, ImportError):
     """An optional package is not installed."""
+
+
+class ExportPathError(PaxError, OSError, ValueError):
+    """An export cannot be written to, or read from, this directory."""
+
+
+class UnsupportedDtypeError(PaxError, TypeError, ValueError):
+    """An array has a dtype that the target does not have, or that jax would narrow."""
+
+
+class UnsupportedOperationError(PaxError, NotImplementedError, ValueError):
+    """A model does something that cannot be expressed outside of jax."""
+
+
+class SymbolicDimensionError(PaxError, TypeError, ValueError):
+    """A model needs to know the size of a dimension that was given as symbolic."""
+
+
+class StateChangeError(PaxError, ValueError):
+    """A model changes its own state while it is exported as one that does not."""
+
+
+class ConsumerError(PaxError, ValueError):
+    """A model cannot be expressed for the consumer that was asked for."""
+
+
+class ValidationError(PaxError, ValueError):
+    """What was written does not compute what the model computes."""

@@ -1,0 +1,94 @@
+"""What each TensorFlow can read; measured by loading artifacts in it.
+
+An artifact is written for a version of StableHLO, and its reader knows that
+version or it does not.  TensorFlow 2.16 and 2.17 claim to know more than they
+can run, so they are held to what 2.15 reads.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pax_export._errors import ConsumerError, InvalidArgumentError
+
+Version = tuple[int, ...]
+
+#: TensorFlow release, the newest StableHLO it reads, its newest calling convention.
+TENSORFLOW: tuple[tuple[Version, Version, int], ...] = (
+    ((2, 15), (0, 14, 0), 8),
+    ((2, 18), (1, 9, 0), 9),
+    ((2, 20), (1, 14, 0), 10),
+)
+
+#: The targets to try, oldest first: the oldest that any StableHLO still
+#: writes, then what each of the releases reads.
+TARGETS: tuple[Version, ...] = ((0, 9, 0), *(stablehlo for _, stablehlo, _ in TENSORFLOW))
+
+#: Custom calls that XLA in TensorFlow expands itself, on every platform.
+CUSTOM_CALLS = frozenset(
+    (
+        "Sharding",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "shape_assertion",
+        "stablehlo.dynamic_reduce_window",
+        "stablehlo.dynamic_rng_bit_generator",
+        "stablehlo.dynamic_top_k",
+    )
+)
+
+
+def text(version: Version) -> str:
+    """A version as people write it: ``"2.15"``."""
+    return ".".join(map(str, version))
+
+
+def oldest_tensorflow(stablehlo: Version, calling_convention: int) -> Version:
+    """The oldest TensorFlow that reads an artifact.
+
+    Raises:
+        ConsumerError: no TensorFlow does.
+    """
+    for release, reads, convention in TENSORFLOW:
+        if stablehlo <= reads and calling_convention <= convention:
+            return release
+    raise ConsumerError(
+        "No TensorFlow release can read this model.",
+        got=f"StableHLO {text(stablehlo)}, calling convention {calling_convention}",
+    )
+
+
+def requested(consumer: str | None) -> Version | None:
+    """Reads ``"tensorflow>=2.17"``.
+
+    Raises:
+        InvalidArgumentError: it is written in another way.
+
+    Example:
+        >>> requested("tensorflow>=2.17")
+        (2, 17)
+    """
+    if consumer is None:
+        return None
+    match = re.fullmatch(r"\s*tensorflow\s*>=\s*(\d+)\.(\d+)[.\d]*\s*", str(consumer))
+    if match is None:
+        raise InvalidArgumentError(
+            "This consumer is not known.", got=repr(consumer), write='consumer="tensorflow>=2.17"'
+        )
+    return int(match[1]), int(match[2])
+
+
+def check(consumer: str | None, oldest: Version, signature: str) -> None:
+    """Refuses a model that needs a newer TensorFlow than its consumer has.
+
+    Raises:
+        ConsumerError: it does.
+    """
+    wanted = requested(consumer)
+    if wanted is not None and oldest > wanted:
+        raise ConsumerError(
+            "The model uses operations that this consumer does not have.",
+            where=signature,
+            got=consumer,
+            write=f'consumer="tensorflow>={text(oldest)}", or leave consumer= out',
+        )

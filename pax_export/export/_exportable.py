@@ -1,0 +1,204 @@
+"""What can be exported, as functions over named leaves.
+
+The only file of the exporter that knows `Module`.  A module and a pair
+``(params, function)`` become the same thing here: a list of named leaves, and
+methods that take the leaves' values and give an output and, for a module, the
+leaves as the call left them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    StructureMismatchError,
+    UnsupportedDtypeError,
+)
+from pax_export.core import (
+    Module,
+    enable_eval_mode,
+    module_and_value,
+    select_parameters,
+)
+from pax_export.export import _dtypes
+
+DEFAULT = "serving_default"
+
+#: Gives `(output, the model after the call)`.
+Call = Callable[..., tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the model."""
+
+    name: str  # dotted: modules.0.weight
+    path: str  # unambiguous: .modules[0].weight
+    value: Any
+    struct: jax.ShapeDtypeStruct
+    trainable: bool
+
+
+@dataclass(frozen=True)
+class Method:
+    """One function of the model, to become one signature."""
+
+    key: str
+    call: Call
+    signature_of: Callable  # its parameters name the inputs ...
+    skip: int  # ... after so many that hold the model
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """A model, ready to be traced."""
+
+    name: str
+    leaves: tuple[Leaf, ...]
+    tree: Any
+    methods: tuple[Method, ...]
+    keeps_state: bool  # whether a call can change leaves at all
+
+    def run(
+        self, method: Method, values: list[Any], args: tuple, kwargs: dict
+    ) -> tuple[Any, list[Any]]:
+        """Calls a method on other values of the leaves; gives the output and the new values."""
+        model = jax.tree_util.tree_unflatten(self.tree, values)
+        output, after = method.call(model, *args, **kwargs)
+        new, tree = jax.tree_util.tree_flatten(after)
+        if tree != self.tree:
+            raise StructureMismatchError(
+                "A call changes the structure of the model, so its state cannot be kept in "
+                "variables.",
+                where=method.key,
+                write="a model that has all of its arrays from the start",
+            )
+        return output, new
+
+
+def exportable(model: Any, methods: Mapping[str, Any] | None) -> Exportable:
+    """Reads a module, or a pair ``(params, function)``.
+
+    Raises:
+        InvalidArgumentTypeError: it is neither.
+        InvalidArgumentError: a method does not exist.
+        HiddenArrayError, SharedNodeError: a module has bugs that `scan_bugs` finds.
+        UnsupportedDtypeError: a leaf is no array that a target has.
+    """
+    if isinstance(model, Module):
+        return _of_module(model, methods)
+    if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
+        return _of_function(*model, methods)
+    raise InvalidArgumentTypeError(
+        "This is nothing that can be exported.",
+        got=type(model).__name__,
+        write="a pax_export Module, or a pair (params, function) with function(params, *inputs)",
+    )
+
+
+def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
+    module.scan_bugs()
+    module = enable_eval_mode(module)
+    paths, _ = jax.tree_util.tree_flatten_with_path(select_parameters(module))
+    trainable = {path for path, _ in paths}
+
+    def method(key: str, given: Any) -> Method:
+        function = getattr(type(module), given, None) if isinstance(given, str) else given
+        if not callable(function):
+            raise _no_method(key, given, type(module).__name__)
+
+        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            after, output = module_and_value(function)(model, *args, **kwargs)
+            return output, after
+
+        return Method(key, call, function, skip=1)
+
+    leaves, tree = _leaves(module, trainable.__contains__)
+    return Exportable(type(module).__name__, leaves, tree, _methods(methods, method), True)
+
+
+def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | None) -> Exportable:
+    def method(key: str, given: Any) -> Method:
+        chosen = function if given == "__call__" else given
+        if not callable(chosen):
+            raise _no_method(key, given, "(params, function)")
+
+        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            return chosen(model, *args, **kwargs), model
+
+        return Method(key, call, chosen, skip=1)
+
+    leaves, tree = _leaves(params, lambda path: True)
+    name = getattr(function, "__name__", type(function).__name__)
+    return Exportable(name, leaves, tree, _methods(methods, method), False)
+
+
+def _methods(given: Mapping[str, Any] | None, make: Callable) -> tuple[Method, ...]:
+    return tuple(make(key, method) for key, method in (given or {DEFAULT: "__call__"}).items())
+
+
+def _no_method(key: str, given: Any, owner: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{owner} has no such method.",
+        where=f"methods[{key!r}]",
+        got=repr(given),
+        write='methods={"serving_default": "__call__"}, with names of methods or '
+        "functions that take the model first",
+    )
+
+
+def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Leaf, ...], Any]:
+    paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(_leaf(path, value, is_trainable(path)) for path, value in paths), treedef
+
+
+def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
+    name = jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+    struct = _struct(value, name)
+    floating = not _dtypes.is_key(struct.dtype) and jax.numpy.issubdtype(
+        struct.dtype, jax.numpy.inexact
+    )
+    return Leaf(name, jax.tree_util.keystr(path), value, struct, trainable and floating)
+
+
+def _struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
+    if isinstance(value, (bool, int, float, complex)):
+        # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
+        return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
+    if not (isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype != object):
+        raise UnsupportedDtypeError(
+            "A leaf of the model is no array.",
+            where=name,
+            got=type(value).__name__,
+            write="an array, or a static attribute of the module",
+        )
+    _dtypes.check(value.dtype, name)
+    weak = bool(getattr(value, "weak_type", False))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+
+
+def layer_of(owners: Iterable[Any]) -> str:
+    """Names the layer that ran last: ``encoder.norm: LayerNorm``.
+
+    Args:
+        owners: what methods ran on, outermost first; only modules count.
+    """
+    modules = [owner for owner in owners if isinstance(owner, Module)]
+    if not modules:
+        return ""
+    root, layer = modules[0], modules[-1]
+    found, _ = jax.tree_util.tree_flatten_with_path(
+        root, is_leaf=lambda node: node is layer and node is not root
+    )
+    for path, node in found:
+        if node is layer:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            return f"{name}: {type(layer).__name__}"
+    return type(layer).__name__

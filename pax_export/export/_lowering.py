@@ -1,0 +1,163 @@
+"""From a flat jax function to a portable module and the arrays that it needs.
+
+Everything here is flat: a function takes a list of arrays, described by
+`jax.ShapeDtypeStruct`, and returns a list of arrays.  Arrays that it closes
+over do not become constants of the graph: they are handed out as `constants`,
+to be stored once, and taken as further operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export._jax import call_with_constants, jaxpr_constants, jaxpr_equations
+from pax_export.export import _dtypes
+from pax_export.export._portable import CALLING_CONVENTION, Portable, portable
+
+#: A closed-over array of more bytes than this becomes a variable.
+LARGEST_CONSTANT = 1024
+
+Function = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A function as portable StableHLO.
+
+    Its operands are those of the function, then the `constants`; only the ones
+    that `kept` counts are used, in that order.
+    """
+
+    portable: Portable
+    kept: tuple[int, ...]
+    constants: tuple[Any, ...]
+    results: tuple[jax.ShapeDtypeStruct, ...]  # as they stand outside of jax
+    platforms: tuple[str, ...]
+    calling_convention: int = CALLING_CONVENTION
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function that has been traced once: what it is made of, and how to run it again."""
+
+    function: Function
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+    constants: tuple[Any, ...]
+    jitted: Any
+    results: tuple[jax.ShapeDtypeStruct, ...]
+
+    def with_constants(self, operands: Sequence[Any]) -> list[Any]:
+        """Runs the program with `structs` and then `constants` as operands."""
+        program = self.jitted.trace(list(self.structs)).jaxpr
+        values = operands[len(self.structs) :]
+        replaced = {id(old): new for old, new in zip(self.constants, values)}
+        return call_with_constants(program, replaced, operands[: len(self.structs)])
+
+
+def trace(function: Function, structs: Sequence[jax.ShapeDtypeStruct]) -> Traced:
+    """Traces a flat function; refuses what only a running jax can do.
+
+    Raises:
+        UnsupportedOperationError: the function calls back into Python.
+    """
+    jitted = jax.jit(function)
+    traced = jitted.trace(list(structs))
+    _refuse_callbacks(traced.jaxpr)
+    constants = {id(value): value for value in jaxpr_constants(traced.jaxpr) if _is_large(value)}
+    results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
+    return Traced(function, tuple(structs), tuple(constants.values()), jitted, results)
+
+
+def _is_large(value: Any) -> bool:
+    size = getattr(value, "size", 1) * getattr(value.dtype, "itemsize", 1)
+    # A key is small, but TensorFlow has no constant of its dtype.
+    return size > LARGEST_CONSTANT and not _dtypes.is_key(value.dtype)
+
+
+def _refuse_callbacks(program: Any) -> None:
+    found = {name: source for name, source in jaxpr_equations(program) if _is_callback(name)}
+    if found:
+        raise UnsupportedOperationError(
+            "The model calls back into Python, which an export cannot: "
+            + ", ".join(sorted(found))
+            + ".",
+            where=", ".join(sorted(set(found.values()))),
+            write="the same in operations of jax, or leave jax.debug.print, "
+            "jax.pure_callback and the like out in eval mode",
+        )
+
+
+def _is_callback(primitive: str) -> bool:
+    return "callback" in primitive or primitive in ("debug_print", "infeed", "outfeed")
+
+
+def lower(traced: Traced, platforms: Sequence[str], count: int | None = None) -> Lowered:
+    """Lowers a traced function to portable StableHLO.
+
+    Args:
+        traced: the function.
+        platforms: for which machines: `cpu`, `cuda`, `rocm`, `tpu`.
+        count: lower only so many of its results, the first ones.
+    """
+    operands: tuple[Any, ...] = traced.structs
+    function = traced.jitted
+    if traced.constants or (count is not None and count < len(traced.results)):
+        operands += tuple(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants)
+        function = jax.jit(lambda values: traced.with_constants(values)[:count])
+    exported = jax_export.export(
+        function,
+        platforms=tuple(platforms),
+        disabled_checks=(jax_export.DisabledSafetyCheck.custom_call("ALL"),),
+    )(list(operands))
+    return Lowered(
+        portable(exported.mlir_module_serialized),
+        tuple(exported.module_kept_var_idx),
+        traced.constants,
+        traced.results[:count],
+        tuple(exported.platforms),
+    )
+
+
+def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
+    """The gradient of a traced function, as a function of its own.
+
+    It takes all operands of the function, its constants among them, then one
+    cotangent for each result in `of`, and gives one cotangent for each operand
+    in `wrt`.
+    """
+    operands = [
+        *traced.structs,
+        *(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants),
+    ]
+    cotangents = [traced.results[index] for index in of]
+
+    def run(values: list[Any]) -> list[Any]:
+        given, incoming = values[: len(operands)], values[len(operands) :]
+        return pull_back(traced.with_constants, wrt, of)(given, incoming)
+
+    return trace(run, [*operands, *cotangents])
+
+
+def pull_back(
+    function: Function, wrt: Sequence[int], of: Sequence[int]
+) -> Callable[[list[Any], list[Any]], list[Any]]:
+    """Cotangents of the operands `wrt` from those of the results `of`."""
+
+    def run(operands: list[Any], cotangents: list[Any]) -> list[Any]:
+        def outputs(chosen: list[Any]) -> list[Any]:
+            filled = list(operands)
+            for index, value in zip(wrt, chosen):
+                filled[index] = value
+            results = function(filled)
+            return [results[index] for index in of]
+
+        return jax.vjp(outputs, [operands[index] for index in wrt])[1](cotangents)[0]
+
+    return run

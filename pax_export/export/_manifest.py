@@ -1,0 +1,205 @@
+"""The report: what was made, how big it is, for whom, and how far it was tested.
+
+It is printed, and lies beside the model as ``pax_export.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import ExportPathError
+
+FILE = "pax_export.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """An input or an output of a signature."""
+
+    name: str
+    path: str  # of the argument or output in Python, with dots
+    shape: tuple[int | str, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class SignatureInfo:
+    """A function that can be called.
+
+    `arguments` and `result` hold the nested structure of the Python call, with
+    names of inputs and outputs in the places of arrays.
+    """
+
+    inputs: tuple[ArrayInfo, ...]
+    outputs: tuple[ArrayInfo, ...]
+    arguments: dict[str, Any]
+    positional: tuple[str, ...]
+    result: dict[str, Any]
+    assigns: tuple[str, ...]  # the variables that a call changes
+    differentiable: bool
+    stablehlo: str
+    module_bytes: int
+
+
+@dataclass(frozen=True)
+class VariableInfo:
+    """A stored array, and the leaves of the model that it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    trainable: bool
+    leaves: tuple[str, ...]  # none for an array that a method closes over
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an export is.
+
+    Attributes:
+        model: the name of the exported class or function.
+        signatures: by key, what can be called.
+        variables: the stored arrays.
+        variable_bytes: the size of all variables together.
+        graph_bytes: the size of ``saved_model.pb``.
+        platforms: the machines for which it was lowered.
+        oldest_tensorflow: the oldest release that runs it, e.g. ``"2.15"``.
+        stablehlo: the version of StableHLO that it needs.
+        calling_convention: of the XlaCallModule operations.
+        versions: of the packages that made it.
+        validated: ``"process"``, ``"here"``, or ``None`` for not at all.
+        largest_error: the largest absolute difference from jax, by
+            ``"signature: output"``.
+        seconds: wall time by phase.
+    """
+
+    model: str
+    signatures: dict[str, SignatureInfo]
+    variables: tuple[VariableInfo, ...]
+    variable_bytes: int
+    graph_bytes: int
+    platforms: tuple[str, ...]
+    oldest_tensorflow: str
+    stablehlo: str
+    calling_convention: int
+    versions: dict[str, str]
+    validated: str | None
+    largest_error: dict[str, float]
+    seconds: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data, as it stands in ``pax_export.json``."""
+        return {"format": _FORMAT, **dataclasses.asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.model} as a SavedModel"]
+        for key, signature in self.signatures.items():
+            lines.append(f"  {key}")
+            lines += (f"    in   {entry}" for entry in signature.inputs)
+            lines += (f"    out  {self._output(key, entry)}" for entry in signature.outputs)
+            lines += (f"    sets {name}" for name in signature.assigns)
+        trainable = sum(variable.trainable for variable in self.variables)
+        lines += [
+            f"  variables   {len(self.variables)} ({trainable} trainable), "
+            f"{size(self.variable_bytes)}",
+            f"  graph       {size(self.graph_bytes)}, StableHLO {self.stablehlo}, "
+            f"calling convention {self.calling_convention}",
+            f"  runs in     TensorFlow {self.oldest_tensorflow} and newer, "
+            f"on {', '.join(self.platforms)}",
+            "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
+            "  validated   " + self._validation(),
+            "  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items()),
+        ]
+        return "\n".join(lines)
+
+    def _output(self, key: str, entry: ArrayInfo) -> str:
+        error = self.largest_error.get(f"{key}: {entry.name}")
+        return str(entry) if error is None else f"{entry}  (largest error {error:.1e})"
+
+    def _validation(self) -> str:
+        return {
+            None: "no",
+            "here": "in this process",
+            "process": "in a fresh process without jax",
+        }[self.validated]
+
+
+def size(count: int) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> size(5), size(36 * 2**20)
+        ('5 B', '36.0 MiB')
+    """
+    for unit, exponent in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << exponent:
+            return f"{count / (1 << exponent):.1f} {unit}"
+    return f"{count} B"
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that take part in an export."""
+    import pax_export
+
+    found = {name: version(name) for name in ("jax", "jaxlib", "tensorflow")}
+    return {"pax_export": pax_export.__version__, **found}
+
+
+def write(report: Report, directory: Path) -> None:
+    """Writes the report beside the model."""
+    text = json.dumps(report.as_dict(), indent=1, sort_keys=True)
+    (directory / FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read(directory: str | Path) -> Report:
+    """Reads the report of an export.
+
+    Args:
+        directory: of the export.
+
+    Raises:
+        ExportPathError: there is no export, or its report cannot be read.
+    """
+    file = Path(directory) / FILE
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data.pop("format") != _FORMAT:
+            raise ValueError("it was written by a newer pax_export")
+        return _report(data)
+    except FileNotFoundError as error:
+        raise ExportPathError(
+            "There is no export of pax_export here.",
+            where=str(directory),
+            got=f"no file {FILE}",
+            write="the directory that to_saved_model wrote",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ExportPathError(
+            "The report of this export cannot be read.", where=str(file), got=repr(error)
+        ) from error
+
+
+def _report(data: dict[str, Any]) -> Report:
+    data["signatures"] = {key: _signature(each) for key, each in data["signatures"].items()}
+    data["variables"] = tuple(VariableInfo(**_tuples(each)) for each in data["variables"])
+    return Report(**_tuples(data))
+
+
+def _signature(data: dict[str, Any]) -> SignatureInfo:
+    for key in ("inputs", "outputs"):
+        data[key] = tuple(ArrayInfo(**_tuples(each)) for each in data[key])
+    return SignatureInfo(**_tuples(data))
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}

@@ -1,0 +1,107 @@
+"""StableHLO that old readers accept: cleaned, then written for the oldest version.
+
+jax writes its newest StableHLO: with composites, unused functions and
+locations that readers of last year cannot parse.  Three things make it
+portable.  Composites are replaced by what they stand for and everything is
+inlined; locations (which also name files of this machine) are dropped; and
+the bytes are written for the oldest version that has all of the operations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export.export import _consumers
+
+_PIPELINE = (
+    "builtin.module(func.func(stablehlo-legalize-composite-to-call),"
+    "inline,symbol-dce,strip-debuginfo)"
+)
+#: Version 9 adds tokens for ordered effects, 10 shardings of another dialect;
+#: modules with either are refused, so version 8 says everything.
+CALLING_CONVENTION = 8
+
+
+@dataclass(frozen=True)
+class Portable:
+    """A StableHLO module as portable bytes, and the version they are written for."""
+
+    module: bytes
+    stablehlo: _consumers.Version
+
+
+def portable(serialized: bytes) -> Portable:
+    """Makes the serialised module of a `jax.export.Exported` portable.
+
+    Raises:
+        UnsupportedOperationError: it calls something that only jax has.
+    """
+    stablehlo.register_stablehlo_passes()
+    with mlir.make_ir_context() as context:
+        module = stablehlo.deserialize_portable_artifact(context, serialized)
+        _refuse_custom_calls(module)
+        passmanager.PassManager.parse(_PIPELINE).run(module.operation)
+        return _write_oldest(module, context)
+
+
+def _write_oldest(module: Any, context: Any) -> Portable:
+    current = tuple(map(int, stablehlo.get_current_version().split(".")))
+    targets = [version for version in _consumers.TARGETS if version < current] + [current]
+    # A target that lacks an operation is no news to the user.
+    handler = context.attach_diagnostic_handler(lambda diagnostic: True)
+    try:
+        for version in targets:
+            try:
+                written = stablehlo.serialize_portable_artifact(module, _consumers.text(version))
+            except ValueError:
+                continue
+            return Portable(written, version)
+    finally:
+        handler.detach()
+    raise UnsupportedOperationError(
+        "This model cannot be written as portable StableHLO.",
+        got=f"StableHLO {_consumers.text(current)}",
+    )
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield inner
+                yield from _operations(inner.operation)
+
+
+def _refuse_custom_calls(module: Any) -> None:
+    """Names the calls that no consumer has, and what in the model made them."""
+    found: dict[str, str] = {}
+    for operation in _operations(module.operation):
+        if operation.operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target not in _consumers.CUSTOM_CALLS:
+                found.setdefault(target, _source(str(operation.location)))
+    if found:
+        raise UnsupportedOperationError(
+            "The model calls functions that exist in jax only: " + ", ".join(sorted(found)) + ".",
+            where="; ".join(sorted(set(found.values()))),
+            write="the same in operations of jax.lax and jax.numpy that are not linear-algebra "
+            "decompositions, callbacks or kernels of your own",
+        )
+
+
+def _source(location: str) -> str:
+    """``jit(f)/cholesky (model.py:12)`` out of the text of an MLIR location."""
+    name = re.search(r'loc\("([^"]*)"', location)
+    line = re.search(r'"([^"]+\.py)":(\d+)', location)
+    parts = [name[1]] if name else []
+    if line:
+        parts.append(f"({line[1].rsplit('/', 1)[-1]}:{line[2]})")
+    return " ".join(parts) or "unknown"

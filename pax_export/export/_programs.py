@@ -1,0 +1,136 @@
+"""Each method of a model, traced with its inputs: what is lowered, and what is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError, StateChangeError
+from pax_export.export import _dtypes, _lowering
+from pax_export.export._diagnose import symbolic_errors
+from pax_export.export._exportable import Exportable, Leaf, Method
+from pax_export.export._spec import Inputs, resolve
+from pax_export.export._structure import describe, dotted, legal_names
+
+
+@dataclass(frozen=True)
+class Program:
+    """One method with its inputs, traced.
+
+    The operands of `traced` are all leaves of the model, then all inputs; its
+    results are all outputs, then the leaves that the call changes.
+    """
+
+    key: str
+    inputs: Inputs
+    traced: _lowering.Traced
+    output_names: tuple[str, ...]
+    output_structure: dict[str, Any]
+    changed: tuple[int, ...]
+
+    @property
+    def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The outputs as they stand outside of jax."""
+        return self.traced.results[: len(self.output_names)]
+
+
+def trace_all(
+    model: Exportable,
+    inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    constraints: Sequence[str],
+    several: bool,
+) -> tuple[Program, ...]:
+    """Traces every method; with several, inputs and kwargs are dicts over their keys."""
+    if several:
+        _check_keys(model, inputs, "inputs")
+        if kwargs:
+            _check_keys(model, {m.key: () for m in model.methods} | dict(kwargs), "kwargs")
+    programs = []
+    for method in model.methods:
+        given = inputs[method.key] if several else inputs
+        named = (kwargs or {}).get(method.key) if several else kwargs
+        resolved = resolve(method.signature_of, method.skip, given, named, constraints)
+        programs.append(_trace(model, method, resolved))
+    return tuple(programs)
+
+
+def _check_keys(model: Exportable, given: Any, argument: str) -> None:
+    keys = [method.key for method in model.methods]
+    if not isinstance(given, Mapping) or sorted(given) != sorted(keys):
+        raise InvalidArgumentError(
+            "With methods=, inputs and kwargs are given for each of them.",
+            where=argument,
+            got=sorted(given) if isinstance(given, Mapping) else type(given).__name__,
+            write=f"{argument}={{" + ", ".join(f"{key!r}: ..." for key in keys) + "}",
+        )
+
+
+def _trace(model: Exportable, method: Method, inputs: Inputs) -> Program:
+    seen: dict[str, Any] = {}
+    structs = [leaf.struct for leaf in model.leaves] + [entry.struct for entry in inputs.flat]
+
+    def run(operands: list[Any]) -> list[Any]:
+        values = [_dtypes.restore(value, struct) for value, struct in zip(operands, structs)]
+        leaves, flat = values[: len(model.leaves)], values[len(model.leaves) :]
+        args, kwargs = jax.tree_util.tree_unflatten(inputs.tree, flat)
+        output, after = model.run(method, leaves, args, kwargs)
+        changed = [i for i, (old, new) in enumerate(zip(leaves, after)) if new is not old]
+        outputs, seen["tree"] = jax.tree_util.tree_flatten(output)
+        seen["changed"] = tuple(changed)
+        return [_dtypes.store(value) for value in (*outputs, *(after[i] for i in changed))]
+
+    with symbolic_errors(run, structs, inputs):
+        traced = _lowering.trace(run, [_dtypes.stored(struct) for struct in structs])
+    count = len(traced.results) - len(seen["changed"])
+    names = _output_names(seen["tree"], count)
+    _check_outputs(names, traced.results)
+    tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
+    structure = describe(tree, names)
+    return Program(method.key, inputs, traced, names, structure, seen["changed"])
+
+
+def _output_names(tree: Any, count: int) -> tuple[str, ...]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(
+        jax.tree_util.tree_unflatten(tree, list(range(count)))
+    )
+    named = [not path or hasattr(path[0], "idx") for path, _ in paths]
+    return tuple(
+        legal_names(dotted("output" if bare else "", path) for bare, (path, _) in zip(named, paths))
+    )
+
+
+def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]) -> None:
+    if not names:
+        raise InvalidArgumentError(
+            "The model returns no array, so there is nothing to serve.",
+            write="a model that returns at least one array",
+        )
+    for name, struct in zip(names, results):
+        _dtypes.check(struct.dtype, f"output {name}")
+
+
+def refuse_changes(program: Program, leaves: Sequence[Leaf], read: set[int]) -> None:
+    """Refuses a frozen export of a model whose calls would influence later calls.
+
+    Args:
+        program: the method.
+        leaves: of the model.
+        read: the leaves on which any output of any method depends.  A change of
+            others (a step counter that nothing reads) does no harm.
+
+    Raises:
+        StateChangeError: naming the leaves.
+    """
+    names = [leaves[index].name for index in program.changed if index in read]
+    if names:
+        raise StateChangeError(
+            "A call of the model in eval mode changes its state, and the export would not.",
+            where=", ".join(names),
+            got='state="frozen"',
+            write='state="update", so that every call of the exported model assigns its state, '
+            "or a model that does not change it in eval mode",
+        )

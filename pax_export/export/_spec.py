@@ -1,0 +1,245 @@
+"""What goes into a model: shapes, dtypes, symbolic dimensions and names."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.export import _dtypes
+from pax_export.export._structure import dotted, legal_names
+
+_EXAMPLE = 'spec("batch, 28, 28, 1")'
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The shape, dtype and name of one input; made by `spec`."""
+
+    shape: str | tuple[int | str | None, ...]
+    dtype: str
+    name: str | None = None
+
+
+def spec(
+    shape: str | Sequence[int | str | None], dtype: Any = "float32", name: str | None = None
+) -> InputSpec:
+    """Describes one input of an exported model.
+
+    Args:
+        shape: the dimensions, as text (``"batch, 28, 28, 1"``) or one by one
+            (``("batch", 28, 28, 1)``).  A word is a symbolic dimension: the
+            exported model takes any size there, and equal words mean equal
+            sizes, in all inputs of one export.  Expressions (``"2*n"``) work
+            as in `jax.export.symbolic_shape`.  ``None`` is a symbolic
+            dimension with a name of its own.
+        dtype: the dtype, or its name.
+        name: the input's name in the exported signature, instead of the name
+            of the Python parameter.
+
+    Returns:
+        A description to hand to an exporter as (a part of) ``inputs``.
+
+    Raises:
+        InvalidArgumentTypeError: a dimension or the dtype is none of these.
+
+    Example:
+        >>> spec(("batch", 28, 28, 1)).shape
+        ('batch', 28, 28, 1)
+        >>> spec("batch, length", "int32", name="tokens").name
+        'tokens'
+    """
+    if not isinstance(shape, str):
+        shape = tuple(_dimension(size) for size in shape)
+    return InputSpec(shape, _dtype_name(dtype), name)
+
+
+def _dimension(size: Any) -> int | str | None:
+    if size is None or isinstance(size, str):
+        return size
+    if isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0:
+        return int(size)
+    raise InvalidArgumentTypeError(
+        "A dimension is a size, the name of a symbolic dimension, or None.",
+        got=repr(size),
+        write=_EXAMPLE,
+    )
+
+
+def _dtype_name(dtype: Any) -> str:
+    try:
+        return np.dtype(dtype).name
+    except TypeError as error:
+        raise InvalidArgumentTypeError(
+            "This is no dtype.", got=repr(dtype), write='spec("batch, 3", "float32")'
+        ) from error
+
+
+@dataclass(frozen=True)
+class Input:
+    """One array that a signature takes."""
+
+    name: str
+    path: str
+    struct: jax.ShapeDtypeStruct
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that one exported method takes: the flat inputs and their structure."""
+
+    flat: tuple[Input, ...]
+    tree: Any  # the treedef of `(args, kwargs)`
+    arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct
+    positional: tuple[str, ...]  # the parameters that are given by position
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names of the symbolic dimensions, in order of appearance."""
+        names: dict[str, None] = {}
+        for entry in self.flat:
+            for size in entry.struct.shape:
+                if not isinstance(size, int):
+                    names.update(dict.fromkeys(_dtypes.dimension_names(size)))
+        return tuple(names)
+
+
+def resolve(
+    function: Callable,
+    skip: int,
+    inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    constraints: Sequence[str],
+) -> Inputs:
+    """Turns what a user wrote as ``inputs`` into named, abstract arrays.
+
+    Args:
+        function: what is exported; its signature names the inputs.
+        skip: how many leading parameters hold the model itself.
+        inputs: a tuple of positional arguments, or the only one.
+        kwargs: the keyword arguments.
+        constraints: what jax.export should assume of the dimensions.
+    """
+    args = inputs if type(inputs) is tuple else (inputs,)
+    kwargs = dict(kwargs or {})
+    scope = _Scope((args, kwargs), constraints)
+    paths, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    positional = _parameter_names(function, skip, len(args), kwargs)
+    structs, names, texts = [], [], []
+    for (which, key, *rest), leaf in paths:
+        top = positional[key.idx] if which.idx == 0 else key.key
+        text = dotted(top, rest)
+        given = leaf.name if isinstance(leaf, InputSpec) else None
+        structs.append(_abstract(leaf, text, scope))
+        names.append(given or text)
+        texts.append(text)
+    new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
+    flat = tuple(Input(*entry) for entry in zip(legal_names(names), texts, structs))
+    return Inputs(flat, tree, dict(zip(positional, new_args)) | new_kwargs, positional)
+
+
+def _parameter_names(
+    function: Callable, skip: int, count: int, kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The names under which `count` positional arguments reach the function."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return tuple(f"arg{index}" for index in range(count))
+    try:
+        signature.bind(*range(skip + count), **kwargs)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"The model cannot be called with these inputs: {error}.",
+            got=f"{count} positional inputs, keyword inputs {sorted(kwargs)}",
+            write=f"inputs that fit its parameters {signature}; "
+            "a tuple stands for several positional arguments",
+        ) from error
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += (f"{parameter.name}{index}" for index in itertools.islice(
+                itertools.count(), skip + count - len(names)))  # fmt: skip
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return tuple(names[skip : skip + count])
+
+
+class _Scope:
+    """The one jax scope in which all symbolic dimensions of a call live."""
+
+    def __init__(self, tree: Any, constraints: Sequence[str]):
+        leaves = jax.tree_util.tree_leaves(tree)
+        shapes = [leaf.shape for leaf in leaves if isinstance(leaf, InputSpec)]
+        text = " ".join(str(shape) for shape in shapes)
+        self.fresh = (name for name in map("any{}".format, itertools.count()) if name not in text)
+        self.scope = self._of_arrays(leaves, constraints) or self._new(constraints)
+
+    @staticmethod
+    def _of_arrays(leaves: list[Any], constraints: Sequence[str]) -> Any:
+        for leaf in leaves:
+            for size in getattr(leaf, "shape", ()) if not isinstance(leaf, InputSpec) else ():
+                if not isinstance(size, int):
+                    if constraints:
+                        raise InvalidArgumentError(
+                            "The inputs bring symbolic dimensions with a scope of their own.",
+                            got=f"constraints={tuple(constraints)}",
+                            write="the constraints where that scope is made: "
+                            "jax.export.symbolic_shape(..., constraints=...)",
+                        )
+                    return size.scope
+        return None
+
+    @staticmethod
+    def _new(constraints: Sequence[str]) -> Any:
+        try:
+            return jax_export.SymbolicScope(tuple(constraints))
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"A constraint cannot be read: {_first_line(error)}",
+                got=f"constraints={tuple(constraints)}",
+                write='constraints=("length <= 512", "length >= 2")',
+            ) from error
+
+    def shape(self, given: InputSpec, path: str) -> tuple:
+        text = given.shape
+        if not isinstance(text, str):
+            text = ", ".join(next(self.fresh) if size is None else str(size) for size in text)
+        try:
+            return jax_export.symbolic_shape(text, scope=self.scope)
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"A shape cannot be read: {_first_line(error)}",
+                where=path,
+                got=repr(given.shape),
+                write=_EXAMPLE,
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _abstract(leaf: Any, path: str, scope: _Scope) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, InputSpec):
+        struct = jax.ShapeDtypeStruct(scope.shape(leaf, path), np.dtype(leaf.dtype))
+    elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    elif isinstance(leaf, (bool, int, float, complex)):
+        struct = jax.ShapeDtypeStruct((), jax.numpy.result_type(leaf))
+    else:
+        raise InvalidArgumentTypeError(
+            "An input is described by a spec, an array or a jax.ShapeDtypeStruct.",
+            where=path,
+            got=type(leaf).__name__,
+            write=_EXAMPLE,
+        )
+    _dtypes.check(struct.dtype, path)
+    return struct

@@ -1,0 +1,1 @@
+"""One file for each thing that can be written; none knows the others."""

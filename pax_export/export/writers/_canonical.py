@@ -1,0 +1,115 @@
+"""Makes the bytes of a SavedModel depend on the model alone.
+
+TensorFlow numbers its functions by a counter that never starts again, and
+writes maps in the order of their hashes.  Functions are numbered anew in the
+order in which they were made, and the file is written in sorted order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pax_export._optional import require
+
+_NUMBERED = re.compile(r"(.*_)(\d+)")
+_GRADIENT = re.compile(rb"(CustomGradient-)(\d+)")
+
+
+def canonicalize(directory: Path) -> None:
+    """Rewrites ``saved_model.pb`` in a directory that TensorFlow has just written."""
+    protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
+    file = directory / "saved_model.pb"
+    model = protobuf.SavedModel()
+    model.ParseFromString(file.read_bytes())
+    for graph in model.meta_graphs:
+        _renumber(graph)
+    file.write_bytes(model.SerializeToString(deterministic=True))
+    # It holds hashes of the bytes before, and a random number.
+    (directory / "fingerprint.pb").unlink(missing_ok=True)
+
+
+def _renumber(graph: Any) -> None:
+    library = graph.graph_def.library
+    names = _new_names(function.signature.name for function in library.function)
+    gradients = _new_gradients(graph)
+    for function in library.function:
+        function.signature.name = names[function.signature.name]
+        _rename_nodes(function.node_def, names, gradients)
+        _number_captures(function)
+    functions = sorted(library.function, key=lambda function: function.signature.name)
+    del library.function[:]
+    library.function.extend(functions)
+    _rename_nodes(graph.graph_def.node, names, gradients)
+    for registered in library.registered_gradients:
+        registered.gradient_func = names[registered.gradient_func]
+        kind = registered.registered_op_type.encode()
+        registered.registered_op_type = gradients.get(kind, kind).decode()
+    _rename_objects(graph.object_graph_def, names)
+
+
+def _new_names(names: Iterable[str]) -> dict[str, str]:
+    """Old name -> new name: the same words, numbered in the order of the old numbers."""
+    numbered = {name: _NUMBERED.fullmatch(name) for name in names}
+    order = sorted((int(match[2]), name) for name, match in numbered.items() if match)
+    renamed = {name: f"{numbered[name][1]}{index}" for index, (_, name) in enumerate(order)}
+    return {name: renamed.get(name, name) for name in numbered}
+
+
+def _new_gradients(graph: Any) -> dict[bytes, bytes]:
+    found = {
+        node.attr["_gradient_op_type"].s
+        for function in graph.graph_def.library.function
+        for node in function.node_def
+        if "_gradient_op_type" in node.attr
+    }
+    matches = sorted((int(match[2]), match) for match in map(_GRADIENT.fullmatch, found) if match)
+    return {match[0]: match[1] + str(index).encode() for index, (_, match) in enumerate(matches)}
+
+
+def _rename_nodes(
+    nodes: Iterable[Any], names: Mapping[str, str], gradients: Mapping[bytes, bytes]
+) -> None:
+    for node in nodes:
+        node.op = names.get(node.op, node.op)
+        for key, value in node.attr.items():
+            if key == "_gradient_op_type":
+                value.s = gradients.get(value.s, value.s)
+            elif value.HasField("func"):
+                value.func.name = names.get(value.func.name, value.func.name)
+            for function in value.list.func:
+                function.name = names.get(function.name, function.name)
+
+
+def _number_captures(function: Any) -> None:
+    """Captured tensors are called by Python ids; their place says as much."""
+    for place, attributes in function.arg_attr.items():
+        name = attributes.attr.get("_user_specified_name")
+        if name is not None and name.s.isdigit():
+            name.s = str(place).encode()
+
+
+def _rename_objects(objects: Any, names: Mapping[str, str]) -> None:
+    concrete = {names[name]: value for name, value in objects.concrete_functions.items()}
+    copies = {name: _copy(value) for name, value in concrete.items()}
+    objects.concrete_functions.clear()
+    for name, value in copies.items():
+        objects.concrete_functions[name].CopyFrom(value)
+    for node in objects.nodes:
+        if node.HasField("function"):
+            renamed = [names[name] for name in node.function.concrete_functions]
+            node.function.concrete_functions[:] = renamed
+        elif node.HasField("bare_concrete_function"):
+            bare = node.bare_concrete_function
+            bare.concrete_function_name = names[bare.concrete_function_name]
+        elif node.HasField("captured_tensor"):
+            captured = node.captured_tensor
+            captured.concrete_function = names[captured.concrete_function]
+
+
+def _copy(message: Any) -> Any:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
