@@ -19,8 +19,8 @@ from pax_export.core._static import (
 class Layout:
     """Everything about a module that is not a child of it.
 
-    Layouts with equal content are one object as long as all static data can be
-    hashed; then comparing treedefs is comparing pointers.
+    Layouts with equal content are one object where all static data can be
+    hashed, so that comparing treedefs is, as a rule, comparing pointers.
 
     Attributes:
         cls: the class of the module.
@@ -76,8 +76,8 @@ class Layout:
             return True
         if not isinstance(other, Layout):
             return NotImplemented
-        # Interned layouts of equal content would be one object.
-        return (self.opaque or other.opaque) and self._key == other._key
+        # Two threads may have made one each, and what has no hash is not interned.
+        return self._hash == other._hash and self._key == other._key
 
     def __hash__(self) -> int:
         return self._hash
