@@ -2,11 +2,16 @@
 
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv2D
+from pax_export.nn._conv_transpose import Conv1DTranspose, Conv2DTranspose
 from pax_export.nn._dropout import Dropout, dropout
 from pax_export.nn._ema import EMA
+from pax_export.nn._embed import Embed
+from pax_export.nn._group_norm import GroupNorm
 from pax_export.nn._lambda import Identity, Lambda
+from pax_export.nn._layer_norm import LayerNorm
 from pax_export.nn._linear import Linear
 from pax_export.nn._pool import avg_pool, max_pool
+from pax_export.nn._rng_seq import RngSeq
 from pax_export.nn._sequential import Sequential
 
 __all__ = [
@@ -14,11 +19,17 @@ __all__ = [
     "BatchNorm1D",
     "BatchNorm2D",
     "Conv1D",
+    "Conv1DTranspose",
     "Conv2D",
+    "Conv2DTranspose",
     "Dropout",
+    "Embed",
+    "GroupNorm",
     "Identity",
     "Lambda",
+    "LayerNorm",
     "Linear",
+    "RngSeq",
     "Sequential",
     "avg_pool",
     "dropout",
