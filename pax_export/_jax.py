@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import get_opaque_trace_state as trace_state
+from jax.interpreters.partial_eval import dce_jaxpr_consts
 
 __all__ = [
     "call_with_constants",
@@ -15,6 +16,7 @@ __all__ = [
     "is_tracer",
     "jaxpr_constants",
     "jaxpr_equations",
+    "read_arguments",
     "trace_state",
 ]
 
@@ -52,7 +54,10 @@ def jaxpr_constants(program: Any) -> Iterator[Any]:
 
 
 def call_with_constants(
-    program: Any, replaced: Mapping[int, Any], arguments: Sequence[Any]
+    program: Any,
+    replaced: Mapping[int, Any],
+    arguments: Sequence[Any],
+    count: int | None = None,
 ) -> list[Any]:
     """Evaluates a traced program, with other values for some arrays that it closes over.
 
@@ -60,9 +65,12 @@ def call_with_constants(
         program: what `trace(...).jaxpr` gives.
         replaced: the new value, by the `id` of the constant.
         arguments: the flat arguments.
+        count: evaluate only what the first so many results need.
     """
     jaxpr = program.jaxpr
     constants = [replaced.get(id(value), value) for value in program.consts]
+    if count is not None:
+        jaxpr, _ = _reduced(program, count, instantiate=True)
     inner = [equation for equation in jaxpr.eqns if _jitted(equation) is not None]
     if not any(id(value) in replaced for each in inner for value in jaxpr_constants(_jitted(each))):
         return eval_jaxpr(jaxpr, constants, *arguments)
@@ -83,6 +91,21 @@ def call_with_constants(
             results = results if equation.primitive.multiple_results else [results]
         values.update(zip(equation.outvars, results))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _reduced(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
+    """The part of a program that its first results need, and which arguments that reads."""
+    used = [index < count for index in range(len(program.jaxpr.outvars))]
+    # Since jax 0.12 a program and its jaxpr are one class.
+    whole = program if hasattr(program, "with_consts") else program.jaxpr
+    reduced, _, read = dce_jaxpr_consts(whole, used, instantiate)
+    return getattr(reduced, "jaxpr", reduced), read
+
+
+def read_arguments(program: Any, count: int) -> frozenset[int]:
+    """The flat arguments on which the first so many results of a traced program depend."""
+    _, read = _reduced(program, count, instantiate=False)
+    return frozenset(index for index, is_read in enumerate(read) if is_read)
 
 
 def jaxpr_equations(program: Any) -> Iterator[tuple[str, str]]:

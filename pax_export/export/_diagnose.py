@@ -38,6 +38,8 @@ def symbolic_errors(
         if not guilty and inputs.dimensions and _works(function, structs, inputs):
             guilty = list(inputs.dimensions)
         if not guilty:
+            shapes = (f"{e.name}: {e.struct.dtype}{list(e.struct.shape)}" for e in inputs.flat)
+            error.add_note(f"The model was traced with the inputs {', '.join(shapes)}.")
             raise
         names = ", ".join(guilty)
         raise SymbolicDimensionError(

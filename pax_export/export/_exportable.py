@@ -110,7 +110,7 @@ def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
     trainable = {path for path, _ in paths}
 
     def method(key: str, given: Any) -> Method:
-        function = getattr(type(module), given, None) if isinstance(given, str) else given
+        function = _unbound(module, given) if isinstance(given, str) else given
         if not callable(function):
             raise _no_method(key, given, type(module).__name__)
 
@@ -122,6 +122,12 @@ def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
 
     leaves, tree = _leaves(module, trainable.__contains__)
     return Exportable(type(module).__name__, leaves, tree, _methods(methods, method), True)
+
+
+def _unbound(module: Module, name: str) -> Any:
+    """The method of this name; not that of the metaclass, which makes instances."""
+    found = (vars(owner)[name] for owner in type(module).__mro__ if name in vars(owner))
+    return next(found, None)
 
 
 def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | None) -> Exportable:

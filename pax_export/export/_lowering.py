@@ -17,7 +17,7 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import call_with_constants, jaxpr_constants, jaxpr_equations
+from pax_export._jax import call_with_constants, jaxpr_constants, jaxpr_equations, read_arguments
 from pax_export.export import _dtypes
 from pax_export.export._portable import CALLING_CONVENTION, Portable, portable
 
@@ -51,14 +51,21 @@ class Traced:
     structs: tuple[jax.ShapeDtypeStruct, ...]
     constants: tuple[Any, ...]
     jitted: Any
+    program: Any  # as a jaxpr
     results: tuple[jax.ShapeDtypeStruct, ...]
 
-    def with_constants(self, operands: Sequence[Any]) -> list[Any]:
-        """Runs the program with `structs` and then `constants` as operands."""
-        program = self.jitted.trace(list(self.structs)).jaxpr
+    def read(self, count: int) -> frozenset[int]:
+        """The operands on which the first so many results depend."""
+        return read_arguments(self.program, count)
+
+    def with_constants(self, operands: Sequence[Any], count: int | None = None) -> list[Any]:
+        """Runs the program with `structs` and then `constants` as operands.
+
+        With a count, only what the first so many results need is run.
+        """
         values = operands[len(self.structs) :]
         replaced = {id(old): new for old, new in zip(self.constants, values)}
-        return call_with_constants(program, replaced, operands[: len(self.structs)])
+        return call_with_constants(self.program, replaced, operands[: len(self.structs)], count)
 
 
 def trace(function: Function, structs: Sequence[jax.ShapeDtypeStruct]) -> Traced:
@@ -72,7 +79,9 @@ def trace(function: Function, structs: Sequence[jax.ShapeDtypeStruct]) -> Traced
     _refuse_callbacks(traced.jaxpr)
     constants = {id(value): value for value in jaxpr_constants(traced.jaxpr) if _is_large(value)}
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
-    return Traced(function, tuple(structs), tuple(constants.values()), jitted, results)
+    return Traced(
+        function, tuple(structs), tuple(constants.values()), jitted, traced.jaxpr, results
+    )
 
 
 def _is_large(value: Any) -> bool:
@@ -110,7 +119,7 @@ def lower(traced: Traced, platforms: Sequence[str], count: int | None = None) ->
     function = traced.jitted
     if traced.constants or (count is not None and count < len(traced.results)):
         operands += tuple(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants)
-        function = jax.jit(lambda values: traced.with_constants(values)[:count])
+        function = jax.jit(lambda values: traced.with_constants(values, count))
     exported = jax_export.export(
         function,
         platforms=tuple(platforms),

@@ -119,14 +119,14 @@ def lower(
         _lowering.lower(each.traced, platforms, count) for each, count in zip(programs, counts)
     ]
     if state == "frozen":
-        read = {index for module in modules for index in module.kept}
+        read = {index for each in programs for index in each.read}
         for program in programs:
             _programs.refuse_changes(program, model.leaves, read)
     changed = {index for each in programs for index in each.changed} if state == "update" else ()
     store = Store(model.leaves, changed, trainable)
     pullbacks, signatures = [], []
     for program, module in zip(programs, modules):
-        pullback = _pullback(model, program, module) if trainable else None
+        pullback = _pullback(model, program) if trainable else None
         pullbacks.append(pullback)
         gradient = _gradient(pullback, store, platforms)
         signatures.append(_signature(program, module, gradient, store, state == "update"))
@@ -141,19 +141,15 @@ def _is_floating(struct: jax.ShapeDtypeStruct) -> bool:
     )
 
 
-def _pullback(model: Exportable, program: Program, module: _lowering.Lowered) -> _Pullback | None:
-    """The gradient with respect to what the program uses and what can have one."""
-    leaves = len(model.leaves)
-    wrt = tuple(
-        index
-        for index in module.kept
-        if index < len(program.traced.structs)
-        and (
-            model.leaves[index].trainable
-            if index < leaves
-            else _is_floating(program.traced.structs[index])
-        )
-    )
+def _pullback(model: Exportable, program: Program) -> _Pullback | None:
+    """The gradient with respect to what the outputs read and what can have one."""
+
+    def has_gradient(operand: int) -> bool:
+        if operand < len(model.leaves):
+            return model.leaves[operand].trainable
+        return _is_floating(program.traced.structs[operand])
+
+    wrt = tuple(filter(has_gradient, sorted(program.read)))
     of = tuple(index for index, struct in enumerate(program.outputs) if _is_floating(struct))
     return _Pullback(_lowering.vjp(program.traced, wrt, of), wrt, of) if wrt and of else None
 

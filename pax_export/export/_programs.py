@@ -36,6 +36,11 @@ class Program:
         """The outputs as they stand outside of jax."""
         return self.traced.results[: len(self.output_names)]
 
+    @property
+    def read(self) -> frozenset[int]:
+        """The operands on which the outputs depend."""
+        return self.traced.read(len(self.output_names))
+
 
 def trace_all(
     model: Exportable,

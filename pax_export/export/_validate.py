@@ -13,13 +13,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import export as jax_export
 
 from pax_export._errors import ValidationError
 from pax_export._jax import dimension_value
 from pax_export.export import _dtypes, _served
 
-#: What the symbolic dimensions are, one after the other, in the tests.
+#: What the symbolic dimensions are in the tests, different ones side by side.
 SIZES = (1, 2, 5)
+#: What they are where constraints forbid these.
+OTHER_SIZES = (3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+_MOST_TRIES = 2000
 #: How far two programs for one computation may differ, relative to its size.
 TOLERANCE = {
     "float64": 1e-9,
@@ -54,17 +58,42 @@ class Case:
 
 def sizes(
     structs: Sequence[jax.ShapeDtypeStruct], dimensions: Sequence[str]
-) -> Iterator[dict[str, int]]:
-    """Sizes for the symbolic dimensions, different ones in different places.
+) -> list[dict[str, int]]:
+    """Sizes for the symbolic dimensions that their constraints allow."""
+    if not dimensions:
+        return [{}]
+    allowed = _Allowed(structs)
+    count = len(dimensions)
+    rotated = (itertools.islice(itertools.cycle(SIZES), start, start + count) for start in range(3))
+    first = [
+        chosen for chosen in (dict(zip(dimensions, each)) for each in rotated) if allowed(chosen)
+    ]
+    if first:
+        return first
+    # A constraint wants more; the smallest sizes that it allows must do.
+    every = itertools.product(SIZES + OTHER_SIZES, repeat=count)
+    tries = (dict(zip(dimensions, each)) for each in itertools.islice(every, _MOST_TRIES))
+    return list(itertools.islice(filter(allowed, tries), len(SIZES)))
 
-    Sizes that a constraint forbids make no shape, and are left out.
-    """
-    for first in range(len(SIZES) if dimensions else 1):
-        chosen = {
-            name: SIZES[(first + index) % len(SIZES)] for index, name in enumerate(dimensions)
-        }
-        if all(size >= 0 for struct in structs for size in shape_of(struct, chosen)):
-            yield chosen
+
+class _Allowed:
+    """Tells whether sizes satisfy the constraints, by asking jax."""
+
+    def __init__(self, structs: Sequence[jax.ShapeDtypeStruct]):
+        self._structs = [_dtypes.stored(struct) for struct in structs]
+        nothing = jax.jit(lambda *operands: 0)
+        self._called = jax_export.export(nothing, platforms=("cpu",))(*self._structs).call
+
+    def __call__(self, chosen: Mapping[str, int]) -> bool:
+        try:
+            given = [
+                jax.ShapeDtypeStruct(shape_of(struct, chosen), struct.dtype)
+                for struct in self._structs
+            ]
+            jax.eval_shape(self._called, *given)
+        except ValueError:
+            return False
+        return True
 
 
 def shape_of(struct: jax.ShapeDtypeStruct, chosen: Mapping[str, int]) -> tuple[int, ...]:
