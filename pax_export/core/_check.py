@@ -23,7 +23,13 @@ from pax_export.core._tree import (
     is_array,
     leaves_of_attribute,
 )
-from pax_export.core._walk import modules_and_leaves, named_modules, path_name
+from pax_export.core._walk import (
+    join,
+    modules_and_leaves,
+    named_modules,
+    one_level,
+    path_name,
+)
 
 
 def check_modules(tree: Any) -> None:
@@ -118,8 +124,7 @@ def _check_slots(cls: type) -> None:
         # An empty __slots__, as abstract bases have it, hides nothing.
         if vars(base).get("__slots__"):
             raise HiddenArrayError(
-                "A module class must not define __slots__: jax would not see what "
-                "lies in them.",
+                "A module class must not define __slots__: jax would not see what lies in them.",
                 where=base.__qualname__,
                 got=f"__slots__ = {vars(base)['__slots__']!r}",
                 write="plain attributes, set in __init__",
@@ -196,14 +201,14 @@ def structure_differences(a: Any, b: Any, path: str = "") -> list[str]:
     if isinstance(a, (Node, EmptyNode)) or isinstance(b, (Node, EmptyNode)):
         same = isinstance(a, EmptyNode) and isinstance(b, EmptyNode)
         return [] if same else [f"{here}: {_kind(a)} against {_kind(b)}"]
-    (items_a, def_a), (items_b, def_b) = _one_level(a), _one_level(b)
+    (items_a, def_a), (items_b, def_b) = one_level(a), one_level(b)
     if def_a != def_b:
         return [f"{here}: {_kind(a)} against {_kind(b)}"]
     if len(items_a) == 1 and items_a[0][1] is a:
         return []  # a leaf
     lines = []
     for (key, x), (_, y) in zip(items_a, items_b):
-        lines += structure_differences(x, y, _join(path, path_name(key)))
+        lines += structure_differences(x, y, join(path, path_name(key)))
     return lines
 
 
@@ -213,7 +218,7 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
     values_b = layout_b.static | dict(zip(layout_b.names, children_b))
     lines = []
     for name in dict.fromkeys([*values_a, *values_b]):
-        place = _join(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
+        place = join(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
         if name not in values_a or name not in values_b:
             side = "second" if name in values_a else "first"
             lines.append(f"{place}: missing in the {side} tree")
@@ -231,10 +236,6 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
 _OWN_FIELDS = ("_name", "_training")
 
 
-def _one_level(value: Any):
-    return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-
-
 def _kind(value: Any) -> str:
     if is_array(value):
         return "an array"
@@ -242,7 +243,3 @@ def _kind(value: Any) -> str:
         return f"{type(value).__name__}"
     size = f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else ""
     return f"{type(value).__name__}{size}"
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

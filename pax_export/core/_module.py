@@ -353,8 +353,7 @@ def unfreeze_parameters(module: Any, *, origin: Any) -> Any:
     if treedef.num_leaves != len(leaves):
         raise InvalidArgumentError(
             "unfreeze_parameters needs the module that was frozen as its origin.",
-            got=f"a module with {len(leaves)} leaves and an origin with "
-            f"{treedef.num_leaves}",
+            got=f"a module with {len(leaves)} leaves and an origin with {treedef.num_leaves}",
             write="pax.unfreeze_parameters(frozen, origin=the module before)",
         )
     return jax.tree_util.tree_unflatten(treedef, leaves)

@@ -18,7 +18,12 @@ from pax_export._errors import InvalidArgumentError, StructureMismatchError
 from pax_export.core._check import structure_differences
 from pax_export.core._derive import derived, register_aspect
 from pax_export.core._tree import EmptyNode, Node, flatten, with_class
-from pax_export.core._walk import apply_bottom_up, map_attributes, structural
+from pax_export.core._walk import (
+    apply_bottom_up,
+    map_attributes,
+    one_level,
+    structural,
+)
 
 
 @dataclass(frozen=True)
@@ -178,19 +183,15 @@ def _merge(a: Any, b: Any, whole_a: Any, whole_b: Any) -> Any:
     if _is_empty(a) or _is_empty(b):
         return b if _is_empty(a) else a
     # A hole in one tree stands where the other has a whole subtree.
-    items_a, level_a = _one_level(a)
-    items_b, level_b = _one_level(b)
+    items_a, level_a = one_level(a)
+    items_b, level_b = one_level(b)
     if level_a != level_b or jax.tree_util.all_leaves([a]):
         raise StructureMismatchError(
-            "Two trees to merge must have one structure where neither has an "
-            "EmptyNode.",
+            "Two trees to merge must have one structure where neither has an EmptyNode.",
             got="; ".join(structure_differences(whole_a, whole_b)[:3]),
             write="trees of one recipe in one mode (train or eval), e.g. "
             "module | module.parameters()",
         )
-    items = [_merge(x, y, whole_a, whole_b) for x, y in zip(items_a, items_b)]
+    pairs = zip(items_a, items_b)
+    items = [_merge(x, y, whole_a, whole_b) for (_, x), (_, y) in pairs]
     return jax.tree_util.tree_unflatten(level_a, items)
-
-
-def _one_level(value: Any):
-    return jax.tree_util.tree_flatten(value, is_leaf=lambda x: x is not value)

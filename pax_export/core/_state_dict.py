@@ -15,7 +15,7 @@ from pax_export.core._check import describe_array
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
-from pax_export.core._walk import map_attributes
+from pax_export.core._walk import join, map_attributes, one_level, path_name
 
 
 def state_dict(module: Any) -> dict[str, Any]:
@@ -98,22 +98,19 @@ def _from_dict(module: Node, weights: Any, path: str) -> Any:
             write="a dict as module.state_dict() makes it",
         )
     _require_names(names, weights, path)
-    return map_attributes(
-        module, lambda name, child: _load(child, weights[name], _dot(path, name))
-    )
+    return map_attributes(module, lambda name, child: _load(child, weights[name], join(path, name)))
 
 
 def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
-    missing = [_dot(path, name) for name in names if name not in weights]
+    missing = [join(path, name) for name in names if name not in weights]
     if missing:
         raise MissingWeightError(
             "The weights lack attributes that the module has.",
             where=", ".join(missing),
             got=f"the names {', '.join(map(str, weights)) or '(none)'}",
-            write="weights of the same kind of module, or None at a name to keep "
-            "the module's own",
+            write="weights of the same kind of module, or None at a name to keep the module's own",
         )
-    unknown = [_dot(path, str(name)) for name in weights if name not in names]
+    unknown = [join(path, str(name)) for name in weights if name not in names]
     if unknown:
         raise StructureMismatchError(
             "The weights have names that the module does not know.",
@@ -137,9 +134,8 @@ def _load(own: Any, given: Any, path: str) -> Any:
 
 
 def _load_container(own: Any, given: Any, path: str) -> Any:
-    one_level = jax.tree_util.tree_flatten_with_path
-    items, treedef = one_level(own, is_leaf=lambda x: x is not own)
-    others, other_def = one_level(given, is_leaf=lambda x: x is not given)
+    items, treedef = one_level(own)
+    others, other_def = one_level(given)
     # Only the keys matter: what a mixed container holds beside arrays is None here.
     if type(own) is not type(given) or [k for k, _ in items] != [k for k, _ in others]:
         raise StructureMismatchError(
@@ -148,10 +144,7 @@ def _load_container(own: Any, given: Any, path: str) -> Any:
             got=f"{other_def} where the module has {treedef}",
             write="weights of the same kind of module",
         )
-    values = [
-        _load(x, y, _dot(path, jax.tree_util.keystr(key, simple=True, separator=".")))
-        for (key, x), (_, y) in zip(items, others)
-    ]
+    values = [_load(x, y, join(path, path_name(key))) for (key, x), (_, y) in zip(items, others)]
     return jax.tree_util.tree_unflatten(treedef, values)
 
 
@@ -172,7 +165,3 @@ def _checked(own: Any, given: Any, path: str) -> Any:
             write=f"an array {describe_array(own)}",
         )
     return given
-
-
-def _dot(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -21,6 +21,16 @@ def path_name(path: tuple) -> str:
     return keystr(path, simple=True, separator=".")
 
 
+def join(path: str, name: str) -> str:
+    """The dotted name of something below a path."""
+    return f"{path}.{name}" if path else name
+
+
+def one_level(value: Any) -> tuple[list[tuple[tuple, Any]], Any]:
+    """The direct children of any pytree node with their key paths, and its treedef."""
+    return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+
+
 def modules_and_leaves(tree: Any) -> tuple[list[Any], list[Any]]:
     """All modules of a tree, parents first, and all its leaves."""
     modules: list[Any] = []

@@ -128,7 +128,5 @@ def test_modes():
 
 def test_gradients_have_the_structure_of_parameters():
     net = Dense()
-    grads = jax.grad(lambda p: net.update_parameters(p)(jnp.ones((1, 2))).sum())(
-        net.parameters()
-    )
+    grads = jax.grad(lambda p: net.update_parameters(p)(jnp.ones((1, 2))).sum())(net.parameters())
     assert tree_structure(grads) == tree_structure(net.parameters())

@@ -15,10 +15,10 @@ from jax.tree_util import (
     tree_structure,
     tree_unflatten,
 )
-from tests.core.models import Counter, Dense, Net
 
 import pax_export as pax
 from pax_export.core._tree import flatten
+from tests.core.models import Counter, Dense, Net
 
 
 class Attributes(pax.Module):
@@ -87,9 +87,7 @@ def test_equal_recipes_share_one_layout():
     assert tree_structure(Net()) == tree_structure(Net())
 
 
-@pytest.mark.parametrize(
-    "change", [{"din": 9}, {"_name": "x"}, {"_training": False}, {"din": 2.0}]
-)
+@pytest.mark.parametrize("change", [{"din": 9}, {"_name": "x"}, {"_training": False}, {"din": 2.0}])
 def test_other_static_data_is_another_structure(change):
     module = Dense()
     assert tree_structure(module.replace(**change)) != tree_structure(module)
