@@ -71,7 +71,8 @@ def set_attribute(module: Node, name: str, value: Any) -> Any:
 
 
 def _with_attributes(module: Node, changes: dict[str, Any]) -> Any:
-    new = unflatten(*reversed(flatten(module)))
+    children, layout = flatten(module)
+    new = unflatten(layout, children)
     kinds = current_kinds(new)
     attributes_of(new).update(changes)
     settle(new, kinds | {name: kind_of(value) for name, value in changes.items()})

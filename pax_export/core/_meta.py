@@ -33,18 +33,20 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
             cls.__getattr__ = _after_ours(namespace["__getattr__"])
         register(cls)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes an instance: runs the constructor, then settles and checks it."""
-        _drop_dataclass_eq(cls)
-        module = cls.__new__(cls, *args, **kwargs)
-        if not isinstance(module, cls):
+    if not typing.TYPE_CHECKING:  # a type checker reads the constructor instead
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Makes an instance: runs the constructor, then settles and checks it."""
+            _drop_dataclass_eq(cls)
+            module = cls.__new__(cls, *args, **kwargs)
+            if not isinstance(module, cls):
+                return module
+            with opened([module], constructing=True):
+                module.__init__(*args, **kwargs)
+            _drop_cached_properties(module)
+            settle(module)
+            check_new(module)
             return module
-        with opened([module], constructing=True):
-            module.__init__(*args, **kwargs)
-        _drop_cached_properties(module)
-        settle(module)
-        check_new(module)
-        return module
 
 
 def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:

@@ -74,7 +74,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     name = _OwnField("name", "The name that repr and summary show, or None.")
     training = _OwnField("training", "True in train mode, False in eval mode.")
-    __dict__ = property(_tree.attributes_of, doc="All attributes, as in any object.")
+    __dict__ = property(_tree.attributes_of)  # type: ignore  # filled when looked at
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         return newborn(cls)

@@ -90,13 +90,16 @@ def parameters_method(*names: str, submodules: bool = True) -> Callable[[Any], A
 
 def selection_of(module: Node) -> Selection | None:
     """How the class of a module selects; None if it has code of its own."""
-    return getattr(type(module).parameters, "selection", None)
+    method = getattr(type(module), "parameters", None)
+    return getattr(method, "selection", None)
 
 
-@structural(runs_foreign_code=lambda module: selection_of(module) is None)
-def _select(module: Any) -> Any:
+def _select_afresh(module: Any) -> Any:
     selection = selection_of(module)
     return module.parameters() if selection is None else _keep(selection, module)
+
+
+_select = structural(runs_foreign_code=lambda m: selection_of(m) is None)(_select_afresh)
 
 
 def _keep(selection: Selection, module: Node) -> Any:
@@ -110,7 +113,7 @@ def _keep(selection: Selection, module: Node) -> Any:
             if not isinstance(x, Node):
                 return x if kept else EmptyNode()
             if kept or selection.submodules:
-                return _select.__wrapped__(x)
+                return _select_afresh(x)
             return EmptyNode()
 
         return jax.tree_util.tree_map(leaf, subtree, is_leaf=_is_node)
