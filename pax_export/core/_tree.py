@@ -34,7 +34,6 @@ PURE, MIXED, STATIC = "pure", "mixed", "static"
 
 _object_new = object.__new__
 _object_setattr = object.__setattr__
-_object_getattribute = object.__getattribute__
 
 
 class Node:
@@ -68,6 +67,7 @@ class Node:
 
 
 _attributes = Node.__dict__["__dict__"].__get__  # the dict as it is, maybe unfilled
+_get_flat = Node.__dict__["_pax_flat"].__get__
 _set_flat = Node.__dict__["_pax_flat"].__set__
 _delete_flat = Node.__dict__["_pax_flat"].__delete__
 _set_layout = Node.__dict__["_pax_layout"].__set__
@@ -207,7 +207,7 @@ def current_kinds(node: Node) -> dict[str, str]:
     Static containers are left out: they may have been filled from outside, so
     whoever asks must look at them again.
     """
-    layout = node._pax_layout or flatten(node)[1]
+    layout, _ = _settled(node)
     kinds = dict.fromkeys(layout.names[: layout.pure_count], PURE)
     kinds |= dict.fromkeys(layout.names[layout.pure_count :], MIXED)
     static = [n for n, v in layout.static.items() if not has_container(v)]
@@ -296,7 +296,7 @@ def fill(node: Node) -> bool:
     if attributes:
         return False
     try:
-        children, layout = _object_getattribute(node, "_pax_flat")
+        children, layout = _get_flat(node)
     except AttributeError:
         return False  # still before its constructor
     # One update, so that another thread never sees half of it.
@@ -366,16 +366,26 @@ def refresh(node: Node) -> None:
     A container that was all arrays may hold something else now.  One without
     any array stays a subtree: it belongs to a tree of masks or shapes.
     """
-    attributes = attributes_of(node)
-    layout = node._pax_layout or flatten(node)[1]
-    pure = layout.names[: layout.pure_count]
-    changed = [name for name in pure if _is_mixed_now(attributes[name])]
+    layout, values = _settled(node)
+    pure = zip(layout.names[: layout.pure_count], values)
+    changed = [name for name, value in pure if _is_mixed_now(value)]
     if changed:
         settle(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
 
 
+def _settled(node: Node) -> tuple[Layout, Iterable]:
+    """The layout as last settled, and the subtrees as they are now."""
+    try:
+        children, layout = _get_flat(node)
+        return layout, children
+    except AttributeError:
+        layout = node._pax_layout
+        attributes = attributes_of(node)
+        return layout, [attributes[name] for name in layout.names]
+
+
 def _is_mixed_now(value: object) -> bool:
-    if isinstance(value, (Node, EmptyNode)) or is_array(value):
+    if type(value) in _array_types or isinstance(value, Node):
         return False
     return kind_of(value) is MIXED
 
