@@ -13,6 +13,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import pax_export.experimental as experimental
+import pax_export.optim as optim
+import pax_export.precision as precision
+import pax_export.transforms as transforms
+import pax_export.utils as utils
 from pax_export.core import (
     EmptyNode,
     Module,
@@ -53,6 +58,9 @@ from pax_export.nn import (
     dropout,
     max_pool,
 )
+from pax_export.optim import build_update_fn
+from pax_export.precision import apply_mp_policy, unwrap_mp_policy
+from pax_export.transforms import grad, scan, value_and_grad
 
 if TYPE_CHECKING:
     from pax_export import export
@@ -83,23 +91,34 @@ __all__ = [
     "RngSeq",
     "Sequential",
     "StateModule",
+    "apply_mp_policy",
     "assert_structure_equal",
     "avg_pool",
+    "build_update_fn",
     "dropout",
     "enable_eval_mode",
     "enable_train_mode",
+    "experimental",
     "export",
     "freeze_parameters",
+    "grad",
     "max_pool",
     "module_and_value",
     "next_rng_key",
+    "optim",
     "parameters_method",
+    "precision",
     "pure",
     "purecall",
+    "scan",
     "seed_rng_key",
     "select_parameters",
+    "transforms",
     "unfreeze_parameters",
+    "unwrap_mp_policy",
     "update_parameters",
+    "utils",
+    "value_and_grad",
 ]
 
 

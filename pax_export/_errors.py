@@ -86,6 +86,18 @@ class MissingPackageError(PaxError, ImportError):
     """An optional package is not installed."""
 
 
+class PolicyError(PaxError, ValueError):
+    """A mixed-precision policy is put on a module twice, or taken off one without."""
+
+
+class NotDifferentiableError(PaxError, TypeError, ValueError):
+    """A gradient is asked for with respect to something that has none."""
+
+
+class NotPicklableError(PaxError, TypeError, AttributeError):
+    """Something made on the spot was to be pickled, and no name leads to it."""
+
+
 class ExportPathError(PaxError, OSError, ValueError):
     """An export cannot be written to, or read from, this directory."""
 

@@ -1,0 +1,103 @@
+"""One step of an optimizer: gradients in, updated model and optimizer out.
+
+An optimizer is a module.  Called with gradients and parameters, it returns
+updates, which are *subtracted* from the parameters.  This is opax's convention;
+optax's updates are to be added, so `from_optax` turns their sign, and nothing
+else in this package needs to know which of the two an optimizer came from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_map, tree_map_with_path
+
+from pax_export._errors import InvalidArgumentTypeError, StructureMismatchError
+from pax_export.core import Module, assert_structure_equal, module_and_value
+from pax_export.core._check import describe_array
+from pax_export.core._walk import path_name
+
+M = TypeVar("M", bound=Module)
+O = TypeVar("O", bound=Module)  # noqa: E741
+
+
+def apply_gradients(
+    model: M, optimizer: O, grads: M, all_finite: jax.Array | None = None
+) -> tuple[M, O]:
+    """Updates a model and its optimizer by gradients.
+
+    Args:
+        model: the model.
+        optimizer: a module of opax or of `from_optax`, made for
+            ``model.parameters()``.  (Its updates are subtracted.)
+        grads: gradients, of the structure of ``model.parameters()``.
+        all_finite: boolean scalar; where it is False, both stay as they were.
+
+    Returns:
+        ``(model, optimizer)``; every array keeps its dtype.
+
+    Raises:
+        InvalidArgumentTypeError: (an AssertionError too) no module.
+        StructureMismatchError: gradients, updates or the new state of the
+            optimizer have another structure than what they belong to.
+
+    Example:
+        >>> import optax, pax_export as pax
+        >>> layer = pax.Linear(2, 3)
+        >>> sgd = pax.optim.from_optax(optax.sgd(1.0))(layer.parameters())
+        >>> layer, sgd = pax.optim.apply_gradients(layer, sgd, layer.parameters())
+        >>> float(abs(layer.weight).max())
+        0.0
+    """
+    require_model_and_optimizer(model, optimizer)
+    params = model.parameters()
+    grads = _selected(grads)
+    assert_structure_equal(params, grads)
+    new_optimizer, updates = module_and_value(optimizer)(grads, params)
+    new_params = _subtract(params, updates)
+    if all_finite is not None:
+        new_params = _choose(all_finite, new_params, params)
+        new_optimizer = _choose(all_finite, new_optimizer, optimizer)
+    return model | new_params, new_optimizer
+
+
+def require_model_and_optimizer(model: Any, optimizer: Any) -> None:
+    """Raises unless both are modules."""
+    for role, value in (("model", model), ("optimizer", optimizer)):
+        if not isinstance(value, Module):
+            raise InvalidArgumentTypeError(
+                f"The {role} of a training step must be a module.",
+                got=f"{type(value).__name__}: {value!r}"[:200],
+                write="pax.optim.from_optax(optax.adam(1e-3))(model.parameters()), or "
+                "opax.adam(1e-3)(model.parameters())"
+                if role == "optimizer"
+                else "an instance of a pax_export.Module subclass",
+            )
+
+
+def _selected(tree: Any) -> Any:
+    return tree.parameters() if isinstance(tree, Module) else tree
+
+
+def _subtract(params: Any, updates: Any) -> Any:
+    assert_structure_equal(params, updates)
+    return tree_map(lambda p, u: (p - u).astype(jnp.result_type(p)), params, updates)
+
+
+def _choose(condition: Any, new: Any, old: Any) -> Any:
+    """The new tree if the condition holds, else the old one."""
+    assert_structure_equal(new, old)
+
+    def choose(path: tuple, a: Any, b: Any) -> Any:
+        if jnp.shape(a) != jnp.shape(b) or jnp.result_type(a) != jnp.result_type(b):
+            raise StructureMismatchError(
+                "A training step must not change the shape or dtype of an array.",
+                where=path_name(path),
+                got=f"{describe_array(b)} before, {describe_array(a)} after",
+                write="an optimizer made for these parameters",
+            )
+        return jax.lax.select(jnp.asarray(condition), jnp.asarray(a), jnp.asarray(b))
+
+    return tree_map_with_path(choose, new, old)

@@ -1,0 +1,113 @@
+"""What an optimizer of optax is, as static data: compared by what it computes.
+
+``optax.adam(1e-3)`` is a pair of functions made on the spot.  Python calls two
+such pairs different, and then a jitted training step would be traced again for
+every new optimizer.  Here they are compared by their code and by what they close
+over, at every depth: the functions of optax are pure, so that decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import InvalidArgumentTypeError, NotPicklableError
+from pax_export._jax import is_tracer
+from pax_export.core._static import static_key
+from pax_export.core._tree import is_array, is_node
+
+
+class OptaxRecipe:
+    """A transformation of optax, or a function that makes one; compared by content.
+
+    Attributes:
+        init: makes a state from parameters.
+        update: ``(grads, state, params) -> (updates, state)``.
+    """
+
+    def __init__(self, source: Any):
+        self._source = source
+        made = source() if _is_factory(source) else source
+        if not callable(getattr(made, "init", None)) or not callable(getattr(made, "update", None)):
+            raise InvalidArgumentTypeError(
+                "from_optax needs a gradient transformation of optax.",
+                got=f"{type(made).__name__}: {made!r}"[:200],
+                write="from_optax(optax.adam(1e-3))",
+            )
+        self.init: Callable = made.init
+        self.update: Callable = made.update
+        self._key = _key(source if source is not made else (made.init, made.update), set())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OptaxRecipe) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __copy__(self) -> OptaxRecipe:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> OptaxRecipe:
+        return self  # nothing in it can change
+
+    def __reduce__(self) -> Any:
+        if not _is_factory(self._source) and _made_on_the_spot(self.update):
+            raise NotPicklableError(
+                "An optimizer of optax is made of functions that pickle cannot find by name.",
+                got=getattr(self.update, "__qualname__", type(self.update).__name__),
+                write="from_optax(functools.partial(optax.adam, 1e-3)): how to make it, "
+                "which pickle can write down",
+            )
+        return OptaxRecipe, (self._source,)
+
+
+def _is_factory(source: Any) -> bool:
+    return callable(source) and not hasattr(source, "update")
+
+
+def _made_on_the_spot(function: Any) -> bool:
+    return "<locals>" in getattr(function, "__qualname__", "")
+
+
+def _key(value: Any, open_ids: set[int]) -> Any:
+    """A hashable that is equal for values that compute the same."""
+    if id(value) in open_ids:
+        return "itself"  # a function that closes over itself
+    inner = functools.partial(_key, open_ids=open_ids | {id(value)})
+    if is_node(value):
+        leaves, treedef = jax.tree_util.tree_flatten(value)
+        return treedef, tuple(map(inner, leaves))
+    if is_array(value) and not is_tracer(value):
+        return _array_key(value)
+    if isinstance(value, types.FunctionType) and _is_optax(value):
+        cells = [inner(cell.cell_contents) for cell in value.__closure__ or ()]
+        defaults = inner((value.__defaults__, value.__kwdefaults__))
+        return value.__code__, id(value.__globals__), defaults, tuple(cells)
+    if isinstance(value, types.MethodType):
+        return inner(value.__func__), inner(value.__self__)
+    if isinstance(value, functools.partial):
+        return type(value), inner(value.func), inner(value.args), inner(value.keywords)
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(inner, value))
+    if isinstance(value, dict):
+        return dict, tuple([(static_key(k), inner(v)) for k, v in value.items()])
+    if _is_optax(type(value)) and hasattr(value, "__dict__"):
+        return type(value), inner(vars(value))
+    return static_key(value)
+
+
+def _array_key(array: Any) -> Any:
+    """Arrays are few and small here: a learning rate, a mask."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    host = np.asarray(array)
+    return str(host.dtype), host.shape, host.tobytes()
+
+
+def _is_optax(value: Any) -> bool:
+    return (value.__module__ or "").split(".")[0] == "optax"

@@ -1,0 +1,72 @@
+"""Update functions: a loss function made into a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core import Module, assert_structure_equal
+from pax_export.optim._apply import apply_gradients, require_model_and_optimizer
+from pax_export.transforms import grad
+
+
+def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> Callable[..., Any]:
+    """Makes a training step of a loss function.
+
+    Args:
+        loss_fn: called as ``loss_fn(model, *inputs)``, returns
+            ``(loss, (aux, model))`` with the updated model.  It must not change
+            the model itself: write ``model, y = model % x``.
+        scan_mode: whether the step takes and returns a pair, as
+            `jax.lax.scan` wants it.
+
+    Returns:
+        ``update(model, optimizer, *inputs) -> (model, optimizer, aux)``; in scan
+        mode ``update((model, optimizer), *inputs) -> ((model, optimizer), aux)``.
+        The optimizer is a module of opax or of `pax_export.optim.from_optax`.
+
+    Raises:
+        InvalidArgumentTypeError: (an AssertionError too, when called) the model
+            or the optimizer is no module, or ``loss_fn`` returns no model.
+        StructureMismatchError: (a ValueError, when called) the returned model
+            has another structure than the given one.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, pax_export as pax
+        >>> def loss_fn(model, x, y):
+        ...     model, y_hat = model % x
+        ...     loss = jnp.mean((y_hat - y) ** 2)
+        ...     return loss, (loss, model)
+        >>> update = jax.jit(pax.build_update_fn(loss_fn))
+        >>> layer = pax.Linear(2, 3)
+        >>> adam = pax.optim.from_optax(optax.adam(1e-3))(layer.parameters())
+        >>> layer, adam, loss = update(layer, adam, jnp.ones((4, 2)), jnp.ones((4, 3)))
+        >>> loss.shape
+        ()
+    """
+    grad_fn = grad(loss_fn, has_aux=True)
+
+    def update(model: Any, optimizer: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+        require_model_and_optimizer(model, optimizer)
+        grads, returned = grad_fn(model, *inputs)
+        aux, updated = _aux_and_model(returned)
+        assert_structure_equal(model, updated)
+        updated, optimizer = apply_gradients(updated, optimizer, grads)
+        return updated, optimizer, aux
+
+    def scan_update(model_and_optimizer: Any, *inputs: Any) -> tuple[Any, Any]:
+        model, optimizer, aux = update(*model_and_optimizer, *inputs)
+        return (model, optimizer), aux
+
+    return scan_update if scan_mode else update
+
+
+def _aux_and_model(returned: Any) -> tuple[Any, Any]:
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Module):
+        return returned
+    raise InvalidArgumentTypeError(
+        "The loss function of build_update_fn must return its updated model.",
+        got=f"(loss, {type(returned).__name__})",
+        write="return loss, (aux, model)",
+    )

@@ -1,0 +1,17 @@
+"""Mixed precision: policies for modules, and loss scales."""
+
+from pax_export.precision._loss_scale import (
+    DynamicLossScale,
+    NoOpLossScale,
+    StaticLossScale,
+)
+from pax_export.precision._policy import apply_mp_policy, policy_of, unwrap_mp_policy
+
+__all__ = [
+    "DynamicLossScale",
+    "NoOpLossScale",
+    "StaticLossScale",
+    "apply_mp_policy",
+    "policy_of",
+    "unwrap_mp_policy",
+]

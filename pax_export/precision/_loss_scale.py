@@ -1,0 +1,218 @@
+"""Loss scales: what keeps small gradients from vanishing in half precision.
+
+These are jmp's three loss scales as pytrees that jax can take anywhere.  In jmp
+0.0.4 a static scale cannot be an argument of a jitted function, a dynamic one
+forgets its lower bound there, and fails on a float16 scale.  A loss scale of
+jmp's own works as well wherever this package takes one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+from jax.tree_util import GetAttrKey, register_pytree_with_keys, tree_map
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.precision._cast import is_floating
+
+T = TypeVar("T")
+
+
+class NoOpLossScale(jmp.NoOpLossScale):
+    """Does not scale; for a training step that takes any loss scale.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.precision.NoOpLossScale().scale(3.0)
+        3.0
+    """
+
+
+class StaticLossScale(jmp.StaticLossScale):
+    """Scales by a constant.
+
+    Args:
+        loss_scale: the factor: a number, or a floating-point scalar array.
+
+    Raises:
+        InvalidArgumentTypeError: the factor is none of these.
+
+    Example:
+        >>> import pax_export as pax
+        >>> float(pax.precision.StaticLossScale(1024.0).scale(0.5))
+        512.0
+    """
+
+    def __post_init__(self) -> None:
+        _set(self, loss_scale=_scalar(self.loss_scale, "loss_scale"))
+
+    def unscale(self, tree: T) -> T:
+        """Divides the arrays of a tree by the scale; each keeps its dtype."""
+        return unscaled(tree, self.loss_scale)
+
+
+class DynamicLossScale(jmp.DynamicLossScale):
+    """Scales by the largest power that keeps gradients finite, found as training goes.
+
+    Args:
+        loss_scale: the first scale: a number, or a floating-point scalar array,
+            whose dtype the scale keeps.
+        counter: int32 scalar: steps with finite gradients since the last change.
+        period: after so many of them the scale grows.
+        factor: how much it grows, or shrinks after a step that overflowed.
+        min_loss_scale: it never shrinks below this.
+
+    Raises:
+        InvalidArgumentTypeError: a scale is no number and no floating-point scalar.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> scale = pax.precision.DynamicLossScale(jnp.float16(2.0**15), period=2)
+        >>> float(scale.adjust(jnp.array(False)).loss_scale)
+        16384.0
+    """
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            loss_scale=_scalar(self.loss_scale, "loss_scale"),
+            min_loss_scale=_scalar(self.min_loss_scale, "min_loss_scale"),
+            counter=jnp.asarray(self.counter, jnp.int32),
+        )
+
+    def unscale(self, tree: T) -> T:
+        """Divides the arrays of a tree by the scale; each keeps its dtype."""
+        return unscaled(tree, self.loss_scale)
+
+    def adjust(self, grads_finite: Any) -> Self:
+        """Returns the scale for the next step.
+
+        Args:
+            grads_finite: boolean scalar: whether this step's gradients are finite.
+
+        Raises:
+            InvalidArgumentError: (an AssertionError too) it is no scalar.
+        """
+        return adjusted(self, grads_finite)
+
+
+def _scalar(value: Any, name: str) -> jax.Array:
+    """A floating-point scalar of a fixed dtype, so that a step is traced once."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return jnp.array(value, jnp.float32)
+    value = np.asarray(value) if isinstance(value, np.generic) else value
+    if not is_floating(value) or value.ndim:
+        raise InvalidArgumentTypeError(
+            f"{name} of a loss scale must be a floating-point scalar.",
+            got=f"{type(value).__name__}: {value!r}"[:120],
+            write="2.0**15, or jnp.float16(2.0**15) to keep it in half precision",
+        )
+    return jnp.asarray(value, value.dtype)  # not weakly typed any more
+
+
+def _set(scale: Any, **fields: Any) -> None:
+    for name, value in fields.items():
+        object.__setattr__(scale, name, value)
+
+
+# --- the arithmetic, for jmp's loss scales as well ---------------------------------
+
+
+def unscale(scale: Any, tree: T) -> T:
+    """Undoes what ``scale`` did to a loss, for its gradients.
+
+    Args:
+        scale: a loss scale, ours, jmp's, or one with its own ``unscale``.
+        tree: the gradients.
+
+    Raises:
+        InvalidArgumentTypeError: ``scale`` is no loss scale.
+    """
+    method = getattr(type(scale), "unscale", None)
+    if method is None:
+        raise InvalidArgumentTypeError(
+            "This is no loss scale.",
+            got=f"{type(scale).__name__}: {scale!r}"[:120],
+            write="pax.precision.DynamicLossScale(2.0**15), or one of jmp's",
+        )
+    if method in (jmp.StaticLossScale.unscale, jmp.DynamicLossScale.unscale):
+        return unscaled(tree, scale.loss_scale)
+    return scale.unscale(tree)
+
+
+def adjust(scale: Any, grads_finite: Any) -> Any:
+    """The next state of a dynamic loss scale, ours, jmp's, or with its own ``adjust``."""
+    if type(scale).adjust is jmp.DynamicLossScale.adjust:
+        return adjusted(scale, grads_finite)
+    return scale.adjust(grads_finite)
+
+
+def unscaled(tree: T, loss_scale: Any) -> T:
+    """Divides the arrays of a tree by a scale, in float32; each keeps its dtype."""
+    inverse = 1.0 / jnp.asarray(loss_scale).astype(jnp.float32)
+    return tree_map(lambda x: (x * inverse).astype(jnp.result_type(x)), tree)
+
+
+def adjusted(scale: Any, grads_finite: Any) -> Any:
+    """The next state of a dynamic loss scale; every field keeps its dtype.
+
+    Args:
+        scale: a `jmp.DynamicLossScale`, ours or jmp's own.
+        grads_finite: boolean scalar.
+    """
+    if jnp.ndim(grads_finite) != 0:
+        raise InvalidArgumentError(
+            "Whether the gradients are finite must be one boolean.",
+            got=f"an array of shape {jnp.shape(grads_finite)}",
+            write="loss_scale.adjust(jmp.all_finite(grads))",
+        )
+    now = scale.loss_scale
+    grown = now * scale.factor
+    grown = jnp.where(jnp.isfinite(grown), grown, now)
+    grown = jnp.where(scale.counter == scale.period - 1, grown, now)
+    shrunk = jnp.maximum(_lowest(scale), now / scale.factor)
+    chosen = jnp.where(grads_finite, grown, shrunk)
+    counter = (scale.counter + 1) % scale.period * jnp.asarray(grads_finite, jnp.int32)
+    return dataclasses.replace(scale, loss_scale=chosen, counter=counter)
+
+
+def _lowest(scale: Any) -> Any:
+    lowest = scale.min_loss_scale
+    if isinstance(lowest, (int, float, np.ndarray, np.generic)):
+        # A plain number leaves a weakly typed scale, jnp.asarray(2.0**15), as it
+        # is; jmp's own may be such, and must not change its type after one step.
+        return float(lowest)
+    return lowest.astype(jnp.result_type(scale.loss_scale))
+
+
+# --- as pytrees ------------------------------------------------------------------------
+
+
+def _register(cls: type, children: tuple[str, ...], static: tuple[str, ...]) -> None:
+    """Registers a loss scale; rebuilding one runs no constructor."""
+    keys = tuple([GetAttrKey(name) for name in children])
+
+    def flatten(scale: Any) -> tuple[tuple, tuple]:
+        values = [getattr(scale, name) for name in children]
+        return tuple(values), tuple([getattr(scale, name) for name in static])
+
+    def flatten_with_keys(scale: Any) -> tuple[tuple, tuple]:
+        values, aux = flatten(scale)
+        return tuple(zip(keys, values)), aux
+
+    def unflatten(aux: tuple, values: Any) -> Any:
+        scale = object.__new__(cls)
+        _set(scale, **dict(zip(children, values)), **dict(zip(static, aux)))
+        return scale
+
+    register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+_register(NoOpLossScale, (), ())
+_register(StaticLossScale, ("loss_scale",), ())
+_register(DynamicLossScale, ("loss_scale", "counter", "min_loss_scale"), ("period", "factor"))

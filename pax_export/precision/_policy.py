@@ -1,0 +1,186 @@
+"""Mixed-precision policies: in which dtypes a module keeps, computes and returns.
+
+A module under a policy is an instance of a class derived from its own, in which
+every method runs on a stand-in with cast arrays (see `_stand_in.py`).  There is
+one such class for a class and a policy, so treedefs of equal models are equal
+and pickles hold the policy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import jmp
+
+from pax_export._errors import InvalidArgumentTypeError, PolicyError
+from pax_export.core import Module
+from pax_export.core._derive import aspect_of, derived, register_aspect
+from pax_export.core._mutable import is_constructing
+from pax_export.core._pure import require_module
+from pax_export.core._tree import Node, with_class
+from pax_export.core._walk import map_attributes
+from pax_export.precision._cast import cast_floating
+from pax_export.precision._stand_in import StandIn
+
+M = TypeVar("M", bound=Module)
+
+
+def apply_mp_policy(module: M, mp_policy: jmp.Policy) -> M:
+    """Puts a module under a mixed-precision policy.
+
+    The module's own floating-point arrays, in containers too, are kept in the
+    param dtype.  Its methods see them, and their array arguments, in the compute
+    dtype; what they return comes in the output dtype; arrays that they change
+    are kept in the param dtype again.  So gradients have the param dtype.
+
+    The policy concerns this module alone: submodules, and modules that are
+    passed to a method or returned by it, follow policies of their own.  Methods
+    that `Module` itself has, properties, static and class methods and special
+    methods other than ``__call__`` run as they are, and so does everything while
+    a constructor runs.
+
+    Args:
+        module: the module; it stays as it is.
+        mp_policy: a `jmp.Policy`, e.g. ``jmp.get_policy("p=f32,c=f16,o=f32")``.
+
+    Returns:
+        The same data as an instance of a subclass of the same name.
+
+    Raises:
+        PolicyError: (a ValueError) the module is under a policy already.
+        InvalidArgumentTypeError: no module, or no policy of floating dtypes.
+
+    Example:
+        >>> import jax.numpy as jnp, jmp, pax_export as pax
+        >>> half = jmp.Policy(jnp.float32, jnp.float16, jnp.float32)
+        >>> layer = pax.apply_mp_policy(pax.Linear(2, 3), half)
+        >>> layer
+        Linear(in_dim=2, out_dim=3, with_bias=True, mp_policy=FHF)
+        >>> layer.weight.dtype.name, layer(jnp.ones((1, 2))).dtype.name
+        ('float32', 'float32')
+    """
+    require_module(module, "apply_mp_policy")
+    if policy_of(module) is not None:
+        raise PolicyError(
+            "This module is under a mixed-precision policy already.",
+            got=repr(module),
+            write="apply_mp_policy(unwrap_mp_policy(module), policy)",
+        )
+    policy = _canonical(mp_policy)
+    cast = map_attributes(module, lambda name, v: cast_floating(v, policy.param_dtype))
+    return with_class(cast, derived(type(module), "mp_policy", policy))
+
+
+def unwrap_mp_policy(module: M) -> M:
+    """Takes a module's mixed-precision policy off again.
+
+    Args:
+        module: a module that `apply_mp_policy` returned, frozen or not.
+
+    Returns:
+        The same data, arrays in the param dtype, as an instance of the class
+        without the policy.
+
+    Raises:
+        PolicyError: (a ValueError) the module is under no policy.
+        InvalidArgumentTypeError: ``module`` is no module.
+
+    Example:
+        >>> import jmp, pax_export as pax
+        >>> layer = pax.apply_mp_policy(pax.Linear(2, 3), jmp.get_policy("full"))
+        >>> pax.unwrap_mp_policy(layer)
+        Linear(in_dim=2, out_dim=3, with_bias=True)
+    """
+    require_module(module, "unwrap_mp_policy")
+    if policy_of(module) is None:
+        raise PolicyError(
+            "This module is under no mixed-precision policy.",
+            got=repr(module),
+            write="unwrap_mp_policy only for what apply_mp_policy returned",
+        )
+    return with_class(module, derived(type(module), "mp_policy", None))
+
+
+def policy_of(module: Any) -> jmp.Policy | None:
+    """Returns the policy that a module is under, or None.
+
+    Example:
+        >>> import jmp, pax_export as pax
+        >>> layer = pax.apply_mp_policy(pax.Linear(2, 3), jmp.get_policy("full"))
+        >>> print(pax.precision.policy_of(layer))
+        p=full,c=full,o=full
+    """
+    return aspect_of(type(module), "mp_policy")
+
+
+def _canonical(policy: Any) -> jmp.Policy:
+    """One of all policies that say the same: it finds the derived class."""
+    fields = ("param_dtype", "compute_dtype", "output_dtype")
+    try:
+        names = [jnp.dtype(getattr(policy, field)).name for field in fields]
+    except (AttributeError, TypeError):
+        names = []
+    if not names or not all(jnp.issubdtype(name, jnp.floating) for name in names):
+        raise InvalidArgumentTypeError(
+            "A mixed-precision policy has three floating-point dtypes.",
+            got=repr(policy),
+            write='jmp.get_policy("params=float32,compute=float16,output=float32")',
+        )
+    return jmp.Policy(*[getattr(jnp, name) for name in names])
+
+
+# --- the derived class ---------------------------------------------------------
+
+
+def _under_policy(base: type, namespace: dict[str, Any], policy: Any) -> dict[str, Any]:
+    return {name: _wrap(value, policy) for name, value in _methods(base, namespace)}
+
+
+def _methods(base: type, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The methods that a policy concerns, as their classes hold them."""
+    found: dict[str, Any] = {}
+    for cls in reversed(base.__mro__):
+        if cls not in Module.__mro__:
+            found.update(vars(cls))
+    found.update(namespace)
+    for name, value in found.items():
+        special = name.startswith("__") and name.endswith("__") and name != "__call__"
+        if not special and name not in _MODULE_NAMES and _is_method(value):
+            yield name, value
+
+
+_MODULE_NAMES = frozenset([name for cls in Module.__mro__ for name in vars(cls)])
+
+
+def _is_method(value: Any) -> bool:
+    """True for functions of an instance, jitted and partial ones too."""
+    if isinstance(value, (type, staticmethod, classmethod, Node)):
+        return False
+    if isinstance(value, functools.partialmethod):
+        return True
+    return callable(value) and hasattr(type(value), "__get__")
+
+
+def _wrap(method: Any, policy: jmp.Policy) -> Callable:
+    """A method that runs on a stand-in of its module."""
+
+    def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if is_constructing(self):
+            return method.__get__(self, type(self))(*args, **kwargs)
+        args, kwargs = cast_floating((args, kwargs), policy.compute_dtype)
+        stand_in = StandIn(self, policy)
+        try:
+            bound = method.__get__(stand_in.module, type(self))
+            result = bound(*args, **kwargs)
+        finally:
+            stand_in.close()
+        stand_in.write_back()
+        return stand_in.result(result)
+
+    return functools.update_wrapper(wrapper, method)
+
+
+register_aspect("mp_policy", _under_policy)

@@ -1,0 +1,131 @@
+"""The stand-in: a module as a method under a policy sees it.
+
+A method under a policy must find the module's own arrays in the compute dtype.
+It could be given the module itself with its arrays exchanged for a while, but
+then an exception, or another thread that uses the same module at the same time,
+would find half-precision weights.  So the method runs on a stand-in: a second
+object of the same class with cast arrays and, apart from them, the very same
+values, submodules included.  Afterwards, what the method changed is set on the
+module, by the rules for changing it.  If the method raises, nothing is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jmp
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+
+from pax_export.core._mutable import owner_of, require_open
+from pax_export.core._tree import (
+    EmptyNode,
+    Node,
+    attributes_of,
+    begin,
+    current_kinds,
+    is_array,
+    is_node,
+    set_owner,
+    settle,
+    store,
+)
+from pax_export.precision._cast import cast_floating
+
+_MISSING = object()
+
+
+class StandIn:
+    """A module's stand-in for one call of a method.
+
+    Args:
+        original: the module whose method is called.
+        policy: what its arrays are cast to, and what changed ones are cast back to.
+
+    Attributes:
+        module: the object to run the method on.
+    """
+
+    def __init__(self, original: Any, policy: jmp.Policy):
+        self.original = original
+        self.policy = policy
+        own = attributes_of(original)
+        self._given = {n: cast_floating(v, policy.compute_dtype) for n, v in own.items()}
+        self._contents = {n: _content(v) for n, v in self._given.items()}
+        self._originals = _pairs(own, self._given)
+        self.module = object.__new__(type(original))
+        begin(self.module, self._given)
+        settle(self.module, current_kinds(original))
+        set_owner(self.module, owner_of(original))
+
+    def close(self) -> None:
+        """Ends the time in which the stand-in may be changed."""
+        set_owner(self.module, None)
+
+    def write_back(self) -> None:
+        """Sets on the module what the method changed on its stand-in.
+
+        Raises:
+            ImmutableModuleError: a container of arrays was changed in place,
+                and the module is not open for change.
+        """
+        now = attributes_of(self.module)
+        for name in self._given:
+            if name not in now:
+                delattr(self.original, name)
+        for name, value in now.items():
+            if not self._is_untouched(name, value):
+                self._write_back_one(name, value)
+
+    def _is_untouched(self, name: str, value: Any) -> bool:
+        if value is not self._given.get(name, _MISSING):
+            return False
+        (leaves, treedef), (given, given_def) = _content(value), self._contents[name]
+        return treedef == given_def and all(a is b for a, b in zip(leaves, given))
+
+    def _write_back_one(self, name: str, value: Any) -> None:
+        value = cast_floating(self._with_originals(value), self.policy.param_dtype)
+        # A container that needed no cast is one object in both modules.
+        if value is not attributes_of(self.original).get(name, _MISSING):
+            require_open(self.original, "set", name)
+            store(self.original, name, value)
+
+    def result(self, tree: Any) -> Any:
+        """What the caller gets for what the method returned.
+
+        Arrays have the output dtype.  The stand-in becomes the module itself,
+        and a module that was made from it has the module's own arrays.
+        """
+        leaves, treedef = tree_flatten(tree, is_leaf=is_node)
+        if any(map(is_node, leaves)):
+            leaves = [self._result_module(x) if is_node(x) else x for x in leaves]
+            tree = tree_unflatten(treedef, leaves)
+        return cast_floating(tree, self.policy.output_dtype)
+
+    def _result_module(self, module: Any) -> Any:
+        return self.original if module is self.module else self._with_originals(module)
+
+    def _with_originals(self, tree: Any) -> Any:
+        """Exchanges cast arrays, wherever they went, for those they were cast from."""
+        leaves, treedef = tree_flatten(tree)
+        if not any(id(leaf) in self._originals for leaf in leaves):
+            return tree
+        found = [self._originals.get(id(leaf), (leaf, leaf))[1] for leaf in leaves]
+        return tree_unflatten(treedef, found)
+
+
+def _content(value: Any) -> tuple[list[Any], Any]:
+    """What a container holds: tells, before and after, whether it was changed in place."""
+    if isinstance(value, (Node, EmptyNode)) or is_array(value):
+        return [], None
+    return tree_flatten(value, is_leaf=is_node)
+
+
+def _pairs(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, Any]]:
+    """``(cast array, the array it was cast from)`` by the id of the former."""
+    pairs = {}
+    for name, value in given.items():
+        if value is not own[name]:
+            before = tree_leaves(own[name], is_leaf=is_node)
+            after = tree_leaves(value, is_leaf=is_node)
+            pairs |= {id(b): (b, a) for a, b in zip(before, after) if a is not b}
+    return pairs
