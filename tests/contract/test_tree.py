@@ -1,0 +1,90 @@
+"""Every layer as a pytree: round trip, key paths, equal treedefs, fast layouts."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+
+import pax_export as pax
+from pax_export import nn
+from pax_export.core import named_leaves
+from pax_export.core._tree import flatten
+from pax_export.core._walk import modules_and_leaves
+from tests.contract.table import ROWS, each_row, leaves_equal
+
+
+def test_every_layer_has_a_row():
+    layers = {x for x in vars(nn).values() if inspect.isclass(x) and issubclass(x, pax.Module)}
+    assert layers == {cls for row in ROWS for cls in type(row.build()).__mro__} & layers
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_every_function_has_a_row():
+    functions = {x for x in vars(nn).values() if inspect.isfunction(x)}
+    built = [row.build() for row in ROWS]
+    pooled = {m.func.func for m in built if isinstance(getattr(m, "func", None), functools.partial)}
+    assert functions == pooled | {pax.dropout}  # which Dropout calls
+
+
+@each_row
+def test_round_trip(row):
+    module = row.build()
+    leaves, treedef = jax.tree_util.tree_flatten(module)
+    again = jax.tree_util.tree_unflatten(treedef, leaves)
+    assert again == module and again is not module
+    assert vars(again).keys() == vars(module).keys()
+    assert jax.tree_util.tree_map(lambda x: x, module) == module
+    assert repr(again) == repr(module) and again.summary() == module.summary()
+    assert hash(again) == hash(module)
+
+
+@each_row
+def test_key_paths_lead_to_the_leaves(row):
+    module = row.build()
+    named = named_leaves(module)
+    assert len(dict(named)) == len(jax.tree_util.tree_leaves(module))
+    for name, leaf in named:
+        assert functools.reduce(step, name.split("."), module) is leaf
+
+
+def step(value, word):
+    return value[int(word)] if word.isdigit() else getattr(value, word)
+
+
+@each_row
+def test_one_recipe_gives_one_treedef(row):
+    structures = [jax.tree_util.tree_structure(row.build()) for _ in range(2)]
+    assert structures[0] == structures[1]
+    assert hash(structures[0]) == hash(structures[1])
+
+
+@each_row
+def test_layouts_are_fast(row):
+    """Static data that cannot change, interned, and filled in only when looked at."""
+    for module in modules_and_leaves(row.build())[0]:
+        layout = flatten(module)[1]
+        assert not layout.volatile, layout.static
+        assert layout.lazy
+        assert not layout.opaque
+        assert flatten(jax.tree_util.tree_map(jnp.copy, module))[1] is layout
+
+
+@each_row
+def test_parameters(row):
+    module = row.build()
+    parameters = module.parameters()
+    assert parameters.parameters() == parameters
+    assert parameters | module == module
+    assert module | parameters == module
+    assert module.update_parameters(parameters) == module
+    own = {id(leaf) for leaf in jax.tree_util.tree_leaves(module)}
+    assert {id(leaf) for leaf in jax.tree_util.tree_leaves(parameters)} <= own
+    assert jax.tree_util.tree_leaves(pax.freeze_parameters(module).parameters()) == []
+
+
+@each_row
+def test_state_dict(row):
+    a, b = row.build(), row.build()
+    assert a.load_state_dict(a.state_dict()) == a
+    assert leaves_equal(b.load_state_dict(a.state_dict()), a)
