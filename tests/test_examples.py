@@ -1,13 +1,20 @@
-"""The examples run, and show what they promise."""
+"""The examples run, and show what they promise.
+
+With PAX_EXPORT_ARTIFACTS set, the digits model is left there, for
+`consumers/test_served_digits.py` to serve in other versions of TensorFlow.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.consumers import artifacts
 
 ROOT = Path(__file__).parent.parent
 EPOCHS = 6  # of 30: enough to see that it learns, short enough for a test
@@ -16,10 +23,13 @@ EPOCHS = 6  # of 30: enough to see that it learns, short enough for a test
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """What `examples/digits.py` printed and wrote in a short run."""
-    output = tmp_path_factory.mktemp("digits") / "served"
+    folder = artifacts.root() or tmp_path_factory.mktemp("example")
+    output = folder / "digits" / "model"
+    output.parent.mkdir(parents=True, exist_ok=True)
     program = ROOT / "examples" / "digits.py"
     command = [sys.executable, program, "--epochs", str(EPOCHS), "--output", output]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # of a checkout that is not installed
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout, output
 
