@@ -1,8 +1,9 @@
 """What each TensorFlow can read; measured by loading artifacts in it.
 
 An artifact is written for a version of StableHLO, and its reader knows that
-version or it does not.  TensorFlow 2.16 and 2.17 claim to know more than they
-can run, so they are held to what 2.15 reads.
+version or it does not.  From 2.19 on TensorFlow names its version in errors;
+2.15 to 2.18 were given artifacts with operations of several versions.  2.16
+and 2.17 accept more than they can run, so they are held to what 2.15 reads.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ Version = tuple[int, ...]
 #: TensorFlow release, the newest StableHLO it reads, its newest calling convention.
 TENSORFLOW: tuple[tuple[Version, Version, int], ...] = (
     ((2, 15), (0, 14, 0), 8),
-    ((2, 18), (1, 9, 0), 9),
-    ((2, 20), (1, 14, 0), 10),
+    ((2, 18), (1, 3, 0), 9),
+    ((2, 19), (1, 9, 0), 9),
+    ((2, 20), (1, 12, 0), 10),
+    ((2, 21), (1, 13, 0), 10),
 )
 
 #: The targets to try, oldest first: the oldest that any StableHLO still

@@ -1,0 +1,149 @@
+"""Serves exports where there is no jax: TensorFlow, numpy and pytest are enough.
+
+    PAX_EXPORT_ARTIFACTS=DIR python -m pytest --confcutdir=tests/consumers \
+        tests/consumers/test_served.py
+
+DIR holds what `test_exported.py` wrote there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def _artifacts():
+    # By its path: `tests` is no package where only this file is collected.
+    file = Path(__file__).with_name("artifacts.py")
+    spec = importlib.util.spec_from_file_location("served_artifacts", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+artifacts = _artifacts()
+ROOT = artifacts.root()
+
+if ROOT is None:
+    pytest.skip(
+        f"set {artifacts.VARIABLE} to the directory that test_exported.py wrote to",
+        allow_module_level=True,
+    )
+
+tf = importlib.import_module("tensorflow")
+
+each_name = pytest.mark.parametrize("name", artifacts.NAMES)
+each_batch = pytest.mark.parametrize("batch", artifacts.BATCHES)
+
+
+def folders(name):
+    """The exports of this name, one for each environment that exported."""
+    found = [folder for folder in artifacts.found(ROOT) if folder.name == name]
+    assert found, f"{ROOT} holds no export {name!r}: run tests/consumers/test_exported.py with it"
+    return found
+
+
+@functools.cache
+def load(folder):
+    """The loaded model, and the values of its variables."""
+    model = tf.saved_model.load(str(folder / "model"))
+    return model, {name: variable.numpy() for name, variable in model.leaves.items()}
+
+
+def fresh(folder):
+    """The loaded model with the state that it was exported with."""
+    model, values = load(folder)
+    for name, value in values.items():
+        model.leaves[name].assign(value)
+    return model
+
+
+def expected(folder, batch):
+    """Groups of arrays: in, out, gradient."""
+    groups = {"in": {}, "out": {}, "gradient": {}}
+    with np.load(folder / "cases.npz") as stored:
+        for key in stored.files:
+            number, group, name = key.split("/", 2)
+            if int(number) == batch:
+                groups[group][name] = stored[key]
+    assert groups["in"] and groups["out"]
+    return groups
+
+
+def assert_equal(got, case, context):
+    assert sorted(got) == sorted(case)
+    for name, value in case.items():
+        result = got[name].numpy()
+        assert result.dtype == value.dtype
+        np.testing.assert_allclose(
+            result, value, rtol=1e-3, atol=1e-4, err_msg=f"{context}: {name}"
+        )
+
+
+def tensors(arrays):
+    return {name: tf.constant(value) for name, value in arrays.items()}
+
+
+def test_every_environment_exported_everything():
+    exported = {}
+    for folder in artifacts.found(ROOT):
+        exported.setdefault(folder.parent, set()).add(folder.name)
+    assert exported, f"{ROOT} holds no exports"
+    assert all(names == set(artifacts.NAMES) for names in exported.values()), exported
+
+
+@each_name
+@each_batch
+def test_results_are_those_of_jax(name, batch):
+    for folder in folders(name):
+        case = expected(folder, batch)
+        outputs = fresh(folder).signatures["serving_default"](**tensors(case["in"]))
+        assert_equal(outputs, case["out"], folder)
+
+
+@each_name
+def test_results_are_the_same_when_xla_compiles_all(name):
+    for folder in folders(name):
+        case = expected(folder, 7)
+        compiled = tf.function(fresh(folder).signatures["serving_default"], jit_compile=True)
+        assert_equal(compiled(**tensors(case["in"])), case["out"], folder)
+
+
+@each_batch
+def test_gradients_are_those_of_jax(batch):
+    for folder in folders("trainable"):
+        model, case = fresh(folder), expected(folder, batch)
+        x = tf.constant(case["in"]["x"])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            logits = model.signatures["serving_default"](x=x)["logits"]
+            loss = 0.5 * tf.reduce_sum(logits**2)
+        gradients = tape.gradient(loss, {**model.leaves, "x": x})
+        assert_equal(gradients, case["gradient"], folder)
+
+
+def test_training_goes_on_in_tensorflow():
+    for folder in folders("trainable"):
+        model = fresh(folder)
+        weights = list(model.trainable_variables)
+        x = tf.constant(expected(folder, 64)["in"]["x"])
+        losses = []
+        for _ in range(20):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model.signatures["serving_default"](x=x)["logits"] ** 2)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+                weight.assign_sub(0.1 * gradient)
+            losses.append(float(loss))
+        assert losses[-1] < 0.2 * losses[0]
+
+
+def test_state_is_kept_between_calls():
+    for folder in folders("stateful"):
+        model = fresh(folder)
+        x = tf.constant(expected(folder, 7)["in"]["x"])
+        counts = [int(model.signatures["serving_default"](x=x)["count"]) for _ in range(3)]
+        assert counts == [1, 2, 3]
