@@ -112,9 +112,8 @@ def main():
     print(f"the served classes agree: {(served.argmax(-1) == logits.argmax(-1)).all()}")
     print(f"largest difference of the logits: {np.abs(served - logits).max():.2e}")
     print(report)
-    picture = options.output.with_suffix(".png")
-    draw(picture, history, held_out, logits.argmax(-1))
-    print(f"picture: {picture}")
+    draw(options.output.with_suffix(".png"), history, held_out, logits.argmax(-1))
+    print(f"picture: {options.output.with_suffix('.png')}")
 
 
 if __name__ == "__main__":
