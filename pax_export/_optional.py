@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from pax_export._errors import MissingPackageError
@@ -32,7 +34,32 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != package.split(".")[0]:
             raise
-        raise MissingPackageError(
-            f"{purpose} needs the package {package!r}, which is not installed.",
-            write=f'python -m pip install "pax-export[{extra}]"',
-        ) from error
+        raise _missing(package, extra, purpose) from error
+
+
+def find(package: str, extra: str, purpose: str) -> ModuleSpec:
+    """Finds an optional package without importing it, or says how to install it.
+
+    Args:
+        package: the name of the package.
+        extra: as in `require`.
+        purpose: as in `require`.
+
+    Raises:
+        MissingPackageError: the package is not installed.
+
+    Example:
+        >>> find("json", "all", "this example").name
+        'json'
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise _missing(package, extra, purpose)
+    return spec
+
+
+def _missing(package: str, extra: str, purpose: str) -> MissingPackageError:
+    return MissingPackageError(
+        f"{purpose} needs the package {package!r}, which is not installed.",
+        write=f'python -m pip install "pax-export[{extra}]"',
+    )

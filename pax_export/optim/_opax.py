@@ -1,0 +1,146 @@
+"""Loads opax over this package.
+
+opax says ``import pax``, and calls `jnp.clip` with keywords that jax no longer
+has.  Here its files are run as ``pax_export.opax`` and its submodules, with an
+``__import__`` of their own, which gives them this package for ``pax``, and a
+``jnp`` of their own, in which clip works.  Nobody else sees either.
+
+One more thing is mended on the way: ``opax.adam(1e-3)`` makes new classes each
+time it is called, so every new optimizer would have another treedef, and a
+jitted step would be traced again.  Equal calls give one class here.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export import core
+from pax_export._optional import find
+from pax_export.core._static import static_key
+from pax_export.core._tree import is_array
+
+
+def load_opax(name: str) -> None:
+    """Puts opax into `sys.modules` under a name.
+
+    Args:
+        name: the name, e.g. ``"pax_export.opax"``; submodules lie below it.
+
+    Raises:
+        MissingPackageError: opax is not installed.
+    """
+    installed = find("opax", "opax", name)
+    if not any(isinstance(finder, _SubmoduleFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _SubmoduleFinder(name))
+    spec = spec_from_file_location(
+        name,
+        loader=_OpaxLoader(name, str(installed.origin)),
+        submodule_search_locations=list(installed.submodule_search_locations or ()),
+    )
+    assert spec is not None and spec.loader is not None  # both were just given
+    module = module_from_spec(spec)
+    replaced = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules[name] = replaced  # type: ignore[assignment]
+        raise
+
+
+class _SubmoduleFinder(MetaPathFinder):
+    """Finds the submodules of opax under their names here."""
+
+    def __init__(self, package: str):
+        self.prefix = package + "."
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: Any = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(self.prefix):
+            return None
+        specs = [
+            FileFinder(folder, (_OpaxLoader, SOURCE_SUFFIXES)).find_spec(fullname)
+            for folder in path or ()
+        ]
+        return next((spec for spec in specs if spec is not None), None)
+
+
+class _OpaxLoader(SourceFileLoader):
+    """Runs a file of opax with its own ``__import__`` and ``jnp``."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        names = vars(module)
+        names["__builtins__"] = {**vars(builtins), "__import__": _import}
+        super().exec_module(module)
+        if names.get("jnp") is jnp:
+            names["jnp"] = _numpy
+        if module.__name__.endswith(".transform"):
+            for name, value in list(names.items()):
+                if _is_class_factory(value, module):
+                    names[name] = _one_class_for_equal_calls(value)
+
+
+def _import(name: str, *args: Any, **kwargs: Any) -> Any:
+    return core if name == "pax" else builtins.__import__(name, *args, **kwargs)
+
+
+class _Numpy(types.ModuleType):
+    """`jax.numpy` as it was when opax was written."""
+
+    @staticmethod
+    def array(*args: Any, **kwargs: Any) -> jax.Array:
+        """Not weakly typed: ``jnp.array(0.0)`` as a state would be, for one step."""
+        array = jnp.array(*args, **kwargs)
+        return jnp.asarray(array, array.dtype)
+
+    @staticmethod
+    def clip(a: Any, a_min: Any = None, a_max: Any = None) -> jax.Array:
+        return jnp.clip(a, min=a_min, max=a_max)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+
+_numpy = _Numpy("jax.numpy")
+
+
+# --- one class for equal calls ----------------------------------------------------
+
+
+def _is_class_factory(value: Any, module: types.ModuleType) -> bool:
+    return (
+        isinstance(value, types.FunctionType)
+        and value.__module__ == module.__name__
+        and not value.__name__.startswith("_")
+    )
+
+
+def _one_class_for_equal_calls(factory: Callable[..., type]) -> Callable[..., type]:
+    known: dict[Any, type] = {}
+    signature = inspect.signature(factory)
+
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> type:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if any(map(is_array, jax.tree_util.tree_leaves(bound.arguments))):
+            return factory(*args, **kwargs)  # an array has a value of its own
+        key = static_key(tuple(bound.arguments.values()))
+        if key not in known:
+            known[key] = factory(*args, **kwargs)
+        return known[key]
+
+    return make
