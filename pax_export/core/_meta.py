@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copyreg
+import inspect
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,12 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
             settle(module)
             check_new(module)
             return module
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """That of the constructor, which ``help``, notebooks and docs show."""
+            signature = inspect.signature(cls.__init__)
+            return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:

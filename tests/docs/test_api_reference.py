@@ -66,3 +66,10 @@ def test_public_methods_are_documented(name):
     cls = CLASSES[name]
     methods = [key for key, value in vars(cls).items() if key[0] != "_" and callable(value)]
     assert [key for key in methods if not inspect.getdoc(getattr(cls, key))] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_signature_is_that_of_the_constructor(name):
+    kinds = {parameter.kind for parameter in inspect.signature(CLASSES[name]).parameters.values()}
+    variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    assert kinds & variadic != variadic  # (*args, **kwargs) tells the reader nothing
