@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import get_opaque_trace_state as trace_state
+from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_jaxpr_consts
 
 __all__ = [
@@ -16,6 +19,7 @@ __all__ = [
     "is_tracer",
     "jaxpr_constants",
     "jaxpr_equations",
+    "neutral_platform",
     "read_arguments",
     "trace_state",
 ]
@@ -119,3 +123,16 @@ def jaxpr_equations(program: Any) -> Iterator[tuple[str, str]]:
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
                     yield from jaxpr_equations(inner)
+
+
+@functools.cache
+def neutral_platform() -> str:
+    """A platform to lower for that no machine has, so that only general rules apply to it.
+
+    jax asks its rules by the platform's name, and takes those without a platform
+    where it finds none.  `eigh` has no such rule; the one for TPUs is general.
+    """
+    name = "pax_export_any"
+    rules = mlir._platform_specific_lowerings
+    rules[name][jax.lax.linalg.eigh_p] = rules["tpu"][jax.lax.linalg.eigh_p]
+    return name

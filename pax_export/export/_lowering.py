@@ -8,6 +8,7 @@ to be stored once, and taken as further operands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,15 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import call_with_constants, jaxpr_constants, jaxpr_equations, read_arguments
+from pax_export._jax import (
+    call_with_constants,
+    jaxpr_constants,
+    jaxpr_equations,
+    neutral_platform,
+    read_arguments,
+)
 from pax_export.export import _dtypes
-from pax_export.export._portable import CALLING_CONVENTION, Portable, portable
+from pax_export.export._portable import CALLING_CONVENTION, XLA_EXPANDS, Portable, portable
 
 #: A closed-over array of more bytes than this becomes a variable.
 LARGEST_CONSTANT = 1024
@@ -40,6 +47,7 @@ class Lowered:
     constants: tuple[Any, ...]
     results: tuple[jax.ShapeDtypeStruct, ...]  # as they stand outside of jax
     platforms: tuple[str, ...]
+    neutral: bool = False  # lowered with rules that hold on every platform
     calling_convention: int = CALLING_CONVENTION
 
 
@@ -120,18 +128,48 @@ def lower(traced: Traced, platforms: Sequence[str], count: int | None = None) ->
     if traced.constants or (count is not None and count < len(traced.results)):
         operands += tuple(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants)
         function = jax.jit(lambda values: traced.with_constants(values, count))
-    exported = jax_export.export(
-        function,
-        platforms=tuple(platforms),
-        disabled_checks=(jax_export.DisabledSafetyCheck.custom_call("ALL"),),
-    )(list(operands))
+    try:
+        exported = _export(function, operands, platforms)
+        module, neutral = portable(exported.mlir_module_serialized), False
+    except (NotImplementedError, UnsupportedOperationError) as error:
+        # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
+        # no consumer has.  A machine that nobody knows gets rules for all.
+        exported = _export_neutral(traced, function, operands, error)
+        module, neutral = portable(exported.mlir_module_serialized, XLA_EXPANDS), True
     return Lowered(
-        portable(exported.mlir_module_serialized),
+        module,
         tuple(exported.module_kept_var_idx),
         traced.constants,
         traced.results[:count],
-        tuple(exported.platforms),
+        tuple(platforms),
+        neutral,
     )
+
+
+def _export(function: Any, operands: Sequence[Any], platforms: Sequence[str]) -> Any:
+    # Which custom calls a consumer knows is our own check, with its own words.
+    unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
+    export = jax_export.export(function, platforms=tuple(platforms), disabled_checks=(unchecked,))
+    return export(list(operands))
+
+
+def _export_neutral(
+    traced: Traced, function: Any, operands: Sequence[Any], cause: Exception
+) -> Any:
+    try:
+        return _export(function, operands, (neutral_platform(),))
+    except NotImplementedError as error:
+        if isinstance(cause, UnsupportedOperationError):
+            raise cause from None
+        name = re.search(r"primitive '(\w+)'", str(error))
+        if name is None:
+            raise
+        sources = {source for each, source in jaxpr_equations(traced.program) if each == name[1]}
+        raise UnsupportedOperationError(
+            f"The operation {name[1]} exists in jax only.",
+            where=", ".join(sorted(sources)) or None,
+            write="the same in other operations of jax.numpy and jax.lax",
+        ) from error
 
 
 def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:

@@ -28,6 +28,8 @@ _PIPELINE = (
 #: Version 9 adds tokens for ordered effects, 10 shardings of another dialect;
 #: modules with either are refused, so version 8 says everything.
 CALLING_CONVENTION = 8
+#: Decompositions that XLA itself writes out, where no library does it.
+XLA_EXPANDS = frozenset(("Eigh", "Qr", "ProductOfElementaryHouseholderReflectors"))
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,13 @@ class Portable:
     stablehlo: _consumers.Version
 
 
-def portable(serialized: bytes) -> Portable:
+def portable(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Portable:
     """Makes the serialised module of a `jax.export.Exported` portable.
+
+    Args:
+        serialized: its module.
+        allowed: custom calls that may stand in it, beside those that every
+            consumer has.
 
     Raises:
         UnsupportedOperationError: it calls something that only jax has.
@@ -47,7 +54,7 @@ def portable(serialized: bytes) -> Portable:
     stablehlo.register_stablehlo_passes()
     with mlir.make_ir_context() as context:
         module = stablehlo.deserialize_portable_artifact(context, serialized)
-        _refuse_custom_calls(module)
+        _refuse_custom_calls(module, allowed | _consumers.CUSTOM_CALLS)
         passmanager.PassManager.parse(_PIPELINE).run(module.operation)
         return _write_oldest(module, context)
 
@@ -80,20 +87,19 @@ def _operations(operation: Any) -> Iterator[Any]:
                 yield from _operations(inner.operation)
 
 
-def _refuse_custom_calls(module: Any) -> None:
+def _refuse_custom_calls(module: Any, allowed: frozenset[str]) -> None:
     """Names the calls that no consumer has, and what in the model made them."""
     found: dict[str, str] = {}
     for operation in _operations(module.operation):
         if operation.operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            if target not in _consumers.CUSTOM_CALLS:
+            if target not in allowed:
                 found.setdefault(target, _source(str(operation.location)))
     if found:
         raise UnsupportedOperationError(
             "The model calls functions that exist in jax only: " + ", ".join(sorted(found)) + ".",
             where="; ".join(sorted(set(found.values()))),
-            write="the same in operations of jax.lax and jax.numpy that are not linear-algebra "
-            "decompositions, callbacks or kernels of your own",
+            write="the same in operations of jax.numpy and jax.lax, not in kernels of your own",
         )
 
 

@@ -121,10 +121,11 @@ def _call(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
         module=lowered.portable.module,
         Tout=[_dtype(tf, struct) for struct in lowered.results],
         Sout=[_shape(struct) for struct in lowered.results],
-        platforms=[platform.upper() for platform in lowered.platforms],
+        # Several platforms mean a module that is told on which of them it runs.
+        platforms=[name.upper() for name in lowered.platforms[: 1 if lowered.neutral else None]],
+        disabled_checks=["platform"] if lowered.neutral and len(lowered.platforms) > 1 else [],
         function_list=(),
         has_token_input_output=False,
-        disabled_checks=(),
     )
     return list(results)
 
