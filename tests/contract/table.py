@@ -198,7 +198,14 @@ ROWS = [
     Row("avg_pool, valid", pool(pax.avg_pool, padding="VALID", **WINDOW), ("b, 5, 6, 2",)),
 ]
 
-each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+def each(rows: list[Row]) -> pytest.MarkDecorator:
+    """Runs a test once for each of these rows."""
+    return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
+
+
+each_row = each(ROWS)
+each_stateful_row = each([row for row in ROWS if row.changes_state != NEVER])
 
 
 def leaves_equal(a: Any, b: Any) -> bool:
@@ -207,6 +214,16 @@ def leaves_equal(a: Any, b: Any) -> bool:
         return False
     pairs = zip(jax.tree_util.tree_leaves(a), jax.tree_util.tree_leaves(b))
     return all(np.array_equal(x, y) and x.dtype == y.dtype for x, y in pairs)
+
+
+def at_index(tree: Any, index: int) -> Any:
+    """What stands at one place of the leading axis of every leaf."""
+    return jax.tree_util.tree_map(lambda x: x[index], tree)
+
+
+def stack(*trees: Any) -> Any:
+    """Equal trees as one tree with a leading axis."""
+    return jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
