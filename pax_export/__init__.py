@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import pax_export.experimental as experimental
+import pax_export.nets as nets
 import pax_export.optim as optim
 import pax_export.precision as precision
 import pax_export.transforms as transforms
@@ -39,6 +40,8 @@ from pax_export.core import (
 )
 from pax_export.nn import (
     EMA,
+    GRU,
+    LSTM,
     BatchNorm1D,
     BatchNorm2D,
     Conv1D,
@@ -47,13 +50,18 @@ from pax_export.nn import (
     Conv2DTranspose,
     Dropout,
     Embed,
+    GRUState,
     GroupNorm,
     Identity,
+    LSTMState,
     Lambda,
     LayerNorm,
     Linear,
+    MultiHeadAttention,
     RngSeq,
     Sequential,
+    VanillaRNN,
+    VanillaRNNState,
     avg_pool,
     dropout,
     max_pool,
@@ -81,16 +89,23 @@ __all__ = [
     "EMA",
     "Embed",
     "EmptyNode",
+    "GRU",
+    "GRUState",
     "GroupNorm",
     "Identity",
+    "LSTM",
+    "LSTMState",
     "Lambda",
     "LayerNorm",
     "Linear",
     "Module",
+    "MultiHeadAttention",
     "ParameterModule",
     "RngSeq",
     "Sequential",
     "StateModule",
+    "VanillaRNN",
+    "VanillaRNNState",
     "apply_mp_policy",
     "assert_structure_equal",
     "avg_pool",
@@ -104,6 +119,7 @@ __all__ = [
     "grad",
     "max_pool",
     "module_and_value",
+    "nets",
     "next_rng_key",
     "optim",
     "parameters_method",

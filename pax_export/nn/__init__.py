@@ -1,5 +1,6 @@
 """The layers: one file for each family."""
 
+from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv2D
 from pax_export.nn._conv_transpose import Conv1DTranspose, Conv2DTranspose
@@ -11,6 +12,14 @@ from pax_export.nn._lambda import Identity, Lambda
 from pax_export.nn._layer_norm import LayerNorm
 from pax_export.nn._linear import Linear
 from pax_export.nn._pool import avg_pool, max_pool
+from pax_export.nn._recurrent import (
+    GRU,
+    LSTM,
+    GRUState,
+    LSTMState,
+    VanillaRNN,
+    VanillaRNNState,
+)
 from pax_export.nn._rng_seq import RngSeq
 from pax_export.nn._sequential import Sequential
 
@@ -24,13 +33,20 @@ __all__ = [
     "Conv2DTranspose",
     "Dropout",
     "Embed",
+    "GRU",
+    "GRUState",
     "GroupNorm",
     "Identity",
+    "LSTM",
+    "LSTMState",
     "Lambda",
     "LayerNorm",
     "Linear",
+    "MultiHeadAttention",
     "RngSeq",
     "Sequential",
+    "VanillaRNN",
+    "VanillaRNNState",
     "avg_pool",
     "dropout",
     "max_pool",

@@ -1,0 +1,201 @@
+"""Transformer: a stack of causal attention and dense blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core import Module
+from pax_export.nn._arguments import fraction, integer
+from pax_export.nn._attention import MultiHeadAttention
+from pax_export.nn._dropout import dropout
+from pax_export.nn._layer_norm import LayerNorm
+from pax_export.nn._linear import Linear
+from pax_export.nn._rng_seq import RngSeq
+
+
+class CausalSelfAttention(MultiHeadAttention):
+    """Attention of a sequence to itself, from each place to those before it."""
+
+    def __call__(
+        self, query: Any, key: Any = None, value: Any = None, mask: Any = None
+    ) -> jax.Array:
+        """Attends from each place to itself and the places before it.
+
+        Args:
+            query: ``[..., time, model_size]``.
+            key: the same; ``query`` by default.
+            value: the same; ``query`` by default.
+            mask: broadcasts to ``[..., num_heads, time, time]``; where it is
+                False or 0, a place is hidden too.
+
+        Returns:
+            ``[..., time, model_size]``.
+        """
+        key = query if key is None else key
+        value = query if value is None else value
+        visible = _not_after(jnp.shape(query)[-2])
+        if mask is not None:
+            visible = visible & (jnp.asarray(mask) != 0)
+        return super().__call__(query, key, value, visible)
+
+
+def _not_after(length: Any) -> jax.Array:
+    """``[length, length]``: whether the column is not after the row."""
+    # Compared indices, not a constant: an export may leave the length open.
+    row = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
+    column = jax.lax.broadcasted_iota(jnp.int32, (length, length), 1)
+    return column <= row
+
+
+class DenseBlock(Module):
+    """Two dense layers with gelu between, four times as wide inside.
+
+    Args:
+        dim: the size of input and output.
+        w_init_scale: the initial weights have variance ``w_init_scale / fan_in``.
+
+    Attributes:
+        fc1: a `Linear` from ``dim`` to ``4 * dim``.
+        fc2: a `Linear` back.
+    """
+
+    def __init__(self, dim: int, w_init_scale: float):
+        super().__init__()
+        w_init = jax.nn.initializers.variance_scaling(w_init_scale, "fan_in", "normal")
+        self.fc1 = Linear(dim, 4 * dim, w_init=w_init)
+        self.fc2 = Linear(4 * dim, dim, w_init=w_init)
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Applies the block to the last axis, ``[..., dim]``."""
+        return self.fc2(jax.nn.gelu(self.fc1(x)))
+
+
+class Transformer(Module):
+    """A stack of causal attention blocks, each normalised first (Radford et al., 2019).
+
+    ::
+
+        h = h + dropout(attention(attn_layer_norm(h)))      in each layer
+        h = h + dropout(dense_block(dense_layer_norm(h)))
+        h = layer_norm_output(h)                             at the end
+
+    In train mode with a dropout rate above 0, a call draws ``2 * num_layers``
+    keys from ``rng_seq``, so it must stand in `pure` or `purecall`.  Any other
+    call changes nothing.
+
+    Args:
+        dim: the size of the input and of the output.
+        num_heads: how many heads; it must divide ``dim``.
+        num_layers: how many layers.
+        dropout_rate: the probability of zero in train mode, from 0 to below 1.
+
+    Attributes:
+        rng_seq: the keys of dropout, an `RngSeq`.
+        layers: for each layer a dict of ``attention`` (a causal
+            `MultiHeadAttention`), ``attn_layer_norm``, ``dense_block`` (with
+            layers ``fc1`` and ``fc2``) and ``dense_layer_norm``.
+        layer_norm_output: the last `LayerNorm`.
+
+    Raises:
+        InvalidArgumentError: (an AssertionError too) the heads do not divide
+            ``dim``, or an argument is out of its range.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> net = pax.nets.Transformer(8, num_heads=2, num_layers=1, dropout_rate=0.1)
+        >>> net, y = net % jnp.ones((3, 5, 8))
+        >>> net.eval()(jnp.ones((3, 5, 8)), mask=jnp.ones((3, 5))).shape
+        (3, 5, 8)
+    """
+
+    def __init__(self, dim: int, num_heads: int, num_layers: int, dropout_rate: float):
+        super().__init__()
+        self.dim = integer(dim, "Transformer.dim", least=1)
+        self.num_heads = integer(num_heads, "Transformer.num_heads", least=1)
+        self.num_layers = integer(num_layers, "Transformer.num_layers", least=1)
+        self.dropout_rate = fraction(dropout_rate, "Transformer.dropout_rate", one_allowed=False)
+        if self.dim % self.num_heads:
+            raise InvalidArgumentError(
+                "The number of heads must divide the size of the Transformer.",
+                where="Transformer.num_heads",
+                got=f"{num_heads} heads for dim={dim}",
+                write="a divisor of dim",
+            )
+        self.rng_seq = RngSeq()
+        self.layers = [self._layer() for _ in range(self.num_layers)]
+        self.layer_norm_output = _norm(self.dim)
+
+    def _layer(self) -> dict[str, Module]:
+        # The order is that of the ambient keys.
+        key_size, w_init_scale = self.dim // self.num_heads, 2 / self.num_layers
+        return {
+            "attention": CausalSelfAttention(self.num_heads, key_size, w_init_scale),
+            "attn_layer_norm": _norm(self.dim),
+            "dense_layer_norm": _norm(self.dim),
+            "dense_block": DenseBlock(self.dim, w_init_scale),
+        }
+
+    def __call__(self, h: Any, mask: Any = None) -> jax.Array:
+        """Applies the network to a batch of sequences.
+
+        Args:
+            h: ``[batch, time, dim]``.
+            mask: ``[batch, time]``; places where it is False or 0 are not seen
+                by any other.
+
+        Returns:
+            ``[batch, time, dim]``.
+
+        Raises:
+            ImmutableModuleError: in train mode with a dropout rate above 0,
+                outside of `pure` and `purecall`.
+            InvalidArgumentError: (a ValueError and an AssertionError) another
+                shape.
+        """
+        h = jnp.asarray(h)
+        self._check(h, mask)
+        if mask is not None:
+            mask = jnp.asarray(mask)[:, None, None, :]
+        keys = self._dropout_keys()
+        for layer in self.layers:
+            update = layer["attention"](layer["attn_layer_norm"](h), mask=mask)
+            h = h + self._dropout(next(keys), update)
+            update = layer["dense_block"](layer["dense_layer_norm"](h))
+            h = h + self._dropout(next(keys), update)
+        return self.layer_norm_output(h)
+
+    def _check(self, h: jax.Array, mask: Any) -> None:
+        if h.ndim != 3 or h.shape[-1] != self.dim:
+            raise InvalidArgumentError(
+                f"The input must have shape [batch, time, {self.dim}].",
+                where=repr(self),
+                got=f"shape {h.shape}",
+                write="h[None] for a single sequence" if h.ndim == 2 else None,
+            )
+        if mask is not None and jnp.ndim(mask) != 2:
+            raise InvalidArgumentError(
+                "The mask must have shape [batch, time].",
+                where=repr(self),
+                got=f"shape {jnp.shape(mask)}",
+                write="True for each place that holds something; the causal mask is added",
+            )
+
+    def _dropout_keys(self) -> Iterator[Any]:
+        """A key for each dropout; None for each if dropout is off."""
+        if self.training and self.dropout_rate > 0:
+            return iter(self.rng_seq.next_rng_key(2 * len(self.layers)))
+        return itertools.repeat(None)
+
+    def _dropout(self, key: Any, x: jax.Array) -> jax.Array:
+        return x if key is None else dropout(key, self.dropout_rate, x)
+
+
+def _norm(dim: int) -> LayerNorm:
+    return LayerNorm(dim, -1, True, True)

@@ -1,0 +1,121 @@
+"""MultiHeadAttention: weighted means over a sequence, several at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core import Module
+from pax_export.nn._arguments import integer
+from pax_export.nn._linear import Linear
+
+# What a hidden logit becomes: small enough that its weight is 0, and finite, so
+# that a row with nothing to attend to gives a mean and not NaN.
+_HIDDEN = -1e30
+
+
+class MultiHeadAttention(Module):
+    """Attention with several heads (Vaswani et al., 2017).
+
+    Each head weighs the projected values by
+    ``softmax(query · key / sqrt(key_size))``.
+
+    Args:
+        num_heads: how many heads.
+        key_size: the size of query, key and value of one head.
+        w_init_scale: the initial weights have variance
+            ``w_init_scale / model_size``.
+
+    Attributes:
+        value_size: the same as ``key_size``.
+        model_size: ``num_heads * key_size``.
+        query_projection: a `Linear` of width ``model_size``.
+        key_projection: the same.
+        value_projection: the same.
+        output_projection: the same.
+
+    Raises:
+        InvalidArgumentError: a size is less than one.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> attention = pax.MultiHeadAttention(2, 4, w_init_scale=1.0)
+        >>> x = jnp.ones((3, 5, 8))
+        >>> attention(x, x, x).shape
+        (3, 5, 8)
+    """
+
+    def __init__(self, num_heads: int, key_size: int, w_init_scale: float):
+        super().__init__()
+        where = type(self).__name__
+        self.num_heads = integer(num_heads, f"{where}.num_heads", least=1)
+        self.key_size = integer(key_size, f"{where}.key_size", least=1)
+        self.value_size = self.key_size
+        self.model_size = self.num_heads * self.key_size
+        w_init = jax.nn.initializers.variance_scaling(w_init_scale, "fan_in", "normal")
+        size = self.model_size
+        self.query_projection = Linear(size, size, w_init=w_init, name="qry_proj")
+        self.key_projection = Linear(size, size, w_init=w_init, name="key_proj")
+        self.value_projection = Linear(size, size, w_init=w_init, name="val_proj")
+        self.output_projection = Linear(size, size, w_init=w_init, name="out_proj")
+
+    def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> jax.Array:
+        """Attends from each query to the values of all keys.
+
+        Logits and softmax are computed in float32 at least.
+
+        Args:
+            query: ``[..., t, model_size]``.
+            key: ``[..., T, model_size]``.
+            value: ``[..., T, model_size]``.
+            mask: broadcasts to ``[..., num_heads, t, T]``; where it is False or
+                0, a query does not see a key.  A query that sees none gets the
+                mean of all values.
+
+        Returns:
+            ``[..., t, model_size]``.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) the shape of the mask does not
+                broadcast.
+            InvalidArgumentTypeError: (a TypeError) another width than
+                `model_size`.
+        """
+        query_heads = self._heads(self.query_projection(query))
+        key_heads = self._heads(self.key_projection(key))
+        value_heads = self._heads(self.value_projection(value))
+        weights = jax.nn.softmax(self._logits(query_heads, key_heads, mask))
+        weights = weights.astype(value_heads.dtype)
+        heads = jnp.einsum("...htT,...Thd->...thd", weights, value_heads)
+        joined = heads.reshape((*heads.shape[:-2], self.model_size))
+        return self.output_projection(joined)
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        """``[..., t, model_size]`` as ``[..., t, num_heads, key_size]``."""
+        return x.reshape((*x.shape[:-1], self.num_heads, self.key_size))
+
+    def _logits(self, query: jax.Array, key: jax.Array, mask: Any) -> jax.Array:
+        # Sums of float16 products would overflow before they are scaled down.
+        dtype = jnp.promote_types(jnp.result_type(query, key), jnp.float32)
+        logits = jnp.einsum("...thd,...Thd->...htT", query, key, preferred_element_type=dtype)
+        logits = logits / math.sqrt(self.key_size)
+        if mask is None:
+            return logits
+        try:
+            return jnp.where(jnp.asarray(mask) != 0, logits, _HIDDEN)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(
+                "The mask must broadcast to [..., num_heads, t, T].",
+                where=repr(self),
+                got=f"shape {jnp.shape(mask)} for {logits.shape}",
+                write="mask[:, None, None, :] for a mask [batch, T] of the keys",
+            ) from None
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        own = {"num_heads": self.num_heads, "key_size": self.key_size}
+        return super()._repr({**own, **(info or {})})

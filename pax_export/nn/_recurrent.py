@@ -1,0 +1,324 @@
+"""LSTM, GRU and VanillaRNN: cells that take a state and one step in time.
+
+A cell is called as ``cell(state, x) -> (state, output)``, the form of a loop
+body, so it can be handed to `scan` as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core import Module
+from pax_export.nn._arguments import Initializer, integer, key_or_next
+from pax_export.nn._linear import Linear
+
+
+class LSTMState(NamedTuple):
+    """The state of an `LSTM`.
+
+    Attributes:
+        hidden: ``[batch, hidden_dim]``, which is the output as well.
+        cell: ``[batch, hidden_dim]``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.LSTM(3, 5).initial_state(2).cell.shape
+        (2, 5)
+    """
+
+    hidden: jax.Array
+    cell: jax.Array
+
+
+class GRUState(NamedTuple):
+    """The state of a `GRU`.
+
+    Attributes:
+        hidden: ``[batch, hidden_dim]``, which is the output as well.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.GRU(3, 5).initial_state(2).hidden.shape
+        (2, 5)
+    """
+
+    hidden: jax.Array
+
+
+class VanillaRNNState(NamedTuple):
+    """The state of a `VanillaRNN`.
+
+    Attributes:
+        hidden: ``[batch, hidden_dim]``, which is the output as well.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.VanillaRNN(3, 5).initial_state(2).hidden.shape
+        (2, 5)
+    """
+
+    hidden: jax.Array
+
+
+class _Cell(Module):
+    """What the three cells share: two sizes, and the check of a step's arguments."""
+
+    def _set_sizes(self, input_dim: int, hidden_dim: int) -> None:
+        where = type(self).__name__
+        self.input_dim = integer(input_dim, f"{where}.input_dim", least=1)
+        self.hidden_dim = integer(hidden_dim, f"{where}.hidden_dim", least=1)
+
+    def _zeros(self, batch_size: int) -> jax.Array:
+        return jnp.zeros((batch_size, self.hidden_dim))
+
+    def _checked(self, state: Any, x: Any, form: type) -> tuple[jax.Array, ...]:
+        """The input and the arrays of the state; raises if they do not fit."""
+        if not all(hasattr(state, field) for field in form._fields):
+            raise InvalidArgumentTypeError(
+                f"The first argument of a cell must be its state, {form.__name__}.",
+                where=repr(self),
+                got=type(state).__name__,
+                write="state, y = cell(cell.initial_state(batch_size), x)",
+            )
+        x = jnp.asarray(x)
+        arrays = [jnp.asarray(getattr(state, field)) for field in form._fields]
+        batch = x.shape[:-1]
+        self._check("input", x, (*batch, self.input_dim))
+        for field, array in zip(form._fields, arrays):
+            self._check(f"{field} state", array, (*batch, self.hidden_dim))
+        return x, *arrays
+
+    def _check(self, word: str, array: jax.Array, shape: tuple) -> None:
+        if array.ndim < 2:
+            raise InvalidArgumentError(
+                f"The {word} of a cell needs a batch axis: at least two axes.",
+                where=repr(self),
+                got=f"shape {array.shape}",
+                write="x[None] and initial_state(1) for a single example",
+            )
+        if array.shape != shape:
+            raise InvalidArgumentTypeError(
+                f"The {word} of this cell must have shape {shape}.",
+                where=repr(self),
+                got=f"shape {array.shape}",
+                write="x of [batch, input_dim], one step in time, and a state of that batch; "
+                "pax.scan(cell, state, xs) for a sequence",
+            )
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        own = {"input_dim": self.input_dim, "hidden_dim": self.hidden_dim}
+        return super()._repr({**own, **(info or {})})
+
+
+class LSTM(_Cell):
+    """A long short-term memory cell (Hochreiter and Schmidhuber, 1997).
+
+    With ``i, g, f, o`` the four parts of ``fc([x, hidden])``::
+
+        cell'   = sigmoid(f + forget_gate_bias) * cell + sigmoid(i) * tanh(g)
+        hidden' = sigmoid(o) * tanh(cell')
+
+    Args:
+        input_dim: the size of an input.
+        hidden_dim: the size of the state and of the output.
+        w_init: ``w_init(key, shape)`` makes the weight of ``fc``; the default
+            is that of `Linear`.
+        forget_gate_bias: added to ``f``; 1 lets a fresh cell remember
+            (Jozefowicz et al., 2015).
+        rng_key: the key of the initial values; the next of the ambient stream
+            by default.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        fc: a `Linear` from ``input_dim + hidden_dim`` to ``4 * hidden_dim``.
+
+    Raises:
+        InvalidArgumentError: a size is less than one.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> lstm = pax.LSTM(3, 5)
+        >>> xs = jnp.ones((7, 2, 3))  # [time, batch, input_dim]
+        >>> state, ys = pax.scan(lstm, lstm.initial_state(2), xs)
+        >>> ys.shape
+        (7, 2, 5)
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        hidden_dim: int,
+        w_init: Initializer | None = None,
+        forget_gate_bias: float = 0.0,
+        *,
+        rng_key: Any = None,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self._set_sizes(input_dim, hidden_dim)
+        self.forget_gate_bias = float(forget_gate_bias)
+        self.fc = Linear(
+            self.input_dim + self.hidden_dim,
+            4 * self.hidden_dim,
+            w_init=w_init,
+            rng_key=rng_key,
+            name="lstm_fc",
+        )
+
+    def __call__(self, state: LSTMState, x: Any) -> tuple[LSTMState, jax.Array]:
+        """Makes one step in time.
+
+        Args:
+            state: the state before the step.
+            x: ``[batch, input_dim]``.
+
+        Returns:
+            The state after the step, and the output ``[batch, hidden_dim]``.
+
+        Raises:
+            InvalidArgumentError: (an AssertionError too) no batch axis.
+            InvalidArgumentTypeError: (a TypeError) not a state of this cell, or
+                another shape.
+        """
+        x, hidden, cell = self._checked(state, x, LSTMState)
+        z = self.fc(jnp.concatenate((x, hidden), axis=-1))
+        i, g, f, o = jnp.split(z, 4, axis=-1)
+        forget = jax.nn.sigmoid(f + self.forget_gate_bias)
+        cell = forget * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+        return LSTMState(hidden, cell), hidden
+
+    def initial_state(self, batch_size: int) -> LSTMState:
+        """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""
+        return LSTMState(self._zeros(batch_size), self._zeros(batch_size))
+
+
+class GRU(_Cell):
+    """A gated recurrent unit (Cho et al., 2014).
+
+    With ``z, r`` the two parts of ``sigmoid(xh_zr_fc([x, hidden]))``::
+
+        candidate = tanh(xh_h_fc([x, r * hidden]))
+        hidden'   = (1 - z) * hidden + z * candidate
+
+    Args:
+        input_dim: the size of an input.
+        hidden_dim: the size of the state and of the output.
+        rng_key: the key of the initial values; the next of the ambient stream
+            by default.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        xh_zr_fc: a `Linear` from ``input_dim + hidden_dim`` to
+            ``2 * hidden_dim``.
+        xh_h_fc: a `Linear` from ``input_dim + hidden_dim`` to ``hidden_dim``.
+
+    Raises:
+        InvalidArgumentError: a size is less than one.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> gru = pax.GRU(3, 5)
+        >>> state, y = gru(gru.initial_state(2), jnp.ones((2, 3)))
+        >>> y.shape
+        (2, 5)
+    """
+
+    def __init__(
+        self, input_dim: int, hidden_dim: int, *, rng_key: Any = None, name: str | None = None
+    ):
+        super().__init__(name=name)
+        self._set_sizes(input_dim, hidden_dim)
+        zr_key, h_key = jax.random.split(key_or_next(rng_key))
+        joined = self.input_dim + self.hidden_dim
+        self.xh_zr_fc = Linear(joined, 2 * self.hidden_dim, rng_key=zr_key, name="xh_to_zr")
+        self.xh_h_fc = Linear(joined, self.hidden_dim, rng_key=h_key, name="xh_to_h")
+
+    def __call__(self, state: GRUState, x: Any) -> tuple[GRUState, jax.Array]:
+        """Makes one step in time.
+
+        Args:
+            state: the state before the step.
+            x: ``[batch, input_dim]``.
+
+        Returns:
+            The state after the step, and the output ``[batch, hidden_dim]``.
+
+        Raises:
+            InvalidArgumentError: (an AssertionError too) no batch axis.
+            InvalidArgumentTypeError: (a TypeError) not a state of this cell, or
+                another shape.
+        """
+        x, hidden = self._checked(state, x, GRUState)
+        zr = jax.nn.sigmoid(self.xh_zr_fc(jnp.concatenate((x, hidden), axis=-1)))
+        z, r = jnp.split(zr, 2, axis=-1)
+        candidate = jnp.tanh(self.xh_h_fc(jnp.concatenate((x, r * hidden), axis=-1)))
+        hidden = (1 - z) * hidden + z * candidate
+        return GRUState(hidden), hidden
+
+    def initial_state(self, batch_size: int) -> GRUState:
+        """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""
+        return GRUState(self._zeros(batch_size))
+
+
+class VanillaRNN(_Cell):
+    """A simple recurrent cell (Elman, 1990): ``hidden' = tanh(fc([x, hidden]))``.
+
+    Args:
+        input_dim: the size of an input.
+        hidden_dim: the size of the state and of the output.
+        rng_key: the key of the initial values; the next of the ambient stream
+            by default.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        fc: a `Linear` from ``input_dim + hidden_dim`` to ``hidden_dim``.
+
+    Raises:
+        InvalidArgumentError: a size is less than one.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> rnn = pax.VanillaRNN(3, 5)
+        >>> state, y = rnn(rnn.initial_state(2), jnp.ones((2, 3)))
+        >>> y.shape
+        (2, 5)
+    """
+
+    def __init__(
+        self, input_dim: int, hidden_dim: int, *, rng_key: Any = None, name: str | None = None
+    ):
+        super().__init__(name=name)
+        self._set_sizes(input_dim, hidden_dim)
+        joined = self.input_dim + self.hidden_dim
+        self.fc = Linear(joined, self.hidden_dim, rng_key=rng_key, name="vanilla_rnn_fc")
+
+    def __call__(self, state: VanillaRNNState, x: Any) -> tuple[VanillaRNNState, jax.Array]:
+        """Makes one step in time.
+
+        Args:
+            state: the state before the step.
+            x: ``[batch, input_dim]``.
+
+        Returns:
+            The state after the step, and the output ``[batch, hidden_dim]``.
+
+        Raises:
+            InvalidArgumentError: (an AssertionError too) no batch axis.
+            InvalidArgumentTypeError: (a TypeError) not a state of this cell, or
+                another shape.
+        """
+        x, hidden = self._checked(state, x, VanillaRNNState)
+        hidden = jnp.tanh(self.fc(jnp.concatenate((x, hidden), axis=-1)))
+        return VanillaRNNState(hidden), hidden
+
+    def initial_state(self, batch_size: int) -> VanillaRNNState:
+        """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""
+        return VanillaRNNState(self._zeros(batch_size))
