@@ -48,8 +48,8 @@ class StaticLossScale(jmp.StaticLossScale):
         512.0
     """
 
-    def __post_init__(self) -> None:
-        _set(self, loss_scale=_scalar(self.loss_scale, "loss_scale"))
+    def __init__(self, loss_scale: Any):
+        _set(self, loss_scale=_scalar(loss_scale, "loss_scale"))
 
     def unscale(self, tree: T) -> T:
         """Divides the arrays of a tree by the scale; each keeps its dtype."""
@@ -112,7 +112,8 @@ def _scalar(value: Any, name: str) -> jax.Array:
             got=f"{type(value).__name__}: {value!r}"[:120],
             write="2.0**15, or jnp.float16(2.0**15) to keep it in half precision",
         )
-    return jnp.asarray(value, value.dtype)  # not weakly typed any more
+    array = jnp.asarray(value)
+    return array.astype(array.dtype)  # not weakly typed any more
 
 
 def _set(scale: Any, **fields: Any) -> None:

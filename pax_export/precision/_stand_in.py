@@ -11,6 +11,7 @@ module, by the rules for changing it.  If the method raises, nothing is.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jmp
@@ -48,7 +49,7 @@ class StandIn:
     def __init__(self, original: Any, policy: jmp.Policy):
         self.original = original
         self.policy = policy
-        own = attributes_of(original)
+        own = _attributes(original)
         self._given = {n: cast_floating(v, policy.compute_dtype) for n, v in own.items()}
         self._contents = {n: _content(v) for n, v in self._given.items()}
         self._originals = _pairs(own, self._given)
@@ -68,7 +69,7 @@ class StandIn:
             ImmutableModuleError: a container of arrays was changed in place,
                 and the module is not open for change.
         """
-        now = attributes_of(self.module)
+        now = _attributes(self.module)
         for name in self._given:
             if name not in now:
                 delattr(self.original, name)
@@ -111,6 +112,16 @@ class StandIn:
             return tree
         found = [self._originals.get(id(leaf), (leaf, leaf))[1] for leaf in leaves]
         return tree_unflatten(treedef, found)
+
+
+def _attributes(module: Any) -> dict[str, Any]:
+    """The attributes of a module, without what a cached_property stored beside them."""
+    cls = type(module)
+    return {
+        name: value
+        for name, value in attributes_of(module).items()
+        if not isinstance(getattr(cls, name, None), functools.cached_property)
+    }
 
 
 def _content(value: Any) -> tuple[list[Any], Any]:
