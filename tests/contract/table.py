@@ -106,6 +106,15 @@ def small_net() -> pax.Module:
     )
 
 
+def over_time(cell: Any, xs: Any) -> Any:
+    state = cell.initial_state(xs.shape[0])
+    return pax.scan(cell, state, xs, time_major=False)[1]
+
+
+def attend_to_itself(attention: Any, x: Any) -> Any:
+    return attention(x, x, x)
+
+
 def pool(function: Callable, **options: Any) -> Callable[[], pax.Module]:
     return lambda: pax.Lambda(functools.partial(function, **options))
 
@@ -180,6 +189,15 @@ ROWS = [
         "Dropout", lambda: pax.Dropout(0.4), ("b, t, 3",), changes_state=IN_TRAIN_MODE, random=True
     ),
     Row("Embed", lambda: pax.Embed(4, 3), ("b, t",), dtype="int32"),
+    Row("LSTM", lambda: pax.LSTM(3, 4, forget_gate_bias=1.0), ("b, t, 3",), call=over_time),
+    Row("GRU", lambda: pax.GRU(3, 4), ("b, t, 3",), call=over_time),
+    Row("VanillaRNN", lambda: pax.VanillaRNN(3, 4), ("b, t, 3",), call=over_time),
+    Row(
+        "MultiHeadAttention",
+        lambda: pax.MultiHeadAttention(2, 2, 1.0),
+        ("b, t, 4",),
+        call=attend_to_itself,
+    ),
     Row("Sequential", small_net, ("b, 8, 8, 1",), changes_state=IN_TRAIN_MODE, random=True),
     Row("Sequential, empty", lambda: pax.Sequential(), ("b, 3",)),
     Row("Lambda", lambda: pax.Lambda(jax.nn.relu, name="relu"), ("b, 3",)),
