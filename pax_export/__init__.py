@@ -19,6 +19,7 @@ import pax_export.optim as optim
 import pax_export.precision as precision
 import pax_export.transforms as transforms
 import pax_export.utils as utils
+import pax_export.weights as weights
 from pax_export.core import (
     EmptyNode,
     Module,
@@ -69,6 +70,7 @@ from pax_export.nn import (
 from pax_export.optim import build_update_fn
 from pax_export.precision import apply_mp_policy, unwrap_mp_policy
 from pax_export.transforms import grad, scan, value_and_grad
+from pax_export.weights import load_weights, save_weights
 
 if TYPE_CHECKING:
     from pax_export import export
@@ -117,6 +119,7 @@ __all__ = [
     "export",
     "freeze_parameters",
     "grad",
+    "load_weights",
     "max_pool",
     "module_and_value",
     "nets",
@@ -126,6 +129,7 @@ __all__ = [
     "precision",
     "pure",
     "purecall",
+    "save_weights",
     "scan",
     "seed_rng_key",
     "select_parameters",
@@ -135,6 +139,7 @@ __all__ = [
     "update_parameters",
     "utils",
     "value_and_grad",
+    "weights",
 ]
 
 

@@ -82,6 +82,24 @@ class MissingWeightError(PaxError, KeyError, ValueError):
     """A weight that the module has is missing from the given weights."""
 
 
+class WeightNameError(PaxError, ValueError):
+    """A weight has no name of its own under which a file could keep it."""
+
+
+class WeightsFileError(PaxError, OSError, ValueError):
+    """A file of weights cannot be written, or is not one."""
+
+
+class MissingWeightsFileError(WeightsFileError, FileNotFoundError):
+    """There is no file of weights at this path."""
+
+
+class WeightsMismatchError(PaxError, KeyError, ValueError):
+    """The weights of a file are not those of the module; `report` lists them all."""
+
+    report: object = None
+
+
 class MissingPackageError(PaxError, ImportError):
     """An optional package is not installed."""
 

@@ -1,0 +1,147 @@
+"""How an array is stored: under its own dtype, or as another one and a note.
+
+safetensors knows the usual dtypes.  Any other array is stored as one of those,
+so that every reader can open the file, and a note in the metadata says what it
+was:
+
+    typed PRNG keys     their uint32 data              {"key": "threefry2x32"}
+    int2, int4, ...     the values as int8 or uint8    {"dtype": "int4"}
+    other small floats  their bits as uint8            {"dtype": "float8_e3m4"}
+    complex128          float64 [..., 2]               {"dtype": "complex128"}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+Note = dict[str, str]
+
+# The codes that safetensors writes for dtypes, and how numpy calls them.
+NUMPY_NAMES = {
+    "BOOL": "bool",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+# Written under their own name by every safetensors that we support; the rest of
+# the table is read, when another program has written it.
+_NATIVE = frozenset(NUMPY_NAMES.values()) - {
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+}
+
+
+def is_key(dtype: Any) -> bool:
+    """True for the dtype of typed PRNG keys."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def stored(value: Any) -> tuple[np.ndarray, Note | None]:
+    """An array as it is stored, and the note that says what it was.
+
+    Args:
+        value: a jax or numpy array, or a typed key array.
+
+    Returns:
+        A contiguous array of a dtype that safetensors knows, without a copy
+        where that is possible, and None or a note.
+
+    Raises:
+        TypeError: nothing can be made of this dtype, for example of objects.
+    """
+    if is_key(value.dtype):
+        return np.asarray(jax.random.key_data(value)), {"key": _algorithm(value.dtype)}
+    array = np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
+    name = array.dtype.name
+    if name in _NATIVE:
+        return array, None
+    note = {"dtype": name}
+    if name == "complex128":
+        return array.reshape(*array.shape, 1).view(np.float64), note
+    if name.startswith(("int", "uint")):
+        return array.astype(np.uint8 if name.startswith("u") else np.int8), note
+    if name.startswith("float") and array.dtype.itemsize == 1:
+        return array.view(np.uint8), note
+    raise TypeError(name)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an array in a file is, notes taken into account.
+
+    Attributes:
+        shape: the shape of the array as it was saved.
+        dtype: the name of its dtype; for keys ``"key"`` and the algorithm.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+def describe(value: Any) -> Description:
+    """What an array, or a ShapeDtypeStruct, would be in a file."""
+    if is_key(value.dtype):
+        return Description(value.shape, f"key<{_algorithm(value.dtype)}>")
+    return Description(value.shape, np.dtype(value.dtype).name)
+
+
+def _algorithm(key_dtype: Any) -> str:
+    """The algorithm of a key dtype, e.g. ``"threefry2x32"``; jax tells it of arrays only."""
+    found: list[Any] = []
+    one_key = jax.ShapeDtypeStruct((), key_dtype)
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), one_key)
+    if not isinstance(found[0], str):
+        raise TypeError(f"keys of {found[0]}, which jax does not know by name")
+    return found[0]
+
+
+def described(code: str, shape: tuple[int, ...], note: Note | None) -> Description:
+    """What an array in a file is, from its header and its note."""
+    name = NUMPY_NAMES.get(code, code)
+    if note is None:
+        return Description(shape, name)
+    if "key" in note:
+        return Description(shape[:-1], f"key<{note['key']}>")
+    return Description(shape[:-1] if note["dtype"] == "complex128" else shape, note["dtype"])
+
+
+def restored(array: np.ndarray, note: Note | None) -> Any:
+    """The array that was saved, from the one that was stored.
+
+    Returns:
+        A numpy array, or a jax array of typed keys.
+    """
+    if note is None:
+        return array
+    if "key" in note:
+        return jax.random.wrap_key_data(array, impl=note["key"])
+    dtype = np.dtype(note["dtype"])
+    if dtype.name == "complex128":
+        return array.view(dtype).reshape(array.shape[:-1])
+    if array.dtype.itemsize == dtype.itemsize and dtype.name.startswith("float"):
+        return array.view(dtype)
+    return array.astype(dtype)

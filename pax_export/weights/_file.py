@@ -1,0 +1,190 @@
+"""A safetensors file: writing one, and reading arrays from one.
+
+The library writes the file, and checks a file that is read: that it is whole,
+and that its header fits its length.  The arrays are then taken straight from
+the mapped file, because the library's numpy side does not know all dtypes of
+the format, and because a sharded array needs only parts of one.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import MissingWeightsFileError, WeightsFileError
+from pax_export._optional import require
+from pax_export.weights._atomic import replaced
+from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, described, restored
+
+# The entry of the metadata that holds the notes, as JSON: name -> note.
+_NOTES = "pax_export"
+
+# What other files begin with; a user who mistakes one for weights is told so.
+_SIGNATURES = {
+    b"": "an empty file",
+    b"PK\x03\x04": "a zip archive, as numpy's .npz and PyTorch's files are",
+    b"\x80\x02": "a pickle, which is never loaded",
+    b"\x80\x03": "a pickle, which is never loaded",
+    b"\x80\x04": "a pickle, which is never loaded",
+    b"\x80\x05": "a pickle, which is never loaded",
+    b"\x93NUMPY": "a numpy .npy file",
+    b"\x89HDF": "an HDF5 file",
+    b"\x1f\x8b": "a gzip archive",
+    b"GGUF": "a GGUF file",
+}
+
+
+def write(path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note]) -> None:
+    """Writes arrays to a file, in the place of one that may be there.
+
+    Raises:
+        WeightsFileError: the file cannot be written.
+    """
+    library = require("safetensors.numpy", "safetensors", "save_weights")
+    metadata = {_NOTES: json.dumps(notes)} if notes else None
+    with replaced(path) as temporary:
+        try:
+            library.save_file(arrays, temporary, metadata=metadata)
+        except require("safetensors", "safetensors", "save_weights").SafetensorError as error:
+            raise WeightsFileError(
+                "safetensors did not write the weights.",
+                where=str(path),
+                got=error,
+                write='python -m pip install --upgrade "pax-export[safetensors]", if '
+                "it does not know a dtype",
+            ) from error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of a file: where it lies and what it is."""
+
+    description: Description
+    note: Note | None
+    code: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class WeightsFile:
+    """An open file of weights.
+
+    Attributes:
+        entries: name -> `Entry`, in the order of the file.
+    """
+
+    def __init__(self, path: Path):
+        """Opens a file.
+
+        Raises:
+            MissingWeightsFileError: there is none.
+            WeightsFileError: it cannot be read, or is no safetensors file.
+        """
+        self._path = path
+        _check(path)
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        size = int.from_bytes(self._bytes[:8], "little")
+        header = json.loads(self._bytes[8 : 8 + size])
+        notes = self._notes(header.pop("__metadata__", {}))
+        self.entries = {
+            name: _entry(fields, notes.get(name), 8 + size) for name, fields in header.items()
+        }
+
+    def _notes(self, metadata: Mapping[str, str]) -> dict[str, Note]:
+        try:
+            notes = json.loads(metadata.get(_NOTES, "{}"))
+            if all(note.keys() in ({"key"}, {"dtype"}) for note in notes.values()):
+                return notes
+        except (ValueError, AttributeError):
+            pass
+        raise WeightsFileError(
+            f"The metadata {_NOTES!r} of this file were not written by pax_export.",
+            where=str(self._path),
+            got=metadata[_NOTES][:200],
+            write="a file that pax_export.save_weights wrote, or one without this entry",
+        )
+
+    def read(self, name: str, index: Any = ...) -> Any:
+        """Makes the array with this name, or a part of it, in memory of its own.
+
+        Args:
+            name: one of `entries` whose dtype numpy has.
+            index: the part, for an array that has no note.
+        """
+        entry = self.entries[name]
+        dtype = np.dtype(NUMPY_NAMES[entry.code])
+        view = np.ndarray(entry.shape, dtype, buffer=self._bytes, offset=entry.offset)
+        return restored(np.array(view[index]), entry.note)
+
+
+def _entry(fields: dict[str, Any], note: Note | None, start: int) -> Entry:
+    code, shape = fields["dtype"], tuple(fields["shape"])
+    offset = start + fields["data_offsets"][0]
+    return Entry(described(code, shape, note), note, code, shape, offset)
+
+
+def _check(path: Path) -> None:
+    """Raises unless this is a whole safetensors file."""
+    library = require("safetensors", "safetensors", "load_weights")
+    try:
+        with library.safe_open(path, framework="numpy"):
+            return
+    except (OSError, library.SafetensorError) as error:
+        raise _refusal(path, error) from error
+
+
+def _refusal(path: Path, error: Exception) -> WeightsFileError:
+    if not path.exists():
+        return MissingWeightsFileError(
+            "There is no file of weights at this path.",
+            where=str(path),
+            write="the path that save_weights was given",
+        )
+    if path.is_dir():
+        return WeightsFileError(
+            "This is a directory, not a file of weights.",
+            where=str(path),
+            got=f"a directory with {', '.join(_some_names(path)) or 'nothing in it'}",
+            write="the path of one file",
+        )
+    if isinstance(error, PermissionError):
+        return WeightsFileError(
+            "The file of weights cannot be read.",
+            where=str(path),
+            got=error.strerror,
+            write="the path of a file that you may read",
+        )
+    return WeightsFileError(
+        "This is no safetensors file, or only a part of one.",
+        where=str(path),
+        got=f"{_kind(path)} ({error})",
+        write="a file that pax_export.save_weights or another program wrote to its end",
+    )
+
+
+def _some_names(directory: Path) -> list[str]:
+    with suppress(OSError):
+        return sorted(entry.name for entry in directory.iterdir())[:5]
+    return []
+
+
+def _kind(path: Path) -> str:
+    """What a file seems to be, by its first bytes."""
+    with path.open("rb") as file:
+        begin = file.read(16)
+    for signature, kind in _SIGNATURES.items():
+        if begin.startswith(signature) and (signature or not begin):
+            return kind
+    size = path.stat().st_size
+    announced = 8 + int.from_bytes(begin[:8], "little")
+    if begin[8:9] == b"{":
+        return f"a safetensors header of {announced} bytes in a file of {size}"
+    return f"a file of {size} bytes that begins with {begin!r}"

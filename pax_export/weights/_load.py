@@ -1,0 +1,185 @@
+"""load_weights: the arrays of a safetensors file into a module."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+import jax
+import numpy as np
+
+from pax_export._errors import (
+    InvalidArgumentTypeError,
+    UnsupportedDtypeError,
+    WeightsMismatchError,
+)
+from pax_export._jax import is_tracer
+from pax_export.weights._dtypes import describe, is_key
+from pax_export.weights._file import WeightsFile
+from pax_export.weights._names import leaves_by_name
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What `load_weights` found in a file.
+
+    Attributes:
+        loaded: names of the arrays that were taken from the file.
+        missing: names that the module has and the file lacks.
+        unexpected: names that the file has and the module lacks.
+        mismatched: name -> what differs, for arrays of another shape or dtype.
+
+    Example:
+        >>> from pax_export.weights import LoadReport
+        >>> report = LoadReport(("a",), ("b",), (), {"c": "float32[2] in the file, ..."})
+        >>> report.complete
+        False
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: dict[str, str]
+
+    @property
+    def complete(self) -> bool:
+        """True if the file has exactly the arrays of the module."""
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.loaded)} loaded"]
+        lines += [f"missing from the file: {name}" for name in self.missing]
+        lines += [f"unknown to the module: {name}" for name in self.unexpected]
+        lines += [f"{name}: {difference}" for name, difference in self.mismatched.items()]
+        return "\n".join(lines)
+
+
+@overload
+def load_weights(module: T, path: str | os.PathLike[str], *, strict: Literal[True] = True) -> T: ...
+
+
+@overload
+def load_weights(
+    module: T, path: str | os.PathLike[str], *, strict: Literal[False]
+) -> tuple[T, LoadReport]: ...
+
+
+def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
+    """Makes a module with the arrays of a safetensors file.
+
+    Args:
+        module: the module to start from; it stays as it is.  Each array of the
+            new one is of the kind of the old: numpy for numpy, and a jax array
+            where the old one was placed, shards included.  It may be a module
+            that was never initialised, ``jax.eval_shape(make_model)``; this
+            draws no weights and takes no memory for them.
+        path: a file that `save_weights` or another program wrote.
+        strict: whether the file must have exactly the arrays of the module, with
+            their shapes and dtypes.  If not, what fits is loaded, the module
+            keeps its own arrays elsewhere, and a report is returned as well.
+
+    Returns:
+        The new module; with ``strict=False``, a pair of it and a `LoadReport`.
+
+    Raises:
+        WeightsMismatchError: (a ValueError and a KeyError) with strict, any
+            array is missing, unexpected, or of another shape or dtype.  The
+            message lists all of them; `report` holds them.
+        WeightsFileError: (an OSError) no such file, or not a safetensors file,
+            or not all of one.
+        MissingPackageError: safetensors is not installed.
+
+    Example:
+        >>> import jax, pax_export as pax, tempfile, os
+        >>> path = os.path.join(tempfile.mkdtemp(), "layer.safetensors")
+        >>> layer = pax.Linear(2, 3)
+        >>> pax.save_weights(layer, path)
+        >>> loaded = pax.load_weights(jax.eval_shape(lambda: pax.Linear(2, 3)), path)
+        >>> bool((loaded.weight == layer.weight).all())
+        True
+        >>> _, report = pax.load_weights(pax.Linear(2, 4), path, strict=False)
+        >>> report.mismatched
+        {'weight': 'float32[2,3] in the file, float32[2,4] in the module', ...}
+    """
+    leaves = leaves_by_name(module)
+    for name, leaf in leaves.items():
+        _require_shape(name, leaf)
+    file = WeightsFile(Path(path))
+    report = _compare(leaves, file)
+    if strict and not report.complete:
+        raise _mismatch(report, path)
+    fitting = set(report.loaded)
+    values = [_read(file, name, leaf) if name in fitting else leaf for name, leaf in leaves.items()]
+    loaded = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(module), values)
+    return loaded if strict else (loaded, report)
+
+
+def _require_shape(name: str, leaf: Any) -> None:
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        raise InvalidArgumentTypeError(
+            "load_weights needs a module of arrays, or of their shapes and dtypes.",
+            where=name,
+            got=f"{type(leaf).__name__}: {leaf!r}"[:200],
+            write="a module, or jax.eval_shape(make_model)",
+        )
+
+
+def _compare(leaves: dict[str, Any], file: WeightsFile) -> LoadReport:
+    loaded, missing, mismatched = [], [], {}
+    for name, leaf in leaves.items():
+        if name not in file.entries:
+            missing.append(name)
+            continue
+        there, own = file.entries[name].description, describe(leaf)
+        if there == own:
+            loaded.append(name)
+        else:
+            mismatched[name] = f"{there} in the file, {own} in the module"
+    unexpected = [name for name in file.entries if name not in leaves]
+    return LoadReport(tuple(loaded), tuple(missing), tuple(unexpected), mismatched)
+
+
+def _mismatch(report: LoadReport, path: str | os.PathLike[str]) -> WeightsMismatchError:
+    _, *lines = str(report).splitlines()
+    error = WeightsMismatchError(
+        "The weights of the file are not those of the module:\n"
+        + "\n".join(f"  - {line}" for line in lines),
+        where=os.fspath(path),
+        write="the module that was saved, or load_weights(module, path, strict=False) "
+        "to load what fits",
+    )
+    error.report = report
+    return error
+
+
+def _read(file: WeightsFile, name: str, own: Any) -> Any:
+    """The array of a file, of the kind and at the place of the module's own."""
+    if isinstance(own, np.ndarray):
+        return file.read(name).astype(own.dtype, copy=False)
+    if not is_key(own.dtype) and jax.dtypes.canonicalize_dtype(own.dtype) != own.dtype:
+        raise UnsupportedDtypeError(
+            "jax would narrow an array of this dtype.",
+            where=name,
+            got=own.dtype,
+            write='jax.config.update("jax_enable_x64", True)',
+        )
+    sharding = _sharding(own)
+    if sharding is None:
+        return jax.device_put(file.read(name))
+    if len(sharding.device_set) == 1 or file.entries[name].note is not None:
+        return jax.device_put(file.read(name), sharding)
+    # Each device is given its part only; the whole is never in memory at once.
+    return jax.make_array_from_callback(own.shape, sharding, lambda index: file.read(name, index))
+
+
+def _sharding(own: Any) -> Any:
+    """Where an array was put on purpose; None if jax may choose."""
+    if is_tracer(own) or (isinstance(own, jax.Array) and not own.committed):
+        return None
+    sharding = getattr(own, "sharding", None)
+    abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+    return None if abstract else sharding

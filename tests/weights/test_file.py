@@ -1,0 +1,238 @@
+"""Files: written whole or not at all, and refused where they are something else."""
+
+import io
+import json
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import pax_export as pax
+from pax_export._errors import MissingPackageError
+from pax_export.weights import _atomic
+
+TREE = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "w.safetensors"
+
+
+def names(path):
+    return sorted(entry.name for entry in path.parent.iterdir())
+
+
+# --- writing --------------------------------------------------------------------------
+
+
+def test_an_existing_file_is_replaced_and_keeps_its_permissions(path):
+    path.write_text("something older")
+    path.chmod(0o640)
+    pax.save_weights(TREE, path)
+    assert pax.load_weights(TREE, path)["b"].shape == (2, 2)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert names(path) == [path.name]
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(path):
+    pax.save_weights(TREE, path)
+    (path.parent / "other").touch()
+    assert path.stat().st_mode == (path.parent / "other").stat().st_mode
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(path):
+    real = path.parent / "step-1.safetensors"
+    path.symlink_to(real)
+    pax.save_weights(TREE, str(path))
+    assert path.is_symlink() and real.is_file()
+
+
+def test_missing_directories_are_made(tmp_path):
+    path = tmp_path / "runs" / "1" / "w.safetensors"
+    pax.save_weights(TREE, path)
+    assert path.is_file()
+
+
+def test_what_fails_leaves_the_old_file_and_nothing_else(path, monkeypatch):
+    pax.save_weights(TREE, path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_atomic.os, "fsync", full)
+    with pytest.raises(
+        OSError, match=r"cannot be written here.\n  where: .*\n  got: No space left"
+    ):
+        pax.save_weights({"a": jnp.zeros(9)}, path)
+    assert path.read_bytes() == before
+    assert names(path) == [path.name]
+
+
+def test_places_that_take_no_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot take the place of a directory.\n  where: .*\n"):
+        pax.save_weights(TREE, tmp_path)
+    with pytest.raises(OSError, match=r"cannot be written here.\n  where: .*file/w\n  got: \w+"):
+        pax.save_weights(TREE, tmp_path / "file" / "w")
+
+
+def test_a_directory_without_write_permission(path):
+    if os.geteuid() == 0:
+        # The superuser may write everywhere, except where nobody can.
+        directory = "/proc/self"
+    else:
+        path.parent.chmod(0o500)
+        directory = str(path.parent)
+    with pytest.raises(OSError, match=r"cannot be written here.\n  where: .*w\n  got: "):
+        pax.save_weights(TREE, f"{directory}/w")
+
+
+WRITER = """
+import sys, jax.numpy as jnp, pax_export as pax
+path = sys.argv[1]
+trees = [{"x": jnp.full(2_000_000, i)} for i in range(4)]
+pax.save_weights(trees[0], path)
+print("ready", flush=True)
+while True:
+    for tree in trees:
+        pax.save_weights(tree, path)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_file(path):
+    random = np.random.default_rng(0)
+    target = {"x": jnp.zeros(2_000_000, jnp.int32)}
+    for _ in range(4):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+        )  # fmt: skip
+        try:
+            assert writer.stdout.readline() == b"ready\n"
+            time.sleep(random.uniform(0.0, 0.15))
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+            writer.stdout.close()
+        values = np.unique(pax.load_weights(target, path)["x"])
+        assert values.size == 1 and values[0] in range(4)
+
+
+# --- reading --------------------------------------------------------------------------
+
+
+def refusal(path):
+    with pytest.raises(OSError) as caught:
+        pax.load_weights(TREE, path)
+    assert isinstance(caught.value, ValueError)
+    return str(caught.value)
+
+
+def test_every_truncation_is_refused(path):
+    pax.save_weights(TREE, path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        message = refusal(path)
+        assert "This is no safetensors file, or only a part of one." in message
+        assert f"where: {path}" in message
+    path.write_bytes(whole + b"\0")
+    assert "no safetensors file" in refusal(path)
+
+
+def npz():
+    buffer = io.BytesIO()
+    np.savez(buffer, a=np.ones(3))
+    return buffer.getvalue()
+
+
+def npy():
+    buffer = io.BytesIO()
+    np.save(buffer, np.ones(3))
+    return buffer.getvalue()
+
+
+def archive():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("data.pkl", b"")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"", "an empty file"),
+        (npz(), "a zip archive, as numpy's .npz and PyTorch's files are"),
+        (archive(), "a zip archive"),
+        (npy(), "a numpy .npy file"),
+        (pickle.dumps(TREE["a"]), "a pickle, which is never loaded"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(9), "an HDF5 file"),
+        (b"GGUF" + bytes(30), "a GGUF file"),
+        (
+            json.dumps({"a": [1, 2]}).encode(),
+            "a file of 13 bytes that begins with b'{\"a\": [1, 2]}'",
+        ),
+        (bytes(64), "a file of 64 bytes that begins with"),
+    ],
+)
+def test_other_files_are_called_what_they_are(content, kind, path):
+    path.write_bytes(content)
+    assert f"got: {kind}" in refusal(path)
+
+
+def test_a_pickle_is_not_run(path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(path.parent / "sprung"),)
+
+    path.write_bytes(pickle.dumps(Trap()))
+    refusal(path)
+    assert names(path) == [path.name]
+
+
+def test_missing_files_and_directories(path):
+    with pytest.raises(
+        FileNotFoundError, match=r"no file of weights at this path.\n  where: .*w.saf"
+    ):
+        pax.load_weights(TREE, path)
+    assert "got: a directory with nothing in it" in refusal(path.parent)
+    path.touch()
+    assert f"got: a directory with {path.name}" in refusal(path.parent)
+
+
+@pytest.mark.parametrize("notes", ["text", "[1]", '{"a": 1}', '{"a": {"dtype": "x", "y": "z"}}'])
+def test_notes_that_are_not_ours_are_refused(notes, path):
+    safetensors.numpy.save_file({"a": np.ones(3)}, path, metadata={"pax_export": notes})
+    assert "were not written by pax_export" in refusal(path)
+
+
+def test_dtypes_that_numpy_lacks_do_not_hinder_the_others(path):
+    header = {
+        "a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]},
+        "b": {"dtype": "F4", "shape": [2, 2], "data_offsets": [12, 14]},
+    }
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(14))
+    loaded, report = pax.load_weights(TREE, path, strict=False)
+    assert loaded["a"].tolist() == [0, 0, 0]
+    assert report.mismatched == {"b": "F4[2,2] in the file, float32[2,2] in the module"}
+
+
+def test_a_missing_library_is_named(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    for call in (pax.save_weights, pax.load_weights):
+        with pytest.raises(MissingPackageError, match=r"_weights needs the package 'safetensors"):
+            call(TREE, path)
