@@ -243,14 +243,16 @@ def _wrap_static_leaves(value: object) -> object:
 
 
 def _unwrap_static_leaves(value: object) -> object:
-    plain = jax.tree_util.tree_map(
+    leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
+    if not all(is_array(x) or isinstance(x, (Node, EmptyNode, StaticLeaf)) for x in leaves):
+        # In a tree of masks or shapes nothing but the wrapping tells which
+        # leaves are static: there it stays.
+        return value
+    return jax.tree_util.tree_map(
         lambda x: x.value if isinstance(x, StaticLeaf) else x,
         value,
         is_leaf=_is_node_or_static_leaf,
     )
-    # In a tree of masks or shapes nothing but the wrapping tells which leaves
-    # are static: there it stays.
-    return plain if kind_of(plain) is MIXED else value
 
 
 def _is_node_or_static_leaf(value: object) -> bool:

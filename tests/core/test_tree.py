@@ -227,6 +227,17 @@ def test_masks_of_a_mixed_list_keep_its_static_part():
     assert back == module and back.items[1] == 5
 
 
+def test_masks_of_a_mixed_list_with_a_module_keep_its_static_part():
+    class Mixed(pax.Module):
+        def __init__(self):
+            self.items = [jnp.ones(2), 5, Dense()]
+
+    module = Mixed()
+    assert tree_structure(tree_map(lambda x: False, module)) == tree_structure(module)
+    assert module.eval().train() == module
+    assert module.parameters() | module == module
+
+
 def test_dict_subtrees_come_in_sorted_order():
     names = [type(m).__name__ for m in Net().submodules()]
     assert names == ["Dense", "Dense", "Dense", "Counter", "Dense"]
