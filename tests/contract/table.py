@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from pax_export.nets._resnet import ResNet
 
 NEVER, IN_TRAIN_MODE, ALWAYS = "never", "in train mode", "always"
 
@@ -115,6 +116,18 @@ def attend_to_itself(attention: Any, x: Any) -> Any:
     return attention(x, x, x)
 
 
+class TinyResNet(ResNet):
+    """One block; the rest is as in all residual networks."""
+
+    blocks_per_group = (1,)
+
+
+def tiny_resnet() -> pax.Module:
+    first = {"out_features": 2, "kernel_shape": 3, "padding": "SAME"}
+    last = {"w_init": jax.nn.initializers.ones}
+    return TinyResNet(1, 3, logits_config=last, initial_conv_config=first)
+
+
 def pool(function: Callable, **options: Any) -> Callable[[], pax.Module]:
     return lambda: pax.Lambda(functools.partial(function, **options))
 
@@ -198,6 +211,14 @@ ROWS = [
         ("b, t, 4",),
         call=attend_to_itself,
     ),
+    Row(
+        "Transformer",
+        lambda: pax.nets.Transformer(4, 2, 1, 0.2),
+        ("b, t, 4",),
+        changes_state=IN_TRAIN_MODE,
+        random=True,
+    ),
+    Row("ResNet", tiny_resnet, ("b, 1, h, w",), changes_state=IN_TRAIN_MODE),
     Row("Sequential", small_net, ("b, 8, 8, 1",), changes_state=IN_TRAIN_MODE, random=True),
     Row("Sequential, empty", lambda: pax.Sequential(), ("b, 3",)),
     Row("Lambda", lambda: pax.Lambda(jax.nn.relu, name="relu"), ("b, 3",)),

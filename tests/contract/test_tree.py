@@ -49,6 +49,8 @@ def test_key_paths_lead_to_the_leaves(row):
 
 
 def step(value, word):
+    if isinstance(value, dict):
+        return value[word]
     return value[int(word)] if word.isdigit() else getattr(value, word)
 
 
