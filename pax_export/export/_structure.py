@@ -62,8 +62,8 @@ def describe(tree: Any, names: Iterable[str]) -> dict[str, Any]:
 def _describe(tree: Any, names: Any) -> dict[str, Any]:
     if tree is None:
         return {"none": True}
-    children, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
-    if jax.tree_util.treedef_is_leaf(treedef):
+    children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    if [path for path, _ in children] == [()]:
         return {"leaf": next(names)}
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [_describe(child, names) for _, child in children]}

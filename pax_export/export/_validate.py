@@ -195,14 +195,14 @@ def _difference(expected: np.ndarray, got: np.ndarray, where: str) -> float:
             wrong, _largest(expected.astype(object) - got) if wrong.any() else 0.0, where
         )
     one, other = expected.astype(wide), got.astype(wide)
-    size = _largest(one[np.isfinite(one)])
+    finite = np.isfinite(one)
     with np.errstate(invalid="ignore"):
         apart = np.abs(one - other)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     apart = np.where(same, 0.0, apart)
+    allowed = relative * (np.where(finite, np.abs(one), 0.0) + 0.1 * _largest(one[finite]))
     # `not <=` is true of NaN, so a NaN in one of them only is wrong.
-    wrong = ~(apart <= relative * (np.abs(one) + 0.1 * size))
-    return _report(wrong & ~same, _largest(apart), where)
+    return _report(~(apart <= allowed), _largest(apart), where)
 
 
 def _largest(values: Any) -> float:

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pax_export._errors import (
+    ExportPathError,
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+)
+from pax_export.export import Report, _manifest, load, spec
+from tests.export.models import Net, affine, affine_params, random
+
+
+def test_arrays_come_back_as_they_went_in(export):
+    import tensorflow as tf
+
+    loaded, _ = export((affine_params(), affine), spec("n, 3"))
+    x = random(2, 3)
+    assert type(loaded(x)) is np.ndarray
+    assert isinstance(loaded(jnp.asarray(x)), jax.Array)
+    assert tf.is_tensor(loaded(tf.constant(x)))
+    assert type(loaded(x.tolist())) is np.ndarray
+    assert loaded(x=x).shape == (2, 4)
+
+
+def test_a_loaded_model_can_stand_in_a_tensorflow_function(export):
+    import tensorflow as tf
+
+    loaded, _ = export((affine_params(), affine), spec("n, 3"))
+    function = tf.function(lambda x: 2 * loaded(x), jit_compile=True)
+    np.testing.assert_allclose(
+        function(tf.constant(random(2, 3))), 2 * affine(affine_params(), random(2, 3)), 1e-5
+    )
+
+
+def test_numbers_are_not_changed_on_the_way_in(export):
+    loaded, _ = export(({}, lambda p, i: i + 1), spec("n", "int32"))
+    assert loaded(np.array([3], np.int64)).tolist() == [4]
+    with pytest.raises(InvalidArgumentTypeError) as caught:
+        loaded(np.array([2**40 + 5]))
+    assert caught.value.what == "An argument has another dtype than the exported one."
+    assert (caught.value.got, caught.value.write) == ("int64", "int32")
+    with pytest.raises(InvalidArgumentTypeError):
+        loaded(np.array([1.5], np.float32))
+
+
+def test_other_arguments_are_refused(export):
+    loaded, _ = export(({}, lambda p, x, y: x + y), (spec("n"), spec("n")))
+    with pytest.raises(InvalidArgumentError) as caught:
+        loaded(np.ones(2))
+    assert caught.value.write == "model(x, y)"
+    with pytest.raises(InvalidArgumentError, match="takes other arguments"):
+        loaded(np.ones(2), np.ones(2), np.ones(2))
+
+
+def test_without_a_default_a_signature_must_be_named(export):
+    loaded, _ = export(
+        Net(), {"one": spec("n, 3"), "two": spec("n, 3")},
+        methods={"one": "__call__", "two": "__call__"},
+    )  # fmt: skip
+    with pytest.raises(InvalidArgumentError) as caught:
+        loaded(random(2, 3))
+    assert caught.value.write == "model.signatures['one'](...)"
+
+
+def test_the_only_signature_is_the_default(export):
+    loaded, _ = export(Net(), {"one": spec("n, 3")}, methods={"one": "__call__"})
+    assert loaded(random(2, 3)).shape == (2, 4)
+
+
+def test_the_report_is_read_back_as_it_was(export, tmp_path):
+    loaded, report = export((affine_params(), affine), spec("n, 3"), validate=True)
+    assert isinstance(loaded.report, Report)
+    assert loaded.report == report
+    assert "runs in     TensorFlow 2.15 and newer" in str(report)
+    assert "x: float32[n, 3]" in str(report)
+
+
+def test_there_is_no_export(tmp_path):
+    with pytest.raises(ExportPathError) as caught:
+        load(tmp_path)
+    assert caught.value.what == "There is no export of pax_export here."
+
+
+@pytest.mark.parametrize("file", ["saved_model.pb", "variables", "pax_export.json"])
+def test_damaged_exports_are_explained(export, tmp_path, file):
+    export((affine_params(), affine), spec("n, 3"))
+    place = tmp_path / "model" / file
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.write_bytes(place.read_bytes()[: place.stat().st_size // 2])
+    with pytest.raises(ExportPathError, match="cannot be (read|loaded)"):
+        load(tmp_path / "model")
+
+
+def test_a_report_of_the_future_is_refused(export, tmp_path):
+    _, report = export((affine_params(), affine), spec("n, 3"))
+    _manifest.write(dataclasses.replace(report), tmp_path / "model")
+    file = tmp_path / "model" / "pax_export.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ExportPathError, match="The report of this export cannot be read"):
+        load(tmp_path / "model")
+
+
+SERVER = """
+import sys
+for name in ("jax", "jaxlib", "pax_export"):
+    sys.modules[name] = None
+import numpy as np, tensorflow as tf
+model = tf.saved_model.load(sys.argv[1])
+x = tf.constant(np.ones((4, 3), np.float32))
+print(model.signatures["serving_default"](x=x)["output"].shape)
+print(sorted(model.leaves), len(model.variables), len(model.trainable_variables))
+"""
+
+
+def test_tensorflow_alone_loads_it(export, tmp_path):
+    export((affine_params(), affine), spec("n, 3"), trainable=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER, str(tmp_path / "model")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["(4, 4)", "['b', 'w'] 2 2"]

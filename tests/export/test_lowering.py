@@ -1,0 +1,157 @@
+"""Flat functions to portable modules: no TensorFlow here."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export.export import _consumers
+from pax_export.export._lowering import lower, trace, vjp
+from tests.export.models import random
+
+ALL = ("cpu", "cuda", "rocm", "tpu")
+(BATCH,) = jax.export.symbolic_shape("batch")
+X = jax.ShapeDtypeStruct((BATCH, 64), jnp.float32)
+BIG = jnp.ones((64, 64))
+BIG_NUMPY = np.ones((64, 32), np.float32)
+
+
+def lowered(function, *structs, platforms=ALL):
+    return lower(trace(function, structs or (X,)), platforms)
+
+
+@jax.custom_vjp
+def with_own_gradient(x):
+    return x @ BIG
+
+
+with_own_gradient.defvjp(lambda x: (x @ BIG, None), lambda _, g: (g @ BIG.T,))
+
+CLOSING = {
+    "directly": (lambda v: [v[0] @ BIG + BIG.sum()], 1),
+    "numpy": (lambda v: [v[0] @ BIG @ BIG_NUMPY], 2),
+    "in jit": (lambda v: [jax.jit(lambda x: x @ BIG)(v[0])], 1),
+    "in jit, in jit, twice": (lambda v: [jax.jit(jax.jit(lambda x: x @ BIG))(v[0]) @ BIG], 1),
+    "in a loop": (lambda v: [jax.lax.fori_loop(0, 3, lambda i, x: x @ BIG, v[0])], 1),
+    "in a branch": (lambda v: [jax.lax.cond(v[0].sum() > 0, lambda x: x @ BIG, jnp.sin, v[0])], 1),
+    "in a custom gradient": (lambda v: [with_own_gradient(v[0])], 1),
+}
+
+
+@pytest.mark.parametrize(("function", "count"), CLOSING.values(), ids=CLOSING)
+def test_closed_over_arrays_become_operands(function, count):
+    module = lowered(function)
+    assert len(module.constants) == count
+    assert any(value is BIG for value in module.constants)
+    assert len(module.portable.module) < BIG.nbytes  # of which no copy is left inside
+
+
+def test_small_arrays_stay_in_the_graph():
+    small = jnp.arange(4.0)
+    assert lowered(lambda v: [v[0][:, :4] * small]).constants == ()
+
+
+def test_gradients_share_closed_over_arrays():
+    function = trace(lambda v: [with_own_gradient(v[0])], (X,))
+    module = lower(vjp(function, (0,), (0,)), ALL)
+    assert [value is BIG for value in module.constants] == [True]
+    assert module.results[0].shape == X.shape
+
+
+NEW_IN_STABLEHLO = {
+    "top_k": lambda v: list(jax.lax.top_k(v[0], 3)),
+    "erf": lambda v: [jax.lax.erf(v[0])],
+    "asin": lambda v: [jnp.arcsin(v[0]), jnp.arccosh(v[0]), jnp.sinh(v[0])],
+    "random": lambda v: [jax.random.truncated_normal(jax.random.key(0), 0, 1, (3,)) + v[0][0, 0]],
+    "sort": lambda v: [jnp.sort(v[0]), jnp.argsort(v[0])],
+    "scan": lambda v: list(jax.lax.scan(lambda c, x: (c + x, jnp.tanh(c)), v[0][0], v[0])),
+    "conv": lambda v: [jnp.convolve(v[0][0], jnp.ones(3))],
+    "cumsum": lambda v: [jnp.cumsum(v[0], axis=1), jax.nn.softmax(v[0])],
+}
+
+
+@pytest.mark.parametrize("function", NEW_IN_STABLEHLO.values(), ids=NEW_IN_STABLEHLO)
+def test_modules_are_written_for_the_oldest_reader(function):
+    module = lowered(function)
+    assert module.portable.stablehlo == (0, 9, 0)
+    assert b"StableHLO_v0.9.0" in module.portable.module
+    assert not module.neutral
+
+
+def test_batched_gather_needs_a_newer_reader():
+    places = jax.ShapeDtypeStruct((BATCH, 2), jnp.int32)
+    module = lowered(lambda v: [jax.vmap(lambda x, i: x[i])(*v)], X, places)
+    needed = module.portable.stablehlo
+    assert _consumers.oldest_tensorflow(needed, module.calling_convention) == (2, 18)
+
+
+def test_no_file_name_is_left():
+    module = lowered(lambda v: [jnp.sin(v[0])]).portable.module
+    assert b".py" not in module
+
+
+SQUARE = jax.ShapeDtypeStruct((BATCH, 4, 4), jnp.float32)
+LINEAR_ALGEBRA = {
+    "cholesky": jnp.linalg.cholesky,
+    "eigh": jnp.linalg.eigh,
+    "svd": jnp.linalg.svd,
+    "qr": jnp.linalg.qr,
+    "solve": lambda x: jnp.linalg.solve(x, x),
+    "triangular_solve": lambda x: jax.scipy.linalg.solve_triangular(x, x),
+    "inv": jnp.linalg.inv,
+    "det": jnp.linalg.det,
+    "lstsq": lambda x: jnp.linalg.lstsq(x[0], x[0])[0],
+    "pinv": jnp.linalg.pinv,
+    "expm": jax.scipy.linalg.expm,
+    "lu": jax.lax.linalg.lu,
+}
+
+
+@pytest.mark.parametrize("function", LINEAR_ALGEBRA.values(), ids=LINEAR_ALGEBRA)
+def test_linear_algebra_calls_no_library(function):
+    module = lowered(lambda v: jax.tree_util.tree_leaves(function(v[0])), SQUARE)
+    assert module.neutral
+    assert module.platforms == ALL
+    assert b"lapack" not in module.portable.module
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(lambda x: jnp.linalg.eigvals(x), "eig"), (lambda x: jax.scipy.linalg.schur(x[0]), "schur")],
+)
+def test_what_only_lapack_can_do_is_refused_by_name(function, name):
+    with pytest.raises(UnsupportedOperationError) as caught:
+        lowered(lambda v: jax.tree_util.tree_leaves(function(v[0])), SQUARE)
+    assert caught.value.what == f"The operation {name} exists in jax only."
+
+
+def test_custom_calls_of_others_are_refused_by_name():
+    call = jax.ffi.ffi_call("somebodys_kernel", jax.ShapeDtypeStruct((3,), jnp.float32))
+    with pytest.raises(UnsupportedOperationError) as caught:
+        lowered(lambda v: [call(v[0])], jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert "exist in jax only: somebodys_kernel." in caught.value.what
+
+
+CALLBACKS = {
+    "pure_callback": lambda x: jax.pure_callback(np.sin, x, x),
+    "io_callback": lambda x: jax.experimental.io_callback(np.sin, x, x),
+    "debug_print": lambda x: (jax.debug.print("{}", x), x)[1],
+    "in a loop": lambda x: jax.lax.fori_loop(0, 2, lambda i, y: CALLBACKS["pure_callback"](y), x),
+}
+
+
+@pytest.mark.parametrize("function", CALLBACKS.values(), ids=CALLBACKS)
+def test_callbacks_are_refused_with_their_line(function):
+    with pytest.raises(UnsupportedOperationError) as caught:
+        trace(lambda v: [function(v[0])], (jax.ShapeDtypeStruct((3,), jnp.float32),))
+    assert caught.value.what.startswith("The model calls back into Python")
+    assert caught.value.where.startswith("test_lowering.py:")
+
+
+def test_only_what_results_read_counts():
+    traced = trace(lambda v: [v[0] @ v[1], v[2] + 1], [X, jax.typeof(random(64, 2)), X])
+    assert traced.read(1) == {0, 1}
+    assert traced.read(2) == {0, 1, 2}

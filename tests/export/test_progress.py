@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pax_export.export import _progress
+from pax_export.export._progress import Progress
+
+
+def test_a_short_save_is_silent(capfd):
+    with Progress(2) as progress, progress.phase("trace"):
+        pass
+    assert capfd.readouterr().err == ""
+    assert list(progress.seconds) == ["trace"]
+
+
+def test_a_long_save_names_its_phases(capfd):
+    with Progress(3, patience=0.05) as progress:
+        with progress.phase("trace"):
+            pass
+        with progress.phase("lower"):
+            time.sleep(0.3)
+        with progress.phase("write"):
+            pass
+    assert capfd.readouterr().err.splitlines() == [
+        "pax_export: lower (2/3)",
+        "pax_export: write (3/3)",
+    ]
+    assert progress.seconds["lower"] >= 0.3
+
+
+def test_a_terminal_gets_a_bar(capfd, monkeypatch):
+    monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: True, raising=False)
+    with Progress(2, patience=0.0) as progress, progress.phase("lower"):
+        deadline = time.monotonic() + 10
+        while progress._shown is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert isinstance(progress._shown, _progress._Bar)
+    assert progress._shown is None
+
+
+def test_without_rich_a_terminal_gets_lines(monkeypatch):
+    monkeypatch.setitem(_progress.sys.modules, "rich.progress", None)
+    monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: True, raising=False)
+    assert isinstance(_progress._display(2), _progress._Lines)
+
+
+def test_an_error_ends_the_progress(capfd):
+    with pytest.raises(KeyError), Progress(1, patience=0.0) as progress, progress.phase("lower"):
+        raise KeyError
+    assert progress._shown is None

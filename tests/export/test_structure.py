@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import collections
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.export._structure import collect, describe, legal_names, rebuild
+
+import jax  # isort: skip
+
+Point = collections.namedtuple("Point", "x y")
+
+nested = st.recursive(
+    st.integers() | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3)
+    ),
+)
+
+
+@given(nested)
+def test_a_structure_survives_json(tree):
+    leaves = jax.tree_util.tree_leaves(tree)
+    names = [f"leaf{index}" for index in range(len(leaves))]
+    structure = json.loads(json.dumps(describe(tree, names)))
+    values = dict(zip(names, leaves))
+    assert rebuild(structure, values.get) == tree
+    found = {}
+    collect(structure, tree, found, "x")
+    assert found == values
+
+
+def test_other_nodes_come_back_as_dicts():
+    structure = describe(Point([1], 2), ["a", "b"])
+    assert rebuild(structure, str.upper) == {"x": ["A"], "y": "B"}
+    found = {}
+    collect(structure, Point(["one"], "two"), found, "point")
+    assert found == {"a": "one", "b": "two"}
+
+
+def test_dicts_keep_keys_that_are_numbers():
+    structure = json.loads(json.dumps(describe({1: "a", 2: "b"}, ["a", "b"])))
+    assert rebuild(structure, str) == {1: "a", 2: "b"}
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "got"),
+    [
+        ({"a": [1]}, "x.a", "[...]"),
+        ({"a": 1}, "x.a", "..."),
+        ({"a": [1, 2], "c": 3}, "x", "{'a': [..., ...], 'c': ...}"),
+    ],
+)
+def test_another_structure_is_refused(value, where, got):
+    structure = describe({"a": [0, 0]}, ["p", "q"])
+    with pytest.raises(InvalidArgumentError) as caught:
+        collect(structure, value, {}, "x")
+    assert caught.value.where == where
+    assert caught.value.got == got
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(InvalidArgumentError, match="An argument has no 'a'"):
+        collect(describe({"a": 0}, ["p"]), {"b": 0}, {}, "x")
+
+
+@given(st.lists(st.text(max_size=6), max_size=8))
+def test_names_are_legal_and_unique(names):
+    legal = legal_names(names)
+    assert len(set(legal)) == len(names)
+    assert all(name[0].isascii() and name[0].isalnum() for name in legal)
+    assert legal_names(legal) == legal

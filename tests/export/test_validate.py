@@ -1,0 +1,148 @@
+"""Damaged exports are found out, and nothing is left of them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pax_export._errors import ValidationError
+from pax_export.export import _served, _validate, spec, to_saved_model
+from pax_export.export._validate import Case, compare, random_array, sizes
+from pax_export.export.writers import saved_model
+from tests.export.models import affine, affine_params
+
+
+def case(**expected):
+    return Case("serving_default", {}, expected, label="(n=2)")
+
+
+def array(values, dtype):
+    return np.array(values).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (array([1, 2, 3], "int32"), array([1, 2, 4], "int32")),
+        (array([True, False], "bool"), array([True, True], "bool")),
+        (array([1, 2], "uint64"), array([1, 2**60], "uint64")),
+        (array([1.0, 2.0], "float32"), array([1.0, np.nan], "float32")),
+        (array([1.0, np.nan], "float32"), array([1.0, 2.0], "float32")),
+        (array([np.inf, 1.0], "float32"), array([-np.inf, 1.0], "float32")),
+        (array([1.0, 2.0], "float32"), array([1.0, 2.001], "float32")),
+        (array([1 + 1j], "complex64"), array([1 + 1.01j], "complex64")),
+        (array([1.0, 2.0], ml_dtypes.bfloat16), array([1.0, 3.0], ml_dtypes.bfloat16)),
+    ],
+)
+def test_a_wrong_element_is_found(expected, got):
+    with pytest.raises(ValidationError) as caught:
+        compare(case(y=expected), {"y": got})
+    assert caught.value.what == "A result of the exported model differs from the model's."
+    assert caught.value.where == "serving_default (n=2): y"
+    assert caught.value.got.startswith("1 of ")
+
+
+@pytest.mark.parametrize(
+    "got", [np.ones((2, 1), np.float32), np.ones((2, 2), np.float64), np.ones((1, 2), np.float32)]
+)
+def test_another_shape_or_dtype_is_found(got):
+    with pytest.raises(ValidationError, match="has another shape or dtype"):
+        compare(case(y=np.ones((2, 2), np.float32)), {"y": got})
+
+
+def test_a_missing_and_a_new_result_are_found():
+    with pytest.raises(ValidationError, match="gives other results"):
+        compare(case(y=np.ones(2)), {"z": np.ones(2)})
+
+
+def test_nan_is_nan_and_rounding_is_no_difference():
+    expected = array([np.nan, np.inf, 1.0, 1e-9], "float32")
+    got = array([np.nan, np.inf, 1.00001, 2e-9], "float32")
+    assert compare(case(y=expected), {"y": got})["y"] == pytest.approx(1e-5, rel=0.1)
+
+
+def test_sizes_differ_and_satisfy_the_constraints():
+    a, b = jax.export.symbolic_shape("a, b", constraints=["b >= 20"])
+    structs = [jax.ShapeDtypeStruct((a, 2 * b), jnp.float32)]
+    chosen = sizes(structs, ["a", "b"])
+    assert chosen and all(each["b"] >= 20 for each in chosen)
+    (n,) = jax.export.symbolic_shape("n")
+    chosen = sizes([jax.ShapeDtypeStruct((n,), jnp.float32)], ["n"])
+    assert chosen == [{"n": 1}, {"n": 2}, {"n": 5}]
+    assert sizes([], []) == [{}]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "bfloat16", "complex64"])
+def test_random_inputs_vary(dtype):
+    values = random_array(
+        jax.ShapeDtypeStruct((100,), jnp.dtype(dtype)), {}, np.random.default_rng(0)
+    )
+    assert values.dtype == dtype
+    assert len(set(values.tolist())) > 1
+
+
+def test_arrays_travel_between_processes(tmp_path):
+    arrays = {
+        "a": np.arange(6).reshape(2, 3),
+        "b": np.ones((), ml_dtypes.bfloat16),
+        "c": np.zeros((0, 2), bool),
+    }
+    _served.save(tmp_path / "file.npz", [{"signature": "f", "inputs": arrays}, {"inputs": {}}])
+    first, second = _served.load(tmp_path / "file.npz")
+    assert first["signature"] == "f"
+    assert second == {"inputs": {}}
+    for name, value in arrays.items():
+        assert first["inputs"][name].dtype == value.dtype
+        np.testing.assert_array_equal(first["inputs"][name], value)
+
+
+@pytest.fixture
+def damage(monkeypatch):
+    """Lets the writer store other weights than the model has."""
+    write = saved_model.write
+
+    def damaged(directory, store, signatures):
+        kept = {variable.name: variable.value for variable in store.variables}
+        for variable in store.variables:
+            variable.value = variable.value + 0.01
+        write(directory, store, signatures)
+        for variable in store.variables:
+            variable.value = kept[variable.name]
+
+    monkeypatch.setattr(saved_model, "write", damaged)
+
+
+@pytest.mark.parametrize("how", [True, "process"])
+def test_an_export_with_wrong_weights_is_not_left_behind(tmp_path, damage, how):
+    with pytest.raises(ValidationError, match="differs from the model's"):
+        to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), validate=how)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_export_leaves_the_old_one(tmp_path, monkeypatch):
+    to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), validate=False)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    monkeypatch.setattr(_validate, "validate", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), overwrite=True)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_an_export_that_cannot_run_is_explained(tmp_path):
+    with pytest.raises(ValidationError) as caught:
+        _validate.validate(tmp_path, [case(y=np.ones(2))], separate=False)
+    assert caught.value.what == "The exported model cannot be called."
+    with pytest.raises(ValidationError, match="cannot be called"):
+        _validate.validate(tmp_path, [case(y=np.ones(2))], separate=True)
+
+
+def test_the_report_tells_the_largest_error(tmp_path):
+    report = to_saved_model(
+        (affine_params(), affine), tmp_path / "model", spec("n, 3"), validate="process"
+    )
+    assert report.validated == "process"
+    assert list(report.largest_error) == ["serving_default: output"]
+    assert report.largest_error["serving_default: output"] < 1e-5
