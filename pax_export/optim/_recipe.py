@@ -9,6 +9,7 @@ over, at every depth: the functions of optax are pure, so that decides.
 from __future__ import annotations
 
 import functools
+import pickle
 import types
 from collections.abc import Callable
 from typing import Any
@@ -56,22 +57,20 @@ class OptaxRecipe:
         return self  # nothing in it can change
 
     def __reduce__(self) -> Any:
-        if not _is_factory(self._source) and _made_on_the_spot(self.update):
+        try:
+            pickle.dumps(self._source)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise NotPicklableError(
                 "An optimizer of optax is made of functions that pickle cannot find by name.",
-                got=getattr(self.update, "__qualname__", type(self.update).__name__),
+                got=str(error),
                 write="from_optax(functools.partial(optax.adam, 1e-3)): how to make it, "
                 "which pickle can write down",
-            )
+            ) from error
         return OptaxRecipe, (self._source,)
 
 
 def _is_factory(source: Any) -> bool:
     return callable(source) and not hasattr(source, "update")
-
-
-def _made_on_the_spot(function: Any) -> bool:
-    return "<locals>" in getattr(function, "__qualname__", "")
 
 
 def _key(value: Any, open_ids: set[int]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,7 +19,8 @@ def step(state, x):
 def loop(indices):
     state, states, arrays = 1.0, [None] * 5, [None] * 5
     for i in indices:
-        state, (states[i], arrays[i], _) = step(state, jax.tree_util.tree_map(lambda x: x[i], xs))
+        x = {name: array[i] for name, array in xs.items()}
+        state, (states[i], arrays[i], _) = step(state, x)
     return state, jnp.stack(states), jnp.stack(arrays)
 
 
@@ -94,7 +94,7 @@ def test_a_module_and_its_optimizer_as_state():
         model, total = state
         return (model.map(lambda w: w * 0.5), total + x), model.weight.sum()
 
-    (model, total), sums = pax.scan(train, (Cell(), 0.0), jnp.ones(3))
+    (_, total), sums = pax.scan(train, (Cell(), 0.0), jnp.ones(3))
     np.testing.assert_allclose(sums, [1.2, 0.6, 0.3], rtol=1e-6)
     assert float(total) == 3
 

@@ -1,0 +1,238 @@
+"""Optimizers of optax as modules: equal to optax, equal treedefs, pickles."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export.optim import apply_gradients, from_optax
+from tests.optim.steps import X, Y, assert_close, kinds, loss_fn, make_model
+
+
+def matrices(params):
+    return jax.tree_util.tree_map(lambda x: x.ndim > 1, params)
+
+
+def labels(params):
+    return jax.tree_util.tree_map(lambda x: "matrix" if x.ndim > 1 else "vector", params)
+
+
+def schedule():
+    return optax.warmup_cosine_decay_schedule(0.0, 1e-2, 3, 20)
+
+
+MAKERS = {
+    "adam": lambda: optax.adam(1e-2),
+    "sgd": lambda: optax.sgd(1e-2),
+    "momentum": lambda: optax.sgd(1e-2, momentum=0.9, nesterov=True),
+    "adamw": lambda: optax.adamw(1e-2, weight_decay=0.1),
+    "adamw, mask": lambda: optax.adamw(1e-2, weight_decay=0.1, mask=matrices),
+    "clip": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
+    "schedule": lambda: optax.adam(schedule()),
+    "multi_transform": lambda: optax.multi_transform(
+        {"matrix": optax.adam(1e-2), "vector": optax.sgd(1e-2)}, labels
+    ),
+    "masked": lambda: optax.masked(optax.adam(1e-2), matrices),
+    "MultiSteps": lambda: optax.MultiSteps(optax.adam(1e-2), 2),
+    "MultiSteps as transformation": lambda: optax.MultiSteps(
+        optax.adam(1e-2), 2
+    ).gradient_transformation(),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
+    "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 2),
+    "adafactor": lambda: optax.adafactor(1e-2),
+    "lamb": lambda: optax.lamb(1e-2),
+    "lion": lambda: optax.lion(1e-3),
+    "rmsprop": lambda: optax.rmsprop(1e-2, centered=True, momentum=0.9),
+    "noise": lambda: optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(1e-2)),
+    "set_to_zero": optax.set_to_zero,
+    "named_chain": lambda: optax.named_chain(("a", optax.clip(1.0)), ("b", optax.sgd(0.1))),
+}
+
+each_maker = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+@each_maker
+def test_equal_to_optax_and_traced_once(make):
+    traces = []
+
+    @jax.jit
+    def step(model, optimizer):
+        traces.append(model)
+        grads, (_, model) = pax.grad(loss_fn, has_aux=True)(model, X, Y)
+        return apply_gradients(model, optimizer, grads)
+
+    model = make_model()
+    params = list_of(model)
+    plain = make()
+    state, update = plain.init(params), jax.jit(plain.update)
+    optimizer = from_optax(make())(model.parameters())
+    first = kinds(optimizer), jax.tree_util.tree_structure(optimizer)
+    for _ in range(4):
+        grads = list_of(pax.grad(loss_fn, has_aux=True)(model, X, Y)[0])
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        model, optimizer = step(model, optimizer)
+        for ours, theirs in zip(list_of(model), params, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
+        params = list_of(model)
+    assert len(traces) == 1
+    assert (kinds(optimizer), jax.tree_util.tree_structure(optimizer)) == first
+
+
+def list_of(model):
+    return jax.tree_util.tree_leaves(model.parameters())
+
+
+@each_maker
+def test_equal_recipes_have_equal_treedefs(make):
+    params = make_model().parameters()
+    a, b = from_optax(make())(params), from_optax(make())(params)
+    assert jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b)
+    assert hash(jax.tree_util.tree_structure(a)) == hash(jax.tree_util.tree_structure(b))
+
+
+DIFFERENT = [
+    optax.adam(1e-2),
+    optax.adam(1e-3),
+    optax.adam(1e-3, b1=0.8),
+    optax.adam(schedule()),
+    optax.adam(optax.constant_schedule(1e-2)),
+    optax.adam(jnp.float32(1e-2)),
+    optax.adam(jnp.float32(2e-2)),
+    optax.adamw(1e-2, mask=matrices),
+    optax.adamw(1e-2, mask=labels),
+    optax.adamw(1e-2, mask=make_model().parameters().map(lambda x: x.ndim > 1)),
+    optax.adamw(1e-2, mask=make_model().parameters().map(lambda x: x.ndim > 0)),
+    optax.MultiSteps(optax.adam(1e-2), 2),
+    optax.MultiSteps(optax.adam(1e-2), 3),
+]
+
+
+def test_different_recipes_have_different_treedefs():
+    keys = {from_optax(transformation).args[0] for transformation in DIFFERENT}
+    assert len(keys) == len(DIFFERENT)
+
+
+def test_a_mask_may_be_a_tree():
+    model = make_model()
+    mask = model.parameters().map(lambda x: x.ndim > 1)
+    grads = pax.grad(loss_fn, has_aux=True)(model, X, Y)[0]
+    stepped = []
+    for given in (mask, matrices):
+        recipe = from_optax(optax.adamw(1e-2, weight_decay=0.1, mask=given))
+        stepped.append(apply_gradients(model, recipe(model.parameters()), grads)[0])
+    assert_close(*stepped)
+
+
+def test_updates_are_to_be_subtracted():
+    layer = pax.Linear(2, 3)
+    optimizer = from_optax(optax.sgd(0.5))(layer.parameters())
+    grads = layer.parameters().map(jnp.ones_like)
+    new, updates = pax.module_and_value(optimizer)(grads, layer.parameters())
+    assert updates.weight.tolist() == [[0.5] * 3] * 2
+    assert isinstance(new, pax.optim.OptaxOptimizer)
+
+
+def test_what_the_module_holds():
+    model = make_model()
+    optimizer = from_optax(optax.adam(1e-2))(model)  # a whole model: its parameters count
+    moments = optimizer.state[0].mu
+    pax.assert_structure_equal(moments, model.parameters())
+    assert optimizer.pytree_attributes == ("state",)
+    assert jax.tree_util.tree_leaves(optimizer.parameters().recipe) != []
+    assert repr(optimizer) == "OptaxOptimizer"
+    again = optimizer.load_state_dict(optimizer.state_dict())
+    assert again == optimizer
+
+
+def test_more_arguments_reach_the_transformation():
+    layer = pax.Linear(2, 2)
+    recipe = from_optax(
+        optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
+    )
+    optimizer, params = recipe(layer.parameters()), layer.parameters()
+    for _ in range(5):
+        optimizer, updates = pax.module_and_value(optimizer)(params, params, value=1.0)
+    assert 0 < float(updates.weight[0, 0] / params.weight[0, 0]) < 1
+
+
+def test_numbers_in_a_state_become_arrays():
+    def init(params):
+        return {"count": 0, "params": params}
+
+    def update(grads, state, params=None):
+        return grads, {"count": state["count"] + 1, "params": params}
+
+    layer = pax.Linear(2, 2)
+    optimizer = from_optax(optax.GradientTransformation(init, update))(layer)
+    step = jax.jit(lambda o, p: pax.module_and_value(o)(p, p)[0])
+    for _ in range(3):
+        optimizer = step(optimizer, layer.parameters())
+    assert int(optimizer.state["count"]) == 3
+
+
+def init_empty(params):
+    return optax.EmptyState()
+
+
+def update_by_sign(grads, state, params=None):
+    return jax.tree_util.tree_map(lambda g: -jnp.sign(g), grads), state
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        functools.partial(optax.adam, 1e-2),
+        functools.partial(optax.chain, optax.GradientTransformation(init_empty, update_by_sign)),
+        optax.GradientTransformation(init_empty, update_by_sign),
+    ],
+    ids=["partial", "partial of a chain", "functions with names"],
+)
+def test_recipes_that_pickle(source):
+    layer = pax.Linear(2, 2)
+    optimizer = from_optax(source)(layer)
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert jax.tree_util.tree_structure(again) == jax.tree_util.tree_structure(optimizer)
+    one, other = [o % (layer.parameters(), layer.parameters()) for o in (optimizer, again)]
+    assert_close(one, other)
+
+
+@pytest.mark.parametrize("make", [MAKERS["adam"], MAKERS["MultiSteps"]], ids=["adam", "MultiSteps"])
+def test_recipes_that_do_not_pickle_say_how_to_write_them(make):
+    optimizer = from_optax(make())(pax.Linear(2, 2))
+    with pytest.raises(TypeError) as error:
+        pickle.dumps(optimizer)
+    assert str(error.value).splitlines()[0] == (
+        "An optimizer of optax is made of functions that pickle cannot find by name."
+    )
+    assert "write: from_optax(functools.partial(optax.adam, 1e-3))" in str(error.value)
+
+
+@each_maker
+def test_copies(make):
+    optimizer = from_optax(make())(make_model())
+    deep = copy.deepcopy(optimizer)
+    assert jax.tree_util.tree_structure(deep) == jax.tree_util.tree_structure(optimizer)
+    assert copy.copy(optimizer) == optimizer
+
+
+@pytest.mark.parametrize("wrong", [3, "adam", lambda: 3, None])
+def test_what_is_no_transformation(wrong):
+    with pytest.raises(TypeError) as error:
+        from_optax(wrong)
+    message = str(error.value)
+    assert message.startswith("from_optax needs a gradient transformation of optax.\n  got: ")
+    assert message.endswith("  write: from_optax(optax.adam(1e-3))")
+
+
+def test_a_factory_that_was_not_called():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'learning_rate'"):
+        from_optax(optax.sgd)

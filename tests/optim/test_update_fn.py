@@ -1,0 +1,113 @@
+"""build_update_fn: a step, a scan of steps, what it refuses."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export import opax
+from tests.optim.steps import X, Y, assert_close, kinds, loss_fn, make_model
+
+RECIPES = pytest.mark.parametrize(
+    "recipe", [pax.optim.from_optax(optax.adam(1e-2)), opax.adam(1e-2)], ids=["optax", "opax"]
+)
+
+
+@RECIPES
+def test_training_is_traced_once_for_all_optimizers_of_a_recipe(recipe):
+    traces = []
+
+    def counted(model, x, y):
+        traces.append(x)
+        return loss_fn(model, x, y)
+
+    update = jax.jit(pax.build_update_fn(counted))
+    for _ in range(2):
+        model = make_model()
+        optimizer, losses = recipe(model.parameters()), []
+        first = kinds((model, optimizer))
+        for _ in range(20):
+            model, optimizer, loss = update(model, optimizer, X, Y)
+            losses.append(float(loss))
+        assert losses[-1] < 0.7 * losses[0]
+        assert kinds((model, optimizer)) == first
+        assert int(model.modules[2].calls) == 20
+    assert len(traces) == 1
+
+
+@RECIPES
+def test_scan_mode_equals_a_loop(recipe):
+    model = make_model()
+    optimizer = recipe(model.parameters())
+    batches = jnp.stack([X, X + 1, X * 2]), jnp.stack([Y] * 3)
+    step = pax.build_update_fn(lambda model, batch: loss_fn(model, *batch), scan_mode=True)
+    scanned, losses = jax.lax.scan(step, (model, optimizer), batches)
+    state, expected = (model, optimizer), []
+    for x, y in zip(*batches):
+        state, loss = step(state, (x, y))
+        expected.append(loss)
+    assert_close(scanned, state)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_the_models_own_state_comes_from_the_loss_function():
+    update = pax.build_update_fn(loss_fn)
+    model = make_model()
+    optimizer = pax.optim.from_optax(optax.sgd(0.0))(model.parameters())
+    new, _, aux = update(model, optimizer, X, Y)
+    assert int(new.modules[2].calls) == 1 and aux.shape == ()
+    assert_close(new.parameters(), model.parameters())
+
+
+def test_a_model_of_another_structure_is_refused():
+    update = pax.build_update_fn(lambda model: (jnp.sum(model.weight), (None, model.eval())))
+    layer = pax.Linear(2, 2)
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
+    with pytest.raises(ValueError) as error:
+        update(layer, optimizer)
+    assert "training: True against False" in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", ["model", "optimizer"])
+def test_arguments_that_are_no_modules(wrong):
+    layer = pax.Linear(2, 2)
+    given = {"model": layer, "optimizer": layer} | {wrong: 3}
+    for update in (
+        pax.build_update_fn(loss_fn),
+        lambda *pair: pax.build_update_fn(loss_fn, scan_mode=True)(pair),
+    ):
+        with pytest.raises(AssertionError, match=f"The {wrong} of a training step must be"):
+            update(given["model"], given["optimizer"])
+
+
+@pytest.mark.parametrize("returned", [None, 3.0, (1.0, 2.0), (1.0, 2.0, 3.0)])
+def test_a_loss_function_that_returns_no_model(returned):
+    layer = pax.Linear(2, 2)
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
+    update = pax.build_update_fn(lambda model: (jnp.sum(model.weight), returned))
+    with pytest.raises(TypeError) as error:
+        update(layer, optimizer)
+    assert str(error.value) == (
+        "The loss function of build_update_fn must return its updated model.\n"
+        f"  got: (loss, {type(returned).__name__})\n"
+        "  write: return loss, (aux, model)"
+    )
+
+
+def test_a_loss_function_must_not_change_its_model():
+    def loss(model, x, y):
+        y_hat = model(x)
+        return jnp.sum(y_hat - y), (None, model)
+
+    model = make_model()
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(model.parameters())
+    with pytest.raises(ValueError, match="immutable module"):
+        pax.build_update_fn(loss)(model, optimizer, X, Y)
+
+
+def test_one_object_under_each_name():
+    assert pax.build_update_fn is pax.utils.build_update_fn is pax.optim.build_update_fn
