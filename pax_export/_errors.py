@@ -66,12 +66,20 @@ class ImmutableModuleError(PaxError, ValueError, AttributeError):
     """A module was changed outside the places where it is open for change."""
 
 
+class NotMaterializedError(ImmutableModuleError):
+    """A lazy module still has to create a submodule, and is not open for change."""
+
+
 class SharedNodeError(PaxError, ValueError):
     """One module or one array stands at two places of a tree."""
 
 
 class HiddenArrayError(PaxError, ValueError):
     """An array or a module is kept where the pytree cannot see it."""
+
+
+class ForeignInputError(PaxError, ValueError):
+    """The output of a graph needs a node that is none of its inputs."""
 
 
 class StructureMismatchError(PaxError, ValueError, AssertionError):
@@ -102,6 +110,22 @@ class WeightsMismatchError(PaxError, KeyError, ValueError):
 
 class MissingPackageError(PaxError, ImportError):
     """An optional package is not installed."""
+
+
+class MissingValueError(PaxError, AttributeError):
+    """A value is asked for that a Flattener does not hold."""
+
+
+class NameTakenError(PaxError, ImportError):
+    """A module is to be known by a name that another module has already."""
+
+
+class NotInPaxError(PaxError, ModuleNotFoundError):
+    """A program asks for a part of PAX that is not part of its interface."""
+
+    def __init__(self, what: str, *, write: str, name: str):
+        super().__init__(what, write=write)
+        self.name = name
 
 
 class PolicyError(PaxError, ValueError):

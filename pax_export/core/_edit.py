@@ -23,7 +23,6 @@ from pax_export.core._tree import (
     settle,
     unflatten,
     with_class,
-    with_static,
 )
 from pax_export.core._walk import apply_bottom_up, structural
 
@@ -37,7 +36,7 @@ def copy(module: Any) -> Any:
 @structural()
 def set_training(module: Any, training: bool) -> Any:
     """The module and all its submodules in train or eval mode."""
-    return apply_bottom_up(module, lambda m: with_static(m, _training=training))
+    return apply_bottom_up(module, lambda m: m._with_training(training))
 
 
 def replace(module: Node, changes: dict[str, Any]) -> Any:

@@ -146,6 +146,10 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """Returns the module with itself and all submodules in eval mode."""
         return _edit.set_training(self, False)
 
+    def _with_training(self, training: bool) -> Self:
+        """This module alone in another mode; its submodules are switched already."""
+        return _tree.with_static(self, _training=training)
+
     # --- leaves -----------------------------------------------------------------
 
     @property

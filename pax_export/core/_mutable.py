@@ -20,18 +20,19 @@ from typing import Any
 
 from pax_export._errors import ImmutableModuleError
 from pax_export._jax import trace_state
-from pax_export.core._tree import Node, attributes_of, set_owner
+from pax_export.core._tree import Node, attributes_of, refresh, set_owner
 
 
 class Session:
     """A stretch of time in which some modules are open for change."""
 
-    __slots__ = ("trace", "constructing", "closed")
+    __slots__ = ("trace", "constructing", "closed", "adopted")
 
     def __init__(self, constructing: bool):
         self.trace = trace_state()
         self.constructing = constructing
         self.closed = False
+        self.adopted: list[Node] = []
 
 
 _current: ContextVar[Session | None] = ContextVar("pax_export_session", default=None)
@@ -59,6 +60,27 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Non
         # this session is current for ever: hence the mark.
         session.closed = True
         _current.reset(token)
+        for node in session.adopted:
+            refresh(node)
+        session.adopted.clear()
+
+
+def adopt(parent: Node, children: Iterable[Node]) -> None:
+    """Opens new modules for change as long as a module that is open now.
+
+    Args:
+        parent: an open module, which holds the new ones.  While it is still
+            under construction nothing is opened: a constructor changes only its
+            own object.
+        children: modules that nobody else holds.
+    """
+    session = owner_of(parent)
+    if session is None or session.constructing:
+        return
+    for node in children:
+        attributes_of(node)
+        set_owner(node, session)
+        session.adopted.append(node)
 
 
 def is_open(node: Node) -> bool:

@@ -26,10 +26,10 @@ def reference() -> dict[str, object]:
     return listed
 
 
-def public_rooms() -> list[ModuleType]:
-    """The package and every room that can be reached from it by a public name."""
-    rooms = [getattr(pax_export, name) for name in pax_export.__all__]
-    return [pax_export, *(room for room in rooms if inspect.ismodule(room))]
+def public_rooms(room: ModuleType = pax_export) -> list[ModuleType]:
+    """The package and every room that can be reached from it by public names."""
+    inner = [getattr(room, name) for name in room.__all__]
+    return [room, *(found for x in inner if inspect.ismodule(x) for found in public_rooms(x))]
 
 
 def public_names() -> dict[str, object]:

@@ -1,0 +1,10 @@
+"""PAX's names for modules made of graphs."""
+
+from pax_export.graph import GraphModule, InputNode, Node, build_graph_module
+
+__all__ = [
+    "GraphModule",
+    "InputNode",
+    "Node",
+    "build_graph_module",
+]

@@ -1,0 +1,196 @@
+"""Flattener: pytrees taken apart once, so that jax need not do it at each call."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+from jax.tree_util import tree_flatten, tree_map, tree_structure, tree_unflatten
+
+from pax_export._errors import InvalidArgumentError, MissingValueError
+from pax_export.core import Module
+from pax_export.core._edit import set_training
+from pax_export.core._tree import flatten, is_array, is_node, with_class, with_static
+from pax_export.core._walk import modules_and_leaves
+
+
+class _Structure(NamedTuple):
+    """How a value is rebuilt from its arrays.
+
+    Attributes:
+        name: of the value.
+        treedef: of the value.
+        others: the leaves that are no arrays, with their positions among all.
+        guard: see `_NotShared`, or None.
+    """
+
+    name: str
+    treedef: Any
+    others: tuple[tuple[int, Any], ...]
+    guard: Any
+
+
+class _NotShared:
+    """Has no hash: static data that holds it is kept apart from equal static data.
+
+    It guards treedefs with objects that are equal but not the same.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _NotShared)
+
+
+class Flattener(Module):
+    """Keeps pytrees as flat lists of arrays, for calls that only hand them on.
+
+    jax flattens every argument of a jitted function at each call.  Models and
+    optimizers with many submodules are faster to flatten as a Flattener, which
+    is three levels deep whatever it holds.  Reading ``flattener.key`` rebuilds
+    the value, so read it inside of the jitted function.
+
+    What is no array in a value (a number, a function) is static data of the
+    Flattener, as it is in every module.
+
+    Args:
+        **kwargs: the values: any pytrees, usually modules.  A name must not be
+            that of an attribute of Flattener itself, nor begin with ``_``.
+
+    Attributes:
+        leaves_dict: name -> list of the arrays of the value.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) a name that cannot be used.
+        SharedNodeError: (a ValueError) one array is in two values.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> @jax.jit
+        ... def step(flat, x):
+        ...     net, y = flat.net % x
+        ...     return flat.update(net=net), y
+        >>> flat = pax.experimental.Flattener(net=pax.BatchNorm1D(3))
+        >>> flat, y = step(flat, jnp.ones((2, 5, 3)))
+        >>> float(flat.net.ema_mean.averages.sum())
+        3.0
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__()
+        self.leaves_dict, self._structures = _merged({}, (), kwargs)
+
+    def update(self, **kwargs: Any) -> Self:
+        """Returns a new Flattener with values replaced or added.
+
+        Args:
+            **kwargs: the values.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) a name that cannot be used.
+        """
+        leaves, structures = _merged(self.leaves_dict, self._structures, kwargs)
+        return self.replace(leaves_dict=leaves, _structures=structures)
+
+    def parameters(self) -> Any:
+        """Raises an error: rebuild a value, and ask that for its parameters.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) always.
+        """
+        names = [structure.name for structure in self._structures]
+        raise InvalidArgumentError(
+            "A Flattener does not know which of its arrays are trainable.",
+            where=repr(self),
+            got=f"the values {', '.join(names) or '(none)'}",
+            write=f"flattener.{names[0] if names else 'model'}.parameters()",
+        )
+
+    @property
+    def treedef_dict(self) -> dict[str, Any]:
+        """Name -> treedef of the value."""
+        # Not self._structures: what a constructor has not set yet, __getattr__ seeks here.
+        structures = vars(self).get("_structures", ())
+        return {structure.name: structure.treedef for structure in structures}
+
+    def __getattr__(self, name: str) -> Any:
+        """Rebuilds a value."""
+        for structure in vars(self).get("_structures", ()):
+            if structure.name == name:
+                return _rebuilt(structure, self.leaves_dict[name])
+        raise _missing(self, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.treedef_dict]
+
+    def _with_training(self, training: bool) -> Self:
+        structures = [_in_mode(structure, training) for structure in self._structures]
+        return with_static(self, _training=training, _structures=tuple(structures))
+
+    def __reduce__(self) -> Any:
+        # A treedef that names classes cannot be pickled; values can.
+        values = {name: getattr(self, name) for name in self.treedef_dict}
+        return _restore, (type(self), values, self.training, self.name)
+
+
+def _restore(cls: type, values: dict[str, Any], training: bool, name: str | None) -> Any:
+    flattener = with_class(Flattener(**values), cls)
+    return with_static(flattener, _training=training, _name=name)
+
+
+_Structures = tuple[_Structure, ...]
+
+
+def _merged(
+    leaves: dict[str, list[Any]], structures: _Structures, values: dict[str, Any]
+) -> tuple[dict[str, list[Any]], _Structures]:
+    """What a Flattener holds after values were replaced or added."""
+    leaves, by_name = dict(leaves), {structure.name: structure for structure in structures}
+    for name, value in values.items():
+        _check_name(name)
+        leaves[name], by_name[name] = _taken_apart(name, value)
+    return leaves, tuple([by_name[name] for name in sorted(by_name)])
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("_") or hasattr(Flattener, name) or name == "leaves_dict":
+        raise InvalidArgumentError(
+            "This name cannot be used for a value of a Flattener: it is an attribute of "
+            "every Flattener, or begins with an underscore.",
+            where=f"Flattener.{name}",
+            write=f"another name, e.g. {name.strip('_') or 'model'}_value",
+        )
+
+
+def _taken_apart(name: str, value: Any) -> tuple[list[Any], _Structure]:
+    leaves, treedef = tree_flatten(value)
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    others = [(number, leaf) for number, leaf in enumerate(leaves) if not is_array(leaf)]
+    opaque = any(flatten(module)[1].opaque for module in modules_and_leaves(value)[0])
+    return arrays, _Structure(name, treedef, tuple(others), _NotShared() if opaque else None)
+
+
+def _rebuilt(structure: _Structure, arrays: list[Any]) -> Any:
+    leaves = list(arrays)
+    for number, leaf in structure.others:
+        leaves.insert(number, leaf)
+    return tree_unflatten(structure.treedef, leaves)
+
+
+def _in_mode(structure: _Structure, training: bool) -> _Structure:
+    """The structure of a value whose modules are all in train or in eval mode."""
+    numbers = range(structure.treedef.num_leaves)
+    value = tree_unflatten(structure.treedef, numbers)
+    switched = tree_map(
+        lambda x: set_training(x, training) if is_node(x) else x, value, is_leaf=is_node
+    )
+    return structure._replace(treedef=tree_structure(switched))
+
+
+def _missing(flattener: Flattener, name: str) -> MissingValueError:
+    names = ", ".join(flattener.treedef_dict) or "(none)"
+    return MissingValueError(
+        "The Flattener holds no value of this name.",
+        where=f"{type(flattener).__qualname__}.{name}",
+        got=f"the values {names}",
+        write=f"flattener.update({name}=...) gives one that does",
+    )

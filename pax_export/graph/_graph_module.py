@@ -1,0 +1,98 @@
+"""GraphModule: a graph of nodes as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core import Module
+from pax_export.graph import _dot
+from pax_export.graph._node import Node
+from pax_export.graph._program import compile_graph
+
+
+class GraphModule(Module):
+    """A module that computes one node of a graph from others.
+
+    It keeps the modules of the graph and a program that says which calls which;
+    of the nodes it keeps nothing.  So it is a module as any other: it can be
+    copied, pickled and exported, and two made by one recipe, with example inputs
+    of equal shapes and dtypes, have equal treedefs.
+
+    Args:
+        inputs: a tuple or list of nodes, one for each argument.
+        output: the node to compute.  That of ``a & b`` or ``a | b`` gives a tuple.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        modules: a list of the modules to call, in the order of the calls.
+
+    Raises:
+        ForeignInputError: (a ValueError) the output needs an input that is not
+            among the inputs.
+        InvalidArgumentError: (a ValueError) a node stands there twice.
+        InvalidArgumentTypeError: these are no nodes.
+        SharedNodeError: (a ValueError) one module is used by two nodes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> from pax_export.experimental.graph import GraphModule, InputNode
+        >>> x = InputNode(jnp.zeros((3, 8)))
+        >>> y = x >> pax.Linear(8, 8) >> jax.nn.relu
+        >>> net = GraphModule((x,), (x | y) >> jax.lax.add)
+        >>> print(net.summary())
+        GraphModule
+        ├── Linear(in_dim=8, out_dim=8, with_bias=True)
+        ├── x => relu(x)
+        ├── x => identity(x)
+        └── x => add(x)
+        >>> net(jnp.ones((5, 8))).shape
+        (5, 8)
+    """
+
+    def __init__(self, inputs: Sequence[Node], output: Node, name: str | None = None):
+        super().__init__(name=name)
+        self.modules, self._program = compile_graph(inputs, output)
+
+    def __call__(self, *xs: Any) -> Any:
+        """Computes the output.
+
+        Args:
+            *xs: one value for each input.
+
+        Raises:
+            InvalidArgumentTypeError: (a TypeError) too many values, or too few.
+        """
+        names = [entry.name for entry in self._program.inputs]
+        if len(xs) != len(names):
+            raise InvalidArgumentTypeError(
+                "A graph module takes one argument for each of its inputs.",
+                where=repr(self),
+                got=f"{len(xs)} arguments for {len(names)} inputs: {', '.join(names)}",
+                write="one value for each, in this order",
+            )
+        return self._program.run(self.modules, xs)
+
+    def to_dot(self) -> str:
+        """Returns the graph as DOT text, which Graphviz and many editors draw.
+
+        Inputs and modules are nodes.  Edges show shape and dtype of the values
+        that go along them, as they were for the example inputs; with several
+        arguments, in front of that, which argument it is.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from pax_export.experimental.graph import build_graph_module
+            >>> net = build_graph_module(lambda x: x >> jax.nn.relu)(jnp.zeros((3, 8)))
+            >>> print(net.to_dot())
+            digraph "GraphModule" {
+              node [shape=box, style=rounded];
+              0 [label="x", shape=ellipse];
+              1 [label="x => relu(x)"];
+              output [label="output", shape=ellipse];
+              0 -> 1 [label="float32[3,8]"];
+              1 -> output [label="float32[3,8]"];
+            }
+        """
+        return _dot.draw(type(self).__name__, self._program, self.modules)

@@ -1,0 +1,171 @@
+"""What is written after ``>>`` as a module, with every module in it in the tree.
+
+A function becomes a `Lambda`.  A module may also come inside of a partial or as
+the owner of a bound method; a `Lambda` would keep it as static data, where no
+transform finds its arrays, so these become modules that hold it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core import Module
+from pax_export.core._check import describe_array
+from pax_export.core._summary import summary_lines
+from pax_export.core._tree import is_array, is_node
+from pax_export.nn import Lambda
+from pax_export.nn._lambda import function_name
+
+
+def identity(x: Any) -> Any:
+    """Returns ``x`` itself."""
+    return x
+
+
+def as_module(function: Any) -> Module:
+    """The module that a node applies.
+
+    Args:
+        function: a module, or anything that can be called.
+
+    Raises:
+        InvalidArgumentTypeError: (a ValueError) it cannot be called, or is a
+            class of modules instead of a module.
+    """
+    if isinstance(function, type) and issubclass(function, Module):
+        raise InvalidArgumentTypeError(
+            "A node is applied to a module, not to a class of modules.",
+            got=f"the class {function.__qualname__}",
+            write=f"node >> {function.__name__}(...)",
+        )
+    if not callable(function):
+        raise InvalidArgumentTypeError(
+            "What stands after >> must be a module or a function.",
+            got=f"{type(function).__name__}: {function!r}"[:120],
+            write="node >> pax.Linear(3, 3), or node >> jax.nn.relu",
+        )
+    function = _owner_in_tree(function)
+    if isinstance(function, Module):
+        return function
+    if type(function) is functools.partial and _has_dynamic_parts(function):
+        return Partial(_owner_in_tree(function.func), function.args, function.keywords)
+    return Lambda(function)
+
+
+def _owner_in_tree(function: Any) -> Any:
+    """A bound method of a module as a module; anything else as it is."""
+    owner = getattr(function, "__self__", None)
+    if not inspect.ismethod(function) or not isinstance(owner, Module):
+        return function
+    name = function.__name__
+    if name == "__call__":
+        return owner
+    if getattr(owner, name, None) == function:
+        return Method(owner, name)
+    return Partial(function.__func__, (owner,), {})
+
+
+def _has_dynamic_parts(function: functools.partial) -> bool:
+    parts = (_owner_in_tree(function.func), function.args, function.keywords)
+    leaves = jax.tree_util.tree_leaves(parts, is_leaf=is_node)
+    return any(is_node(leaf) or is_array(leaf) for leaf in leaves)
+
+
+class Method(Module):
+    """A method of a module, as a module.
+
+    Attributes:
+        module: whose method it is.
+        method: its name.
+    """
+
+    def __init__(self, module: Module, method: str):
+        super().__init__()
+        self.module = module
+        self.method = method
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the method."""
+        return getattr(self.module, self.method)(*args)
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns the line ``x => Class.method(x)``, and the module below.
+
+        Args:
+            return_list: whether to return the list of lines.
+        """
+        first = f"x => {type(self.module).__qualname__}.{self.method}(x)"
+        return _with_submodules(self, first, return_list)
+
+
+class Partial(Module):
+    """A `functools.partial` whose arrays and modules are in the tree.
+
+    Attributes:
+        func: what is called: a function or a module.
+        args: its first arguments.
+        keywords: its keyword arguments.
+    """
+
+    def __init__(self, func: Any, args: tuple, keywords: dict[str, Any]):
+        super().__init__()
+        self.func = func
+        self.args = args
+        self.keywords = dict(keywords)
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the function with the arguments kept here and then these."""
+        return self.func(*self.args, *args, **self.keywords)
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns the line ``x => functools.partial(f, ...)(x)``, and the modules below.
+
+        Args:
+            return_list: whether to return the list of lines.
+        """
+        parts = [_text(value) for value in (self.func, *self.args)]
+        parts += [f"{key}={_text(value)}" for key, value in self.keywords.items()]
+        first = f"x => functools.partial({', '.join(parts)})(x)"
+        return _with_submodules(self, first, return_list)
+
+
+def _with_submodules(module: Module, first: str, return_list: bool) -> str | list[str]:
+    lines = [first, *summary_lines(module)[1:]]
+    return lines if return_list else "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Module):
+        return type(value).__qualname__
+    if is_array(value):
+        return describe_array(value)
+    return function_name(value) if callable(value) else repr(value)
+
+
+class Spread(Module):
+    """Takes a tuple and calls a module with its elements as separate arguments.
+
+    Attributes:
+        module: what is called.
+    """
+
+    def __init__(self, module: Module):
+        super().__init__()
+        self.module = module
+
+    def __call__(self, values: tuple) -> Any:
+        """Calls the module with ``*values``."""
+        return self.module(*values)
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns the summary of the module that is called.
+
+        Args:
+            return_list: whether to return the list of lines.
+        """
+        return self.module.summary(return_list)

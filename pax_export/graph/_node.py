@@ -1,0 +1,207 @@
+"""Nodes: values together with how they were computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from pax_export._errors import InvalidArgumentTypeError, NotPicklableError
+from pax_export.core import Module, pure
+from pax_export.core._check import describe_array
+from pax_export.core._tree import is_array
+from pax_export.graph._layer import Spread, as_module, identity
+
+
+class Node:
+    """A value, the nodes that it was computed from, and the module that did it.
+
+    Nodes are joined to a graph by operators; a `GraphModule` is made of a graph.
+    Each operator computes the value of the new node at once, on a copy of the
+    module: a layer that changes when it is called stays as it is.
+
+    Nodes are compared by identity.  They are material for a graph module and
+    can be neither copied nor pickled; the graph module can.
+
+    Args:
+        parents: the nodes whose values `fx` takes.
+        fx: a module or a function of one value: that of the parent, or with
+            several parents the tuple of theirs.
+        value: the value; any pytree.
+
+    Attributes:
+        parents: a tuple.
+        fx: a module; a function was made a `Lambda`.
+        value: as given.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> from pax_export.experimental.graph import Node
+        >>> x = Node((), jax.nn.relu, jnp.zeros((3, 8)))
+        >>> y = x >> pax.Linear(8, 2)
+        >>> y.shape, y.fx
+        ((3, 2), Linear(in_dim=8, out_dim=2, with_bias=True))
+    """
+
+    name: str | None = None
+
+    def __init__(self, parents: Iterable[Node], fx: Callable, value: Any):
+        self.parents = tuple(parents)
+        for parent in self.parents:
+            _require_node(parent, "A parent of a node")
+        self.fx = as_module(fx)
+        self.value = value
+
+    def __rshift__(self, fn: Callable) -> Node:
+        """``node >> fn``: the node of ``fn(node.value)``.
+
+        Args:
+            fn: a module or a function.
+
+        Raises:
+            InvalidArgumentTypeError: (a ValueError) it is neither.
+        """
+        return _applied((self,), as_module(fn), self.value)
+
+    def __and__(self, other: Node) -> Node:
+        """``a & b``: the node of a tuple; ``(a & b) >> fn`` calls fn with one tuple.
+
+        ``a & b & c`` is one tuple of three, however it is bracketed.
+        """
+        _require_node(other, "What stands beside &")
+        return CatNode(_side_by_side(CatNode, self, other))
+
+    def __or__(self, other: Node) -> Node:
+        """``a | b``: the node of arguments; ``(a | b) >> fn`` calls fn with two.
+
+        ``a | b | c`` is three arguments, however it is bracketed.
+        """
+        _require_node(other, "What stands beside |")
+        return ArgsNode(_side_by_side(ArgsNode, self, other))
+
+    def binary_ops(self, fn: Callable, other: Node) -> Node:
+        """Returns the node of ``fn(self.value, other.value)``.
+
+        Args:
+            fn: a module or a function of two arguments.
+            other: the node of the second argument.
+
+        Returns:
+            A node whose ``fx`` takes one pair.
+
+        Raises:
+            InvalidArgumentTypeError: (a ValueError) ``other`` is no node, or
+                ``fn`` cannot be called.
+        """
+        _require_node(other, "The second argument of binary_ops")
+        values = (self.value, other.value)
+        return _applied((self, other), Spread(as_module(fn)), values)
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the value; None if the value is None."""
+        return None if self.value is None else self.value.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the value; None if the value is None."""
+        return None if self.value is None else self.value.dtype
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({describe_value(self.value)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPicklableError(
+            "A node is part of its graph, so it can be neither copied nor pickled.",
+            got=repr(self),
+            write="copy or pickle the GraphModule that is made of the nodes",
+        )
+
+
+class InputNode(Node):
+    """An argument of a `GraphModule`, with an example of its value.
+
+    Args:
+        value: the example; any pytree.
+        fx: only kept; a graph module takes the argument as it is given.
+        name: shown in drawings and error messages.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> from pax_export.experimental.graph import InputNode
+        >>> x, y = InputNode(1), InputNode(2)
+        >>> (x & y).value
+        (1, 2)
+        >>> int(((x | y) >> jax.lax.add).value), int(x.binary_ops(jax.lax.sub, y).value)
+        (3, -1)
+    """
+
+    def __init__(self, value: Any, fx: Callable = identity, *, name: str | None = None):
+        super().__init__((), fx, value)
+        self.name = name
+
+
+class CatNode(Node):
+    """What ``a & b`` gives: the tuple of several values."""
+
+    def __init__(self, parents: tuple[Node, ...]):
+        super().__init__(parents, identity, _values(parents))
+
+    def __rshift__(self, fn: Callable) -> Node:
+        """``(a & b) >> fn``: the node of ``fn((a.value, b.value))``."""
+        return _applied(self.parents, as_module(fn), self.value)
+
+
+class ArgsNode(Node):
+    """What ``a | b`` gives: several arguments."""
+
+    def __init__(self, parents: tuple[Node, ...]):
+        super().__init__(parents, identity, _values(parents))
+
+    def __rshift__(self, fn: Callable) -> Node:
+        """``(a | b) >> fn``: the node of ``fn(a.value, b.value)``."""
+        return _applied((self,), Spread(as_module(fn)), self.value)
+
+
+def _applied(parents: tuple[Node, ...], module: Module, value: Any) -> Node:
+    try:
+        return Node(parents, module, pure(module)(value))
+    except Exception as error:
+        error.add_note(f"  while building a graph: {describe_value(value)} >> {module!r}")
+        raise
+
+
+def _side_by_side(kind: type, *nodes: Node) -> tuple[Node, ...]:
+    """The nodes, with those of one kind replaced by their parents."""
+    parents: list[Node] = []
+    for node in nodes:
+        parents += node.parents if isinstance(node, kind) else (node,)
+    return tuple(parents)
+
+
+def _require_node(value: Any, what: str) -> None:
+    if not isinstance(value, Node):
+        raise InvalidArgumentTypeError(
+            f"{what} must be a node.",
+            got=f"{type(value).__name__}: {value!r}"[:120],
+            write="node >> function; a constant goes into the function, e.g. "
+            "node >> functools.partial(jax.lax.add, 1.0)",
+        )
+
+
+def _values(nodes: tuple[Node, ...]) -> tuple:
+    return tuple([node.value for node in nodes])
+
+
+def describe_value(value: Any) -> str:
+    """What kind of value a node has, e.g. ``float32[3,8]``; never the value itself."""
+    if is_array(value):
+        return describe_array(value)
+    if type(value) in (tuple, list):
+        return f"({', '.join(map(describe_value, value))})"
+    return "None" if value is None else type(value).__name__

@@ -1,0 +1,210 @@
+"""LazyModule: modules that create their submodules when they first need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from jax.tree_util import (
+    GetAttrKey,
+    tree_flatten_with_path,
+    tree_leaves_with_path,
+    tree_map,
+    tree_unflatten,
+)
+
+from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
+from pax_export.core import Module, module_and_value
+from pax_export.core._edit import copy, set_training
+from pax_export.core._mutable import adopt, is_open
+from pax_export.core._pure import require_module
+from pax_export.core._tree import STATIC, is_node, kind_of
+from pax_export.core._walk import modules_and_leaves
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+class LazyModule(Module):
+    """A module that creates a submodule when a call first needs it.
+
+    Its first call must be one that may change it: ``module, y = module % x``.
+    Before ``jit``, a training step or an export, `materialize` creates all
+    submodules at once.
+
+    Args:
+        training: whether it starts in train mode.
+        name: shown by ``repr`` and ``summary``.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> @dataclass
+        ... class MLP(pax.experimental.LazyModule):
+        ...     features: list
+        ...
+        ...     def __call__(self, x):
+        ...         for i, size in enumerate(self.features):
+        ...             new = lambda: pax.Linear(x.shape[-1], size)
+        ...             x = jax.nn.relu(self.get_or_create(f"fc_{i}", new)(x))
+        ...         return x
+        >>> mlp, y = MLP([2, 3]) % jnp.ones((1, 1))
+        >>> print(mlp.summary())
+        MLP(features=[2, 3])
+        ├── Linear(in_dim=1, out_dim=2, with_bias=True)
+        └── Linear(in_dim=2, out_dim=3, with_bias=True)
+    """
+
+    def __init__(self, *, training: bool = True, name: str | None = None):
+        super().__init__(training=training, name=name)
+
+    def get_or_create(self, name: str, create_fn: Callable[[], T]) -> T:
+        """Returns an attribute; creates it first if the module lacks it.
+
+        What was created can be used at once, also by a call that changes it.
+        Modules are created in eval mode if this module is in eval mode.
+
+        Args:
+            name: the attribute.
+            create_fn: called without arguments; returns a module, an array, or
+                any other value.  The module keeps a copy.
+
+        Raises:
+            NotMaterializedError: (a ValueError) the attribute must be created,
+                and this module is not open for change.
+            InvalidArgumentTypeError: (an AssertionError too) ``create_fn``
+                cannot be called.
+        """
+        if hasattr(self, name):
+            return getattr(self, name)
+        self._check_can_create(name, create_fn)
+        value = create_fn()
+        if kind_of(value) is STATIC:
+            setattr(self, name, value)
+            return value
+        # A copy: others may hold what was created, and must not see it change.
+        value = copy(value) if self.training else _in_eval_mode(value)
+        setattr(self, name, value)
+        recorder = _recorder.get()
+        if recorder is not None:
+            recorder.record(self, name, value)
+        adopt(self, modules_and_leaves(value)[0])
+        return value
+
+    def _check_can_create(self, name: str, create_fn: Any) -> None:
+        where = f"{type(self).__qualname__}.{name}"
+        if not callable(create_fn):
+            raise InvalidArgumentTypeError(
+                "get_or_create needs a function that creates the value.",
+                where=where,
+                got=f"{type(create_fn).__name__}: {create_fn!r}"[:120],
+                write=f"self.get_or_create({name!r}, lambda: pax.Linear(2, 3))",
+            )
+        if not is_open(self):
+            raise NotMaterializedError(
+                "A lazy module lacks a submodule, and cannot create it where it is "
+                "not open for change.",
+                where=where,
+                got="a module that has not been called with every submodule created",
+                write="module = pax.experimental.materialize(module, x) with an example "
+                "input x, before jit, grad or export; or module, y = module % x",
+            )
+
+
+def _in_eval_mode(value: Any) -> Any:
+    """A copy of a module, or of a container with modules, in eval mode."""
+    return tree_map(lambda x: set_training(x, False) if is_node(x) else x, value, is_leaf=is_node)
+
+
+def materialize(module: M, *example_inputs: Any, **kwargs: Any) -> M:
+    """Creates all submodules of lazy modules by calling them once.
+
+    Use it before ``jit``, a training step or an export.
+
+    Args:
+        module: a `LazyModule`, or a module that contains some.
+        *example_inputs: what the module is called with.
+        **kwargs: keyword arguments of the call.
+
+    Returns:
+        The module with the structure that the call left.  Its arrays are the
+        first ones: those it had, and those of created submodules as they were
+        when created.  So a batch norm has not seen the example, and a dropout
+        has not used its key.
+
+    Raises:
+        InvalidArgumentTypeError: ``module`` is no module that can be called.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> class Norm(pax.experimental.LazyModule):
+        ...     def __call__(self, x):
+        ...         new = lambda: pax.BatchNorm1D(x.shape[-1])
+        ...         return self.get_or_create("norm", new)(x)
+        >>> norm = pax.experimental.materialize(Norm(), jnp.ones((2, 5, 3)))
+        >>> norm.norm.ema_mean.averages.shape, float(norm.norm.ema_mean.averages.sum())
+        ((1, 1, 3), 0.0)
+    """
+    owner = getattr(module, "__self__", module)
+    require_module(owner, "materialize")
+    recorder = _Recorder()
+    token = _recorder.set(recorder)
+    try:
+        after, _ = module_and_value(module)(*example_inputs, **kwargs)
+    finally:
+        _recorder.reset(token)
+    return recorder.with_first_arrays(owner, after)
+
+
+class _Recorder:
+    """Remembers what was created during a call, as it was when created.
+
+    Attributes:
+        modules: by the id of each created module, that module and its first state.
+        values: by the id of the parent and the attribute, the parent and the first
+            value.  It finds arrays, and modules that were exchanged for updated
+            copies later in the call.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[int, tuple[Any, Any]] = {}
+        self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+    def record(self, parent: Any, name: str, value: Any) -> None:
+        first = copy(value)
+        # What an id belongs to is kept with it, or the id might be given anew.
+        self.values[id(parent), name] = (parent, first)
+        pairs = zip(modules_and_leaves(value)[0], modules_and_leaves(first)[0])
+        self.modules |= {id(now): (now, then) for now, then in pairs}
+
+    def with_first_arrays(self, before: Any, after: Any) -> Any:
+        """The structure of a module after a call, with the arrays from before."""
+        arrays = dict(tree_leaves_with_path(before))
+        for path, module in _modules_with_path(after):
+            if id(module) in self.modules:
+                arrays |= _leaves_below(path, self.modules[id(module)][1])
+            for name in module.pytree_attributes:
+                if (id(module), name) in self.values:
+                    first = self.values[id(module), name][1]
+                    arrays |= _leaves_below((*path, GetAttrKey(name)), first)
+        leaves, treedef = tree_flatten_with_path(after)
+        return tree_unflatten(treedef, [arrays.get(path, leaf) for path, leaf in leaves])
+
+
+_recorder: ContextVar[_Recorder | None] = ContextVar("pax_export_recorder", default=None)
+
+
+def _leaves_below(path: tuple, value: Any) -> dict[tuple, Any]:
+    return {path + below: leaf for below, leaf in tree_leaves_with_path(value)}
+
+
+def _modules_with_path(module: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """A module and all its submodules, parents first."""
+    yield path, module
+    items, _ = tree_flatten_with_path(
+        module, is_leaf=lambda value: value is not module and is_node(value)
+    )
+    for below, item in items:
+        if is_node(item):
+            yield from _modules_with_path(item, path + below)

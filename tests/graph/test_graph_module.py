@@ -1,0 +1,398 @@
+"""Graph modules: what they compute, hold, refuse; that they are plain modules."""
+
+import copy
+import pickle
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export._errors import ForeignInputError
+from pax_export.core import named_leaves
+from pax_export.experimental.graph import GraphModule, InputNode, Node, build_graph_module
+from pax_export.graph._layer import Method, Partial
+
+X = jnp.linspace(-1.0, 1.0, 24).reshape(3, 8)
+
+
+def residual(x):
+    y = x >> pax.Linear(x.shape[-1], x.shape[-1]) >> jax.nn.relu
+    return (x | y) >> jax.lax.add
+
+
+def build(recipe=residual, *inputs):
+    return build_graph_module(recipe)(*(inputs or (X,)))
+
+
+def test_the_residual_computes_and_prints():
+    net = build()
+    assert net.summary().splitlines() == [
+        "GraphModule",
+        "├── Linear(in_dim=8, out_dim=8, with_bias=True)",
+        "├── x => relu(x)",
+        "├── x => identity(x)",
+        "└── x => add(x)",
+    ]
+    linear = net.modules[0]
+    np.testing.assert_array_equal(net(X), X + jax.nn.relu(linear(X)))
+    assert net(jnp.ones((5, 8))).shape == (5, 8)
+
+
+def test_a_tuple_needs_no_identity():
+    def recipe(a, b):
+        h = a >> pax.Linear(8, 8)
+        return (h & b & a) >> partial(jnp.concatenate, axis=-1)
+
+    net = build(recipe, X, X)
+    assert net.summary().splitlines() == [
+        "GraphModule",
+        "├── Linear(in_dim=8, out_dim=8, with_bias=True)",
+        "└── x => functools.partial(concatenate, axis=-1)(x)",
+    ]
+    np.testing.assert_array_equal(net(X, 2 * X)[:, 8:16], 2 * X)
+
+
+def test_each_node_runs_once_parents_first_left_to_right():
+    calls = []
+
+    def named(name):
+        def function(*args):
+            calls.append(name)
+            return args[0]
+
+        return function
+
+    x = InputNode(1)
+    a = x >> named("a")
+    b, c = a >> named("b"), a >> named("c")
+    net = GraphModule([x], (b | c) >> named("d"))
+    calls.clear()
+    assert net(7) == 7
+    assert calls == ["a", "b", "c", "d"]
+
+
+def test_a_deep_graph_needs_no_recursion():
+    x = InputNode(np.float32(0))
+    y = x
+    for _ in range(3000):
+        y = Node((y,), _plus_one, None)
+    assert GraphModule((x,), y)(0) == 3000
+
+
+def _plus_one(x):
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("output", "value"),
+    [
+        (lambda x, y: x, 1),
+        (lambda x, y: y, 2),
+        (lambda x, y: x & y, (1, 2)),
+        (lambda x, y: y | x, (2, 1)),
+        (lambda x, y: (x & y) | (x >> _plus_one), ((1, 2), 2)),
+        (lambda x, y: ((x & y) | y) >> (lambda pair, b: pair[0] + b), 3),
+    ],
+)
+def test_the_output_may_be_an_input_a_tuple_or_arguments(output, value):
+    x, y = InputNode(10), InputNode(20)
+    assert GraphModule((x, y), output(x, y))(1, 2) == value
+
+
+def test_an_inner_node_may_be_an_input():
+    x = InputNode(1)
+    y = x >> _plus_one
+    assert GraphModule((y,), y >> _plus_one)(10) == 11
+
+
+# --- modules are in the tree ---------------------------------------------------
+
+
+def everywhere(a, b):
+    a = a >> pax.Linear(8, 8)
+    c = (a | b) >> TwoInputs()  # D18
+    d = c.binary_ops(TwoInputs(), b)  # D19, D20
+    e = (c & d) >> Both()
+    return e >> partial(pax.Linear(8, 4)) >> Coder().encode
+
+
+class TwoInputs(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.norm = pax.Linear(8, 8), pax.BatchNorm1D(8)
+
+    def __call__(self, a, b):
+        return self.norm((self.left(a) + b)[None])[0]
+
+
+class Both(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.right = pax.Linear(8, 8)
+
+    def __call__(self, pair):
+        return pair[0] + self.right(pair[1])
+
+
+class Coder(pax.ParameterModule):
+    def __init__(self):
+        super().__init__()
+        self.table = jnp.ones((4, 2))
+
+    def encode(self, x):
+        return x @ self.table
+
+
+def test_d18_d19_d20_modules_are_found_wherever_they_stand():
+    net = build(everywhere, X, X)
+    weights = [name for name, _ in named_leaves(net.parameters())]
+    assert [name for name in weights if name.split(".")[-1] in ("weight", "table")] == [
+        "modules.0.weight",
+        "modules.2.left.weight",
+        "modules.3.left.weight",
+        "modules.4.right.weight",
+        "modules.5.func.weight",
+        "modules.6.module.table",
+    ]
+    assert len(jax.tree.leaves(net.state_dict())) == len(jax.tree.leaves(net))
+    assert net.summary().count("BatchNorm1D") == 2
+    modules = [module for module in _all_modules(net.eval()) if module.training]
+    assert modules == []
+    assert net.eval().train() == net
+
+
+def _all_modules(module):
+    return [module] + [found for sub in module.submodules() for found in _all_modules(sub)]
+
+
+def test_d18_d19_state_of_modules_after_or_and_in_binary_ops_changes():
+    net = build(everywhere, X, X)
+    after, _ = net % (X, X)
+    for index in (2, 3):
+        assert net.modules[index].norm.ema_mean.debias == 0
+        assert after.modules[index].norm.ema_mean.debias == 1
+
+
+def test_modules_in_partials_and_methods_print():
+    net = build(everywhere, X, X)
+    assert net.summary().splitlines()[-4:] == [
+        "├── x => functools.partial(Linear)(x)",
+        "│   └── Linear(in_dim=8, out_dim=4, with_bias=True)",
+        "└── x => Coder.encode(x)",
+        "    └── Coder",
+    ]
+    x = InputNode(X)
+    assert type((x >> pax.Linear(8, 8).__call__).fx) is pax.Linear
+    scaled = x >> partial(jnp.multiply, jnp.full(8, 2.0))
+    assert scaled.fx.summary() == "x => functools.partial(multiply, float32[8])(x)"
+    assert [name for name, _ in named_leaves(scaled.fx)] == ["args.0"]
+    np.testing.assert_array_equal(scaled.value, 2 * X)
+    assert type((x >> partial(jnp.sum, axis=0)).fx) is pax.Lambda
+
+
+def test_a_method_found_under_another_name_still_is_in_the_tree():
+    class Renamed(Coder):
+        other = Coder.encode
+        encode = None
+
+    node = InputNode(X[:, :4]) >> Renamed().other
+    assert type(node.fx) is Partial
+    assert len(jax.tree.leaves(node.fx)) == 1
+    assert type((InputNode(X[:, :4]) >> Coder().encode).fx) is Method
+
+
+def test_every_module_learns():
+    net = build(everywhere, X, X)
+
+    def loss(net):
+        _, y = net % (X, X)
+        return jnp.sum(y**2)
+
+    grads = pax.grad(loss)(net)
+    # The bias in front of a batch norm has no effect; every matrix has one.
+    matrices = [g for name, g in named_leaves(grads) if name.endswith(("weight", "table"))]
+    assert len(matrices) == 6
+    assert all(float(jnp.abs(g).max()) > 0 for g in matrices)
+
+
+def test_a_module_in_two_nodes_is_refused():
+    x = InputNode(X)
+    layer = pax.Linear(8, 8)
+    for output in (
+        x >> layer >> layer,
+        (x | (x >> layer)) >> _Call(layer),
+    ):
+        with pytest.raises(ValueError, match="One module stands at two places"):
+            GraphModule((x,), output)
+
+
+class _Call(pax.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def __call__(self, a, b):
+        return a + self.layer(b)
+
+
+# --- a module like any other ---------------------------------------------------
+
+
+def mixed(a, b):
+    c = a.binary_ops(lambda x, y: x + y, b) >> pax.Dropout(0.5)
+    d = (a | c) >> partial(jnp.add)
+    return (d & b) >> partial(jnp.concatenate, axis=-1) >> pax.Sequential(pax.Linear(16, 2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "inputs"), [(residual, (X,)), (everywhere, (X, X)), (mixed, (X, X))]
+)
+def test_d22_one_recipe_gives_one_treedef(recipe, inputs):
+    first, second = build(recipe, *inputs), build(recipe, *inputs)
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    traced = []
+
+    @jax.jit
+    def run(net, inputs):
+        traced.append(1)
+        return net % inputs
+
+    run(first, inputs)
+    run(second, inputs)
+    run(build(recipe, *inputs).train(), inputs)
+    assert len(traced) == 1
+
+
+def test_example_shapes_are_part_of_the_recipe():
+    other = build(residual, X[:1])
+    assert jax.tree.structure(build()) != jax.tree.structure(other)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda net: _pickled(net)])
+def test_d21_pickle_and_copies(duplicate):
+    net = build(everywhere, X, X).eval()
+    again = duplicate(net)
+    assert jax.tree.structure(again) == jax.tree.structure(net)
+    assert again.to_dot() == net.to_dot()
+    np.testing.assert_array_equal(again(X, X), net(X, X))
+
+
+def _pickled(net):
+    return pickle.loads(pickle.dumps(net))
+
+
+def test_nothing_of_a_node_is_kept():
+    def nodes(value):
+        if isinstance(value, Node):
+            return [value]
+        if isinstance(value, pax.Module):
+            return [n for x in vars(value).values() for n in nodes(x)]
+        if isinstance(value, (list, tuple)):
+            return [n for x in value for n in nodes(x)]
+        return []
+
+    assert nodes(build(everywhere, X, X)) == []
+
+
+def test_jit_grad_vmap_and_scan():
+    net = build(residual)
+    expected = net(X)
+    np.testing.assert_allclose(jax.jit(lambda net, x: net(x))(net, X), expected, rtol=1e-6)
+    one_by_one = jax.vmap(lambda net, x: net(x[None])[0], (None, 0))(net, X)
+    np.testing.assert_allclose(one_by_one, expected, rtol=1e-5)
+    _, rows = pax.scan(lambda net, x: (net, net(x[None])[0]), net, X)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5)
+
+
+def test_name():
+    x = InputNode(X)
+    assert repr(GraphModule((x,), x >> jnp.tanh, name="net")) == "(net) GraphModule"
+
+
+# --- what is refused -----------------------------------------------------------
+
+
+def test_d23_foreign_inputs():
+    x, y = InputNode(X, name="x"), InputNode(X, name="mask")
+    with pytest.raises(ForeignInputError) as caught:
+        GraphModule((x,), (x | y) >> jnp.multiply)
+    assert str(caught.value).splitlines() == [
+        "The output needs a node that nothing computes and that is no input of the graph module.",
+        "  where: InputNode(float32[3,8]) named 'mask'",
+        "  got: 1 inputs: x",
+        "  write: GraphModule(inputs=...) with this node as well; in build_graph_module, "
+        "a parameter of the function for it",
+    ]
+    with pytest.raises(ValueError, match=r"where: InputNode\(int\)\n  got: 0 inputs\n"):
+        build_graph_module(lambda: InputNode(1))()
+    with pytest.raises(ForeignInputError, match=r"where: Node\(int\)"):
+        GraphModule((x,), Node((), jnp.tanh, 1) >> jnp.tanh)
+
+
+def test_d24_surplus_and_missing_arguments():
+    net = build(lambda x, mask: (x | mask) >> jnp.multiply, X, X)
+    for arguments in ((X,), (X, X, X)):
+        with pytest.raises(TypeError) as caught:
+            net(*arguments)
+        assert str(caught.value).splitlines() == [
+            "A graph module takes one argument for each of its inputs.",
+            "  where: GraphModule",
+            f"  got: {len(arguments)} arguments for 2 inputs: x, mask",
+            "  write: one value for each, in this order",
+        ]
+
+
+def test_an_input_that_is_not_needed_is_still_an_argument():
+    x, unused = InputNode(1), InputNode(2)
+    net = GraphModule((x, unused), x >> _plus_one)
+    assert net(1, 5) == 2
+    with pytest.raises(TypeError, match="1 arguments for 2 inputs: input 0, input 1"):
+        net(1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "message"),
+    [
+        (InputNode(1), InputNode(1), "The inputs of a graph module are a tuple or a list"),
+        ((1,), InputNode(1), "The inputs of a graph module are a tuple or a list"),
+        ((), (InputNode(1),), "The output of a graph module is a node"),
+    ],
+)
+def test_inputs_and_output_must_be_nodes(inputs, output, message):
+    with pytest.raises(ValueError, match=message):
+        GraphModule(inputs, output)
+
+
+def test_a_node_is_one_input():
+    x = InputNode(1)
+    with pytest.raises(ValueError, match="A node stands twice among the inputs"):
+        GraphModule((x, x), x >> _plus_one)
+
+
+def test_build_needs_a_function_that_returns_a_node():
+    with pytest.raises(AssertionError) as caught:
+        build_graph_module(_returns_a_tuple)(X)
+    assert str(caught.value).splitlines() == [
+        "The function given to build_graph_module must return a node.",
+        "  where: _returns_a_tuple",
+        f"  got: tuple: {(InputNode(X),)!r}",
+        "  write: return x >> pax.Linear(8, 8); for several outputs, return y & z",
+    ]
+    with pytest.raises(AssertionError, match="build_graph_module needs a function of nodes"):
+        build_graph_module(3)
+
+
+def _returns_a_tuple(x):
+    return (x,)
+
+
+def test_build_takes_names_from_the_function_where_it_has_them():
+    def names(func, *inputs):
+        return [entry.name for entry in build_graph_module(func)(*inputs)._program.inputs]
+
+    assert names(lambda x, *rest: x, 1, 2, 3) == ["x", "input 1", "input 2"]
+    assert names(lambda *xs: xs[0], 1) == ["input 0"]
+    assert names(partial(lambda a, b: a & b, InputNode(1)).func, 1, 2) == ["a", "b"]

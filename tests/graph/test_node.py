@@ -1,0 +1,173 @@
+"""Nodes: operators, values, identity, what they refuse."""
+
+import copy
+import pickle
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pax_export as pax
+from pax_export.experimental.graph import GraphModule, InputNode, Node
+from pax_export.graph import ArgsNode, CatNode
+from tests.core.models import Counter
+
+
+def test_a_node_keeps_what_it_is_given():
+    x = Node((), lambda x: x, jnp.array(0))
+    assert x.parents == ()
+    assert type(x.fx) is pax.Lambda
+    assert x.value == 0
+    layer = pax.Linear(1, 1)
+    y = Node([x], layer, None)
+    assert y.parents == (x,)
+    assert y.fx is layer
+    assert y.shape is None and y.dtype is None
+
+
+def test_shift_applies_a_function():
+    x = Node((), lambda x: x, jnp.array(1.0))
+    y = x >> partial(jax.lax.add, 1.0)
+    assert y.value == 2.0
+    assert y.parents == (x,)
+    assert y.fx(jnp.array(5.0)) == 6.0
+    assert InputNode(jnp.empty((3, 4))).shape == (3, 4)
+    assert InputNode(jnp.empty((1,), jnp.int32)).dtype == jnp.int32
+
+
+def test_and_and_or_are_flat_however_bracketed():
+    x, y, z, w = map(InputNode, range(4))
+    for kind, join in ((CatNode, Node.__and__), (ArgsNode, Node.__or__)):
+        for joined in (join(join(x, y), z), join(x, join(y, z))):
+            assert type(joined) is kind
+            assert joined.parents == (x, y, z)
+            assert joined.value == (0, 1, 2)
+        assert join(join(x, y), join(z, w)).parents == (x, y, z, w)
+    assert ((x & y) | z).value == ((0, 1), 2)
+    assert (x & (y | z)).value == (0, (1, 2))
+
+
+def test_a_tuple_and_arguments_reach_the_function_as_they_should():
+    x, y = InputNode(1), InputNode(2)
+    cat = (x & y) >> (lambda pair: pair)
+    assert cat.value == (1, 2)
+    assert cat.parents == (x, y)
+    joined = x | y
+    args = joined >> (lambda a, b: a - b)
+    assert args.value == -1
+    assert args.parents == (joined,)
+    assert args.fx((5, 2)) == 3
+
+
+def test_binary_ops_takes_one_pair():
+    a, b = InputNode(1), InputNode(2)
+    y = a.binary_ops(jax.lax.sub, b)
+    assert y.value == -1
+    assert y.parents == (a, b)
+    assert y.fx((a.value, b.value)) == -1
+
+
+def test_d17_the_trial_call_is_pure_wherever_the_module_stands():
+    x = InputNode(jnp.ones((2, 3)))
+    for build in (
+        lambda fx: x >> fx,
+        lambda fx: (x & x) >> fx,
+        lambda fx: (x | x) >> _with_two(fx),
+        lambda fx: x.binary_ops(_with_two(fx), x),
+    ):
+        dropout, counter = pax.Dropout(0.5), Counter()
+        before = dropout.rng_key
+        build(dropout)
+        assert dropout.rng_key is before
+        build(counter)
+        assert counter.count == 0
+
+
+def _with_two(fx):
+    class Two(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.fx = fx
+
+        def __call__(self, a, b):
+            return self.fx(a + b)
+
+    return Two()
+
+
+def test_an_error_of_a_layer_says_where_in_the_graph():
+    x = InputNode(jnp.ones((2, 3)))
+    with pytest.raises(TypeError) as caught:
+        x >> pax.Linear(4, 4)
+    assert caught.value.__notes__ == [
+        "  while building a graph: float32[2,3] >> Linear(in_dim=4, out_dim=4, with_bias=True)"
+    ]
+
+
+def test_nodes_are_compared_by_identity():
+    a, b = InputNode(jnp.ones(2)), InputNode(jnp.ones(2))
+    assert a == a and a != b
+    assert len({a, b, a}) == 2
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_node_cannot_be_copied(duplicate):
+    with pytest.raises(TypeError) as caught:
+        duplicate(InputNode(jnp.ones((3, 8))))
+    assert str(caught.value).splitlines() == [
+        "A node is part of its graph, so it can be neither copied nor pickled.",
+        "  got: InputNode(float32[3,8])",
+        "  write: copy or pickle the GraphModule that is made of the nodes",
+    ]
+
+
+def test_repr_says_what_kind_of_value_it_is():
+    x, y = InputNode(jnp.ones((2, 3))), InputNode([jnp.zeros(1, int), None, 3.0])
+    assert repr(x) == "InputNode(float32[2,3])"
+    assert repr(y) == "InputNode((int32[1], None, float))"
+    assert repr(x & y) == "CatNode((float32[2,3], (int32[1], None, float)))"
+
+
+def test_what_is_applied_must_be_callable():
+    x = InputNode(1)
+    with pytest.raises(ValueError) as caught:
+        x >> 3
+    assert str(caught.value).splitlines() == [
+        "What stands after >> must be a module or a function.",
+        "  got: int: 3",
+        "  write: node >> pax.Linear(3, 3), or node >> jax.nn.relu",
+    ]
+    with pytest.raises(ValueError) as caught:
+        x >> pax.Linear
+    assert str(caught.value).splitlines() == [
+        "A node is applied to a module, not to a class of modules.",
+        "  got: the class Linear",
+        "  write: node >> Linear(...)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("join", "what"),
+    [
+        (lambda x: x & 3, "What stands beside &"),
+        (lambda x: x | 3, "What stands beside |"),
+        (lambda x: x.binary_ops(jnp.add, 3), "The second argument of binary_ops"),
+        (lambda x: Node((x, 3), jnp.tanh, None), "A parent of a node"),
+    ],
+)
+def test_only_nodes_are_joined(join, what):
+    with pytest.raises(ValueError) as caught:
+        join(InputNode(1))
+    assert str(caught.value).splitlines() == [
+        f"{what} must be a node.",
+        "  got: int: 3",
+        "  write: node >> function; a constant goes into the function, e.g. "
+        "node >> functools.partial(jax.lax.add, 1.0)",
+    ]
+
+
+def test_an_example_may_be_any_pytree():
+    x = InputNode({"a": jnp.ones(2), "b": None})
+    net = GraphModule((x,), x >> (lambda tree: tree["a"]))
+    assert net({"a": 5, "b": None}) == 5
