@@ -104,7 +104,7 @@ def to_saved_model(
             if validate:
                 with progress.phase("validate"):
                     errors = _validate.validate(directory, plan.cases(), validate == "process")
-            mode = {True: "here", False: None}.get(validate, "process")
+            mode = "process" if validate == "process" else "here" if validate else None
             report = _report(plan, directory, errors, mode, progress.seconds)
             _manifest.write(report, directory)
     return report

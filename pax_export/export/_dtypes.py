@@ -24,7 +24,7 @@ _SUPPORTED = frozenset(
 
 def is_key(dtype: Any) -> bool:
     """Whether this is the dtype of typed random keys."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def numpy_dtype(name: str) -> np.dtype:

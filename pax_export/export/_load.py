@@ -121,7 +121,7 @@ class LoadedSignature:
 
     def _collect(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         info = self.info
-        given = dict(zip(info.positional, args)) | kwargs
+        given = {**dict(zip(info.positional, args)), **kwargs}
         if len(args) > len(info.positional) or sorted(given) != sorted(info.arguments):
             raise InvalidArgumentError(
                 "The exported model takes other arguments.",

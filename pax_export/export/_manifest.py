@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -149,10 +151,8 @@ def size(count: int) -> str:
 
 def versions() -> dict[str, str]:
     """The versions of the packages that take part in an export."""
-    import pax_export
-
     found = {name: version(name) for name in ("jax", "jaxlib", "tensorflow")}
-    return {"pax_export": pax_export.__version__, **found}
+    return {"pax_export": sys.modules["pax_export"].__version__, **found}
 
 
 def write(report: Report, directory: Path) -> None:
@@ -161,7 +161,7 @@ def write(report: Report, directory: Path) -> None:
     (directory / FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def read(directory: str | Path) -> Report:
+def read(directory: str | os.PathLike[str]) -> Report:
     """Reads the report of an export.
 
     Args:

@@ -213,7 +213,7 @@ class _Scope:
         if not isinstance(text, str):
             text = ", ".join(next(self.fresh) if size is None else str(size) for size in text)
         try:
-            return jax_export.symbolic_shape(text, scope=self.scope)
+            return tuple(jax_export.symbolic_shape(text, scope=self.scope))
         except ValueError as error:
             raise InvalidArgumentError(
                 f"A shape cannot be read: {_first_line(error)}",

@@ -20,9 +20,9 @@ from pax_export._jax import dimension_value
 from pax_export.export import _dtypes, _served
 
 #: What the symbolic dimensions are in the tests, different ones side by side.
-SIZES = (1, 2, 5)
+SIZES: tuple[int, ...] = (1, 2, 5)
 #: What they are where constraints forbid these.
-OTHER_SIZES = (3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+OTHER_SIZES: tuple[int, ...] = (3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 _MOST_TRIES = 2000
 #: How far two programs for one computation may differ, relative to its size.
 TOLERANCE = {

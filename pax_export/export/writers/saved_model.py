@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from pax_export._optional import require
+from pax_export.export._canonical import canonicalize
 from pax_export.export._lowering import Lowered
 from pax_export.export._signature import Signature
 from pax_export.export._variables import Store, Variable
-from pax_export.export.writers._canonical import canonicalize
 
 
 def tensorflow(purpose: str) -> Any:

@@ -45,17 +45,18 @@ def _renumber(graph: Any) -> None:
     _rename_nodes(graph.graph_def.node, names, gradients)
     for registered in library.registered_gradients:
         registered.gradient_func = names[registered.gradient_func]
-        kind = registered.registered_op_type.encode()
-        registered.registered_op_type = gradients.get(kind, kind).decode()
+        kind: bytes = registered.registered_op_type.encode()
+        registered.registered_op_type = (gradients.get(kind) or kind).decode()
     _rename_objects(graph.object_graph_def, names)
 
 
 def _new_names(names: Iterable[str]) -> dict[str, str]:
     """Old name -> new name: the same words, numbered in the order of the old numbers."""
-    numbered = {name: _NUMBERED.fullmatch(name) for name in names}
-    order = sorted((int(match[2]), name) for name, match in numbered.items() if match)
-    renamed = {name: f"{numbered[name][1]}{index}" for index, (_, name) in enumerate(order)}
-    return {name: renamed.get(name, name) for name in numbered}
+    old = list(names)
+    matches = [match for match in map(_NUMBERED.fullmatch, old) if match]
+    matches.sort(key=lambda match: int(match[2]))
+    numbered = {match[0]: f"{match[1]}{index}" for index, match in enumerate(matches)}
+    return {name: numbered.get(name, name) for name in old}
 
 
 def _new_gradients(graph: Any) -> dict[bytes, bytes]:

@@ -1,0 +1,139 @@
+"""``pax-export export`` and ``pax-export inspect``, in process and as commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pax_export.cli import main
+
+ROOT = Path(__file__).parent.parent.parent
+
+FACTORIES = """
+import jax.numpy as jnp
+import pax_export as pax
+
+def net():
+    return pax.Sequential(pax.Linear(3, 4), jnp.tanh)
+
+def masked():
+    return {"w": jnp.ones(3)}, lambda params, x, *, mask: jnp.where(mask, x * params["w"], 0)
+
+def counting():
+    class Counter(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.steps = jnp.zeros(())
+        def __call__(self, x):
+            self.steps = self.steps + 1
+            return x + self.steps
+    return Counter()
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "cli_factories.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "cli_factories", raising=False)
+    return tmp_path
+
+
+def export(*arguments):
+    return main(["export", *arguments])
+
+
+def test_a_model_is_written_and_reported(here, capsys):
+    assert export("cli_factories:net", "served/1", "--input", "batch, 3:float32") == 0
+    assert "runs in     TensorFlow 2.15 and newer" in capsys.readouterr().out
+    assert (here / "served" / "1" / "saved_model.pb").exists()
+    assert main(["inspect", "served/1"]) == 0
+    out = capsys.readouterr().out
+    assert ": float32[batch, 3]" in out
+    assert "    modules.0.weight: float32[3, 4]" in out
+
+
+def test_named_inputs_and_options(here, capsys):
+    code = export(
+        "cli_factories:masked", "out", "--input", "n, 3", "--input", "mask=n, 3:bool",
+        "--constraint", "n <= 64", "--platform", "cpu", "--platform", "cuda", "--trainable",
+        "--consumer", "tensorflow>=2.15", "--validate", "no", "--json",
+    )  # fmt: skip
+    assert code == 0
+    report = json.loads(capsys.readouterr().out)
+    (signature,) = report["signatures"].values()
+    assert [entry["name"] for entry in signature["inputs"]] == ["x", "mask"]
+    assert [entry["dtype"] for entry in signature["inputs"]] == ["float32", "bool"]
+    assert report["platforms"] == ["cpu", "cuda"]
+    assert report["validated"] is None
+    assert signature["differentiable"]
+    assert main(["inspect", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == report
+
+
+def test_an_existing_directory_needs_overwrite(here, capsys):
+    arguments = ("cli_factories:net", "out", "--input", "n, 3", "--validate", "no")
+    assert export(*arguments) == 0
+    capsys.readouterr()
+    assert export(*arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("pax-export: There is something at this place already.")
+    assert export(*arguments, "--overwrite") == 0
+
+
+def test_state_is_refused_or_updated(here, capsys):
+    arguments = ("cli_factories:counting", "out", "--input", "n", "--validate", "no")
+    assert export(*arguments) == 1
+    assert "where: steps" in capsys.readouterr().err
+    assert export(*arguments, "--state", "update") == 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("cli_factories", "The factory cannot be found."),
+        ("cli_factories:nothing", "the module has no such function"),
+        ("cli_factories:constant", "the module has no such function"),
+        ("cli_nowhere:net", "there is no such module"),
+    ],
+)
+def test_a_factory_that_is_not_there(here, capsys, factory, message):
+    assert export(factory, "out", "--input", "n, 3") == 1
+    assert message in capsys.readouterr().err
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["n,,3", "n, 3:float31", "a b=n, 3"])
+def test_an_input_that_cannot_be_read(here, capsys, text):
+    assert export("cli_factories:net", "out", "--input", text) == 1
+    assert capsys.readouterr().err.startswith("pax-export: ")
+
+
+@pytest.mark.parametrize("arguments", [["export"], ["export", "a:b", "out"], ["inspect"], []])
+def test_wrong_usage_is_code_two(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: pax-export" in capsys.readouterr().err
+
+
+def test_nothing_to_inspect(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "There is no export of pax_export here." in capsys.readouterr().err
+
+
+def test_as_a_command(here):
+    command = [sys.executable, "-m", "pax_export.cli", "inspect", str(here)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "There is no export of pax_export here." in done.stderr
