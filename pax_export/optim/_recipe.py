@@ -102,7 +102,7 @@ def _key(value: Any, open_ids: set[int]) -> Any:
 
 def _array_key(array: Any) -> Any:
     """Arrays are few and small here: a learning rate, a mask."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     host = np.asarray(array)
     return str(host.dtype), host.shape, host.tobytes()

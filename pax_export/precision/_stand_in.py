@@ -30,7 +30,7 @@ from pax_export.core._tree import (
     settle,
     store,
 )
-from pax_export.precision._cast import cast_floating
+from pax_export.precision._cast import cast_floating, stops
 
 _MISSING = object()
 
@@ -96,7 +96,7 @@ class StandIn:
         Arrays have the output dtype.  The stand-in becomes the module itself,
         and a module that was made from it has the module's own arrays.
         """
-        leaves, treedef = tree_flatten(tree, is_leaf=is_node)
+        leaves, treedef = tree_flatten(tree, is_leaf=stops)
         if any(map(is_node, leaves)):
             leaves = [self._result_module(x) if is_node(x) else x for x in leaves]
             tree = tree_unflatten(treedef, leaves)
@@ -128,7 +128,7 @@ def _content(value: Any) -> tuple[list[Any], Any]:
     """What a container holds: tells, before and after, whether it was changed in place."""
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
         return [], None
-    return tree_flatten(value, is_leaf=is_node)
+    return tree_flatten(value, is_leaf=stops)
 
 
 def _pairs(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, Any]]:
@@ -136,7 +136,7 @@ def _pairs(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, A
     pairs = {}
     for name, value in given.items():
         if value is not own[name]:
-            before = tree_leaves(own[name], is_leaf=is_node)
-            after = tree_leaves(value, is_leaf=is_node)
+            before = tree_leaves(own[name], is_leaf=stops)
+            after = tree_leaves(value, is_leaf=stops)
             pairs |= {id(b): (b, a) for a, b in zip(before, after) if a is not b}
     return pairs

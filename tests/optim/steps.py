@@ -37,6 +37,13 @@ def loss_fn(model, x, y):
     return loss, (loss, model)
 
 
+_gradients = jax.jit(pax.grad(loss_fn, has_aux=True))  # compiled once for all tests
+
+
+def grads_of(model):
+    return _gradients(model, X, Y)[0]
+
+
 def kinds(tree):
     """What jax.jit looks at, besides the structure."""
     leaves = jax.tree_util.tree_leaves(tree)

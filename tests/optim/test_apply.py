@@ -11,15 +11,11 @@ import pytest
 import pax_export as pax
 from pax_export import opax
 from pax_export.optim import apply_gradients, from_optax
-from tests.optim.steps import X, Y, assert_close, kinds, loss_fn, make_model
+from tests.optim.steps import X, Y, assert_close, grads_of, kinds, loss_fn, make_model
 
 KINDS = pytest.mark.parametrize(
     "recipe", [from_optax(optax.sgd(0.1, momentum=0.9)), opax.sgd(0.1, 0.9)], ids=["optax", "opax"]
 )
-
-
-def grads_of(model):
-    return pax.grad(loss_fn, has_aux=True)(model, X, Y)[0]
 
 
 @KINDS

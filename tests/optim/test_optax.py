@@ -14,7 +14,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.optim import apply_gradients, from_optax
-from tests.optim.steps import X, Y, assert_close, kinds, loss_fn, make_model
+from tests.optim.steps import X, Y, assert_close, grads_of, kinds, loss_fn, make_model
 
 
 def matrices(params):
@@ -76,7 +76,7 @@ def test_equal_to_optax_and_traced_once(make):
     optimizer = from_optax(make())(model.parameters())
     first = kinds(optimizer), jax.tree_util.tree_structure(optimizer)
     for _ in range(4):
-        grads = list_of(pax.grad(loss_fn, has_aux=True)(model, X, Y)[0])
+        grads = list_of(grads_of(model))
         updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
         model, optimizer = step(model, optimizer)
@@ -124,7 +124,7 @@ def test_different_recipes_have_different_treedefs():
 def test_a_mask_may_be_a_tree():
     model = make_model()
     mask = model.parameters().map(lambda x: x.ndim > 1)
-    grads = pax.grad(loss_fn, has_aux=True)(model, X, Y)[0]
+    grads = grads_of(model)
     stepped = []
     for given in (mask, matrices):
         recipe = from_optax(optax.adamw(1e-2, weight_decay=0.1, mask=given))

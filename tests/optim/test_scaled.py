@@ -12,7 +12,7 @@ import pax_export as pax
 from pax_export import opax
 from pax_export.experimental import apply_scaled_gradients
 from pax_export.optim import from_optax
-from tests.optim.steps import X, Y, assert_close, kinds, loss_fn, make_model, same_objects
+from tests.optim.steps import X, Y, assert_close, grads_of, kinds, loss_fn, make_model, same_objects
 
 OPTIMIZERS = pytest.mark.parametrize(
     "recipe", [from_optax(optax.adam(1e-2)), opax.adam(1e-2)], ids=["optax", "opax"]
@@ -65,7 +65,7 @@ def test_steps_with_overflow_and_growth_are_traced_once(recipe, kind, dtype):
 def test_scaling_changes_no_result(recipe):
     model = make_model()
     optimizer = recipe(model.parameters())
-    grads = pax.grad(loss_fn, has_aux=True)(model, X, Y)[0]
+    grads = grads_of(model)
     plain = pax.optim.apply_gradients(model, optimizer, grads)
     for scale in (
         pax.precision.DynamicLossScale(64.0),

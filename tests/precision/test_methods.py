@@ -176,6 +176,12 @@ def test_modules_among_arguments_and_results_follow_their_own_policies():
     assert layer.give_back([other, jnp.ones(1)])[0] is other
 
 
+def test_iterators_are_handed_on():
+    layer = wrapped()
+    given = iter([jnp.ones(1)])
+    assert layer.give_back(given) is given and next(given).dtype == F
+
+
 def test_cached_properties_do_not_get_in_the_way():
     layer = wrapped()
     assert layer.total.dtype == F
