@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
 from jax.tree_util import tree_flatten, tree_map, tree_structure, tree_unflatten
@@ -77,6 +78,7 @@ class Flattener(Module):
 
     def __init__(self, **kwargs: Any):
         super().__init__()
+        _check_names(type(self), kwargs)
         self.leaves_dict, self._structures = _merged({}, (), kwargs)
 
     def update(self, **kwargs: Any) -> Self:
@@ -88,6 +90,7 @@ class Flattener(Module):
         Raises:
             InvalidArgumentError: (a ValueError) a name that cannot be used.
         """
+        _check_names(type(self), kwargs)
         leaves, structures = _merged(self.leaves_dict, self._structures, kwargs)
         return self.replace(leaves_dict=leaves, _structures=structures)
 
@@ -146,19 +149,21 @@ def _merged(
     """What a Flattener holds after values were replaced or added."""
     leaves, by_name = dict(leaves), {structure.name: structure for structure in structures}
     for name, value in values.items():
-        _check_name(name)
         leaves[name], by_name[name] = _taken_apart(name, value)
     return leaves, tuple([by_name[name] for name in sorted(by_name)])
 
 
-def _check_name(name: str) -> None:
-    if name.startswith("_") or hasattr(Flattener, name) or name == "leaves_dict":
-        raise InvalidArgumentError(
-            "This name cannot be used for a value of a Flattener: it is an attribute of "
-            "every Flattener, or begins with an underscore.",
-            where=f"Flattener.{name}",
-            write=f"another name, e.g. {name.strip('_') or 'model'}_value",
-        )
+def _check_names(cls: type, names: Iterable[str]) -> None:
+    """Raises for names that lead to something else than a value."""
+    taken = {name for base in cls.__mro__ for name in vars(base)} | {"leaves_dict"}
+    for name in names:
+        if name in taken or name.startswith("_"):
+            raise InvalidArgumentError(
+                "This name cannot be used for a value of a Flattener: it is an attribute "
+                "of every Flattener, or begins with an underscore.",
+                where=f"{cls.__qualname__}.{name}",
+                write=f"another name, e.g. {name.strip('_') or 'model'}_value",
+            )
 
 
 def _taken_apart(name: str, value: Any) -> tuple[list[Any], _Structure]:

@@ -94,7 +94,7 @@ class LazyModule(Module):
 
     def _check_can_create(self, name: str, create_fn: Any) -> None:
         where = f"{type(self).__qualname__}.{name}"
-        if not callable(create_fn):
+        if not callable(create_fn) or isinstance(create_fn, Module):
             raise InvalidArgumentTypeError(
                 "get_or_create needs a function that creates the value.",
                 where=where,
@@ -106,7 +106,6 @@ class LazyModule(Module):
                 "A lazy module lacks a submodule, and cannot create it where it is "
                 "not open for change.",
                 where=where,
-                got="a module that has not been called with every submodule created",
                 write="module = pax.experimental.materialize(module, x) with an example "
                 "input x, before jit, grad or export; or module, y = module % x",
             )

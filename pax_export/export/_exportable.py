@@ -78,7 +78,8 @@ class Exportable:
                 "A call changes the structure of the model, so its state cannot be kept in "
                 "variables.",
                 where=method.key,
-                write="a model that has all of its arrays from the start",
+                write="a model that has all of its arrays from the start; of a lazy module, "
+                "pax.experimental.materialize(module, x) with an example input x makes one",
             )
         return output, new
 

@@ -108,19 +108,24 @@ class Partial(Module):
 
     Attributes:
         func: what is called: a function or a module.
-        args: its first arguments.
-        keywords: its keyword arguments.
+        args: its first arguments, then the values of its keyword arguments.
+        keywords: the names of the keyword arguments.
     """
 
     def __init__(self, func: Any, args: tuple, keywords: dict[str, Any]):
         super().__init__()
         self.func = func
-        self.args = args
-        self.keywords = dict(keywords)
+        self.args = (*args, *keywords.values())
+        self.keywords = tuple(keywords)
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function with the arguments kept here and then these."""
-        return self.func(*self.args, *args, **self.keywords)
+        own, named = self._split()
+        return self.func(*own, *args, **named)
+
+    def _split(self) -> tuple[tuple, dict[str, Any]]:
+        count = len(self.args) - len(self.keywords)
+        return self.args[:count], dict(zip(self.keywords, self.args[count:]))
 
     def summary(self, return_list: bool = False) -> str | list[str]:
         """Returns the line ``x => functools.partial(f, ...)(x)``, and the modules below.
@@ -128,8 +133,9 @@ class Partial(Module):
         Args:
             return_list: whether to return the list of lines.
         """
-        parts = [_text(value) for value in (self.func, *self.args)]
-        parts += [f"{key}={_text(value)}" for key, value in self.keywords.items()]
+        own, named = self._split()
+        parts = [_text(value) for value in (self.func, *own)]
+        parts += [f"{key}={_text(value)}" for key, value in named.items()]
         first = f"x => functools.partial({', '.join(parts)})(x)"
         return _with_submodules(self, first, return_list)
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from pax_export.experimental.graph import build_graph_module
 from pax_export.nets._resnet import ResNet
 
 NEVER, IN_TRAIN_MODE, ALWAYS = "never", "in train mode", "always"
@@ -128,6 +129,31 @@ def tiny_resnet() -> pax.Module:
     return TinyResNet(1, 3, logits_config=last, initial_conv_config=first)
 
 
+def forked(x: Any, y: Any) -> Any:
+    """A graph with every operator, and a module after each."""
+    hidden = (x | y) >> functools.partial(jnp.add) >> pax.Linear(4, 4) >> jax.nn.relu
+    mixed = hidden.binary_ops(jnp.subtract, y) >> pax.Dropout(0.4)
+    joined = (mixed & x) >> functools.partial(jnp.concatenate, axis=-1)
+    return joined >> functools.partial(pax.Linear(8, 2))
+
+
+def graph() -> pax.Module:
+    return build_graph_module(forked)(jnp.zeros((3, 4)), jnp.zeros((3, 4)))
+
+
+class LazyNet(pax.experimental.LazyModule):
+    """Creates layers with parameters and with state."""
+
+    def __call__(self, x: Any) -> Any:
+        x = self.get_or_create("fc", lambda: pax.Linear(x.shape[-1], 2))(x)
+        x = self.get_or_create("norm", lambda: pax.BatchNorm1D(2))(x)
+        return self.get_or_create("dropout", lambda: pax.Dropout(0.4))(x)
+
+
+def lazy_net() -> pax.Module:
+    return pax.experimental.materialize(LazyNet(), jnp.zeros((3, 3, 3)))
+
+
 def pool(function: Callable, **options: Any) -> Callable[[], pax.Module]:
     return lambda: pax.Lambda(functools.partial(function, **options))
 
@@ -231,6 +257,8 @@ ROWS = [
         changes_state=IN_TRAIN_MODE,
     ),
     Row("RngSeq", lambda: pax.RngSeq(seed=1), (), changes_state=ALWAYS, random=True, call=draw_key),
+    Row("GraphModule", graph, ("b, 4", "b, 4"), changes_state=IN_TRAIN_MODE, random=True),
+    Row("LazyModule", lazy_net, ("b, t, 3",), changes_state=IN_TRAIN_MODE, random=True),
     Row("max_pool", pool(pax.max_pool, padding="SAME", **WINDOW), ("b, h, w, 2",)),
     Row("max_pool, valid", pool(pax.max_pool, padding="VALID", **WINDOW), ("b, 5, 6, 2",)),
     Row("avg_pool", pool(pax.avg_pool, padding="SAME", **WINDOW), ("b, h, w, 2",)),

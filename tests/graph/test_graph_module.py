@@ -191,6 +191,9 @@ def test_modules_in_partials_and_methods_print():
     assert [name for name, _ in named_leaves(scaled.fx)] == ["args.0"]
     np.testing.assert_array_equal(scaled.value, 2 * X)
     assert type((x >> partial(jnp.sum, axis=0)).fx) is pax.Lambda
+    clipped = x >> partial(jnp.clip, min=jnp.zeros(8), max=0.5)
+    assert clipped.fx.summary() == "x => functools.partial(clip, min=float32[8], max=0.5)(x)"
+    np.testing.assert_array_equal(clipped.value, jnp.clip(X, 0.0, 0.5))
 
 
 def test_a_method_found_under_another_name_still_is_in_the_tree():
@@ -305,6 +308,15 @@ def test_jit_grad_vmap_and_scan():
     np.testing.assert_allclose(one_by_one, expected, rtol=1e-5)
     _, rows = pax.scan(lambda net, x: (net, net(x[None])[0]), net, X)
     np.testing.assert_allclose(rows, expected, rtol=1e-5)
+
+
+def test_export(tmp_path):
+    from pax_export.export import load, spec, to_saved_model
+
+    net = build(mixed, X, X).eval()
+    to_saved_model(net, tmp_path / "net", (spec("batch, 8"), spec("batch, 8")))
+    served = load(tmp_path / "net")
+    np.testing.assert_allclose(served(X[:2], X[1:]), net(X[:2], X[1:]), rtol=1e-5)
 
 
 def test_name():
