@@ -135,10 +135,8 @@ class ResNet(Module):
     ):
         super().__init__(name=self.default_name)
         where = type(self).__name__
-        integer(input_channels, f"{where}.input_channels", least=1)
-        integer(num_classes, f"{where}.num_classes", least=1)
         initial = {
-            "in_features": input_channels,
+            "in_features": integer(input_channels, f"{where}.input_channels", least=1),
             "out_features": 64,
             "kernel_shape": 7,
             "stride": 2,
@@ -146,16 +144,15 @@ class ResNet(Module):
             "padding": [(3, 3), (3, 3)],
             "data_format": _FORMAT,
         } | _config(initial_conv_config, f"{where}.initial_conv_config")
+        logits = {
+            "out_dim": integer(num_classes, f"{where}.num_classes", least=1),
+            "w_init": zeros,
+        } | _config(logits_config, f"{where}.logits_config")
         self.initial_conv = Conv2D(**initial, name="conv1")
         channels = self.initial_conv.out_features
         self.initial_batchnorm = _norm(channels, "bn1")
         self.block_groups, channels = self._groups(channels)
-        logits = {
-            "in_dim": channels,
-            "out_dim": num_classes,
-            "w_init": zeros,
-        } | _config(logits_config, f"{where}.logits_config")
-        self.logits = Linear(**logits, name="fc")
+        self.logits = Linear(**{"in_dim": channels, **logits}, name="fc")
 
     def _groups(self, in_channels: int) -> tuple[list[BlockGroup], int]:
         """The groups, and how many channels the last one gives."""
