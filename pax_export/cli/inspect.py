@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 def _call(options: argparse.Namespace) -> int:
     from pax_export import export
 
-    report = export.read_report(options.directory)
+    report = export.Report.read(options.directory)
     print(json.dumps(report.as_dict(), indent=1) if options.json else _text(report))
     return 0
 

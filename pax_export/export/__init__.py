@@ -9,7 +9,6 @@ Example:
 from pax_export.export._api import to_saved_model
 from pax_export.export._load import LoadedModel, load
 from pax_export.export._manifest import Report
-from pax_export.export._manifest import read as read_report
 from pax_export.export._spec import spec
 
-__all__ = ["LoadedModel", "Report", "load", "read_report", "spec", "to_saved_model"]
+__all__ = ["LoadedModel", "Report", "load", "spec", "to_saved_model"]

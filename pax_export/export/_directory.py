@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +32,12 @@ def replaced(path: Path, overwrite: bool) -> Iterator[Path]:
     check(path, overwrite)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.part"
+        temporary.mkdir()
     except OSError as error:
         raise _unwritable(path, error) from error
     try:
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
         _move(temporary, path, overwrite)
     finally:
         # What is still under this name now is unfinished, or the old export.
@@ -80,12 +80,6 @@ def _unwritable(path: Path, reason: object) -> ExportPathError:
         got=reason,
         write="a path in a directory that you may write to",
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _move(temporary: Path, path: Path, overwrite: bool) -> None:

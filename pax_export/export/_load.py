@@ -78,9 +78,10 @@ class LoadedSignature:
 
     def _names_of_flat_arguments(self) -> tuple[str, ...] | None:
         """The input names, if every argument is one array that is given by position."""
-        trees = list(self.info.arguments.items())
-        flat = all("leaf" in tree and name in self.info.positional for name, tree in trees)
-        return tuple(tree["leaf"] for _, tree in trees) if flat else None
+        info = self.info
+        trees = [info.arguments[name] for name in info.positional]
+        flat = len(trees) == len(info.arguments) and all("leaf" in tree for tree in trees)
+        return tuple(tree["leaf"] for tree in trees) if flat else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the exported function; see `LoadedModel`."""
@@ -88,7 +89,9 @@ class LoadedSignature:
             named = dict(zip(self._flat, args))  # the common case, and the fast one
         else:
             named = self._collect(args, kwargs)
-        convert: Callable[[Any], Any] = _to_numpy
+        # Inside of a tf.function nothing has a value yet.
+        eager = self._tf.executing_eagerly()
+        convert: Callable[[Any], Any] = _to_numpy if eager else _unchanged
         for name, value in named.items():
             if self._tf.is_tensor(value):
                 convert = _unchanged
@@ -96,8 +99,33 @@ class LoadedSignature:
             if convert is _to_numpy and isinstance(value, jax.Array):
                 convert = _to_jax
             named[name] = self._tf.constant(self._array(name, value))
-        outputs = self._function(**named)
+        try:
+            outputs = self._function(**named)
+        except (TypeError, ValueError, self._tf.errors.InvalidArgumentError) as error:
+            self._explain({name: tuple(value.shape) for name, value in named.items()}, error)
+            raise
         return rebuild(self.info.result, lambda name: convert(outputs[name]))
+
+    def _explain(self, shapes: Mapping[str, tuple], cause: Exception) -> None:
+        """Raises an error that names the input, if its shape is the cause of another."""
+        sizes: dict[str, tuple[int, str]] = {}
+        for entry in self.info.inputs:
+            given = shapes[entry.name]
+            wrong = len(given) != len(entry.shape)
+            for size, dimension in zip(given, entry.shape):
+                if isinstance(dimension, int):
+                    wrong |= size != dimension
+                elif dimension.isidentifier():  # an expression is TensorFlow's to check
+                    first = sizes.setdefault(dimension, (size, entry.name))[0]
+                    wrong |= size == 0 or size != first
+            if wrong:
+                known = (f"{name} = {size} by {source}" for name, (size, source) in sizes.items())
+                raise InvalidArgumentError(
+                    "An argument has another shape than the exported one.",
+                    where=f"{self.key}: {entry.name}",
+                    got=f"{list(given)}" + "".join(f", {text}" for text in known),
+                    write=f"[{', '.join(map(str, entry.shape))}]",
+                ) from cause
 
     def _array(self, name: str, value: Any) -> np.ndarray:
         """The value in the dtype of the input, if that changes no number."""

@@ -9,7 +9,7 @@ to be stored once, and taken as further operands.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,13 +115,19 @@ def _is_callback(primitive: str) -> bool:
     return "callback" in primitive or primitive in ("debug_print", "infeed", "outfeed")
 
 
-def lower(traced: Traced, platforms: Sequence[str], count: int | None = None) -> Lowered:
+def lower(
+    traced: Traced,
+    platforms: Sequence[str],
+    count: int | None = None,
+    names: Mapping[int, str] | None = None,
+) -> Lowered:
     """Lowers a traced function to portable StableHLO.
 
     Args:
         traced: the function.
         platforms: for which machines: `cpu`, `cuda`, `rocm`, `tpu`.
         count: lower only so many of its results, the first ones.
+        names: how messages at run time call the operands with these numbers.
     """
     operands: tuple[Any, ...] = traced.structs
     function = traced.jitted
@@ -130,12 +136,12 @@ def lower(traced: Traced, platforms: Sequence[str], count: int | None = None) ->
         function = jax.jit(lambda values: traced.with_constants(values, count))
     try:
         exported = _export(function, operands, platforms)
-        module, neutral = portable(exported.mlir_module_serialized), False
+        module, neutral = portable(exported.mlir_module_serialized, names=names), False
     except (NotImplementedError, UnsupportedOperationError) as error:
         # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
         # no consumer has.  A machine that nobody knows gets rules for all.
         exported = _export_neutral(traced, function, operands, error)
-        module, neutral = portable(exported.mlir_module_serialized, XLA_EXPANDS), True
+        module, neutral = portable(exported.mlir_module_serialized, XLA_EXPANDS, names), True
     return Lowered(
         module,
         tuple(exported.module_kept_var_idx),

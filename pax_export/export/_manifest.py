@@ -99,6 +99,18 @@ class Report:
     largest_error: dict[str, float]
     seconds: dict[str, float]
 
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Report:
+        """Reads the report of an export; TensorFlow is not needed for it.
+
+        Args:
+            path: the directory of the export.
+
+        Raises:
+            ExportPathError: there is no export, or its report cannot be read.
+        """
+        return read(path)
+
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data, as it stands in ``pax_export.json``."""
         return {"format": _FORMAT, **dataclasses.asdict(self)}
@@ -157,7 +169,7 @@ def versions() -> dict[str, str]:
 
 def write(report: Report, directory: Path) -> None:
     """Writes the report beside the model."""
-    text = json.dumps(report.as_dict(), indent=1, sort_keys=True)
+    text = json.dumps(report.as_dict(), indent=1)
     (directory / FILE).write_text(text + "\n", encoding="utf-8")
 
 

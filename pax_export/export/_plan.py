@@ -116,7 +116,8 @@ def lower(
     """
     counts = [None if state == "update" else len(each.output_names) for each in programs]
     modules = [
-        _lowering.lower(each.traced, platforms, count) for each, count in zip(programs, counts)
+        _lowering.lower(each.traced, platforms, count, each.operand_names)
+        for each, count in zip(programs, counts)
     ]
     if state == "frozen":
         read = {index for each in programs for index in each.read}
@@ -128,7 +129,7 @@ def lower(
     for program, module in zip(programs, modules):
         pullback = _pullback(model, program) if trainable else None
         pullbacks.append(pullback)
-        gradient = _gradient(pullback, store, platforms)
+        gradient = _gradient(pullback, program, store, platforms)
         signatures.append(_signature(program, module, gradient, store, state == "update"))
     return Plan(
         model, tuple(programs), tuple(pullbacks), store, tuple(signatures), tuple(platforms)
@@ -155,11 +156,11 @@ def _pullback(model: Exportable, program: Program) -> _Pullback | None:
 
 
 def _gradient(
-    pullback: _Pullback | None, store: Store, platforms: Sequence[str]
+    pullback: _Pullback | None, program: Program, store: Store, platforms: Sequence[str]
 ) -> Gradient | None:
     if pullback is None:
         return None
-    lowered = _lowering.lower(pullback.traced, platforms)
+    lowered = _lowering.lower(pullback.traced, platforms, names=program.operand_names)
     constants = tuple(store.of_constant(value) for value in lowered.constants)
     return Gradient(Call(lowered, (), constants), pullback.wrt, pullback.of)
 

@@ -10,7 +10,7 @@ the bytes are written for the oldest version that has all of the operations.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +40,18 @@ class Portable:
     stablehlo: _consumers.Version
 
 
-def portable(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Portable:
+def portable(
+    serialized: bytes,
+    allowed: frozenset[str] = frozenset(),
+    names: Mapping[int, str] | None = None,
+) -> Portable:
     """Makes the serialised module of a `jax.export.Exported` portable.
 
     Args:
         serialized: its module.
         allowed: custom calls that may stand in it, beside those that every
             consumer has.
+        names: how messages at run time call the operands with these numbers.
 
     Raises:
         UnsupportedOperationError: it calls something that only jax has.
@@ -55,6 +60,7 @@ def portable(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Portab
     with mlir.make_ir_context() as context:
         module = stablehlo.deserialize_portable_artifact(context, serialized)
         _refuse_custom_calls(module, allowed | _consumers.CUSTOM_CALLS)
+        _name_operands(module, names or {})
         passmanager.PassManager.parse(_PIPELINE).run(module.operation)
         return _write_oldest(module, context)
 
@@ -101,6 +107,19 @@ def _refuse_custom_calls(module: Any, allowed: frozenset[str]) -> None:
             where="; ".join(sorted(set(found.values()))),
             write="the same in operations of jax.numpy and jax.lax, not in kernels of your own",
         )
+
+
+def _name_operands(module: Any, names: Mapping[int, str]) -> None:
+    """Lets the checks of shapes speak of ``x`` where jax counts ``args[0][7]``."""
+
+    def named(match: re.Match) -> str:
+        return names.get(int(match[1]), match[0])
+
+    for operation in _operations(module.operation):
+        if "error_message" in operation.attributes:
+            message = ir.StringAttr(operation.attributes["error_message"]).value
+            message = re.sub(r"args\[0\]\[(\d+)\]", named, message)
+            operation.attributes["error_message"] = ir.StringAttr.get(message)
 
 
 def _source(location: str) -> str:

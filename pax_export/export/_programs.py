@@ -37,6 +37,12 @@ class Program:
         return self.traced.results[: len(self.output_names)]
 
     @property
+    def operand_names(self) -> dict[int, str]:
+        """The operands that are inputs, by number, with the names of the inputs."""
+        first = len(self.traced.structs) - len(self.inputs.flat)
+        return {first + index: entry.name for index, entry in enumerate(self.inputs.flat)}
+
+    @property
     def read(self) -> frozenset[int]:
         """The operands on which the outputs depend."""
         return self.traced.read(len(self.output_names))

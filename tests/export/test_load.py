@@ -52,6 +52,14 @@ def test_numbers_are_not_changed_on_the_way_in(export):
         loaded(np.array([1.5], np.float32))
 
 
+def test_positions_are_those_of_the_function(export):
+    loaded, _ = export(({}, lambda p, z, a: z - 2 * a), (spec("n"), spec("n")))
+    one, three = np.ones(2, np.float32), np.full(2, 3, np.float32)
+    assert loaded(three, one).tolist() == [1.0, 1.0]
+    assert loaded(a=one, z=three).tolist() == [1.0, 1.0]
+    assert loaded(three, a=one).tolist() == [1.0, 1.0]
+
+
 def test_other_arguments_are_refused(export):
     loaded, _ = export(({}, lambda p, x, y: x + y), (spec("n"), spec("n")))
     with pytest.raises(InvalidArgumentError) as caught:
@@ -131,3 +139,40 @@ def test_tensorflow_alone_loads_it(export, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["(4, 4)", "['b', 'w'] 2 2"]
+
+
+def test_a_wrong_shape_names_the_input(export):
+    loaded, _ = export(
+        (affine_params(), lambda p, x, mask: affine(p, x) * mask[:, None]),
+        (spec("batch, 3"), spec("batch")),
+    )
+    with pytest.raises(InvalidArgumentError) as caught:
+        loaded(random(2, 3), random(3))
+    assert str(caught.value) == (
+        "An argument has another shape than the exported one.\n"
+        "  where: serving_default: mask\n"
+        "  got: [3], batch = 2 by x\n"
+        "  write: [batch]"
+    )
+    for wrong in ((2, 4), (2,), (0, 3)):
+        with pytest.raises(InvalidArgumentError) as caught:
+            loaded(random(*wrong), random(2))
+        assert caught.value.where == "serving_default: x"
+
+
+def test_the_saved_model_itself_names_its_inputs(export, tmp_path):
+    import tensorflow as tf
+
+    export(({}, lambda p, x, mask: {"a": x, "b": mask}), (spec("batch, 3"), spec("batch")))
+    served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        served(x=tf.ones((2, 3)), mask=tf.ones(3))
+    message = str(caught.value)
+    assert "between dimension size mask.shape[0] (= 3) and the specification 'batch'" in message
+
+
+def test_numpy_arguments_inside_of_a_tensorflow_function(export):
+    import tensorflow as tf
+
+    loaded, _ = export((affine_params(), affine), spec("n, 3"))
+    assert tf.function(lambda: loaded(random(2, 3)))().shape == (2, 4)
