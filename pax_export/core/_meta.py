@@ -31,7 +31,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
         super().__init__(name, bases, namespace, **kwargs)
         cls._pax_own_eq = "__eq__" in namespace
         if "__getattr__" in namespace and name != "Module":
-            cls.__getattr__ = _after_ours(namespace["__getattr__"])
+            type.__setattr__(cls, "__getattr__", _after_ours(namespace["__getattr__"]))
         register(cls)
 
     if not typing.TYPE_CHECKING:  # a type checker reads the constructor instead

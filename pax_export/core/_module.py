@@ -6,7 +6,7 @@ The methods are one line each; what they do lies in the file each one names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
@@ -82,6 +82,10 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def __init__(self, *, training: bool = True, name: str | None = None):
         self._training = training
         self._name = name
+
+    if TYPE_CHECKING:  # most modules can be called, and some are in lists of modules
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     # --- change -----------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def static_axes(axis: Any, where: str) -> tuple[int, ...] | AxisSlice:
             return AxisSlice(axis.start, axis.stop, axis.step)
         if isinstance(axis, Sequence) and not isinstance(axis, str):
             return tuple([operator.index(each) for each in axis])
-        return (operator.index(axis),)
+        return (operator.index(axis),)  # pyright: ignore[reportArgumentType]  # text raises
     except TypeError:
         raise InvalidArgumentTypeError(
             "The axes must be an integer, several integers, or a slice.",

@@ -69,10 +69,10 @@ def padding_of(padding: Any, axes: int, where: str) -> Padding:
     if isinstance(padding, str):
         return choice(padding, ("SAME", "VALID"), where)
     try:
-        pairs = tuple([tuple([int(size) for size in pair]) for pair in padding])
+        pairs = tuple([(int(before), int(after)) for before, after in padding])
     except (TypeError, ValueError):
         pairs = None
-    if pairs is None or len(pairs) != axes or any(len(pair) != 2 for pair in pairs):
+    if pairs is None or len(pairs) != axes:
         raise InvalidArgumentError(
             f"The padding needs a pair (before, after) for each of {axes} spatial axes.",
             where=where,
