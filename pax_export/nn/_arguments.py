@@ -71,8 +71,8 @@ def choice(value: Any, options: Sequence[str], where: str) -> str:
 def fraction(value: Any, where: str, *, one_allowed: bool) -> Any:
     """A number from 0 to 1; a numpy number becomes Python's."""
     try:
-        number = value if isinstance(value, (int, float)) else float(value)
-    except TypeError:
+        number = value if type(value) is int else float(value)
+    except (TypeError, ValueError):
         raise InvalidArgumentTypeError(
             "This argument must be a number that is known when the layer is built.",
             where=where,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
@@ -70,7 +71,8 @@ class RngSeq(StateModule):
 
 def _key_of_seed(seed: Any) -> jax.Array:
     try:
-        return jax.random.PRNGKey(seed)
+        # An array is allowed, so that a seed may be an argument of a jitted function.
+        return jax.random.PRNGKey(seed if is_array(seed) else operator.index(seed))
     except TypeError:
         raise InvalidArgumentTypeError(
             "A seed must be an integer.",

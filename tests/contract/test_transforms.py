@@ -64,7 +64,8 @@ def test_vmap(row):
     """A mapped call is the same as a loop, for the state too."""
     module = row.build()
     examples = [row.inputs(seed) for seed in range(2)]
-    mapped = jax.vmap(lambda *inputs: row.run(module, *inputs))(*stack(*examples))
+    run = jax.jit(jax.vmap(lambda *inputs: row.run(module, *inputs)))
+    mapped = run(*stack(*examples))
     for i, inputs in enumerate(examples):
         assert_close(at_index(mapped, i), row.run(module, *inputs))
 
@@ -72,7 +73,8 @@ def test_vmap(row):
 @each_row
 def test_vmap_over_modules(row):
     modules, inputs = [row.build(), row.build()], row.inputs()
-    run = jax.vmap(lambda module: row.run(module, *inputs), axis_size=len(modules))
+    size = len(modules)
+    run = jax.jit(jax.vmap(lambda module: row.run(module, *inputs), axis_size=size))
     mapped = run(stack(*modules))
     for i, module in enumerate(modules):
         assert_close(at_index(mapped, i), row.run(module, *inputs))

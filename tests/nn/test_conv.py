@@ -1,0 +1,124 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from tests.nn.reference import conv, drawn
+
+PADDINGS = ["SAME", "VALID", [(1, 0), (2, 3)]]
+
+
+@pytest.mark.parametrize("padding", PADDINGS, ids=str)
+@pytest.mark.parametrize(("stride", "rate"), [((1, 1), (1, 1)), ((2, 1), (1, 1)), ((1, 2), (2, 1))])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_numbers_2d(padding, stride, rate, groups):
+    layer = pax.Conv2D(4, 6, (3, 2), stride, rate, padding, feature_group_count=groups)
+    layer = layer.replace(bias=drawn(6, seed=1))
+    x = drawn(2, 7, 6, 4)
+    expected = conv(x, np.asarray(layer.weight), stride, rate, padding, groups) + layer.bias
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID", [(2, 1)]], ids=str)
+@pytest.mark.parametrize(("stride", "rate"), [(1, 1), (2, 1), (1, 3)])
+def test_numbers_1d(padding, stride, rate):
+    layer = pax.Conv1D(3, 4, 3, stride, rate, padding).replace(bias=drawn(4, seed=1))
+    x = drawn(2, 9, 3)
+    expected = conv(x, np.asarray(layer.weight), (stride,), (rate,), padding) + layer.bias
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("cls", "formats", "shape"), [
+    (pax.Conv1D, ("NWC", "NCW"), (2, 5, 4)),
+    (pax.Conv2D, ("NHWC", "NCHW"), (2, 5, 6, 4)),
+])  # fmt: skip
+def test_channels_first_is_the_same_layer(cls, formats, shape):
+    last, first = [
+        cls(4, 6, 3, stride=2, data_format=name, rng_key=jax.random.key(0)) for name in formats
+    ]
+    assert (last.weight == first.weight).all() and first.weight.shape[-2:] == (4, 6)
+    last, first = last.replace(bias=drawn(6)), first.replace(bias=drawn(6))
+    x = drawn(*shape)
+    y = first(np.moveaxis(x, -1, 1))
+    np.testing.assert_allclose(np.moveaxis(y, 1, -1), last(x), rtol=1e-5, atol=1e-5)
+
+
+def test_initial_values():
+    layer = pax.Conv2D(20, 200, (5, 4), feature_group_count=2)
+    assert layer.weight.shape == (5, 4, 10, 200)
+    assert abs(float(layer.weight.std()) - (5 * 4 * 10) ** -0.5) < 0.002
+    assert (layer.bias == 0).all() and layer.bias.shape == (200,)
+    assert pax.Conv2D(2, 3, 3, with_bias=False).bias is None
+
+
+def test_key_is_split_for_weight_and_bias():
+    key = jax.random.PRNGKey(1)
+    layer = pax.Conv1D(1, 2, 4, b_init=jax.random.normal, rng_key=key)
+    weight_key, bias_key = jax.random.split(key)
+    assert (layer.weight == jax.random.normal(weight_key, (4, 1, 2)) / 2).all()
+    assert (layer.bias == jax.random.normal(bias_key, (2,))).all()
+
+
+@pytest.mark.parametrize("x_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("weight_dtype", ["float16", "bfloat16", "float32"])
+def test_dtypes_promote(x_dtype, weight_dtype):
+    layer = jax.tree_util.tree_map(lambda x: x.astype(weight_dtype), pax.Conv1D(1, 1, 3))
+    assert layer(jnp.ones((1, 4, 1), x_dtype)).dtype == jnp.result_type(x_dtype, weight_dtype)
+
+
+def test_repr():
+    assert repr(
+        pax.Conv2D(4, 6, (3, 5), (2, 1), (1, 2), [(1, 1), (2, 2)], feature_group_count=2, name="cc")
+    ) == (
+        "(cc) Conv2D(in_features=4, out_features=6, kernel_shape=(3, 5), "
+        "padding=[(1, 1), (2, 2)], stride=(2, 1), rate=(1, 2), with_bias=True, "
+        "data_format=NHWC, feature_group_count=2)"
+    )
+    assert repr(pax.Conv1D(1, 2, 3, with_bias=False)) == (
+        "Conv1D(in_features=1, out_features=2, kernel_shape=(3,), padding=SAME, "
+        "with_bias=False, data_format=NWC)"
+    )
+
+
+def test_an_input_that_does_not_fit():
+    layer = pax.Conv2D(1, 2, 3, with_bias=False)
+    title = (
+        "Conv2D(in_features=1, out_features=2, kernel_shape=(3, 3), padding=SAME, "
+        "with_bias=False, data_format=NHWC)"
+    )
+    with pytest.raises(AssertionError) as error:
+        layer(jnp.ones((8, 8, 1)))
+    assert str(error.value) == (
+        "The input must have 4 axes, NHWC.\n"
+        f"  where: {title}\n"
+        "  got: shape (8, 8, 1)\n"
+        "  write: x[None] to add a batch axis"
+    )
+    with pytest.raises(ValueError) as error:
+        layer(jnp.ones((2, 8, 8, 3)))
+    assert str(error.value) == (
+        "The input must have 1 channels on axis 3.\n"
+        f"  where: {title}\n"
+        "  got: shape (2, 8, 8, 3)\n"
+        "  write: an input of that many channels, or a layer built for 3 channels"
+    )
+
+
+@pytest.mark.parametrize(("error", "message", "build"), [
+    (ValueError, "a list of pairs", lambda: pax.Conv2D(1, 1, 3, padding=((1, 1), (1, 1)))),
+    (TypeError, "a list such as", lambda: pax.Conv1D(1, 1, 3, padding=())),
+    (AssertionError, "'SAME' or 'VALID'", lambda: pax.Conv2D(1, 1, 3, padding="same")),
+    (ValueError, "a pair .* for each of 2", lambda: pax.Conv2D(1, 1, 3, padding=[(1, 1)])),
+    (ValueError, "a pair .* for each of 1", lambda: pax.Conv1D(1, 1, 3, padding=[1])),
+    (AssertionError, "'NWC' or 'NCW'", lambda: pax.Conv1D(1, 1, 3, data_format="NHWC")),
+    (AssertionError, "2 groups for 4 -> 3", lambda: pax.Conv2D(4, 3, 3, feature_group_count=2)),
+    (AssertionError, "Conv2D.in_features", lambda: pax.Conv2D(0, 3, 3)),
+    (AssertionError, "Conv2D.out_features", lambda: pax.Conv2D(3, -1, 3)),
+    (AssertionError, "each of 2 spatial", lambda: pax.Conv2D(3, 1, (3,))),
+    (ValueError, "Conv1D.stride", lambda: pax.Conv1D(3, 1, 3, stride=0)),
+    (TypeError, "Conv1D.rate", lambda: pax.Conv1D(3, 1, 3, rate=1.5)),
+])  # fmt: skip
+def test_arguments_that_make_no_sense(error, message, build):
+    with pytest.raises(error, match=message):
+        build()

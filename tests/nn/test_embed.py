@@ -1,0 +1,57 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int8"])
+def test_numbers(dtype):
+    layer = pax.Embed(5, 3)
+    ids = np.array([[0, 4, 2], [1, 1, 3]], dtype)
+    assert (layer(ids) == np.asarray(layer.weight)[ids]).all()
+    assert layer(2).shape == (3,)
+
+
+def test_integers_outside_of_the_table():
+    layer = pax.Embed(5, 3)
+    ids = jnp.array([-1, 5, 99, -6])
+    for lookup in (layer, jax.jit(layer)):
+        assert (lookup(ids) == layer.weight[jnp.array([4, 4, 4, 0])]).all()
+
+
+def test_initial_values_come_from_the_key_itself():
+    key = jax.random.PRNGKey(7)
+    layer = pax.Embed(30, 20, rng_key=key)
+    expected = jax.random.normal(key, (30, 20)) * 0.01
+    np.testing.assert_allclose(layer.weight, expected, rtol=1e-6)
+    assert (pax.Embed(2, 3, lambda key, shape: jnp.ones(shape)).weight == 1).all()
+
+
+def test_gradient_counts_uses():
+    gradient = jax.grad(lambda layer: layer(jnp.array([1, 1, 2])).sum())(pax.Embed(4, 1))
+    assert (gradient.weight[:, 0] == jnp.array([0, 2, 1, 0])).all()
+
+
+def test_repr():
+    assert repr(pax.Embed(7, 3)) == "Embed(vocab_size=7, embed_dim=3)"
+
+
+@pytest.mark.parametrize("ids", [jnp.ones((2, 3)), jnp.ones((2, 3), bool)], ids=["float", "bool"])
+def test_only_integers(ids):
+    with pytest.raises(TypeError) as error:
+        pax.Embed(5, 3)(ids)
+    assert str(error.value) == (
+        "Embed needs integers.\n"
+        "  where: Embed(vocab_size=5, embed_dim=3)\n"
+        f"  got: {ids.dtype}[2, 3]\n"
+        "  write: x.astype(jnp.int32)"
+    )
+
+
+def test_sizes():
+    with pytest.raises(AssertionError, match=r"Embed\.vocab_size"):
+        pax.Embed(0, 3)
+    with pytest.raises(TypeError, match=r"Embed\.embed_dim"):
+        pax.Embed(3, "x")

@@ -1,0 +1,105 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from tests.nn.reference import drawn, normalised
+
+
+@pytest.mark.parametrize(("axis", "axes"), [
+    (-1, (2,)),
+    (1, (1,)),
+    ((1, 2), (1, 2)),
+    ([0, -1], (0, 2)),
+    (slice(1, None), (1, 2)),
+    (slice(None, None, 2), (0, 2)),
+])  # fmt: skip
+def test_numbers(axis, axes):
+    norm = pax.LayerNorm(4, axis, True, True)
+    norm = norm.replace(scale=drawn(4, seed=1), offset=drawn(4, seed=2))
+    x = drawn(2, 3, 4)
+    expected = normalised(x, axes) * norm.scale + norm.offset
+    np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_operations_come_in_one_order():
+    """In this order the last bits are those of dm-haiku (checked against 0.0.17)."""
+    norm = pax.LayerNorm(5, -1, True, True)
+    norm = norm.replace(scale=drawn(5, seed=1), offset=drawn(5, seed=2))
+    x = jnp.asarray(drawn(7, 5))
+    mean, variance = jnp.mean(x, -1, keepdims=True), jnp.var(x, -1, keepdims=True)
+    expected = norm.scale * jax.lax.rsqrt(variance + 1e-5) * (x - mean) + norm.offset
+    assert (norm(x) == expected).all()
+
+
+def test_arrays():
+    norm = pax.LayerNorm(4, -1, True, True)
+    assert (norm.scale == np.ones(4)).all() and (norm.offset == np.zeros(4)).all()
+    bare = pax.LayerNorm(4, -1, False, False)
+    assert bare.scale is bare.offset is None
+    made = pax.LayerNorm(4, -1, True, True, 1e-3, jax.random.normal, jax.random.normal)
+    assert not (made.scale == made.offset).any() and made.eps == 1e-3
+
+
+def test_draws_one_key():
+    pax.seed_rng_key(42)
+    pax.LayerNorm(4, -1, False, False)
+    assert int(pax.next_rng_key()[1]) == 119540832
+    pax.seed_rng_key(42)
+    pax.GroupNorm(2, 4)
+    assert int(pax.next_rng_key()[1]) == 119540832
+
+
+def test_scale_and_offset_from_outside():
+    norm = pax.LayerNorm(4, -1, False, False)
+    x, scale, offset = drawn(2, 3, 4), drawn(4, seed=1), drawn(2, 1, 4, seed=2)
+    expected = normalised(x, (2,)) * scale + offset
+    np.testing.assert_allclose(norm(x, scale, offset), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(norm(x, scale=2.0), 2 * normalised(x, (2,)), rtol=1e-5, atol=1e-5)
+
+
+def test_scale_and_offset_from_outside_only_if_there_is_no_own():
+    with pytest.raises(ValueError) as error:
+        pax.LayerNorm(4, -1, False, True)(drawn(2, 4), offset=1.0)
+    assert str(error.value) == (
+        "This layer has a offset of its own.\n"
+        "  where: LayerNorm(num_channels=4, axis=(-1,), create_scale=False, create_offset=True)\n"
+        "  got: a offset in the call\n"
+        "  write: LayerNorm(..., create_offset=False) to pass one"
+    )
+
+
+def test_repr():
+    assert repr(pax.LayerNorm(4, slice(1, None), True, False)) == (
+        "LayerNorm(num_channels=4, axis=slice(1, None, None), create_scale=True, "
+        "create_offset=False)"
+    )
+
+
+def test_initializer_of_what_is_not_created():
+    with pytest.raises(ValueError) as error:
+        pax.LayerNorm(4, -1, False, True, scale_init=jax.random.normal)
+    assert str(error.value) == (
+        "An initializer of the scale needs a scale.\n"
+        "  where: LayerNorm.scale_init\n"
+        "  got: create_scale=False\n"
+        "  write: create_scale=True, or no scale_init"
+    )
+
+
+@pytest.mark.parametrize("axis", ["last", None, 1.5, (0, "1")])
+def test_axes_of_another_kind(axis):
+    with pytest.raises(ValueError) as error:
+        pax.LayerNorm(4, axis, True, True)
+    assert str(error.value) == (
+        "The axes must be an integer, several integers, or a slice.\n"
+        "  where: LayerNorm.axis\n"
+        f"  got: {type(axis).__name__}: {axis!r}\n"
+        "  write: -1, (1, 2) or slice(1, None)"
+    )
+
+
+def test_another_number_of_channels():
+    with pytest.raises(ValueError, match="must have 4 channels on axis -1"):
+        pax.LayerNorm(4, -1, True, True)(drawn(2, 1))

@@ -1,0 +1,120 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from tests.nn.reference import drawn
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 5, 3), (2, 1, 2, 3), (0, 3)])
+def test_numbers(shape):
+    layer = pax.Linear(3, 5)
+    x = drawn(*shape)
+    expected = np.einsum("...i,io->...o", x.astype(np.float64), layer.weight) + layer.bias
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
+    assert layer(x).shape == (*shape[:-1], 5)
+
+
+def test_without_a_bias_there_is_no_attribute():
+    layer = pax.Linear(3, 5, with_bias=False)
+    assert not hasattr(layer, "bias")
+    assert layer.pytree_attributes == ("weight",)
+    np.testing.assert_allclose(layer(np.eye(3)), layer.weight)
+
+
+def test_initial_values():
+    layer = pax.Linear(400, 300)
+    for array in (layer.weight, layer.bias):
+        assert array.dtype == jnp.float32
+        assert abs(float(array.std()) - 1 / 20) < 0.005
+        assert abs(float(array.mean())) < 0.005
+
+
+def test_key_is_split_for_weight_and_bias():
+    key = jax.random.PRNGKey(3)
+    layer = pax.Linear(4, 2, rng_key=key)
+    weight_key, bias_key = jax.random.split(key)
+    assert (layer.weight == jax.random.normal(weight_key, (4, 2)) / 2).all()
+    assert (layer.bias == jax.random.normal(bias_key, (2,)) / 2).all()
+
+
+def test_draws_one_key_and_none_if_given():
+    before = next_key_after(lambda: None)
+    assert next_key_after(lambda: pax.next_rng_key()) == next_key_after(lambda: pax.Linear(1, 1))
+    assert before == next_key_after(lambda: pax.Linear(1, 1, rng_key=jax.random.key(0)))
+
+
+def next_key_after(draw):
+    pax.seed_rng_key(42)
+    draw()
+    return int(pax.next_rng_key()[1])
+
+
+def test_initializers_get_key_and_shape():
+    seen = []
+
+    def init(key, shape):
+        seen.append((key.shape, shape))
+        return jnp.ones(shape)
+
+    layer = pax.Linear(3, 2, w_init=init, b_init=init)
+    assert seen == [((2,), (3, 2)), ((2,), (2,))]
+    assert float(layer(np.ones((1, 3)))[0, 0]) == 4.0
+
+
+def test_repr():
+    assert repr(pax.Linear(2, 3, name="fc")) == "(fc) Linear(in_dim=2, out_dim=3, with_bias=True)"
+
+
+def test_sizes_may_be_numpy_integers():
+    structure = jax.tree_util.tree_structure
+    assert structure(pax.Linear(np.int64(2), np.int32(3))) == structure(pax.Linear(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision(dtype):
+    layer = jax.tree_util.tree_map(lambda x: x.astype(dtype), pax.Linear(3, 2))
+    assert layer(jnp.ones((1, 3), dtype)).dtype == dtype
+
+
+def test_an_input_needs_two_axes():
+    with pytest.raises(AssertionError) as error:
+        pax.Linear(3, 2)(jnp.ones(3))
+    assert str(error.value) == (
+        "Linear needs an input with a batch axis: at least two axes.\n"
+        "  where: Linear(in_dim=3, out_dim=2, with_bias=True)\n"
+        "  got: shape (3,)\n"
+        "  write: layer(x[None])[0] for a single example"
+    )
+
+
+def test_an_input_of_another_width():
+    with pytest.raises(TypeError) as error:
+        pax.Linear(3, 2)(jnp.ones((1, 4)))
+    assert isinstance(error.value, ValueError)
+    assert str(error.value) == (
+        "The last axis of the input must have size 3.\n"
+        "  where: Linear(in_dim=3, out_dim=2, with_bias=True)\n"
+        "  got: shape (1, 4)\n"
+        "  write: an input [..., 3], or Linear(4, 2)"
+    )
+
+
+def test_sizes_must_be_positive_integers():
+    with pytest.raises(AssertionError) as error:
+        pax.Linear(0, 2)
+    assert str(error.value) == (
+        "This argument must be at least 1.\n"
+        "  where: Linear.in_dim\n"
+        "  got: 0\n"
+        "  write: an integer of at least 1"
+    )
+    with pytest.raises(TypeError) as error:
+        pax.Linear(3, 2.5)
+    assert str(error.value) == (
+        "This argument must be an integer.\n"
+        "  where: Linear.out_dim\n"
+        "  got: float: 2.5\n"
+        "  write: an integer of at least 1"
+    )

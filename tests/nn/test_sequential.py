@@ -1,0 +1,84 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+
+
+def test_applies_layers_in_order():
+    net = pax.Sequential(pax.Linear(2, 3), jnp.tanh, pax.Linear(3, 1))
+    x = jnp.ones((4, 2))
+    expected = jnp.tanh(x @ net[0].weight + net[0].bias) @ net[2].weight + net[2].bias
+    np.testing.assert_allclose(net(x), expected, rtol=1e-6)
+    assert pax.Sequential()(x) is x
+
+
+def test_indexing():
+    net = pax.Sequential(pax.Linear(1, 1), jax.nn.relu, pax.Identity())
+    assert isinstance(net.modules, tuple)
+    assert net[-1] is net[2] is net.modules[2]
+    assert net[1:] == net.modules[1:]
+    assert [layer is other for layer, other in zip(net, net.modules)] == [True] * 3
+    assert isinstance(net[1], pax.Lambda)
+    with pytest.raises(IndexError):
+        net[3]
+    with pytest.raises(TypeError):
+        len(net)
+
+
+def test_setting_a_layer():
+    net = pax.Sequential(pax.Linear(1, 1), jax.nn.relu, name="net")
+    new = net.set(-1, jnp.tanh)
+    assert new[1].func is jnp.tanh and net[1].func is jax.nn.relu
+    assert new[0].weight is net[0].weight and new.name == "net"
+    with pytest.raises(IndexError):
+        net.set(2, jnp.tanh)
+    with pytest.raises(ValueError, match="stands at two places"):
+        net.set(1, net[0])
+
+
+def test_appending_keeps_class_name_and_mode():
+    class Special(pax.Sequential):
+        pass
+
+    net = Special(pax.Linear(1, 2), name="net").eval() >> jax.nn.relu >> pax.Linear(2, 1)
+    assert type(net) is Special and net.name == "net" and not net.training
+    assert [layer.training for layer in net] == [False, False, True]
+    assert (pax.Sequential() >> jnp.tanh)[0].training
+
+
+def test_appending_leaves_the_first_as_it_is():
+    net = pax.Sequential(pax.Linear(1, 2))
+    assert len((net >> jax.nn.relu).modules) == 2 and len(net.modules) == 1
+
+
+def test_printing():
+    net = pax.Sequential(pax.Linear(4, 4), pax.Sequential(jnp.tanh), name="net")
+    assert repr(net) == "(net) Sequential"
+    assert net.summary().splitlines() == [
+        "(net) Sequential",
+        "├── Linear(in_dim=4, out_dim=4, with_bias=True)",
+        "└── Sequential",
+        "    └── x => tanh(x)",
+    ]
+
+
+def test_state_dict_names():
+    net = pax.Sequential(pax.Linear(2, 3), pax.BatchNorm1D(3), jax.nn.relu)
+    names = jax.tree_util.tree_map(lambda x: None, net.state_dict())
+    ema = {"averages": None, "debias": None}
+    assert names == {
+        "modules": (
+            {"weight": None, "bias": None},
+            {"scale": None, "offset": None, "ema_mean": ema, "ema_var": ema},
+            {},
+        )
+    }
+
+
+def test_apply_visits_children_first():
+    seen = []
+    net = pax.Sequential(pax.Linear(2, 3), pax.BatchNorm1D(3), jax.nn.relu)
+    net.apply(lambda module: seen.append(type(module).__name__) or module)
+    assert seen == ["Linear", "EMA", "EMA", "BatchNorm1D", "Lambda", "Sequential"]
