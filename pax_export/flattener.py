@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple, Self
 
 from jax.tree_util import tree_flatten, tree_map, tree_structure, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError, MissingValueError
 from pax_export.core import Module
+from pax_export.core._by_name import picklable
 from pax_export.core._edit import set_training
-from pax_export.core._tree import flatten, is_array, is_node, with_class, with_static
+from pax_export.core._tree import flatten, is_array, is_node, restore, with_static
 from pax_export.core._walk import modules_and_leaves
 
 
@@ -20,7 +21,7 @@ class _Structure(NamedTuple):
     Attributes:
         name: of the value.
         treedef: of the value.
-        others: the leaves that are no arrays, with their positions among all.
+        others: the leaves that are static, each with its number among all.
         guard: see `_NotShared`, or None.
     """
 
@@ -28,6 +29,11 @@ class _Structure(NamedTuple):
     treedef: Any
     others: tuple[tuple[int, Any], ...]
     guard: Any
+
+    @property
+    def static(self) -> tuple[int, ...]:
+        """The numbers of the leaves that are static."""
+        return tuple([number for number, _ in self.others])
 
 
 class _NotShared:
@@ -130,14 +136,29 @@ class Flattener(Module):
         return with_static(self, _training=training, _structures=tuple(structures))
 
     def __reduce__(self) -> Any:
-        # A treedef that names classes cannot be pickled; values can.
-        values = {name: getattr(self, name) for name in self.treedef_dict}
-        return _restore, (type(self), values, self.training, self.name)
+        # A treedef that names classes cannot be pickled; the values can.
+        _, (cls, names, attributes) = super().__reduce__()
+        attributes |= {"leaves_dict": None, "_structures": None}
+        values = {
+            structure.name: (picklable(getattr(self, structure.name)), structure.static)
+            for structure in self._structures
+        }
+        return _restore, (cls, names, attributes, values)
 
 
-def _restore(cls: type, values: dict[str, Any], training: bool, name: str | None) -> Any:
-    flattener = with_class(Flattener(**values), cls)
-    return with_static(flattener, _training=training, _name=name)
+def _restore(cls: type, names: tuple, attributes: dict[str, Any], values: dict) -> Any:
+    """Makes a Flattener from what a pickle holds.
+
+    Args:
+        cls: its class.
+        names: the attributes that are subtrees.
+        attributes: all attributes in their order, those that hold the values empty.
+        values: name -> value, and the numbers of its leaves that are static.
+    """
+    parts = {name: _taken_apart(name, *value) for name, value in values.items()}
+    attributes["leaves_dict"] = {name: leaves for name, (leaves, _) in parts.items()}
+    attributes["_structures"] = tuple([structure for _, structure in parts.values()])
+    return restore(cls, names, attributes)
 
 
 _Structures = tuple[_Structure, ...]
@@ -166,16 +187,28 @@ def _check_names(cls: type, names: Iterable[str]) -> None:
             )
 
 
-def _taken_apart(name: str, value: Any) -> tuple[list[Any], _Structure]:
+def _taken_apart(
+    name: str, value: Any, static: Container[int] | None = None
+) -> tuple[list[Any], _Structure]:
+    """The leaves of a value that are data, and the structure around them.
+
+    Args:
+        name: of the value.
+        value: any pytree.
+        static: the numbers of the leaves that are static; if None, those that are
+            no arrays.
+    """
     leaves, treedef = tree_flatten(value)
-    arrays = [leaf for leaf in leaves if is_array(leaf)]
-    others = [(number, leaf) for number, leaf in enumerate(leaves) if not is_array(leaf)]
+    if static is None:
+        static = [number for number, leaf in enumerate(leaves) if not is_array(leaf)]
+    data = [leaf for number, leaf in enumerate(leaves) if number not in static]
+    others = [(number, leaf) for number, leaf in enumerate(leaves) if number in static]
     opaque = any(flatten(module)[1].opaque for module in modules_and_leaves(value)[0])
-    return arrays, _Structure(name, treedef, tuple(others), _NotShared() if opaque else None)
+    return data, _Structure(name, treedef, tuple(others), _NotShared() if opaque else None)
 
 
-def _rebuilt(structure: _Structure, arrays: list[Any]) -> Any:
-    leaves = list(arrays)
+def _rebuilt(structure: _Structure, data: list[Any]) -> Any:
+    leaves = list(data)
     for number, leaf in structure.others:
         leaves.insert(number, leaf)
     return tree_unflatten(structure.treedef, leaves)

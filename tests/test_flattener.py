@@ -136,6 +136,16 @@ def test_d28_copies_and_pickles(duplicate):
     assert type(duplicate(frozen)) is type(frozen)
 
 
+def test_pickles_keep_masks_and_functions():
+    flat = Flattener(net=Dense(), rest=(jax.nn.relu, jnp.ones(2), 3))
+    masks = jax.tree.map(lambda x: x.ndim > 1, flat)
+    for value in (flat, masks):
+        again = pickle.loads(pickle.dumps(value))
+        assert jax.tree.structure(again) == jax.tree.structure(value)
+        assert again.rest[0] is jax.nn.relu
+    assert jax.tree.leaves(again) == jax.tree.leaves(masks) == [True, False, False]
+
+
 def test_one_recipe_gives_one_treedef_in_any_order():
     first = Flattener(a=Net(), b=jnp.ones(1))
     second = Flattener(b=jnp.ones(1), a=Net())
@@ -237,4 +247,5 @@ def test_values_can_be_read_in_a_subclass_constructor():
             self.first = self.net.weight.shape
 
     assert Pair().first == (2, 3)
-    assert type(Pair().eval()) is Pair
+    again = copy.deepcopy(Pair().eval())
+    assert type(again) is Pair and again.first == (2, 3) and again.net.training is False

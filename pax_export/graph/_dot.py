@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export.graph._layer import identity
+from pax_export.graph._layer import as_module, identity
 from pax_export.graph._program import Program
 from pax_export.nn import Lambda
 
@@ -26,7 +26,9 @@ def draw(title: str, program: Program, modules: Sequence[Any]) -> str:
         lines.append(f"  {number} [label={_quoted(entry.name)}, shape=ellipse];")
     for number, module in enumerate(modules, first):
         if number not in joins:
-            lines.append(f"  {number} [label={_quoted(module.summary(return_list=True)[0])}];")
+            # In the list of modules a user may have put a function.
+            label = as_module(module).summary(return_list=True)[0]
+            lines.append(f"  {number} [label={_quoted(label)}];")
     lines.append('  output [label="output", shape=ellipse];')
     for number, step in enumerate(program.steps, first):
         if number not in joins:

@@ -55,6 +55,8 @@ def test_the_drawing_is_that_of_the_modules_now():
     net = net.replace(modules=[*net.modules[:3], pax.Lambda(jnp.add, name="sum")])
     assert '4 [label="x => sum(x)"];' in net.to_dot()
     assert net.eval().to_dot() == net.to_dot()
+    net = net.replace(modules=[*net.modules[:3], jnp.multiply])
+    assert '4 [label="x => multiply(x)"];' in net.to_dot()
 
 
 def awkward(x):
