@@ -16,8 +16,9 @@ from pax_export._jax import dimension_names
 
 __all__ = ["check", "dimension_names", "is_key", "numpy_dtype", "restore", "store", "stored"]
 
+# Not int4 and uint4: TensorFlow reads their bytes in another order than jax.
 _SUPPORTED = frozenset(
-    "bool int4 int8 int16 int32 int64 uint4 uint8 uint16 uint32 uint64 float16 bfloat16 float32 "
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 "
     "float64 float8_e4m3fn float8_e5m2 complex64 complex128".split()
 )
 

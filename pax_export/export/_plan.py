@@ -119,11 +119,14 @@ def lower(
         _lowering.lower(each.traced, platforms, count, each.operand_names)
         for each, count in zip(programs, counts)
     ]
-    if state == "frozen":
-        read = {index for each in programs for index in each.read}
-        for program in programs:
+    read = {index for each in programs for index in each.read}
+    changed: set[int] = set()
+    for program in programs:
+        if state == "update":
+            _programs.check_updates(program, model.leaves)
+            changed.update(program.changed)
+        else:
             _programs.refuse_changes(program, model.leaves, read)
-    changed = {index for each in programs for index in each.changed} if state == "update" else ()
     store = Store(model.leaves, changed, trainable)
     pullbacks, signatures = [], []
     for program, module in zip(programs, modules):

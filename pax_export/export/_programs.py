@@ -13,7 +13,7 @@ from pax_export.export import _dtypes, _lowering
 from pax_export.export._diagnose import symbolic_errors
 from pax_export.export._exportable import Exportable, Leaf, Method
 from pax_export.export._spec import Inputs, resolve
-from pax_export.export._structure import describe, dotted, legal_names
+from pax_export.export._structure import describe, dotted, signature_names
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def _output_names(tree: Any, count: int) -> tuple[str, ...]:
     )
     named = [not path or hasattr(path[0], "idx") for path, _ in paths]
     return tuple(
-        legal_names(dotted("output" if bare else "", path) for bare, (path, _) in zip(named, paths))
+        signature_names(
+            dotted("output" if bare else "", path) for bare, (path, _) in zip(named, paths)
+        )
     )
 
 
@@ -122,6 +124,23 @@ def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]
         )
     for name, struct in zip(names, results):
         _dtypes.check(struct.dtype, f"output {name}")
+
+
+def check_updates(program: Program, leaves: Sequence[Leaf]) -> None:
+    """Refuses new state that does not fit the variable of the old.
+
+    Raises:
+        StateChangeError: naming the leaf.
+    """
+    for index, new in zip(program.changed, program.traced.results[len(program.output_names) :]):
+        old = _dtypes.stored(leaves[index].struct)
+        if (new.shape, new.dtype) != (old.shape, old.dtype):
+            raise StateChangeError(
+                "A call changes the shape or dtype of a leaf, so no variable can hold it.",
+                where=leaves[index].name,
+                got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
+                write=f"new state of dtype {old.dtype}, e.g. by .astype",
+            )
 
 
 def refuse_changes(program: Program, leaves: Sequence[Leaf], read: set[int]) -> None:

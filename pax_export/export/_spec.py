@@ -14,7 +14,7 @@ from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import _dtypes
-from pax_export.export._structure import dotted, legal_names
+from pax_export.export._structure import dotted, signature_names
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
 
@@ -141,7 +141,7 @@ def resolve(
         names.append(given or text)
         texts.append(text)
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
-    flat = tuple(Input(*entry) for entry in zip(legal_names(names), texts, structs))
+    flat = tuple(Input(*entry) for entry in zip(signature_names(names), texts, structs))
     return Inputs(flat, tree, dict(zip(positional, new_args)) | new_kwargs, positional)
 
 

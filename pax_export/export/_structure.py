@@ -29,8 +29,12 @@ def dotted(top: str, path: Sequence[Any]) -> str:
     return ".".join(part for part in (top, rest) if part)
 
 
-def legal_names(names: Iterable[str]) -> list[str]:
+def legal_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
     """Names that TensorFlow takes, all different, equal to the given where it can be.
+
+    Args:
+        names: the names that are wished for.
+        fold: names are different if what this makes of them is.
 
     Example:
         >>> legal_names(["a.b", "a.b", "_state", "my weight"])
@@ -41,17 +45,25 @@ def legal_names(names: Iterable[str]) -> list[str]:
     for name in names:
         legal = _ILLEGAL.sub("_", name).lstrip("_.-") or "value"
         candidate, number = legal, 0
-        # TensorFlow writes a dot as an underscore in places, so they clash.
-        while _folded(candidate) in taken:
+        while fold(candidate) in taken:
             number += 1
             candidate = f"{legal}-{number}"
-        taken.add(_folded(candidate))
+        taken.add(fold(candidate))
         result.append(candidate)
     return result
 
 
-def _folded(name: str) -> str:
-    return re.sub(r"[.\-]", "_", name).lower()
+def signature_names(names: Iterable[str]) -> list[str]:
+    """Legal names for inputs or outputs of a signature.
+
+    TensorFlow writes a dot as an underscore in places and knows no capitals in
+    others, so names that differ in no more than that are numbered.
+
+    Example:
+        >>> signature_names(["x", "X", "a.b", "a_b"])
+        ['x', 'X-1', 'a.b', 'a_b-1']
+    """
+    return legal_names(names, lambda name: re.sub(r"[.\-]", "_", name).lower())
 
 
 def describe(tree: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -50,6 +50,19 @@ def test_a_model_that_changes_state(tmp_path):
     )
 
 
+def test_state_that_changes_its_dtype(tmp_path):
+    class Widening(Counter):
+        def __call__(self, x):
+            self.steps = self.steps + 0.5
+            return x
+
+    error = refused(
+        tmp_path, _errors.StateChangeError, Widening(), spec("n"), state="update", validate=False
+    )
+    assert error.what == "A call changes the shape or dtype of a leaf, so no variable can hold it."
+    assert (error.where, error.got) == ("steps", "float32[] after int32[]")
+
+
 def test_a_dimension_that_cannot_be_symbolic_names_its_layer(tmp_path):
     error = refused(tmp_path, _errors.SymbolicDimensionError, Reshaping(), spec("batch, 3"))
     assert error.what.startswith(
@@ -85,10 +98,11 @@ def test_numbers_are_not_narrowed(tmp_path):
     assert (error.where, error.got) == ("w", "float64")
 
 
-def test_a_dtype_that_consumers_do_not_have(tmp_path):
-    error = refused(tmp_path, _errors.UnsupportedDtypeError, ({}, affine), spec("n", "float8_e3m4"))
+@pytest.mark.parametrize("dtype", ["float8_e3m4", "int4"])
+def test_a_dtype_that_consumers_do_not_have(tmp_path, dtype):
+    error = refused(tmp_path, _errors.UnsupportedDtypeError, ({}, affine), spec("n", dtype))
     assert error.what == "This dtype cannot be exported."
-    assert error.got == "float8_e3m4"
+    assert error.got == dtype
 
 
 def test_a_leaf_that_is_no_array(tmp_path):

@@ -260,3 +260,22 @@ def test_a_platform_of_its_own(export):
     loaded, report = export(({}, lambda p, x: jnp.sin(x)), spec("n"), platforms="cpu")
     assert report.platforms == ("cpu",)
     np.testing.assert_allclose(loaded(random(3)), np.sin(random(3)), atol=1e-6)
+
+
+def test_names_that_differ_in_capitals_only(export):
+    params = {"w": jnp.ones(3), "W": 2 * jnp.ones(3)}
+    model = (params, lambda p, x, X: {"y": x * p["w"], "Y": X * p["W"]})
+    loaded, report = export(model, (spec("n, 3"), spec("n, 3")))
+    assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["x", "X-1"]
+    assert sorted(loaded.variables) == ["W", "w"]
+    result = loaded(np.zeros((1, 3)), X=np.ones((1, 3)))
+    assert (result["y"].tolist(), result["Y"].tolist()) == ([[0, 0, 0]], [[2, 2, 2]])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "uint8", "uint16", "int16"])
+def test_every_supported_dtype_goes_in_and_out(export, dtype):
+    params = {"w": jnp.ones(3, dtype)}
+    _, report = export(
+        (params, lambda p, x: {"x": x, "w": p["w"]}), spec("n, 3", dtype), validate=True
+    )
+    assert set(report.largest_error.values()) == {0.0}
