@@ -20,6 +20,7 @@ import pax_export.precision as precision
 import pax_export.transforms as transforms
 import pax_export.utils as utils
 import pax_export.weights as weights
+from pax_export.compat import install_as_pax
 from pax_export.core import (
     EmptyNode,
     Module,
@@ -51,13 +52,13 @@ from pax_export.nn import (
     Conv2DTranspose,
     Dropout,
     Embed,
-    GRUState,
     GroupNorm,
+    GRUState,
     Identity,
-    LSTMState,
     Lambda,
     LayerNorm,
     Linear,
+    LSTMState,
     MultiHeadAttention,
     RngSeq,
     Sequential,
@@ -74,11 +75,12 @@ from pax_export.weights import load_weights, save_weights
 
 if TYPE_CHECKING:
     from pax_export import export
+    from pax_export import opax as opax
 
 __version__ = "0.1.0.dev0"
 
 # Loaded when first used: they need packages that a training program does not.
-_ON_FIRST_USE = ("export",)
+_ON_FIRST_USE = ("export", "opax")
 
 __all__ = [
     "BatchNorm1D",
@@ -119,6 +121,7 @@ __all__ = [
     "export",
     "freeze_parameters",
     "grad",
+    "install_as_pax",
     "load_weights",
     "max_pool",
     "module_and_value",

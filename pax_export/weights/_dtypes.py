@@ -54,7 +54,7 @@ _NATIVE = frozenset(NUMPY_NAMES.values()) - {
 
 def is_key(dtype: Any) -> bool:
     """True for the dtype of typed PRNG keys."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def stored(value: Any) -> tuple[np.ndarray, Note | None]:
@@ -138,7 +138,7 @@ def restored(array: np.ndarray, note: Note | None) -> Any:
     if note is None:
         return array
     if "key" in note:
-        return jax.random.wrap_key_data(array, impl=note["key"])
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=note["key"])
     dtype = np.dtype(note["dtype"])
     if dtype.name == "complex128":
         return array.view(dtype).reshape(array.shape[:-1])

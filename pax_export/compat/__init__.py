@@ -1,0 +1,6 @@
+"""Runs programs that were written for `pax`, without a word of them changed."""
+
+from pax_export.compat._install import install_as_pax, take_over
+from pax_export.compat._run import run
+
+__all__ = ["install_as_pax", "run", "take_over"]

@@ -1,0 +1,141 @@
+"""install_as_pax: ``import pax`` and ``import opax`` give this package.
+
+A finder stands before all others and answers for the two names.  It hands out
+the modules of this package themselves, not copies: ``pax.Linear`` *is*
+``pax_export.Linear``, however it is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from pax_export._errors import MissingPackageError, NameTakenError, NotInPaxError
+from pax_export.compat import spawned
+from pax_export.compat._internals import internals
+
+# The modules that PAX offers.  Where they are here is found when they are asked for.
+_OFFERED = ("pax", "pax.experimental", "pax.experimental.graph", "pax.nets", "pax.utils")
+_PACKAGE = __name__.split(".")[0]
+
+
+def install_as_pax() -> None:
+    """Lets this process import this package as ``pax``, and opax as ``opax``.
+
+    Afterwards ``import pax``, ``from pax.experimental import graph`` or ``import
+    opax.schedule`` work in every file that is imported, pickles that name classes
+    of ``pax`` can be loaded, and a ``pax`` that is installed is not looked at.
+    opax must be installed, and is loaded when a program first imports it.
+
+    Call it before the first ``import pax``.  Calling it again does nothing.
+
+    Raises:
+        NameTakenError: (an ImportError) another ``pax`` or ``opax`` is imported
+            already; its classes and ours would be mixed.
+
+    Example:
+        >>> import pax_export
+        >>> pax_export.install_as_pax()
+        >>> import pax
+        >>> pax.Linear is pax_export.Linear
+        True
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    for name in ("pax", "opax"):
+        _require_free(name)
+    sys.meta_path.insert(0, _Finder())
+
+
+def take_over(name: str) -> None:
+    """Puts our module in the place of one that is being imported under this name."""
+    del sys.modules[name]
+    install_as_pax()
+    importlib.import_module(name)
+
+
+def _require_free(name: str) -> None:
+    """Raises if another package is imported under a name."""
+    module = sys.modules.get(name)
+    if module is None:
+        # An import that failed leaves the submodules that it got through.
+        for leftover in [key for key in sys.modules if key.startswith(name + ".")]:
+            del sys.modules[leftover]
+    elif module is not sys.modules.get(_own_name(name)):
+        raise NameTakenError(
+            f"install_as_pax comes too late: another package is imported as {name!r}.",
+            got=getattr(module, "__file__", None) or repr(module),
+            write="pax_export.install_as_pax() before the first import of pax and opax",
+        )
+
+
+def _own_name(name: str) -> str:
+    """What a module of PAX or opax is called here."""
+    top, dot, rest = name.partition(".")
+    return f"{_PACKAGE}.{name}" if top == "opax" else _PACKAGE + dot + rest
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Answers every import of ``pax``, ``opax`` and what lies below."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: Any = None
+    ) -> ModuleSpec | None:
+        top, dot, _ = fullname.partition(".")
+        if top == "opax":
+            return ModuleSpec(fullname, self) if dot else self._find_opax()
+        if top != "pax":
+            return None
+        if fullname in _OFFERED or (fullname + ".").startswith("pax._src."):
+            return ModuleSpec(fullname, self)
+        # Returning None would let another finder load our files a second time.
+        raise NotInPaxError(
+            f"No module named {fullname!r}: it is not part of PAX's interface.",
+            write=f"one of {', '.join(_OFFERED)}; other rooms of this package as "
+            f"{_PACKAGE}, e.g. import {_PACKAGE}.export",
+            name=fullname,
+        )
+
+    def _find_opax(self) -> ModuleSpec:
+        """Where the installed opax lies; `load_opax` asks for it as well."""
+        folders = [folder for folder in sys.path if folder != spawned.FOLDER]
+        for finder in sys.meta_path:
+            if finder is not self:
+                found = finder.find_spec("opax", folders if finder is PathFinder else None)
+                if found is not None:
+                    found.loader = self
+                    return found
+        raise MissingPackageError(
+            "import opax needs the package 'opax', which is not installed.",
+            write=f'python -m pip install "{_PACKAGE.replace("_", "-")}[opax]"',
+        )
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        # The import system would write on a module that is given here.
+        spec.loader_state = _module_for(spec.name)
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None  # that of `create_module`
+        sys.modules[module.__name__] = module.__spec__.loader_state
+
+
+def _module_for(name: str) -> ModuleType:
+    """Our module for a name that programs for PAX import."""
+    if name.startswith("pax._src"):
+        return internals(name)
+    if name in _OFFERED:
+        rest = name.split(".")[1:]
+        return functools.reduce(getattr, rest, importlib.import_module(_PACKAGE))
+    try:
+        return importlib.import_module(_own_name(name))
+    except ModuleNotFoundError as error:
+        if error.name != _own_name(name):
+            raise
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name) from None

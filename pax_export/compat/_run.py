@@ -1,0 +1,120 @@
+"""Runs a program as `python` would, with `pax` and `opax` served by this package."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from pax_export.compat import spawned
+from pax_export.compat._install import install_as_pax
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a program that says ``import pax``, as ``python`` runs one.
+
+    Args:
+        arguments: what would stand behind ``python``: a file, or a directory or
+            zip archive with a ``__main__.py``, or ``-m`` and a module; then the
+            program's own arguments.
+
+    Returns:
+        The exit code: 0, or 1 after an exception, whose traceback is printed.
+
+    Raises:
+        SystemExit: the program raised it, or cannot be found.
+    """
+    install_as_pax()
+    try:
+        if arguments[0] == "-m":
+            _run_module(list(arguments[1:]))
+        else:
+            _run_path(list(arguments))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _print(error)
+        if isinstance(error, KeyboardInterrupt):
+            # Python itself must end the process, as one that was interrupted.
+            sys.excepthook = lambda *_: None
+            raise
+        return 1
+    return 0
+
+
+def _run_path(argv: list[str]) -> None:
+    path = argv[0]
+    if not os.path.exists(path):
+        _stop(f"can't open file {path!r}: no such file", 2)
+    sys.argv[:] = argv
+    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
+        _set_path([path])
+        runpy.run_path(path, run_name="__main__")
+        return
+    _set_path([os.path.dirname(os.path.realpath(path))])
+    file = os.path.abspath(path)
+    with io.open_code(file) as source:
+        code = compile(source.read(), file, "exec", dont_inherit=True)
+    exec(code, vars(_new_main(file)))
+
+
+def _new_main(file: str) -> ModuleType:
+    """The module ``__main__`` of a program; it stays, as pickles and threads need it."""
+    main = ModuleType("__main__")
+    main.__file__ = file
+    main.__loader__ = SourceFileLoader("__main__", file)
+    main.__dict__.update(__builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _run_module(argv: list[str]) -> None:
+    if not argv:
+        _stop("a module is expected after -m", 2)
+    sys.argv[:] = argv
+    _set_path([os.getcwd()])
+    _require_module(argv[0])
+    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+
+
+def _require_module(name: str) -> None:
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        _stop(f"error while finding the module {name!r} ({type(error).__name__}: {error})", 1)
+    if found is None:
+        _stop(f"no module named {name!r}", 1)
+    elif found.submodule_search_locations is not None:
+        if importlib.util.find_spec(f"{name}.__main__") is None:
+            _stop(f"{name!r} is a package without __main__.py, and cannot be run", 1)
+
+
+def _stop(problem: str, code: int) -> NoReturn:
+    print(f"pax-export run: {problem}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _set_path(first: list[str]) -> None:
+    """Puts the program's folder where Python put that of the command."""
+    if not sys.flags.safe_path:
+        sys.path[:1] = first
+    sys.path.insert(1, spawned.FOLDER)
+
+
+def _print(error: BaseException) -> None:
+    """Prints an exception of the program as Python would: from its own first line."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>")

@@ -1,0 +1,47 @@
+"""Programs written for PAX run unchanged, and print what they print with PAX.
+
+`printed_by_pax/` holds what PAX 0.5.9 and opax 0.2.11 print for `programs/` on
+jax 0.4.30, the last but few that PAX runs on, with JAX_THREEFRY_PARTITIONABLE=1,
+which is how jax draws random numbers today.
+"""
+
+import re
+
+import pytest
+
+from tests.compat.processes import PROGRAMS, code, pax_export_run
+
+_NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+
+
+def require_alike(printed, program):
+    """The same text, and the same numbers to 1e-3."""
+    expected = (program.parent.parent / "printed_by_pax" / f"{program.stem}.txt").read_text()
+    assert _NUMBER.sub("#", printed) == _NUMBER.sub("#", expected)
+    ours, theirs = (list(map(float, _NUMBER.findall(text))) for text in (printed, expected))
+    assert ours == pytest.approx(theirs, abs=1e-3)
+    assert len(theirs) >= 5
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_pax_export_run(program, tmp_path):
+    require_alike(pax_export_run(program, cwd=tmp_path).stdout, program)
+
+
+@pytest.fixture(scope="module")
+def printed_after_install(tmp_path_factory):
+    """What each program prints in one process that called `install_as_pax`."""
+    text = "\n".join(
+        [
+            "import runpy, pax_export",
+            "pax_export.install_as_pax()",
+            *(f"runpy.run_path({str(p)!r}, run_name='__main__'); print('====')" for p in PROGRAMS),
+        ]
+    )
+    lines = code(text, cwd=tmp_path_factory.mktemp("programs"))
+    return dict(zip(PROGRAMS, "\n".join([*lines, ""]).split("====\n")))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_install_as_pax(program, printed_after_install):
+    require_alike(printed_after_install[program], program)
