@@ -168,6 +168,9 @@ class Spread(Module):
         """Calls the module with ``*values``."""
         return self.module(*values)
 
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        return repr(self.module)
+
     def summary(self, return_list: bool = False) -> str | list[str]:
         """Returns the summary of the module that is called.
 

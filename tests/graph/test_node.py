@@ -103,6 +103,11 @@ def test_an_error_of_a_layer_says_where_in_the_graph():
     assert caught.value.__notes__ == [
         "  while building a graph: float32[2,3] >> Linear(in_dim=4, out_dim=4, with_bias=True)"
     ]
+    with pytest.raises(TypeError) as caught:
+        (x | x) >> jnp.tanh
+    assert caught.value.__notes__ == [
+        "  while building a graph: (float32[2,3], float32[2,3]) >> Lambda(tanh)"
+    ]
 
 
 def test_nodes_are_compared_by_identity():
