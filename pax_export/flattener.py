@@ -11,7 +11,8 @@ from pax_export._errors import InvalidArgumentError, MissingValueError
 from pax_export.core import Module
 from pax_export.core._by_name import picklable
 from pax_export.core._edit import set_training
-from pax_export.core._tree import flatten, is_array, is_node, restore, with_static
+from pax_export.core._tree import flatten, is_array, is_node
+from pax_export.core._variant import restore, with_static
 from pax_export.core._walk import modules_and_leaves
 
 

@@ -22,8 +22,8 @@ from pax_export.core._tree import (
     kind_of,
     settle,
     unflatten,
-    with_class,
 )
+from pax_export.core._variant import with_class
 from pax_export.core._walk import apply_bottom_up, structural
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core import _check, _edit, _mutable, _select, _summary, _tree
+from pax_export.core import _check, _edit, _mutable, _select, _summary, _tree, _variant
 from pax_export.core._by_name import picklable
 from pax_export.core._meta import ModuleMeta, newborn
 from pax_export.core._pure import purecall
@@ -152,7 +152,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     def _with_training(self, training: bool) -> Self:
         """This module alone in another mode; its submodules are switched already."""
-        return _tree.with_static(self, _training=training)
+        return _variant.with_static(self, _training=training)
 
     # --- leaves -----------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return self.copy()
 
     def __reduce__(self) -> Any:
-        return _tree.restore, (
+        return _variant.restore, (
             type(self),
             self.pytree_attributes,
             {name: picklable(value) for name, value in vars(self).items()},

@@ -17,7 +17,8 @@ import jax
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
 from pax_export.core._check import structure_differences
 from pax_export.core._derive import derived, register_aspect
-from pax_export.core._tree import EmptyNode, Node, flatten, with_class
+from pax_export.core._tree import EmptyNode, Node, flatten
+from pax_export.core._variant import with_class
 from pax_export.core._walk import (
     apply_bottom_up,
     map_attributes,

@@ -31,6 +31,18 @@ class LoadedModel:
         variables: the stored arrays as `tf.Variable`, by name.
         trainable_variables: those that training changes.
         root: what `tf.saved_model.load` gave.
+
+    Example:
+        >>> import tempfile, pax_export as pax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = pax.export.to_saved_model(
+        ...         pax.Linear(3, 2), folder + "/linear", pax.export.spec("batch, 3")
+        ...     )
+        ...     model = pax.export.load(folder + "/linear")
+        >>> model
+        LoadedModel(Linear: serving_default)
+        >>> model.signatures["serving_default"]([[1, 2, 3]]).shape
+        (1, 2)
     """
 
     def __init__(self, root: Any, report: Report):

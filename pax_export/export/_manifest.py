@@ -83,6 +83,17 @@ class Report:
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
+
+    Example:
+        >>> import tempfile, pax_export as pax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = pax.export.to_saved_model(
+        ...         pax.Linear(3, 2), folder + "/linear", pax.export.spec("batch, 3")
+        ...     )
+        >>> report.variable_bytes, [variable.name for variable in report.variables]
+        (32, ['weight', 'bias'])
+        >>> report.largest_error["serving_default: output"] < 1e-6
+        True
     """
 
     model: str

@@ -21,6 +21,16 @@ class OptaxOptimizer(StateModule):
         recipe: the transformation, static data.
         state: the state of the transformation.  Moments are modules of the
             model's class that hold the parameters' shapes.
+
+    Example:
+        >>> import optax, pax_export as pax
+        >>> params = pax.Linear(2, 3).parameters()
+        >>> optimizer = pax.optim.from_optax(optax.sgd(1.0, momentum=0.9))(params)
+        >>> isinstance(optimizer, pax.optim.OptaxOptimizer)
+        True
+        >>> optimizer, updates = optimizer % (params, params)
+        >>> updates.weight.shape
+        (2, 3)
     """
 
     def __init__(self, recipe: OptaxRecipe, params: Any):
