@@ -179,11 +179,12 @@ class Transformer(Module):
                 got=f"shape {h.shape}",
                 write="h[None] for a single sequence" if h.ndim == 2 else None,
             )
-        if mask is not None and jnp.ndim(mask) != 2:
+        shape = (1, 1) if mask is None else jnp.shape(mask)
+        if len(shape) != 2 or any(size not in (1, own) for size, own in zip(shape, h.shape)):
             raise InvalidArgumentError(
                 "The mask must have shape [batch, time].",
                 where=repr(self),
-                got=f"shape {jnp.shape(mask)}",
+                got=f"shape {shape} for an input of shape {h.shape}",
                 write="True for each place that holds something; the causal mask is added",
             )
 

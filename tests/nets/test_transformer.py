@@ -91,6 +91,11 @@ def test_mask(net, kind):
         np.testing.assert_allclose(y, formula(net, sequence, visible), atol=1e-5)
 
 
+def test_one_mask_for_the_batch(net):
+    h, mask = sequences(), jnp.array([[True, False, True, True, True]])
+    assert (run(net, h, mask) == run(net, h, jnp.tile(mask, (2, 1)))).all()
+
+
 def test_the_future_has_no_influence(net):
     h = sequences()
     y, changed = run(net, h), run(net, h.at[:, 3:].set(9.0))
@@ -233,7 +238,11 @@ REFUSED = {
     ),
     "a mask of attention": (
         lambda net: net(jnp.ones((2, 5, DIM)), jnp.ones((2, 1, 5, 5))),
-        r"The mask must have shape \[batch, time\](.|\n)*got: shape \(2, 1, 5, 5\)",
+        r"The mask must have shape \[batch, time\](.|\n)*got: shape \(2, 1, 5, 5\) for an input",
+    ),
+    "a mask of another length": (
+        lambda net: net(jnp.ones((2, 5, DIM)), jnp.ones((2, 4))),
+        r"The mask must have shape(.|\n)*got: shape \(2, 4\) for an input of shape \(2, 5, 4\)",
     ),
     "heads that do not divide": (
         lambda net: pax.nets.Transformer(8, 3, 1, 0.1),
