@@ -5,6 +5,8 @@ modules are those of this package, and nothing is left under the names ``opax``
 and ``pax`` in `sys.modules`.
 """
 
-from pax_export.optim._opax import load_opax
+import sys
 
-load_opax(__name__)
+from pax_export.optim import _opax
+
+_opax.load_opax(sys.modules[__name__])

@@ -20,7 +20,6 @@ import types
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import jax
@@ -32,32 +31,27 @@ from pax_export.core._static import static_key
 from pax_export.core._tree import is_array
 
 
-def load_opax(name: str) -> None:
-    """Puts opax into `sys.modules` under a name.
+def load_opax(module: types.ModuleType) -> None:
+    """Makes a module into opax.
 
     Args:
-        name: the name, e.g. ``"pax_export.opax"``; submodules lie below it.
+        module: the module, as yet empty.  opax's files are run in it and in
+            submodules of it.
 
     Raises:
         MissingPackageError: opax is not installed.
     """
+    name = module.__name__
     installed = find("opax", "opax", name)
     if not any(isinstance(finder, _SubmoduleFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _SubmoduleFinder(name))
-    spec = spec_from_file_location(
-        name,
-        loader=_OpaxLoader(name, str(installed.origin)),
-        submodule_search_locations=list(installed.submodule_search_locations or ()),
-    )
-    assert spec is not None and spec.loader is not None  # both were just given
-    module = module_from_spec(spec)
-    replaced = sys.modules.get(name)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules[name] = replaced  # type: ignore[assignment]
-        raise
+    folders = list(installed.submodule_search_locations or ())
+    # What makes a module a package: it has submodules, and names them by a dot.
+    module.__path__ = folders
+    module.__package__ = name
+    if module.__spec__ is not None:
+        module.__spec__.submodule_search_locations = folders
+    _OpaxLoader(name, str(installed.origin)).exec_module(module)
 
 
 class _SubmoduleFinder(MetaPathFinder):
