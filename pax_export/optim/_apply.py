@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_map, tree_map_with_path
+from jax.tree_util import tree_map_with_path
 
 from pax_export._errors import InvalidArgumentTypeError, StructureMismatchError
 from pax_export.core import Module, assert_structure_equal, module_and_value
@@ -83,7 +83,13 @@ def _selected(tree: Any) -> Any:
 
 def _subtract(params: Any, updates: Any) -> Any:
     assert_structure_equal(params, updates)
-    return tree_map(lambda p, u: (p - u).astype(jnp.result_type(p)), params, updates)
+
+    def subtract(path: tuple, p: Any, u: Any) -> Any:
+        new = (p - u).astype(jnp.result_type(p))
+        _require_alike(path, p, new)
+        return new
+
+    return tree_map_with_path(subtract, params, updates)
 
 
 def _choose(condition: Any, new: Any, old: Any) -> Any:
@@ -91,13 +97,18 @@ def _choose(condition: Any, new: Any, old: Any) -> Any:
     assert_structure_equal(new, old)
 
     def choose(path: tuple, a: Any, b: Any) -> Any:
-        if jnp.shape(a) != jnp.shape(b) or jnp.result_type(a) != jnp.result_type(b):
-            raise StructureMismatchError(
-                "A training step must not change the shape or dtype of an array.",
-                where=path_name(path),
-                got=f"{describe_array(b)} before, {describe_array(a)} after",
-                write="an optimizer made for these parameters",
-            )
+        _require_alike(path, b, a)
         return jax.lax.select(jnp.asarray(condition), jnp.asarray(a), jnp.asarray(b))
 
     return tree_map_with_path(choose, new, old)
+
+
+def _require_alike(path: tuple, before: Any, after: Any) -> None:
+    same_shape = jnp.shape(before) == jnp.shape(after)
+    if not same_shape or jnp.result_type(before) != jnp.result_type(after):
+        raise StructureMismatchError(
+            "A training step must not change the shape or dtype of an array.",
+            where=path_name(path),
+            got=f"{describe_array(before)} before, {describe_array(after)} after",
+            write="an optimizer made for these parameters, and gradients of one loss",
+        )

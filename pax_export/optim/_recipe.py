@@ -84,7 +84,7 @@ def _key(value: Any, open_ids: set[int]) -> Any:
     if is_array(value) and not is_tracer(value):
         return _array_key(value)
     if isinstance(value, types.FunctionType) and _is_optax(value):
-        cells = [inner(cell.cell_contents) for cell in value.__closure__ or ()]
+        cells = [_content(cell, inner) for cell in value.__closure__ or ()]
         defaults = inner((value.__defaults__, value.__kwdefaults__))
         return value.__code__, id(value.__globals__), defaults, tuple(cells)
     if isinstance(value, types.MethodType):
@@ -98,6 +98,13 @@ def _key(value: Any, open_ids: set[int]) -> Any:
     if _is_optax(type(value)) and hasattr(value, "__dict__"):
         return type(value), inner(vars(value))
     return static_key(value)
+
+
+def _content(cell: types.CellType, key: Callable[[Any], Any]) -> Any:
+    try:
+        return key(cell.cell_contents)
+    except ValueError:
+        return "empty"  # a variable that has no value yet
 
 
 def _array_key(array: Any) -> Any:

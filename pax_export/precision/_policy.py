@@ -119,10 +119,10 @@ def policy_of(module: Any) -> jmp.Policy | None:
 
 def _canonical(policy: Any) -> jmp.Policy:
     """One of all policies that say the same: it finds the derived class."""
-    fields = ("param_dtype", "compute_dtype", "output_dtype")
+    dtypes = [getattr(policy, f"{role}_dtype", None) for role in ("param", "compute", "output")]
     try:
-        names = [jnp.dtype(getattr(policy, field)).name for field in fields]
-    except (AttributeError, TypeError):
+        names = [] if None in dtypes else [jnp.dtype(dtype).name for dtype in dtypes]
+    except TypeError:
         names = []
     if not names or not all(jnp.issubdtype(name, jnp.floating) for name in names):
         raise InvalidArgumentTypeError(

@@ -120,8 +120,18 @@ def test_an_optimizer_that_changes_a_dtype_is_named():
         "A training step must not change the shape or dtype of an array.\n"
         "  where: rate\n"
         "  got: int32[] before, float32[] after\n"
-        "  write: an optimizer made for these parameters"
+        "  write: an optimizer made for these parameters, and gradients of one loss"
     )
+
+
+@KINDS
+def test_gradients_of_another_shape_are_named(recipe):
+    layer = pax.Linear(2, 2)
+    optimizer = recipe(layer.parameters())
+    one_for_each_example = layer.parameters().map(lambda x: jnp.stack([x] * 5))
+    with pytest.raises(ValueError) as error:
+        apply_gradients(layer, optimizer, one_for_each_example)
+    assert "where: weight\n  got: float32[2,2] before, float32[5,2,2] after" in str(error.value)
 
 
 def test_it_runs_without_jit_and_with_numpy_arrays():

@@ -173,7 +173,10 @@ def test_unwrapping_what_is_not_wrapped_is_refused():
     )
 
 
-@pytest.mark.parametrize("wrong", ["half", None, jmp.Policy(F, jnp.int32, F)])
+@pytest.mark.parametrize(
+    "wrong",
+    ["half", None, jmp.Policy(F, jnp.int32, F), jmp.Policy(F, None, F), jmp.Policy(F, "f17", F)],
+)
 def test_what_is_no_policy_is_refused(wrong):
     with pytest.raises(TypeError) as error:
         pax.apply_mp_policy(pax.Linear(2, 3), wrong)
