@@ -116,9 +116,9 @@ class LayerNorm(ParameterModule):
         ):
             if own and given is not None:
                 raise InvalidArgumentError(
-                    f"This layer has a {word} of its own.",
+                    f"This layer has its own {word}.",
                     where=repr(self),
-                    got=f"a {word} in the call",
+                    got=f"{word} in the call",
                     write=f"LayerNorm(..., create_{word}=False) to pass one",
                 )
 

@@ -20,7 +20,6 @@ _LOAD = """
 import pickle, sys
 import jax
 import numpy as np
-import pax_export as pax
 from tests.contract.table import ROWS
 
 rows = {row.name: row for row in ROWS}

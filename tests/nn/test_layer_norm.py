@@ -63,9 +63,9 @@ def test_scale_and_offset_from_outside_only_if_there_is_no_own():
     with pytest.raises(ValueError) as error:
         pax.LayerNorm(4, -1, False, True)(drawn(2, 4), offset=1.0)
     assert str(error.value) == (
-        "This layer has a offset of its own.\n"
+        "This layer has its own offset.\n"
         "  where: LayerNorm(num_channels=4, axis=(-1,), create_scale=False, create_offset=True)\n"
-        "  got: a offset in the call\n"
+        "  got: offset in the call\n"
         "  write: LayerNorm(..., create_offset=False) to pass one"
     )
 
