@@ -1,18 +1,18 @@
 """A safetensors file: writing one, and reading arrays from one.
 
 The library writes the file, and checks a file that is read: that it is whole,
-and that its header fits its length.  The arrays are then taken straight from
-the mapped file, because the library's numpy side does not know all dtypes of
-the format, and because a sharded array needs only parts of one.
+and that its header fits its length.  The arrays are then read straight from the
+file, because the library's numpy side does not know all dtypes of the format,
+and because a sharded array needs only parts of one.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,19 @@ class Entry:
     offset: int
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[WeightsFile]:
+    """Opens a file of weights for the time of a block.
+
+    Raises:
+        MissingWeightsFileError: there is none.
+        WeightsFileError: it cannot be read, or is no safetensors file.
+    """
+    _check(path)
+    with path.open("rb") as file:
+        yield WeightsFile(path, file)
+
+
 class WeightsFile:
     """An open file of weights.
 
@@ -80,19 +93,11 @@ class WeightsFile:
         entries: name -> `Entry`, in the order of the file.
     """
 
-    def __init__(self, path: Path):
-        """Opens a file.
-
-        Raises:
-            MissingWeightsFileError: there is none.
-            WeightsFileError: it cannot be read, or is no safetensors file.
-        """
+    def __init__(self, path: Path, file: BufferedReader):
         self._path = path
-        _check(path)
-        with path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        size = int.from_bytes(self._bytes[:8], "little")
-        header = json.loads(self._bytes[8 : 8 + size])
+        self._file = file
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
         notes = self._notes(header.pop("__metadata__", {}))
         self.entries = {
             name: _entry(fields, notes.get(name), 8 + size) for name, fields in header.items()
@@ -112,17 +117,31 @@ class WeightsFile:
             write="a file that pax_export.save_weights wrote, or one without this entry",
         )
 
-    def read(self, name: str, index: Any = ...) -> Any:
-        """Makes the array with this name, or a part of it, in memory of its own.
+    def read(self, name: str) -> Any:
+        """Makes the array with this name, which must be one of `entries`.
 
-        Args:
-            name: one of `entries` whose dtype numpy has.
-            index: the part, for an array that has no note.
+        Raises:
+            WeightsFileError: the file was cut short after it was opened.
         """
         entry = self.entries[name]
+        array = np.empty(entry.shape, NUMPY_NAMES[entry.code])
+        self._file.seek(entry.offset)
+        if self._file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+            raise WeightsFileError(
+                "The file of weights became shorter while it was read.",
+                where=f"{name} in {self._path}",
+                write="a file that no other program changes; save_weights replaces files whole",
+            )
+        return restored(array, entry.note)
+
+    def read_part(self, name: str, index: Any) -> np.ndarray:
+        """Makes a part of an array that has no note, and reads no more than that."""
+        entry = self.entries[name]
         dtype = np.dtype(NUMPY_NAMES[entry.code])
-        view = np.ndarray(entry.shape, dtype, buffer=self._bytes, offset=entry.offset)
-        return restored(np.array(view[index]), entry.note)
+        if 0 in entry.shape:
+            return np.empty(entry.shape, dtype)[index]
+        whole = np.memmap(self._file, dtype, "r", entry.offset, entry.shape)
+        return np.array(whole[index])
 
 
 def _entry(fields: dict[str, Any], note: Note | None, start: int) -> Entry:

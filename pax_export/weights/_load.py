@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from pax_export._errors import (
 )
 from pax_export._jax import is_tracer
 from pax_export.weights._dtypes import describe, is_key
-from pax_export.weights._file import WeightsFile
+from pax_export.weights._file import WeightsFile, opened
 from pax_export.weights._names import leaves_by_name
 
 T = TypeVar("T")
@@ -108,12 +109,14 @@ def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = Tr
     leaves = leaves_by_name(module)
     for name, leaf in leaves.items():
         _require_shape(name, leaf)
-    file = WeightsFile(Path(path))
-    report = _compare(leaves, file)
-    if strict and not report.complete:
-        raise _mismatch(report, path)
-    fitting = set(report.loaded)
-    values = [_read(file, name, leaf) if name in fitting else leaf for name, leaf in leaves.items()]
+    with opened(Path(path)) as file:
+        report = _compare(leaves, file)
+        if strict and not report.complete:
+            raise _mismatch(report, path)
+        fitting = set(report.loaded)
+        values = [
+            _read(file, name, leaf) if name in fitting else leaf for name, leaf in leaves.items()
+        ]
     loaded = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(module), values)
     return loaded if strict else (loaded, report)
 
@@ -173,7 +176,8 @@ def _read(file: WeightsFile, name: str, own: Any) -> Any:
     if len(sharding.device_set) == 1 or file.entries[name].note is not None:
         return jax.device_put(file.read(name), sharding)
     # Each device is given its part only; the whole is never in memory at once.
-    return jax.make_array_from_callback(own.shape, sharding, lambda index: file.read(name, index))
+    read_part = functools.partial(file.read_part, name)
+    return jax.make_array_from_callback(own.shape, sharding, read_part)
 
 
 def _sharding(own: Any) -> Any:

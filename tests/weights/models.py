@@ -11,7 +11,7 @@ class Everything(pax.Module):
     def __init__(self, start=0.0):
         super().__init__()
         self.net = pax.Sequential(pax.Linear(2, 3), jax.nn.relu, pax.BatchNorm1D(3))
-        self.mixed = [pax.Linear(1, 1), "text", None]
+        self.mixed = [pax.Linear(1, 1), "text", jnp.full(2, start), None]
         self.pair = (5, jnp.full(2, start))
         self.parts = {"b": jnp.full(3, start + 1), "a": (jnp.full((), start + 2),)}
         self.missing = pax.EmptyNode()
@@ -24,7 +24,7 @@ NAMES = {
     "net.modules.2.scale", "net.modules.2.offset",
     "net.modules.2.ema_mean.averages", "net.modules.2.ema_mean.debias",
     "net.modules.2.ema_var.averages", "net.modules.2.ema_var.debias",
-    "mixed.0.weight", "mixed.0.bias", "pair.1",
+    "mixed.0.weight", "mixed.0.bias", "mixed.2", "pair.1",
     "parts.a.0", "parts.b", "table", "key",
 }  # fmt: skip
 

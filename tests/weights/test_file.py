@@ -18,7 +18,7 @@ import safetensors.numpy
 
 import pax_export as pax
 from pax_export._errors import MissingPackageError
-from pax_export.weights import _atomic
+from pax_export.weights import _atomic, _load
 
 TREE = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
 
@@ -149,6 +149,21 @@ def test_every_truncation_is_refused(path):
         assert f"where: {path}" in message
     path.write_bytes(whole + b"\0")
     assert "no safetensors file" in refusal(path)
+
+
+def test_a_file_that_shrinks_while_it_is_read(path, monkeypatch):
+    tree = {"a": jnp.zeros(1), "b": jnp.zeros(2_000_000)}  # more than is read ahead
+    pax.save_weights(tree, path)
+    compare = _load._compare
+
+    def truncate(leaves, file):
+        report = compare(leaves, file)
+        os.truncate(path, path.stat().st_size - 1)
+        return report
+
+    monkeypatch.setattr(_load, "_compare", truncate)
+    with pytest.raises(OSError, match=r"became shorter while it was read.\n  where: b in .*w.saf"):
+        pax.load_weights(tree, path)
 
 
 def npz():
