@@ -123,7 +123,7 @@ class NameTakenError(PaxError, ImportError):
 class NotInPaxError(PaxError, ModuleNotFoundError):
     """A program asks for a part of PAX that is not part of its interface."""
 
-    def __init__(self, what: str, *, write: str, name: str):
+    def __init__(self, what: str, *, write: str | None = None, name: str | None = None):
         super().__init__(what, write=write)
         self.name = name
 

@@ -105,6 +105,7 @@ def _set_path(first: list[str]) -> None:
     """Puts the program's folder where Python put that of the command."""
     if not sys.flags.safe_path:
         sys.path[:1] = first
+    # Processes that multiprocessing starts afresh get this path, and so they get us.
     sys.path.insert(1, spawned.FOLDER)
 
 

@@ -140,6 +140,20 @@ def test_what_pax_does_not_have_is_named():
     ]
 
 
+def test_such_an_error_can_be_pickled():
+    assert code(
+        INSTALL
+        + """
+import pickle
+try:
+    import pax.core
+except ImportError as error:
+    again = pickle.loads(pickle.dumps(error))
+    print(str(again) == str(error), again.name)
+"""
+    ) == ["True pax.core"]
+
+
 def test_no_file_is_loaded_under_a_second_name():
     """`pax_export` has a folder `core`; as `pax.core` its classes would be others."""
     assert code(
