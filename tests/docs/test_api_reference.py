@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"^   (\w+)$", re.M)
 def reference() -> dict[str, object]:
     """What the API reference lists: dotted name -> object."""
     listed = {}
-    for page in (ROOT / "docs" / "api").glob("*.md"):
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
         for module, body in _BLOCK.findall(page.read_text(encoding="utf-8")):
             for name in _ENTRY.findall(body):
                 listed[f"{module}.{name}"] = getattr(importlib.import_module(module), name)
