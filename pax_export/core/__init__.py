@@ -1,6 +1,7 @@
 """What a module is: the immutable pytree, and the places where it may change."""
 
 from pax_export.core._check import assert_structure_equal
+from pax_export.core._hidden import hidden_arrays
 from pax_export.core._module import (
     Module,
     ParameterModule,
@@ -28,6 +29,7 @@ __all__ = [
     "enable_eval_mode",
     "enable_train_mode",
     "freeze_parameters",
+    "hidden_arrays",
     "load_state_dict",
     "module_and_value",
     "mutable",

@@ -24,6 +24,7 @@ from pax_export._errors import (
 from pax_export.core import (
     Module,
     enable_eval_mode,
+    hidden_arrays,
     module_and_value,
     select_parameters,
 )
@@ -65,6 +66,7 @@ class Exportable:
     tree: Any
     methods: tuple[Method, ...]
     keeps_state: bool  # whether a call can change leaves at all
+    hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
 
     def run(
         self, method: Method, values: list[Any], args: tuple, kwargs: dict
@@ -122,7 +124,9 @@ def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
         return Method(key, call, function, skip=1)
 
     leaves, tree = _leaves(module, trainable.__contains__)
-    return Exportable(type(module).__name__, leaves, tree, _methods(methods, method), True)
+    made = _methods(methods, method)
+    hidden = tuple(hidden_arrays(module))
+    return Exportable(type(module).__name__, leaves, tree, made, True, hidden)
 
 
 def _unbound(module: Module, name: str) -> Any:

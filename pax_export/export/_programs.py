@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
-from pax_export._errors import InvalidArgumentError, StateChangeError
+from pax_export._errors import HiddenArrayError, InvalidArgumentError, StateChangeError
+from pax_export._jax import jaxpr_constants
 from pax_export.export import _dtypes, _lowering
 from pax_export.export._diagnose import symbolic_errors
 from pax_export.export._exportable import Exportable, Leaf, Method
@@ -96,12 +98,41 @@ def _trace(model: Exportable, method: Method, inputs: Inputs) -> Program:
 
     with symbolic_errors(run, structs, inputs):
         traced = _lowering.trace(run, [_dtypes.stored(struct) for struct in structs])
+    _refuse_hidden(model, traced)
     count = len(traced.results) - len(seen["changed"])
     names = _output_names(seen["tree"], count)
     _check_outputs(names, traced.results)
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
     structure = describe(tree, names)
     return Program(method.key, inputs, traced, names, structure, seen["changed"])
+
+
+def _refuse_hidden(model: Exportable, traced: _lowering.Traced) -> None:
+    """Refuses arrays that a call uses and jax does not see as leaves.
+
+    What a function closes over is stored as a variable; an array in the static
+    data of a module is a mistake: it was never trained, and never saved.
+    """
+    if not model.hidden:
+        return
+    used = list(jaxpr_constants(traced.program))
+    names = [n for n, array in model.hidden if any(_came_from(c, array) for c in used)]
+    if names:
+        raise HiddenArrayError(
+            "The model uses an array that is no leaf of it: it lies in static data, where "
+            "it is neither trained nor saved.",
+            where=", ".join(names),
+            write="the array as an attribute of the module itself, alone or in a list, tuple "
+            "or dict",
+        )
+
+
+def _came_from(constant: Any, array: Any) -> bool:
+    """True if a constant of a program is this array; jax copies those of numpy."""
+    if constant is array or not isinstance(array, np.ndarray):
+        return constant is array
+    same_kind = np.shape(constant) == array.shape and not _dtypes.is_key(constant.dtype)
+    return same_kind and np.array_equal(constant, array.astype(constant.dtype))
 
 
 def _output_names(tree: Any, count: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +110,21 @@ def test_a_leaf_that_is_no_array(tmp_path):
     params = {"w": jnp.ones(3), "activation": "relu"}
     error = refused(tmp_path, _errors.UnsupportedDtypeError, (params, affine), spec("n"))
     assert (error.what, error.where) == ("A leaf of the model is no array.", "activation")
+
+
+@pytest.mark.parametrize("make", [jnp.ones, np.ones])
+def test_an_array_in_static_data(tmp_path, make):
+    class Table(pax.Module):
+        def __init__(self):
+            self.table = types.SimpleNamespace(rows=[make((3, 2))], unused=make(3))
+
+        def __call__(self, x):
+            return x @ self.table.rows[0]
+
+    net = pax.Sequential(pax.Identity(), Table())
+    error = refused(tmp_path, _errors.HiddenArrayError, net, spec("n, 3"))
+    assert error.where == "modules.1.table.rows.0"
+    assert "it is neither trained nor saved" in error.what
 
 
 def test_a_hidden_array(tmp_path):
