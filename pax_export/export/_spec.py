@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,20 @@ def spec(
         >>> spec("batch, length", "int32", name="tokens").name
         'tokens'
     """
-    if not isinstance(shape, str):
+    if isinstance(shape, str):
+        for size in shape.split(","):
+            _dimension(int(size) if _is_number(size) else size)
+    elif isinstance(shape, Iterable):
         shape = tuple(_dimension(size) for size in shape)
+    else:
+        raise InvalidArgumentTypeError(
+            "A shape is text, or the dimensions one by one.", got=repr(shape), write=_EXAMPLE
+        )
     return InputSpec(shape, _dtype_name(dtype), name)
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().removeprefix("-").isdigit()
 
 
 def _dimension(size: Any) -> int | str | None:
@@ -75,6 +86,8 @@ def _dimension(size: Any) -> int | str | None:
 
 def _dtype_name(dtype: Any) -> str:
     try:
+        if dtype is None:
+            raise TypeError  # numpy would read it as float64
         return np.dtype(dtype).name
     except TypeError as error:
         raise InvalidArgumentTypeError(

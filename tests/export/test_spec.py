@@ -93,9 +93,21 @@ def test_a_dimension_is_a_size_or_a_word(size):
         spec((size, 3))
 
 
-def test_an_unknown_dtype():
+def test_a_negative_size_in_text():
+    with pytest.raises(InvalidArgumentTypeError, match="A dimension is a size"):
+        spec("batch, -3")
+
+
+@pytest.mark.parametrize("shape", [7, None])
+def test_a_shape_is_text_or_dimensions(shape):
+    with pytest.raises(InvalidArgumentTypeError, match="A shape is text"):
+        spec(shape)
+
+
+@pytest.mark.parametrize("dtype", ["float31", None])
+def test_an_unknown_dtype(dtype):
     with pytest.raises(InvalidArgumentTypeError, match="This is no dtype"):
-        spec("n", "float31")
+        spec("n", dtype)
 
 
 def test_an_input_that_describes_nothing():
