@@ -16,11 +16,11 @@ from jax.tree_util import (
 
 from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
 from pax_export.core import Module, module_and_value
-from pax_export.core._edit import copy, set_training
+from pax_export.core._edit import set_training
 from pax_export.core._mutable import adopt, is_open
 from pax_export.core._pure import require_module
 from pax_export.core._tree import STATIC, is_node, kind_of
-from pax_export.core._walk import modules_and_leaves
+from pax_export.core._walk import modules_and_leaves, rebuilt
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -84,7 +84,7 @@ class LazyModule(Module):
             setattr(self, name, value)
             return value
         # A copy: others may hold what was created, and must not see it change.
-        value = copy(value) if self.training else _in_eval_mode(value)
+        value = rebuilt(value) if self.training else _in_eval_mode(value)
         setattr(self, name, value)
         recorder = _recorder.get()
         if recorder is not None:
@@ -171,7 +171,7 @@ class _Recorder:
         self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def record(self, parent: Any, name: str, value: Any) -> None:
-        first = copy(value)
+        first = rebuilt(value)
         # What an id belongs to is kept with it, or the id might be given anew.
         self.values[id(parent), name] = (parent, first)
         pairs = zip(modules_and_leaves(value)[0], modules_and_leaves(first)[0])

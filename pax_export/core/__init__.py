@@ -18,7 +18,7 @@ from pax_export.core._rng import next_rng_key, seed_rng_key
 from pax_export.core._select import parameters_method
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._tree import EmptyNode
-from pax_export.core._walk import named_leaves
+from pax_export.core._walk import named_leaves, named_modules, path_name
 
 __all__ = [
     "EmptyNode",
@@ -34,8 +34,10 @@ __all__ = [
     "module_and_value",
     "mutable",
     "named_leaves",
+    "named_modules",
     "next_rng_key",
     "parameters_method",
+    "path_name",
     "pure",
     "purecall",
     "seed_rng_key",

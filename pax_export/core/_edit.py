@@ -27,12 +27,6 @@ from pax_export.core._variant import with_class
 from pax_export.core._walk import apply_bottom_up, structural
 
 
-def copy(module: Any) -> Any:
-    """A new module with the same arrays, new containers and the same static data."""
-    leaves, treedef = tree_flatten(module)
-    return tree_unflatten(treedef, leaves)
-
-
 @structural()
 def set_training(module: Any, training: bool) -> Any:
     """The module and all its submodules in train or eval mode."""

@@ -16,7 +16,7 @@ from pax_export.core._by_name import picklable
 from pax_export.core._meta import ModuleMeta, newborn
 from pax_export.core._pure import purecall
 from pax_export.core._state_dict import load_state_dict, state_dict
-from pax_export.core._walk import apply_bottom_up, map_submodules, submodules
+from pax_export.core._walk import apply_bottom_up, map_submodules, rebuilt, submodules
 
 
 class _OwnField:
@@ -104,7 +104,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     def copy(self) -> Self:
         """Returns a new module with the same arrays and new containers."""
-        return _edit.copy(self)
+        return rebuilt(self)
 
     def replace(self, **attributes: Any) -> Self:
         """Returns a new module with other values of these attributes.

@@ -14,6 +14,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._check import check_sharing
 from pax_export.core._mutable import opened
 from pax_export.core._tree import Node, refresh
+from pax_export.core._walk import rebuilt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,7 +52,7 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         function, owner = _unbound(func)
-        args, kwargs = _copy((owner + args, kwargs))
+        args, kwargs = rebuilt((owner + args, kwargs))
         with _open_copies((args, kwargs)):
             return function(*args, **kwargs)
 
@@ -84,11 +85,6 @@ def _unbound(func: Any) -> tuple[Callable, tuple]:
             write="a function, a method of a module, or a module",
         )
     return func, ()
-
-
-def _copy(tree: Any) -> Any:
-    leaves, treedef = jax.tree_util.tree_flatten(tree)
-    return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
 @contextmanager
@@ -134,7 +130,7 @@ def mutable(module: T) -> Iterator[T]:
         0.0
     """
     require_module(module, "mutable")
-    copy = _copy(module)
+    copy = rebuilt(module)
     with _open_copies(copy):
         yield copy
 

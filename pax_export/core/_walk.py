@@ -31,6 +31,12 @@ def one_level(value: Any) -> tuple[list[tuple[tuple, Any]], Any]:
     return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
 
 
+def rebuilt(tree: Any) -> Any:
+    """The same leaves in new modules and containers."""
+    leaves, treedef = tree_flatten(tree)
+    return tree_unflatten(treedef, leaves)
+
+
 def modules_and_leaves(tree: Any) -> tuple[list[Any], list[Any]]:
     """All modules of a tree, parents first, and all its leaves."""
     modules: list[Any] = []

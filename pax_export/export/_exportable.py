@@ -26,6 +26,8 @@ from pax_export.core import (
     enable_eval_mode,
     hidden_arrays,
     module_and_value,
+    named_modules,
+    path_name,
     select_parameters,
 )
 from pax_export.export import _dtypes
@@ -171,7 +173,7 @@ def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Lea
 
 
 def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
-    name = jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+    name = path_name(path) or "params"
     struct = _struct(value, name)
     floating = not _dtypes.is_key(struct.dtype) and jax.numpy.issubdtype(
         struct.dtype, jax.numpy.inexact
@@ -205,11 +207,5 @@ def layer_of(owners: Iterable[Any]) -> str:
     if not modules:
         return ""
     root, layer = modules[0], modules[-1]
-    found, _ = jax.tree_util.tree_flatten_with_path(
-        root, is_leaf=lambda node: node is layer and node is not root
-    )
-    for path, node in found:
-        if node is layer:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            return f"{name}: {type(layer).__name__}"
-    return type(layer).__name__
+    name = next((name for name, module in named_modules(root) if module is layer), "")
+    return f"{name}: {type(layer).__name__}" if name else type(layer).__name__

@@ -19,13 +19,14 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.core import path_name
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
 def dotted(top: str, path: Sequence[Any]) -> str:
     """``top`` and a jax key path, with dots: ``"batch.images.0"``."""
-    rest = jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+    rest = path_name(tuple(path))
     return ".".join(part for part in (top, rest) if part)
 
 

@@ -46,7 +46,7 @@ class Convolution(ParameterModule):
         self.bias = bias
 
     def _spatial_axes(self) -> int:
-        raise NotImplementedError
+        return len(self.data_format) - 2  # all but batch and channels
 
     def _checked_input(self, x: Any) -> tuple[jax.Array, jax.Array]:
         """The input and the weight, in one dtype; raises if the input does not fit."""
@@ -237,9 +237,6 @@ class Conv1D(_Conv):
             with_bias, w_init, b_init, feature_group_count, rng_key,
         )  # fmt: skip
 
-    def _spatial_axes(self) -> int:
-        return 1
-
 
 class Conv2D(_Conv):
     """A convolution over two spatial axes.
@@ -302,6 +299,3 @@ class Conv2D(_Conv):
             in_features, out_features, kernel_shape, stride, rate, padding,
             with_bias, w_init, b_init, feature_group_count, rng_key,
         )  # fmt: skip
-
-    def _spatial_axes(self) -> int:
-        return 2

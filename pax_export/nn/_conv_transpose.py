@@ -129,9 +129,6 @@ class Conv1DTranspose(_ConvTranspose):
             with_bias, w_init, b_init, rng_key,
         )  # fmt: skip
 
-    def _spatial_axes(self) -> int:
-        return 1
-
 
 class Conv2DTranspose(_ConvTranspose):
     """A transposed convolution over two spatial axes.
@@ -190,6 +187,3 @@ class Conv2DTranspose(_ConvTranspose):
             in_features, out_features, kernel_shape, stride, padding,
             with_bias, w_init, b_init, rng_key,
         )  # fmt: skip
-
-    def _spatial_axes(self) -> int:
-        return 2
