@@ -70,7 +70,8 @@ from pax_export.nn import (
 )
 from pax_export.optim import build_update_fn
 from pax_export.precision import apply_mp_policy, unwrap_mp_policy
-from pax_export.transforms import grad, scan, value_and_grad
+from pax_export.transforms import grad, value_and_grad
+from pax_export.transforms._loop import scan
 from pax_export.weights import load_weights, save_weights
 
 if TYPE_CHECKING:

@@ -136,8 +136,24 @@ class NotDifferentiableError(PaxError, TypeError, ValueError):
     """A gradient is asked for with respect to something that has none."""
 
 
+class UnknownOptionError(PaxError, AttributeError):
+    """An option is set or read that does not exist."""
+
+
+class UncoveredStateError(InvalidArgumentError):
+    """A leaf of a module may differ from call to call, and no axis says how to stack it."""
+
+
 class NotPicklableError(PaxError, TypeError, AttributeError):
     """Something made on the spot was to be pickled, and no name leads to it."""
+
+
+class NegativeToleranceError(PaxError, OverflowError, ValueError):
+    """A tolerance is less than zero."""
+
+
+class DTensorStateError(PaxError, RuntimeError):
+    """DTensor is not initialized, or not for the devices that jax has."""
 
 
 class ExportPathError(PaxError, OSError, ValueError):

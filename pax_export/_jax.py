@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -13,14 +15,19 @@ from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_jaxpr_consts
 
 __all__ = [
+    "allow_symbolic_padding",
+    "call_here",
+    "call_inlined",
     "call_with_constants",
     "dimension_names",
     "dimension_value",
     "is_tracer",
     "jaxpr_constants",
     "jaxpr_equations",
+    "jaxpr_sources",
     "neutral_platform",
     "read_arguments",
+    "symbolic_convolutions",
     "trace_state",
 ]
 
@@ -43,17 +50,19 @@ def dimension_value(dimension: Any, sizes: Mapping[str, int]) -> int:
     return dimension if isinstance(dimension, int) else int(dimension._evaluate(dict(sizes)))
 
 
-def _jitted(equation: Any) -> Any:
-    """The program that an equation calls if it is a call of a jitted function."""
-    return equation.params["jaxpr"] if equation.primitive.name in ("jit", "pjit") else None
+def _inner(equation: Any) -> Iterator[Any]:
+    """The programs in an equation: what it calls, the body of a loop, branches."""
+    for value in equation.params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield inner
 
 
 def jaxpr_constants(program: Any) -> Iterator[Any]:
-    """The arrays that a traced program closes over, those of jitted functions inside too."""
-    yield from program.consts
-    for equation in program.jaxpr.eqns:
-        inner = _jitted(equation)
-        if inner is not None:
+    """The arrays that a traced program closes over, those of programs inside of it too."""
+    yield from getattr(program, "consts", ())
+    for equation in getattr(program, "jaxpr", program).eqns:
+        for inner in _inner(equation):
             yield from jaxpr_constants(inner)
 
 
@@ -62,6 +71,7 @@ def call_with_constants(
     replaced: Mapping[int, Any],
     arguments: Sequence[Any],
     count: int | None = None,
+    keep_derivatives: bool = False,
 ) -> list[Any]:
     """Evaluates a traced program, with other values for some arrays that it closes over.
 
@@ -70,14 +80,137 @@ def call_with_constants(
         replaced: the new value, by the `id` of the constant.
         arguments: the flat arguments.
         count: evaluate only what the first so many results need.
+        keep_derivatives: leave functions that define their derivative as they
+            are, with the constants inside of them, because it will be asked for.
     """
-    jaxpr = program.jaxpr
-    constants = [replaced.get(id(value), value) for value in program.consts]
+    jaxpr = getattr(program, "jaxpr", program)
+    constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
     if count is not None:
         jaxpr, _ = _reduced(program, count, instantiate=True)
-    inner = [equation for equation in jaxpr.eqns if _jitted(equation) is not None]
-    if not any(id(value) in replaced for each in inner for value in jaxpr_constants(_jitted(each))):
+
+    def holds(equation: Any) -> bool:
+        inside = (value for inner in _inner(equation) for value in jaxpr_constants(inner))
+        return any(id(value) in replaced for value in inside)
+
+    if not any(map(holds, jaxpr.eqns)):
         return eval_jaxpr(jaxpr, constants, *arguments)
+
+    def run(inner: Any, given: Sequence[Any]) -> list[Any]:
+        return call_with_constants(inner, replaced, given, keep_derivatives=keep_derivatives)
+
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
+
+    def read(atom: Any) -> Any:
+        return atom.val if hasattr(atom, "val") else values[atom]
+
+    for equation in jaxpr.eqns:
+        given, name = [read(atom) for atom in equation.invars], equation.primitive.name
+        is_kept = keep_derivatives and name.startswith("custom_")
+        if name in _OPENED and not is_kept and holds(equation):
+            results = _OPENED[name](run, equation.params, given)
+        else:
+            results = _bound(equation, given)
+        values.update(zip(equation.outvars, results))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
+    """The results of one operation, as the program has it."""
+    parameters = equation.primitive.get_bind_params(equation.params)
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*given, **parameters)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _wrapper(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
+    return run(inner, given)
+
+
+def _remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    options = {key: params[key] for key in ("prevent_cse", "policy")}
+    return jax.checkpoint(lambda *values: run(params["jaxpr"], values), **options)(*given)
+
+
+def _scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    if "ft_in" in params:  # since jax 0.12
+        constants, start, inputs = map(list, params["ft_in"].update(given).unpack())
+    else:
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        constants, start, inputs = given[:first], given[first:last], given[last:]
+
+    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = run(params["jaxpr"], [*constants, *carry, *xs])
+        return results[: len(carry)], results[len(carry) :]
+
+    options = {key: params[key] for key in ("reverse", "unroll")}
+    # A symbolic length is taken from the inputs only.
+    length = None if inputs else params["length"]
+    carry, ys = jax.lax.scan(body, start, inputs, length=length, **options)
+    return [*carry, *ys]
+
+
+def _while(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    first = params["cond_nconsts"]
+    last = first + params["body_nconsts"]
+
+    def holds(state: list[Any]) -> Any:
+        return run(params["cond_jaxpr"], [*given[:first], *state])[0]
+
+    def body(state: list[Any]) -> list[Any]:
+        return run(params["body_jaxpr"], [*given[first:last], *state])
+
+    return jax.lax.while_loop(holds, body, given[last:])
+
+
+def _cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    branches = [lambda *values, branch=branch: run(branch, values) for branch in params["branches"]]
+    return jax.lax.switch(given[0], branches, *given[1:])
+
+
+#: How an equation is made anew from functions that are given what its programs close over.
+_OPENED = {
+    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), _wrapper),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _wrapper),
+    **dict.fromkeys(("checkpoint", "remat", "remat2"), _remat),
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}
+
+
+#: Equations that only wrap a program: calls, and functions with derivatives of their own.
+_WRAPPERS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+
+def call_inlined(
+    program: Any,
+    replaced: Mapping[int, Any],
+    arguments: Sequence[Any],
+    rules: Mapping[str, Any],
+) -> list[Any]:
+    """Evaluates a traced program operation by operation, without calls in between.
+
+    Args:
+        program: what `trace(...).jaxpr` gives.
+        replaced: the new value, by the `id` of a constant.
+        arguments: the flat arguments.
+        rules: what to do instead of a primitive, by its name: a function of the
+            operands, and of the parameters by name, that gives the only result,
+            or None to let the primitive be.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
 
     def read(atom: Any) -> Any:
@@ -85,16 +218,30 @@ def call_with_constants(
 
     for equation in jaxpr.eqns:
         given = [read(atom) for atom in equation.invars]
-        called = _jitted(equation)
-        if called is not None:
-            results = call_with_constants(called, replaced, given)
+        name = equation.primitive.name
+        other = rules[name](*given, **equation.params) if name in rules else None
+        if other is not None:
+            results = [other]
+        elif name in _WRAPPERS:
+            inner = equation.params[_WRAPPERS[name]]
+            results = call_inlined(inner, replaced, given, rules)
         else:
-            parameters = equation.primitive.get_bind_params(equation.params)
-            with equation.ctx.manager:
-                results = equation.primitive.bind(*given, **parameters)
-            results = results if equation.primitive.multiple_results else [results]
+            results = _bound(equation, given)
         values.update(zip(equation.outvars, results))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
+    """Where a program has an operation: ``file.py:line (Layer.__call__)``."""
+    from jax.extend import source_info_util
+
+    for equation in getattr(program, "jaxpr", program).eqns:
+        if equation.primitive.name == primitive:
+            yield source_info_util.summarize(equation.source_info).rsplit("/", 1)[-1]
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                    yield from jaxpr_sources(inner, primitive)
 
 
 def _reduced(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
@@ -112,17 +259,79 @@ def read_arguments(program: Any, count: int) -> frozenset[int]:
     return frozenset(index for index, is_read in enumerate(read) if is_read)
 
 
-def jaxpr_equations(program: Any) -> Iterator[tuple[str, str]]:
+def jaxpr_equations(program: Any, caller: str = "") -> Iterator[tuple[str, str]]:
     """Every operation of a traced program, nested ones too: its name and ``file.py:line``."""
     from jax.extend import source_info_util
 
     for equation in getattr(program, "jaxpr", program).eqns:
         source = source_info_util.summarize(equation.source_info)
-        yield equation.primitive.name, source.split(" ")[0].rsplit("/", 1)[-1]
+        # What jax jits by itself has no line of the user's; the call of it has.
+        place = source.split(" ")[0].rsplit("/", 1)[-1] or caller
+        yield equation.primitive.name, place
         for value in equation.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                    yield from jaxpr_equations(inner)
+                    yield from jaxpr_equations(inner, place)
+
+
+def call_here(exported: Any, operands: Sequence[Any]) -> list[Any]:
+    """Runs on this machine what was lowered for `neutral_platform`."""
+    here = jax.default_backend()
+    # jax knows a GPU by the names of its makers only.
+    names = {"gpu": ("cuda", "rocm")}.get(here, (here,))
+    return list(dataclasses.replace(exported, platforms=names).call(list(operands)))
+
+
+@contextmanager
+def symbolic_convolutions() -> Iterator[None]:
+    """Lets convolutions be differentiated in its block where their strides meet symbolic sizes.
+
+    How far the gradient is padded depends on the remainder then; jax computes
+    that, and its own convolution takes no such padding.  `lax.pad` does.
+    """
+    from jax._src.lax import convolution
+
+    first = convolution.conv_general_dilated
+
+    def convolve(
+        lhs: Any, rhs: Any, window_strides: Any, padding: Any, *dilations: Any, **options: Any
+    ) -> Any:
+        sizes = [] if isinstance(padding, str) else [size for pair in padding for size in pair]
+        if any(hasattr(size, "_get_vars") for size in sizes):
+            spatial = options["dimension_numbers"].lhs_spec[2:]
+            widths = [(0, 0, 0)] * lhs.ndim
+            dilation = options.get("lhs_dilation") or (1,) * len(spatial)
+            for axis, (low, high), step in zip(spatial, padding, dilation):
+                widths[axis] = (low, high, step - 1)
+            lhs = jax.lax.pad(lhs, jax.numpy.zeros((), lhs.dtype), widths)
+            options["lhs_dilation"], padding = None, [(0, 0)] * len(spatial)
+        return first(lhs, rhs, window_strides, padding, *dilations, **options)
+
+    convolution.conv_general_dilated = convolve
+    try:
+        yield
+    finally:
+        convolution.conv_general_dilated = first
+
+
+@functools.cache
+def allow_symbolic_padding() -> None:
+    """Lets the gradient of a max pool be lowered for TPUs where its padding is symbolic.
+
+    jax's rules for CPU and GPU pad first, and take any padding; the one for TPU
+    wants numbers, and is still asked first.
+    """
+    pool = jax.lax.select_and_scatter_add_p
+    first = mlir._lowerings[pool].rule
+    pads = mlir._platform_specific_lowerings["cpu"][pool].rule
+
+    def rule(context: Any, *operands: Any, padding: Any, **parameters: Any) -> Any:
+        symbolic = any(hasattr(size, "_get_vars") for pair in padding for size in pair)
+        return (pads if symbolic else first)(context, *operands, padding=padding, **parameters)
+
+    entry = dataclasses.replace(mlir._lowerings[pool], rule=rule)
+    for platform in ("tpu", neutral_platform()):
+        mlir._platform_specific_lowerings[platform][pool] = entry
 
 
 @functools.cache

@@ -24,7 +24,7 @@ OPTIONAL = {
 }  # fmt: skip
 
 # Interfaces of other libraries that we offer under their own names.
-MIRRORED = {"utils.py"}
+MIRRORED = {"utils.py", "export/orbax/utils.py"}
 
 each_source = pytest.mark.parametrize(
     "source", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "pax_export"))

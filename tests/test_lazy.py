@@ -340,7 +340,7 @@ LACKING = [
     [
         lambda mlp, x: mlp(x),
         jax.jit(lambda mlp, x: mlp(x)),
-        lambda mlp, x: pax.grad(lambda mlp, x: jnp.sum(mlp(x)))(mlp, x),
+        lambda mlp, x: jax.grad(lambda x: jnp.sum(mlp(x)))(x),
         lambda mlp, x: jax.vmap(mlp)(x),
         pax.pure(jax.jit(lambda mlp, x: mlp(x))),
     ],

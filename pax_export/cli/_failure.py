@@ -1,29 +1,50 @@
-"""Errors that explain themselves, as messages and exit codes."""
+"""What a script relies on: exit codes, and errors in one line."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Callable
 
 from pax_export._errors import PaxError
 
-#: What a script sees: 0 done, 1 refused with a message, 2 (argparse's) wrong usage.
-REFUSED = 1
+#: What a script sees: 0 done, 1 refused or failed, 2 (argparse's) wrong usage.
+DONE, REFUSED = 0, 1
+
+#: The end of the help of every command.
+EXIT_CODES = """\
+exit codes:
+  0  done    1  refused or failed, the reason is one line on stderr    2  wrong usage
+"""
 
 Command = Callable[[argparse.Namespace], int]
 
 
 def told(command: Command) -> Command:
-    """Makes a command print an error of this package to stderr, without its traceback."""
+    """Makes a command print an error of this package as one line, without its traceback."""
 
     @functools.wraps(command)
     def call(options: argparse.Namespace) -> int:
         try:
-            return command(options)
+            code = command(options)
+            sys.stdout.flush()
+            return code
         except PaxError as error:
-            print(f"pax-export: {error}", file=sys.stderr)
+            fail(error)
+            return REFUSED
+        except BrokenPipeError:
+            # Whoever read it has enough.  Python would complain once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return REFUSED
 
     return call
+
+
+def fail(error: PaxError) -> None:
+    """Prints an error as one line, whatever it holds."""
+    labels = ("where", "got", "write")
+    parts = [f"{label}: {text}" for label in labels if (text := getattr(error, label)) is not None]
+    line = error.what + (f" {'; '.join(parts)}" if parts else "")
+    print(f"pax-export: error: {' '.join(line.split())}", file=sys.stderr)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
-from pax_export.cli._failure import told
+from pax_export.cli._failure import DONE, EXIT_CODES, told
 
 
 def add(commands: Any) -> None:
@@ -15,26 +16,35 @@ def add(commands: Any) -> None:
         "inspect",
         help="show what an export is",
         description="Shows signatures, variables, sizes, versions and the oldest TensorFlow of "
-        "an export.  TensorFlow is not needed.  Exit codes: 0 shown, 1 no export, 2 wrong usage.",
+        "an export, without loading it.  SavedModels that others wrote are read as well.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", metavar="DIR", help="of the export")
+    parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     parser.set_defaults(call=_call)
 
 
 @told
 def _call(options: argparse.Namespace) -> int:
+    found = _read(Path(options.path))
+    print(json.dumps(found.as_dict(), indent=1) if options.json else _text(found))
+    return DONE
+
+
+def _read(path: Path) -> Any:
     from pax_export import export
+    from pax_export.export import _foreign, _manifest
 
-    report = export.Report.read(options.directory)
-    print(json.dumps(report.as_dict(), indent=1) if options.json else _text(report))
-    return 0
+    if (path / _foreign.FILE).is_file() and not (path / _manifest.FILE).exists():
+        return _foreign.describe(path)
+    return export.Report.read(path)
 
 
-def _text(report: Any) -> str:
+def _text(found: Any) -> str:
     """The report, and a line for each variable."""
-    lines = [str(report)]
-    for variable in report.variables:
+    lines = [str(found)]
+    for variable in found.variables:
         shape = ", ".join(map(str, variable.shape))
         mark = " trainable" if variable.trainable else ""
         lines.append(f"    {variable.name}: {variable.dtype}[{shape}]{mark}")

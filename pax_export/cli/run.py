@@ -1,35 +1,60 @@
-"""``pax-export run``: runs a program that was written for `pax`."""
+"""``pax-export run``: runs an export, or a program that was written for `pax`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
+from pax_export.cli import _run_export
 from pax_export.compat import run
 
-_USAGE = "pax-export run program.py [argument ...]\n       pax-export run -m module [argument ...]"
+_USAGE = (
+    "pax-export run DIR [--input [NAME=]FILE.npy ...] [--signature KEY] [--output FILE.npz]\n"
+    "       pax-export run program.py [argument ...]\n"
+    "       pax-export run -m module [argument ...]"
+)
+
+_DESCRIPTION = """\
+Two things can be run, and what stands first tells which.
+
+An export (a directory with saved_model.pb or pax_export.json, a file that ends
+with .tflite or .onnx): a signature of it is called with arrays out of files.
+`pax-export run DIR --help` has the options.
+
+A program: it is run as `python` would, but `import pax` and `import opax` give
+pax_export.  Everything behind its name belongs to the program.
+"""
 
 
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = commands.add_parser(
         "run",
-        help="run a program that says `import pax`, unchanged",
-        description="Runs a program as `python` would, but `pax` and `opax` are pax_export.",
+        help="call an export with arrays out of files; or run a program that says `import pax`",
+        description=_DESCRIPTION,
         usage=_USAGE,
-        # Whatever begins with a dash belongs to the program.
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # Whatever begins with a dash belongs to the export's options, or to the program.
         prefix_chars="\0",
         add_help=False,
     )
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="what would stand behind python")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help="an export or a program, and more")
     parser.set_defaults(call=_call, parser=parser)
 
 
 def _call(options: argparse.Namespace) -> int:
-    arguments = options.program
-    if arguments[:1] in (["-h"], ["--help"]):
+    rest = options.rest
+    if rest[:1] in (["-h"], ["--help"]):
         options.parser.print_help()
         return 0
-    if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
-        options.parser.error("a program is expected: a file, or -m and a module")
-    return run(arguments)
+    if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
+        options.parser.error("an export or a program is expected: a directory, a file, or -m")
+    return _run_export.main(rest) if _is_export(rest[0]) else run(rest)
+
+
+def _is_export(path: str) -> bool:
+    if os.path.isdir(path):
+        # Python runs a directory that holds a program.
+        return not os.path.exists(os.path.join(path, "__main__.py"))
+    return path.endswith((".tflite", ".onnx"))

@@ -15,6 +15,14 @@ from pax_export._errors import NotInPaxError
 
 _PACKAGE = __name__.split(".")[0]
 _ROOMS = ("", ".experimental", ".graph", ".nets", ".utils")
+# Not part of PAX's interface, but parts of nets that are, and so in their pickles.
+_PARTS = {
+    "BlockGroup": ".nets._resnet",
+    "ResNet": ".nets._resnet",
+    "ResnetBlock": ".nets._resnet",
+    "CausalSelfAttention": ".nets._transformer",
+    "DenseBlock": ".nets._transformer",
+}
 
 
 class _Internals(ModuleType):
@@ -27,6 +35,8 @@ class _Internals(ModuleType):
             module = importlib.import_module(_PACKAGE + room)
             if name in getattr(module, "__all__", ()):
                 return getattr(module, name)
+        if name in _PARTS:
+            return getattr(importlib.import_module(_PACKAGE + _PARTS[name]), name)
         raise NotInPaxError(
             f"PAX's internal {self.__name__}.{name} does not exist here.",
             write="what `import pax` offers; public names can be imported from anywhere in PAX",

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from pax_export.core._by_name import reduced_call
 from pax_export.core._check import check_new
 from pax_export.core._derive import base_of, from_recipe, recipe_of
 from pax_export.core._mutable import opened
@@ -91,10 +92,10 @@ def _drop_cached_properties(module: Node) -> None:
 
 
 def _reduce_class(cls: type) -> Any:
-    """Pickles a derived class as its recipe, any other by its name."""
-    if not recipe_of(cls):
-        return cls.__qualname__
-    return from_recipe, (base_of(cls), recipe_of(cls))
+    """Pickles a derived class as its recipe, a made one as the call, any other by name."""
+    if recipe_of(cls):
+        return from_recipe, (base_of(cls), recipe_of(cls))
+    return reduced_call(cls) or cls.__qualname__
 
 
 copyreg.pickle(ModuleMeta, _reduce_class)  # type: ignore[arg-type]
@@ -104,4 +105,13 @@ def newborn(cls: type) -> Any:
     """An instance before its constructor: without name, in train mode."""
     module = object.__new__(cls)
     begin(module, {"_name": None, "_training": True})
+    return module
+
+
+def made_of(cls: type, attributes: dict[str, Any]) -> Any:
+    """An instance with these attributes, checked, without its constructor."""
+    module = newborn(cls)
+    begin(module, attributes)
+    settle(module)
+    check_new(module)
     return module

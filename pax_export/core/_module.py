@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core import _check, _edit, _mutable, _select, _summary, _tree, _variant
+from pax_export.core import _assign, _check, _edit, _mutable, _select, _summary, _tree, _variant
 from pax_export.core._by_name import picklable
 from pax_export.core._meta import ModuleMeta, newborn
+from pax_export.core._partition import with_specs
 from pax_export.core._pure import purecall
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._walk import apply_bottom_up, map_submodules, rebuilt, submodules
@@ -94,11 +95,11 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         if _mutable.is_constructing(self):
             object.__setattr__(self, name, value)
         else:
-            _tree.store(self, name, value)
+            _assign.store(self, name, value)
 
     def __delattr__(self, name: str) -> None:
         _mutable.require_open(self, "delete", name)
-        _tree.remove(self, name)
+        _assign.remove(self, name)
         if not _mutable.is_constructing(self):
             _tree.settle(self, _tree.current_kinds(self))
 
@@ -191,6 +192,15 @@ class Module(_tree.Node, metaclass=ModuleMeta):
             *others: modules with state dicts of the same structure.
         """
         return _edit.map_leaves(self, function, *others)
+
+    def with_sharding(self, **specs: Any) -> Self:
+        """Returns a new module that declares how its arrays lie on a mesh.
+
+        Args:
+            **specs: for an attribute, a tuple with the name of a mesh axis (or
+                several, or None) for each axis of its array.
+        """
+        return with_specs(self, specs)
 
     # --- submodules -----------------------------------------------------------------
 

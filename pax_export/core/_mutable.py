@@ -20,7 +20,14 @@ from typing import Any
 
 from pax_export._errors import ImmutableModuleError
 from pax_export._jax import trace_state
-from pax_export.core._tree import Node, attributes_of, refresh, set_owner
+from pax_export.core._tree import (
+    Node,
+    attributes_of,
+    current_kinds,
+    refresh,
+    set_owner,
+    settle,
+)
 
 
 class Session:
@@ -81,6 +88,11 @@ def adopt(parent: Node, children: Iterable[Node]) -> None:
         attributes_of(node)
         set_owner(node, session)
         session.adopted.append(node)
+
+
+def anything_is_open() -> bool:
+    """False where no module at all may be changed."""
+    return _current.get() is not None
 
 
 def is_open(node: Node) -> bool:
@@ -148,3 +160,12 @@ def owner_of(node: Any) -> Session | None:
     """The session that has this module open, if any has."""
     owner = node._pax_owner
     return None if owner is None or owner.closed else owner
+
+
+def take_over(node: Node, other: Node) -> None:
+    """Gives an open module the attributes of another one, and no more: it stays that object."""
+    attributes = attributes_of(node)
+    attributes.clear()
+    attributes.update(attributes_of(other))
+    if not is_constructing(node):
+        settle(node, current_kinds(other))

@@ -53,7 +53,7 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         function, owner = _unbound(func)
         args, kwargs = rebuilt((owner + args, kwargs))
-        with _open_copies((args, kwargs)):
+        with open_copies((args, kwargs)):
             return function(*args, **kwargs)
 
     return _wraps(func, wrapper)
@@ -88,9 +88,9 @@ def _unbound(func: Any) -> tuple[Callable, tuple]:
 
 
 @contextmanager
-def _open_copies(tree: Any) -> Iterator[None]:
+def open_copies(tree: Any) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
-    roots = _root_modules(tree)
+    roots = root_modules(tree)
     modules = [module for root in roots for module in check_sharing(root)]
     try:
         with opened(modules):
@@ -102,7 +102,7 @@ def _open_copies(tree: Any) -> Iterator[None]:
         check_sharing(root)
 
 
-def _root_modules(tree: Any) -> list[Any]:
+def root_modules(tree: Any) -> list[Any]:
     leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, Node))
     return [leaf for leaf in leaves if isinstance(leaf, Node)]
 
@@ -131,7 +131,7 @@ def mutable(module: T) -> Iterator[T]:
     """
     require_module(module, "mutable")
     copy = rebuilt(module)
-    with _open_copies(copy):
+    with open_copies(copy):
         yield copy
 
 

@@ -10,6 +10,9 @@ import itertools
 import operator
 import random
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import jax
 
@@ -79,4 +82,22 @@ def next_rng_key() -> jax.Array:
         >>> pax.next_rng_key().shape
         (2,)
     """
-    return jax.random.PRNGKey(_stream.generator.randint(1, _LARGEST))
+    key = jax.random.PRNGKey(_stream.generator.randint(1, _LARGEST))
+    for change in _changes.get():
+        key = change(key)
+    return key
+
+
+_changes: ContextVar[tuple[Callable[[jax.Array], jax.Array], ...]] = ContextVar(
+    "pax_export_key_changes", default=()
+)
+
+
+@contextmanager
+def keys_changed_by(change: Callable[[jax.Array], jax.Array]) -> Iterator[None]:
+    """While the block runs, `next_rng_key` returns ``change(key)``; inner blocks come last."""
+    token = _changes.set((*_changes.get(), change))
+    try:
+        yield
+    finally:
+        _changes.reset(token)

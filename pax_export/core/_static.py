@@ -9,16 +9,19 @@ them equal (``1`` and ``True``).
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import jax
 
 _BY_VALUE = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 _IN_ORDER = frozenset({list, tuple})
-_CONTAINERS = (list, dict, set)
+_KEYED = frozenset({OrderedDict, defaultdict, Counter})
+_CONTAINERS = (list, dict, set, deque, bytearray)
 
 
 class UnhashableKey:
@@ -70,6 +73,8 @@ def static_key(value: Any) -> Any:
         return kind, tuple([(static_key(k), static_key(v)) for k, v in value.items()])
     if kind is set or kind is frozenset:
         return kind, frozenset([static_key(x) for x in value])
+    if kind in _KEYED or kind is deque or kind is bytearray:
+        return _standard_key(value)
     if kind is types.FunctionType:
         return _function_key(value)
     if kind is functools.partial:
@@ -80,11 +85,24 @@ def static_key(value: Any) -> Any:
     return _object_key(value)
 
 
+def _standard_key(value: Any) -> Any:
+    """The key of a container of the standard library."""
+    if isinstance(value, bytearray):
+        return bytearray, bytes(value)
+    if isinstance(value, deque):
+        return deque, value.maxlen, tuple([static_key(x) for x in value])
+    default = static_key(getattr(value, "default_factory", None))
+    items = tuple([(static_key(k), static_key(v)) for k, v in value.items()])
+    return type(value), default, items
+
+
 def _object_key(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return UnhashableKey(value)
+        # A container may change after a treedef got its key.
+        held = _copy_of_own_kind(value) if isinstance(value, _CONTAINERS) else value
+        return UnhashableKey(held)
     return type(value), value
 
 
@@ -149,7 +167,11 @@ def has_container(value: Any) -> bool:
 
 
 def copy_containers(value: Any) -> Any:
-    """Copies lists, dicts, sets and tuples at every depth; shares all else."""
+    """Copies the standard containers at every depth; shares all else.
+
+    Of a user's own kind of list, dict or set the outermost level is copied, where
+    it can be.
+    """
     kind = type(value)
     if kind is list or kind is tuple:
         return kind([copy_containers(x) for x in value])
@@ -157,7 +179,23 @@ def copy_containers(value: Any) -> Any:
         return {k: copy_containers(v) for k, v in value.items()}
     if kind is set:
         return set(value)
-    return value
+    if kind is deque:
+        return deque(map(copy_containers, value), value.maxlen)
+    if kind in _KEYED:
+        new = value.copy()  # with its default factory
+        for key in new:
+            new[key] = copy_containers(new[key])
+        return new
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*map(copy_containers, value))
+    return _copy_of_own_kind(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _copy_of_own_kind(value: Any) -> Any:
+    try:
+        return copy.copy(value)
+    except Exception:  # whatever a foreign class raises, it cannot be copied
+        return value
 
 
 class StaticLeaf:

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
 from pax_export.core._layout import Layout, intern_layout
 from pax_export.core._static import StaticLeaf, copy_containers, has_container
@@ -33,7 +32,6 @@ from pax_export.core._static import StaticLeaf, copy_containers, has_container
 PURE, MIXED, STATIC = "pure", "mixed", "static"
 
 _object_new = object.__new__
-_object_setattr = object.__setattr__
 
 
 class Node:
@@ -47,15 +45,20 @@ class Node:
             attributes may still change what is a subtree.
         _pax_layout: the last layout, kept only while `_pax_flat` is absent.
         _pax_owner: who may change this module now (see `_mutable.py`).
+        _pax_folded: ``(leaves, treedef)`` of a module that nobody has looked at
+            since a jitted function returned it (see `_folded.py`).
     """
 
-    __slots__ = ("_pax_flat", "_pax_layout", "_pax_owner", "__dict__", "__weakref__")
+    __slots__ = ("_pax_flat", "_pax_folded", "_pax_layout", "_pax_owner", "__dict__", "__weakref__")
+
+    # The attributes of a class that hold random keys of the legacy kind, uint32.
+    rng_attributes: ClassVar[tuple[str, ...]] = ()
 
     def __getattr__(self, name: str) -> Any:
         """Serves what normal lookup misses: the slots, and unfilled attributes."""
         if name == "_pax_flat":
-            return _flatten_afresh(self)
-        if name == "_pax_owner" or name == "_pax_layout":
+            return self._pax_flat if unfold(self) else _flatten_afresh(self)
+        if name.startswith("_pax_") and name in Node.__slots__:
             return None
         if fill(self):
             return getattr(self, name)
@@ -71,6 +74,7 @@ _get_flat = Node.__dict__["_pax_flat"].__get__
 _set_flat = Node.__dict__["_pax_flat"].__set__
 _delete_flat = Node.__dict__["_pax_flat"].__delete__
 _set_layout = Node.__dict__["_pax_layout"].__set__
+set_folded = Node.__dict__["_pax_folded"].__set__
 set_owner = Node.__dict__["_pax_owner"].__set__
 flatten: Callable[[Node], tuple[tuple, Layout]] = operator.attrgetter("_pax_flat")
 
@@ -194,6 +198,13 @@ def _describe(node: Node, kinds: Mapping[str, str]) -> Layout:
     return intern_layout(type(node), tuple(attributes), pure, mixed, static)
 
 
+def swap_child(node: Node, name: str, value: Any) -> None:
+    """Exchanges one subtree of a module for another of its kind."""
+    children, layout = flatten(node)
+    index = layout.names.index(name)
+    _set_flat(node, ((*children[:index], value, *children[index + 1 :]), layout))
+
+
 def _forget(node: Node) -> None:
     try:
         _delete_flat(node)
@@ -292,15 +303,46 @@ def _rebuild(node: Node, layout: Layout, children: tuple) -> None:
         attributes[name] = _unwrap_static_leaves(attributes[name])
 
 
+def folded(treedef: Any, leaves: Any) -> Any:
+    """The module with these leaves, made when somebody looks at it."""
+    cls, layout = treedef.node_data()
+    if not layout.lazy:
+        return treedef.unflatten(leaves)
+    node = _object_new(cls)
+    set_folded(node, (leaves, treedef))
+    return node
+
+
+def unfold(node: Node) -> bool:
+    """Makes what a folded module holds; False if it was not folded."""
+    pair = node._pax_folded
+    if pair is None:
+        return False
+    leaves, treedef = pair
+    _set_flat(node, flatten(treedef.unflatten(leaves)))
+    set_folded(node, None)  # last: another thread finds one or the other
+    return True
+
+
+def _kept_flat(node: Node) -> tuple[tuple, Layout] | None:
+    """The pair for jax if it is kept, or can be made from a folded module."""
+    for _ in range(2):
+        try:
+            return _get_flat(node)
+        except AttributeError:
+            unfold(node)
+    return None
+
+
 def fill(node: Node) -> bool:
     """Fills in the attributes of a rebuilt module; False if that was done before."""
     attributes = _attributes(node)
     if attributes:
         return False
-    try:
-        children, layout = _get_flat(node)
-    except AttributeError:
+    pair = _kept_flat(node)
+    if pair is None:
         return False  # still before its constructor
+    children, layout = pair
     # One update, so that another thread never sees half of it.
     attributes.update({**layout.template, **dict(zip(layout.names, children))})
     return True
@@ -318,48 +360,12 @@ def register(cls: type) -> None:
     )
 
 
-# --- changing one attribute ----------------------------------------------------
+# --- a module that is open for change ----------------------------------------------------
 
 
 def begin(node: Node, attributes: Mapping[str, Any]) -> None:
     """Gives a newborn module its first attributes."""
     _attributes(node).update(attributes)
-
-
-def store(node: Node, name: str, value: Any) -> None:
-    """Sets an attribute of a settled module and brings its layout up to date."""
-    attributes = attributes_of(node)
-    kinds = current_kinds(node)
-    _object_setattr(node, name, value)
-    if name not in attributes:
-        return  # a property or another descriptor took it
-    kind = kind_of(value)
-    if kind is PURE and kinds.get(name) is PURE and not node._pax_layout:
-        _swap_child(node, name, value)
-        return
-    kinds[name] = kind
-    settle(node, kinds)
-
-
-def _swap_child(node: Node, name: str, value: Any) -> None:
-    children, layout = flatten(node)
-    index = layout.names.index(name)
-    _set_flat(node, ((*children[:index], value, *children[index + 1 :]), layout))
-
-
-def remove(node: Node, name: str) -> None:
-    """Deletes a static attribute.
-
-    Raises:
-        InvalidArgumentError: the attribute is a subtree.
-    """
-    if kind_of(attributes_of(node).get(name)) is not STATIC:
-        raise InvalidArgumentError(
-            "Cannot delete an attribute that holds arrays or modules.",
-            where=f"{type(node).__qualname__}.{name}",
-            write=f"self.{name} = None",
-        )
-    object.__delattr__(node, name)
 
 
 def refresh(node: Node) -> None:
@@ -377,13 +383,11 @@ def refresh(node: Node) -> None:
 
 def _settled(node: Node) -> tuple[Layout, Iterable]:
     """The layout as last settled, and the subtrees as they are now."""
-    try:
-        children, layout = _get_flat(node)
-        return layout, children
-    except AttributeError:
-        layout = node._pax_layout
-        attributes = attributes_of(node)
-        return layout, [attributes[name] for name in layout.names]
+    pair = _kept_flat(node)
+    if pair is not None:
+        return pair[1], pair[0]
+    attributes, layout = attributes_of(node), node._pax_layout
+    return layout, [attributes[name] for name in layout.names]
 
 
 def _is_mixed_now(value: object) -> bool:

@@ -6,9 +6,53 @@ Example:
     'batch, 3'
 """
 
-from pax_export.export._api import to_saved_model
-from pax_export.export._load import LoadedModel, load
-from pax_export.export._manifest import Report
-from pax_export.export._spec import spec
+from __future__ import annotations
 
-__all__ = ["LoadedModel", "Report", "load", "spec", "to_saved_model"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pax_export.export._bundle import LoadedBundle
+from pax_export.export._load import LoadedModel, load
+from pax_export.export._loaded_file import LoadedFile
+from pax_export.export._manifest import Report
+from pax_export.export._remade import renew
+from pax_export.export._retarget import RetargetReport, retarget
+from pax_export.export._spec import spec
+from pax_export.export._to_onnx import to_onnx
+from pax_export.export._to_saved_model import to_saved_model
+from pax_export.export._to_stablehlo import to_stablehlo
+from pax_export.export._to_tflite import to_tflite
+
+if TYPE_CHECKING:
+    from pax_export.export import orbax
+    from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
+
+# Loaded when first used: their classes derive from TensorFlow's.
+_OF_ORBAX = ("ExportManager", "JaxModule", "ServingConfig")
+
+__all__ = [
+    "ExportManager",
+    "JaxModule",
+    "LoadedBundle",
+    "LoadedFile",
+    "LoadedModel",
+    "Report",
+    "RetargetReport",
+    "ServingConfig",
+    "load",
+    "orbax",
+    "renew",
+    "retarget",
+    "spec",
+    "to_onnx",
+    "to_saved_model",
+    "to_stablehlo",
+    "to_tflite",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "orbax" or name in _OF_ORBAX:
+        room = importlib.import_module(f"{__name__}.orbax")
+        return room if name == "orbax" else getattr(room, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

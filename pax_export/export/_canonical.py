@@ -7,6 +7,7 @@ order in which they were made, and the file is written in sorted order.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,9 +27,36 @@ def canonicalize(directory: Path) -> None:
     model.ParseFromString(file.read_bytes())
     for graph in model.meta_graphs:
         _renumber(graph)
+        _forget_paths(graph, _digest(directory / "assets"))
     file.write_bytes(model.SerializeToString(deterministic=True))
     # It holds hashes of the bytes before, and a random number.
     (directory / "fingerprint.pb").unlink(missing_ok=True)
+
+
+def _digest(folder: Path) -> bytes:
+    """What the files of a folder hold, in a few letters."""
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*")):
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:16].encode()
+
+
+def _forget_paths(graph: Any, digest: bytes) -> None:
+    """Tables that are read from files are called by the paths of these files.
+
+    Tables of one name are one table for all models of a process, so the
+    contents of the files stand in the name instead.
+    """
+    names: dict[bytes, bytes] = {}
+    graphs = [graph.graph_def.node, *(each.node_def for each in graph.graph_def.library.function)]
+    for node in (node for nodes in graphs for node in nodes):
+        shared = node.attr["shared_name"].s if "shared_name" in node.attr else b""
+        if b"/" in shared:
+            head, tail = shared.rsplit(b"/", 1)
+            kind = b"hash_table_" if head.startswith(b"hash_table_") else b""
+            number = str(list(names).index(shared) if shared in names else len(names)).encode()
+            names.setdefault(shared, b"_".join((kind + digest, number, tail)))
+            node.attr["shared_name"].s = names[shared]
 
 
 def _renumber(graph: Any) -> None:
@@ -48,6 +76,7 @@ def _renumber(graph: Any) -> None:
         kind: bytes = registered.registered_op_type.encode()
         registered.registered_op_type = (gradients.get(kind) or kind).decode()
     _rename_objects(graph.object_graph_def, names)
+    _rename_aliases(graph.meta_info_def.function_aliases, names)
 
 
 def _new_names(names: Iterable[str]) -> dict[str, str]:
@@ -108,6 +137,13 @@ def _rename_objects(objects: Any, names: Mapping[str, str]) -> None:
         elif node.HasField("captured_tensor"):
             captured = node.captured_tensor
             captured.concrete_function = names[captured.concrete_function]
+
+
+def _rename_aliases(aliases: Any, names: Mapping[str, str]) -> None:
+    """TensorFlow also counts traces that it did not save; those go."""
+    renamed = {names[name]: alias for name, alias in aliases.items() if name in names}
+    aliases.clear()
+    aliases.update(renamed)
 
 
 def _copy(message: Any) -> Any:

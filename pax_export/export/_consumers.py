@@ -27,6 +27,9 @@ TENSORFLOW: tuple[tuple[Version, Version, int], ...] = (
 #: writes, then what each of the releases reads.
 TARGETS: tuple[Version, ...] = ((0, 9, 0), *(stablehlo for _, stablehlo, _ in TENSORFLOW))
 
+#: 4-bit integers are in every StableHLO, and XLA in TensorFlow 2.15 has none.
+FOUR_BITS: Version = (1, 3, 0)
+
 #: Custom calls that XLA in TensorFlow expands itself, on every platform.
 CUSTOM_CALLS = frozenset(
     (

@@ -1,7 +1,8 @@
 """Which dtypes can leave jax, and how those that cannot stand outside.
 
-Outside of jax a typed random key is its key data, a uint32 array.  Everything
-else keeps its dtype, or is refused: no number is narrowed in silence.
+Outside of jax a typed random key is its key data, a uint32 array, and four bits
+are eight: numpy and TensorFlow pack two int4 into a byte in different orders.
+Everything else keeps its dtype, or is refused: no number is narrowed in silence.
 """
 
 from __future__ import annotations
@@ -14,9 +15,25 @@ import numpy as np
 from pax_export._errors import UnsupportedDtypeError
 from pax_export._jax import dimension_names
 
-__all__ = ["check", "dimension_names", "is_key", "numpy_dtype", "restore", "store", "stored"]
+__all__ = [
+    "STRING",
+    "check",
+    "dimension_names",
+    "is_floating",
+    "is_key",
+    "name_of",
+    "numpy_dtype",
+    "restore",
+    "store",
+    "stored",
+    "struct_of",
+]
 
-# Not int4 and uint4: TensorFlow reads their bytes in another order than jax.
+#: The dtype of text in numpy; jax has none, so it never reaches a model.
+STRING = np.dtype(object)
+
+_WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
+
 _SUPPORTED = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 "
     "float64 float8_e4m3fn float8_e5m2 complex64 complex128".split()
@@ -28,9 +45,29 @@ def is_key(dtype: Any) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def is_floating(dtype: Any) -> bool:
+    """Whether numbers of this dtype have gradients: floating point, and complex.
+
+    TensorFlow adds no float8, and so has no gradients of it.
+    """
+    inexact = not is_key(dtype) and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
+    return inexact and np.dtype(dtype).itemsize > 1
+
+
+def struct_of(array: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array."""
+    return jax.ShapeDtypeStruct(np.shape(array), array.dtype)
+
+
 def numpy_dtype(name: str) -> np.dtype:
     """The dtype of a name in a manifest; numpy alone does not know all of them."""
-    return jax.numpy.dtype(name)
+    return STRING if name == "string" else jax.numpy.dtype(name)
+
+
+def name_of(dtype: Any) -> str:
+    """The inverse of `numpy_dtype`; TensorFlow knows the same names."""
+    dtype = np.dtype(dtype)
+    return "string" if dtype == STRING else dtype.name
 
 
 def check(dtype: Any, where: str) -> None:
@@ -42,12 +79,20 @@ def check(dtype: Any, where: str) -> None:
     if is_key(dtype):
         return
     dtype = np.dtype(dtype)
-    if dtype.name not in _SUPPORTED:
+    if dtype == STRING:
+        raise UnsupportedDtypeError(
+            "A model takes and gives numbers, no text.",
+            where=where,
+            got="string",
+            write="numbers here, and preprocess= or postprocess= with TensorFlow functions "
+            "between them and the text",
+        )
+    if dtype.name not in _SUPPORTED and dtype.name not in _WIDENED:
         raise UnsupportedDtypeError(
             "This dtype cannot be exported.",
             where=where,
             got=dtype.name,
-            write=f"one of {', '.join(sorted(_SUPPORTED))}",
+            write=f"one of {', '.join(sorted({*_SUPPORTED, *_WIDENED}))}",
         )
     narrow = jax.dtypes.canonicalize_dtype(dtype)
     if narrow != dtype:
@@ -61,19 +106,27 @@ def check(dtype: Any, where: str) -> None:
 
 def stored(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """How an array of this shape and dtype stands outside of jax."""
-    return jax.eval_shape(jax.random.key_data, struct) if is_key(struct.dtype) else struct
+    if is_key(struct.dtype):
+        return jax.eval_shape(jax.random.key_data, struct)
+    wide = _WIDENED.get(np.dtype(struct.dtype).name)
+    return struct if wide is None else jax.ShapeDtypeStruct(struct.shape, wide)
 
 
 def store(array: Any) -> Any:
-    """The array as it stands outside of jax: keys become their data."""
-    return jax.random.key_data(array) if is_key(jax.numpy.result_type(array)) else array
+    """The array as it stands outside of jax."""
+    dtype = jax.numpy.result_type(array)
+    if is_key(dtype):
+        return jax.random.key_data(array)
+    wide = _WIDENED.get(dtype.name)
+    return array if wide is None else array.astype(wide)
 
 
 def restore(array: Any, struct: jax.ShapeDtypeStruct) -> Any:
     """The inverse of `store`, for an array described by `struct`."""
-    if not is_key(struct.dtype):
-        return array
-    return jax.random.wrap_key_data(array, impl=_key_impl(struct))
+    if is_key(struct.dtype):
+        return jax.random.wrap_key_data(array, impl=_key_impl(struct))
+    narrow = np.dtype(struct.dtype).name in _WIDENED
+    return array.astype(struct.dtype) if narrow else array
 
 
 def _key_impl(struct: jax.ShapeDtypeStruct) -> Any:

@@ -9,7 +9,7 @@ leaves as the call left them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -57,6 +57,7 @@ class Method:
     call: Call
     signature_of: Callable  # its parameters name the inputs ...
     skip: int  # ... after so many that hold the model
+    trains: bool = False  # a step of training, which is there to change leaves
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ class Exportable:
                 "A call changes the structure of the model, so its state cannot be kept in "
                 "variables.",
                 where=method.key,
-                write="a model that has all of its arrays from the start; of a lazy module, "
+                write="a step that returns a model and an optimizer of the structure that it was "
+                "given"
+                if method.trains
+                else "a model that has all of its arrays from the start; of a lazy module, "
                 "pax.experimental.materialize(module, x) with an example input x makes one",
             )
         return output, new
@@ -174,14 +178,17 @@ def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Lea
 
 def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
     name = path_name(path) or "params"
-    struct = _struct(value, name)
-    floating = not _dtypes.is_key(struct.dtype) and jax.numpy.issubdtype(
-        struct.dtype, jax.numpy.inexact
-    )
+    struct = leaf_struct(value, name)
+    floating = _dtypes.is_floating(struct.dtype)
     return Leaf(name, jax.tree_util.keystr(path), value, struct, trainable and floating)
 
 
-def _struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
+def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
+    """What a leaf of a model looks like in jax.
+
+    Raises:
+        UnsupportedDtypeError: it is no array that a target has.
+    """
     if isinstance(value, (bool, int, float, complex)):
         # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
@@ -195,6 +202,67 @@ def _struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
     _dtypes.check(value.dtype, name)
     weak = bool(getattr(value, "weak_type", False))
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+
+
+def with_step(
+    chosen: Exportable, model: Any, key: str, step: Callable, optimizer: Any
+) -> Exportable:
+    """Adds a step of training to a model, and the optimizer's arrays to its leaves.
+
+    The step is given the model in train mode, or in the modes that the user
+    has set if the model is in train mode already.
+
+    Args:
+        chosen: what `exportable` made of the model.
+        model: that model.
+        key: of the signature that the step becomes.
+        step: ``(model, optimizer, *batch) -> (model, optimizer, metrics)``.
+        optimizer: any pytree.
+    """
+    served = jax.tree_util.tree_unflatten(chosen.tree, [leaf.value for leaf in chosen.leaves])
+    if isinstance(model, Module):
+        training = jax.tree_util.tree_structure(model if model.training else model.train())
+        serving = enable_eval_mode
+    else:
+        training, serving = chosen.tree, _unchanged
+
+    def call(state: Any, *batch: Any) -> tuple[Any, Any]:
+        leaves = jax.tree_util.tree_leaves(state[0])
+        result = step(jax.tree_util.tree_unflatten(training, leaves), state[1], *batch)
+        if not (isinstance(result, tuple) and len(result) == 3):
+            raise InvalidArgumentError(
+                "A step of training gives the new model, the new optimizer, and metrics.",
+                where=key,
+                got=f"{len(result)} values" if isinstance(result, tuple) else "1 value",
+                write="return model, optimizer, {'loss': loss}",
+            )
+        after, advanced, metrics = result
+        return metrics, (serving(after), advanced)
+
+    leaves, _ = _leaves(optimizer, lambda path: False)
+    named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")
+             for leaf in leaves)  # fmt: skip
+    methods = (*map(_beside_optimizer, chosen.methods), Method(key, call, step, 2, trains=True))
+    hidden = tuple(hidden_arrays(optimizer)) if isinstance(optimizer, Module) else ()
+    return replace(
+        chosen,
+        leaves=(*chosen.leaves, *named),
+        tree=jax.tree_util.tree_structure((served, optimizer)),
+        methods=methods,
+        hidden=(*chosen.hidden, *hidden),
+    )
+
+
+def _unchanged(params: Any) -> Any:
+    return params
+
+
+def _beside_optimizer(method: Method) -> Method:
+    def call(state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        output, after = method.call(state[0], *args, **kwargs)
+        return output, (after, state[1])
+
+    return replace(method, call=call)
 
 
 def layer_of(owners: Iterable[Any]) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export import _manifest
-from pax_export.export._dtypes import numpy_dtype
-from pax_export.export._exportable import DEFAULT
+from pax_export._errors import ExportPathError
+from pax_export.export import _bundle, _manifest
+from pax_export.export._arguments import Arguments, default_of
 from pax_export.export._manifest import Report, SignatureInfo
-from pax_export.export._structure import collect, rebuild
-from pax_export.export.writers.saved_model import tensorflow
+from pax_export.export._structure import rebuild
+from pax_export.export._tf_functions import tensorflow
+from pax_export.export.writers import onnx, tflite
 
 
 class LoadedModel:
@@ -54,9 +55,6 @@ class LoadedModel:
             key: LoadedSignature(key, root.signatures[key], info)
             for key, info in report.signatures.items()
         }
-        self._default = self.signatures.get(DEFAULT)
-        if self._default is None and len(self.signatures) == 1:
-            (self._default,) = self.signatures.values()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the default signature, or the only one.
@@ -65,13 +63,7 @@ class LoadedModel:
             InvalidArgumentError: there are several and none is the default, or
                 the arguments have another structure than the exported ones.
         """
-        if self._default is None:
-            raise InvalidArgumentError(
-                "This export has several signatures, and none is the default.",
-                got=", ".join(self.signatures),
-                write=f"model.signatures[{next(iter(self.signatures))!r}](...)",
-            )
-        return self._default(*args, **kwargs)
+        return default_of(self.signatures)(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.report.model}: {', '.join(self.signatures)})"
@@ -85,22 +77,11 @@ class LoadedSignature:
         self.info = info
         self._function = function
         self._tf = tensorflow("load")
-        self._flat = self._names_of_flat_arguments()
-        self._dtypes = {entry.name: numpy_dtype(entry.dtype) for entry in info.inputs}
-
-    def _names_of_flat_arguments(self) -> tuple[str, ...] | None:
-        """The input names, if every argument is one array that is given by position."""
-        info = self.info
-        trees = [info.arguments[name] for name in info.positional]
-        flat = len(trees) == len(info.arguments) and all("leaf" in tree for tree in trees)
-        return tuple(tree["leaf"] for tree in trees) if flat else None
+        self._arguments = Arguments(key, info)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the exported function; see `LoadedModel`."""
-        if self._flat is not None and len(args) == len(self._flat) and not kwargs:
-            named = dict(zip(self._flat, args))  # the common case, and the fast one
-        else:
-            named = self._collect(args, kwargs)
+        named = self._arguments.named(args, kwargs)
         # Inside of a tf.function nothing has a value yet.
         eager = self._tf.executing_eagerly()
         convert: Callable[[Any], Any] = _to_numpy if eager else _unchanged
@@ -110,69 +91,14 @@ class LoadedSignature:
                 continue
             if convert is _to_numpy and isinstance(value, jax.Array):
                 convert = _to_jax
-            named[name] = self._tf.constant(self._array(name, value))
+            named[name] = self._tf.constant(self._arguments.array(name, value))
         try:
             outputs = self._function(**named)
         except (TypeError, ValueError, self._tf.errors.InvalidArgumentError) as error:
-            self._explain({name: tuple(value.shape) for name, value in named.items()}, error)
+            shapes = {name: tuple(value.shape) for name, value in named.items()}
+            self._arguments.check_shapes(shapes, error)
             raise
         return rebuild(self.info.result, lambda name: convert(outputs[name]))
-
-    def _explain(self, shapes: Mapping[str, tuple], cause: Exception) -> None:
-        """Raises an error that names the input, if its shape is the cause of another."""
-        sizes: dict[str, tuple[int, str]] = {}
-        for entry in self.info.inputs:
-            given = shapes[entry.name]
-            wrong = len(given) != len(entry.shape)
-            for size, dimension in zip(given, entry.shape):
-                if isinstance(dimension, int):
-                    wrong |= size != dimension
-                elif dimension.isidentifier():  # an expression is TensorFlow's to check
-                    first = sizes.setdefault(dimension, (size, entry.name))[0]
-                    wrong |= size == 0 or size != first
-            if wrong:
-                known = (f"{name} = {size} by {source}" for name, (size, source) in sizes.items())
-                raise InvalidArgumentError(
-                    "An argument has another shape than the exported one.",
-                    where=f"{self.key}: {entry.name}",
-                    got=f"{list(given)}" + "".join(f", {text}" for text in known),
-                    write=f"[{', '.join(map(str, entry.shape))}]",
-                ) from cause
-
-    def _array(self, name: str, value: Any) -> np.ndarray:
-        """The value in the dtype of the input, if that changes no number."""
-        dtype = self._dtypes[name]
-        if not hasattr(value, "dtype"):
-            return np.asarray(value, dtype)
-        if value.dtype == dtype:
-            return np.asarray(value)
-        narrow = np.asarray(value).astype(dtype)
-        # What jax does to 64-bit numbers, but never to other values in silence.
-        if jax.dtypes.canonicalize_dtype(value.dtype) == dtype and (
-            dtype.kind not in "iu" or np.array_equal(narrow, value)
-        ):
-            return narrow
-        raise InvalidArgumentTypeError(
-            "An argument has another dtype than the exported one.",
-            where=f"{self.key}: {name}",
-            got=str(value.dtype),
-            write=dtype.name,
-        )
-
-    def _collect(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        info = self.info
-        given = {**dict(zip(info.positional, args)), **kwargs}
-        if len(args) > len(info.positional) or sorted(given) != sorted(info.arguments):
-            raise InvalidArgumentError(
-                "The exported model takes other arguments.",
-                where=self.key,
-                got=f"{len(args)} positional, keywords {sorted(kwargs)}",
-                write=f"model({', '.join(info.arguments)})",
-            )
-        named: dict[str, Any] = {}
-        for name, tree in info.arguments.items():
-            collect(tree, given[name], named, name)
-        return named
 
 
 def _unchanged(tensor: Any) -> Any:
@@ -183,22 +109,25 @@ def _to_numpy(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def _to_jax(tensor: Any) -> jax.Array:
-    return jax.numpy.asarray(tensor.numpy())
+def _to_jax(tensor: Any) -> Any:
+    value = tensor.numpy()
+    return value if tensor.dtype.name == "string" else jax.numpy.asarray(value)
 
 
-def load(path: str | os.PathLike[str]) -> LoadedModel:
-    """Loads what `to_saved_model` wrote.
+def load(path: str | os.PathLike[str]) -> Any:
+    """Loads what `to_saved_model` or one of its sisters wrote.
 
     Args:
-        path: the directory of the export.
+        path: of the export: a directory, or a file.
 
     Returns:
-        A callable like the exported model.  No code of the export is run.
+        A callable like the exported model: a `LoadedModel` of a SavedModel, a
+        `LoadedBundle` of a StableHLO bundle, a `LoadedFile` of a TFLite or ONNX
+        model.  No code of the export is run.
 
     Raises:
         ExportPathError: there is no export, or it cannot be read.
-        MissingPackageError: TensorFlow is not installed.
+        MissingPackageError: what runs the export is not installed.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -210,8 +139,19 @@ def load(path: str | os.PathLike[str]) -> LoadedModel:
         >>> doubled([[1, 2, 3]]).tolist()
         [[2.0, 4.0, 6.0]]
     """
-    tf = tensorflow("load")
     report = _manifest.read(path)
+    reader = _READERS.get(report.target)
+    if reader is None:
+        raise ExportPathError(
+            "This export was written by a newer pax_export, for a target that is not known here.",
+            where=str(path),
+            got=report.target,
+        )
+    return reader(Path(path), report)
+
+
+def _load_saved_model(path: Path, report: Report) -> LoadedModel:
+    tf = tensorflow("load")
     try:
         return LoadedModel(tf.saved_model.load(os.fspath(path)), report)
     except (OSError, ValueError, KeyError, AttributeError, tf.errors.OpError) as error:
@@ -221,3 +161,11 @@ def load(path: str | os.PathLike[str]) -> LoadedModel:
             got=f"{type(error).__name__}: {error}"[:500],
             write="the directory as to_saved_model wrote it",
         ) from error
+
+
+_READERS = {
+    "saved_model": _load_saved_model,
+    "stablehlo": _bundle.load,
+    "tflite": tflite.load,
+    "onnx": onnx.load,
+}

@@ -19,11 +19,14 @@ from jax import export as jax_export
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import (
+    allow_symbolic_padding,
+    call_here,
     call_with_constants,
     jaxpr_constants,
     jaxpr_equations,
     neutral_platform,
     read_arguments,
+    symbolic_convolutions,
 )
 from pax_export.export import _dtypes
 from pax_export.export._portable import CALLING_CONVENTION, XLA_EXPANDS, Portable, portable
@@ -49,6 +52,15 @@ class Lowered:
     platforms: tuple[str, ...]
     neutral: bool = False  # lowered with rules that hold on every platform
     calling_convention: int = CALLING_CONVENTION
+    exported: Any = None  # of jax, where it is neutral
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Runs in jax what was lowered, with the rules that it was lowered with.
+
+        jax by itself calls LAPACK, which may choose other signs of eigenvectors,
+        and rounds in another way; so this is for modules that are `neutral`.
+        """
+        return call_here(self.exported, [*operands, *self.constants])
 
 
 @dataclass(frozen=True)
@@ -66,14 +78,19 @@ class Traced:
         """The operands on which the first so many results depend."""
         return read_arguments(self.program, count)
 
-    def with_constants(self, operands: Sequence[Any], count: int | None = None) -> list[Any]:
+    def with_constants(
+        self, operands: Sequence[Any], count: int | None = None, keep_derivatives: bool = True
+    ) -> list[Any]:
         """Runs the program with `structs` and then `constants` as operands.
 
-        With a count, only what the first so many results need is run.
+        With a count, only what the first so many results need is run.  Without
+        derivatives, constants are replaced inside of functions that define
+        their own, too.
         """
         values = operands[len(self.structs) :]
         replaced = {id(old): new for old, new in zip(self.constants, values)}
-        return call_with_constants(self.program, replaced, operands[: len(self.structs)], count)
+        given = operands[: len(self.structs)]
+        return call_with_constants(self.program, replaced, given, count, keep_derivatives)
 
 
 def trace(function: Function, structs: Sequence[jax.ShapeDtypeStruct]) -> Traced:
@@ -133,7 +150,7 @@ def lower(
     function = traced.jitted
     if traced.constants or (count is not None and count < len(traced.results)):
         operands += tuple(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants)
-        function = jax.jit(lambda values: traced.with_constants(values, count))
+        function = jax.jit(lambda values: traced.with_constants(values, count, False))
     try:
         exported = _export(function, operands, platforms)
         module, neutral = portable(exported.mlir_module_serialized, names=names), False
@@ -149,11 +166,13 @@ def lower(
         traced.results[:count],
         tuple(platforms),
         neutral,
+        exported=exported if neutral else None,
     )
 
 
 def _export(function: Any, operands: Sequence[Any], platforms: Sequence[str]) -> Any:
     # Which custom calls a consumer knows is our own check, with its own words.
+    allow_symbolic_padding()
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
     export = jax_export.export(function, platforms=tuple(platforms), disabled_checks=(unchecked,))
     return export(list(operands))
@@ -195,13 +214,17 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
         given, incoming = values[: len(operands)], values[len(operands) :]
         return pull_back(traced.with_constants, wrt, of)(given, incoming)
 
-    return trace(run, [*operands, *cotangents])
+    with symbolic_convolutions():
+        return trace(run, [*operands, *cotangents])
 
 
 def pull_back(
     function: Function, wrt: Sequence[int], of: Sequence[int]
 ) -> Callable[[list[Any], list[Any]], list[Any]]:
-    """Cotangents of the operands `wrt` from those of the results `of`."""
+    """Cotangents of the operands `wrt` from those of the results `of`.
+
+    Those of complex numbers are what TensorFlow calls so, the conjugates of jax's.
+    """
 
     def run(operands: list[Any], cotangents: list[Any]) -> list[Any]:
         def outputs(chosen: list[Any]) -> list[Any]:
@@ -211,6 +234,11 @@ def pull_back(
             results = function(filled)
             return [results[index] for index in of]
 
-        return jax.vjp(outputs, [operands[index] for index in wrt])[1](cotangents)[0]
+        back = jax.vjp(outputs, [operands[index] for index in wrt])[1]
+        return [_conjugate(value) for value in back([_conjugate(each) for each in cotangents])[0]]
 
     return run
+
+
+def _conjugate(value: Any) -> Any:
+    return jax.numpy.conj(value) if jax.numpy.iscomplexobj(value) else value

@@ -9,15 +9,23 @@ import dataclasses
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pax_export._errors import ExportPathError
+from pax_export.export import _embedded
 
-FILE = "pax_export.json"
+FILE = _embedded.NAME
 _FORMAT = 1
+_FEW = 8  # names that are printed one by one
+_TARGETS = {
+    "saved_model": "a SavedModel",
+    "stablehlo": "a StableHLO bundle",
+    "tflite": "a TFLite model",
+    "onnx": "an ONNX model",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class SignatureInfo:
     """A function that can be called.
 
     `arguments` and `result` hold the nested structure of the Python call, with
-    names of inputs and outputs in the places of arrays.
+    names of inputs and outputs in the places of arrays.  `preprocess` is what a
+    preprocessor gives to the model, `postprocess` what a postprocessor is given.
     """
 
     inputs: tuple[ArrayInfo, ...]
@@ -50,6 +59,9 @@ class SignatureInfo:
     differentiable: bool
     stablehlo: str
     module_bytes: int
+    preprocess: tuple[ArrayInfo, ...] | None = None
+    postprocess: tuple[ArrayInfo, ...] | None = None
+    vjp_order: int = 0  # how often it can be differentiated
 
 
 @dataclass(frozen=True)
@@ -73,16 +85,19 @@ class Report:
         signatures: by key, what can be called.
         variables: the stored arrays.
         variable_bytes: the size of all variables together.
-        graph_bytes: the size of ``saved_model.pb``.
+        graph_bytes: the size of ``saved_model.pb``, or of all that is not weights.
         platforms: the machines for which it was lowered.
-        oldest_tensorflow: the oldest release that runs it, e.g. ``"2.15"``.
-        stablehlo: the version of StableHLO that it needs.
-        calling_convention: of the XlaCallModule operations.
+        oldest_tensorflow: the oldest release that runs it, e.g. ``"2.15"``;
+            empty if it is not for TensorFlow.
+        stablehlo: the version of StableHLO that it needs; empty if it has none.
+        calling_convention: of the modules in it; 0 if it has none.
         versions: of the packages that made it.
         validated: ``"process"``, ``"here"``, or ``None`` for not at all.
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
+        target: ``"saved_model"``, ``"stablehlo"``, ``"tflite"`` or ``"onnx"``.
+        details: what only this target has, e.g. ``{"opset": 23}``.
 
     Example:
         >>> import tempfile, pax_export as pax
@@ -109,13 +124,15 @@ class Report:
     validated: str | None
     largest_error: dict[str, float]
     seconds: dict[str, float]
+    target: str = "saved_model"
+    details: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Report:
         """Reads the report of an export; TensorFlow is not needed for it.
 
         Args:
-            path: the directory of the export.
+            path: of the export, a directory or a file.
 
         Raises:
             ExportPathError: there is no export, or its report cannot be read.
@@ -127,25 +144,43 @@ class Report:
         return {"format": _FORMAT, **dataclasses.asdict(self)}
 
     def __str__(self) -> str:
-        lines = [f"{self.model} as a SavedModel"]
+        lines = [f"{self.model} as {_TARGETS.get(self.target, self.target)}"]
         for key, signature in self.signatures.items():
             lines.append(f"  {key}")
             lines += (f"    in   {entry}" for entry in signature.inputs)
+            lines += (f"      to the model    {entry}" for entry in signature.preprocess or ())
+            lines += (f"      from the model  {entry}" for entry in signature.postprocess or ())
             lines += (f"    out  {self._output(key, entry)}" for entry in signature.outputs)
-            lines += (f"    sets {name}" for name in signature.assigns)
+            few = signature.assigns if len(signature.assigns) <= _FEW else ()
+            lines += (f"    sets {name}" for name in few)
+            if signature.assigns and not few:
+                lines.append(f"    sets {len(signature.assigns)} variables")
         trainable = sum(variable.trainable for variable in self.variables)
         lines += [
             f"  variables   {len(self.variables)} ({trainable} trainable), "
             f"{size(self.variable_bytes)}",
-            f"  graph       {size(self.graph_bytes)}, StableHLO {self.stablehlo}, "
-            f"calling convention {self.calling_convention}",
-            f"  runs in     TensorFlow {self.oldest_tensorflow} and newer, "
-            f"on {', '.join(self.platforms)}",
+            "  graph       " + ", ".join(self._graph()),
+            f"  runs in     {self._runs_in()}",
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
             "  validated   " + self._validation(),
             "  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items()),
         ]
         return "\n".join(lines)
+
+    def _graph(self) -> list[str]:
+        parts = [size(self.graph_bytes)]
+        if self.stablehlo:
+            parts += [f"StableHLO {self.stablehlo}"]
+        if self.calling_convention:
+            parts += [f"calling convention {self.calling_convention}"]
+        shown = {k: v for k, v in self.details.items() if isinstance(v, (int, str))}
+        return parts + [f"{k}={v}" for k, v in shown.items() if k != "runs_in"]
+
+    def _runs_in(self) -> str:
+        if "runs_in" in self.details:
+            return self.details["runs_in"]
+        platforms = ", ".join(self.platforms)
+        return f"TensorFlow {self.oldest_tensorflow} and newer, on {platforms}"
 
     def _output(self, key: str, entry: ArrayInfo) -> str:
         error = self.largest_error.get(f"{key}: {entry.name}")
@@ -172,44 +207,59 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def versions() -> dict[str, str]:
-    """The versions of the packages that take part in an export."""
-    found = {name: version(name) for name in ("jax", "jaxlib", "tensorflow")}
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of the packages that take part in an export, jax among them."""
+    found = {name: version(name) for name in ("jax", "jaxlib", *packages)}
     return {"pax_export": sys.modules["pax_export"].__version__, **found}
+
+
+def text(report: Report) -> str:
+    """The report as it is stored."""
+    return json.dumps(report.as_dict(), indent=1) + "\n"
 
 
 def write(report: Report, directory: Path) -> None:
     """Writes the report beside the model."""
-    text = json.dumps(report.as_dict(), indent=1)
-    (directory / FILE).write_text(text + "\n", encoding="utf-8")
+    (directory / FILE).write_text(text(report), encoding="utf-8")
 
 
-def read(directory: str | os.PathLike[str]) -> Report:
+def read(path: str | os.PathLike[str]) -> Report:
     """Reads the report of an export.
 
     Args:
-        directory: of the export.
+        path: of the export, a directory or a file.
 
     Raises:
         ExportPathError: there is no export, or its report cannot be read.
     """
-    file = Path(directory) / FILE
+    path = Path(path)
+    file = path if path.is_file() else path / FILE
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        stored = _embedded.read(path) if path.is_file() else file.read_text(encoding="utf-8")
+        if stored is None:
+            raise FileNotFoundError
+        data = json.loads(stored)
         if data.pop("format") != _FORMAT:
             raise ValueError("it was written by a newer pax_export")
         return _report(data)
     except FileNotFoundError as error:
         raise ExportPathError(
             "There is no export of pax_export here.",
-            where=str(directory),
-            got=f"no file {FILE}",
-            write="the directory that to_saved_model wrote",
+            where=str(path),
+            got=f"a file without {FILE} in it" if path.is_file() else f"no file {FILE}",
+            write="what to_saved_model, to_stablehlo, to_tflite or to_onnx wrote",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportPathError(
             "The report of this export cannot be read.", where=str(file), got=repr(error)
         ) from error
+
+
+def of_dict(data: dict[str, Any]) -> Report:
+    """The inverse of `Report.as_dict`."""
+    data = json.loads(json.dumps(data))
+    data.pop("format")
+    return _report(data)
 
 
 def _report(data: dict[str, Any]) -> Report:
@@ -219,8 +269,9 @@ def _report(data: dict[str, Any]) -> Report:
 
 
 def _signature(data: dict[str, Any]) -> SignatureInfo:
-    for key in ("inputs", "outputs"):
-        data[key] = tuple(ArrayInfo(**_tuples(each)) for each in data[key])
+    for key in ("inputs", "outputs", "preprocess", "postprocess"):
+        if data.get(key) is not None:
+            data[key] = tuple(ArrayInfo(**_tuples(each)) for each in data[key])
     return SignatureInfo(**_tuples(data))
 
 

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import numpy as np
-
-from pax_export.export import _consumers, _dtypes, _lowering, _programs, _validate
+from pax_export.export import _cases, _consumers, _dtypes, _infos, _lowering, _programs, _validate
 from pax_export.export._exportable import Exportable
-from pax_export.export._manifest import ArrayInfo, SignatureInfo, VariableInfo
+from pax_export.export._gradients import Order, differentiate
+from pax_export.export._manifest import SignatureInfo, VariableInfo
 from pax_export.export._programs import Program
-from pax_export.export._signature import Call, Gradient, Signature
-from pax_export.export._structure import describe
+from pax_export.export._signature import Call, Gradient, Pullback, Signature
 from pax_export.export._variables import Store
-
-
-@dataclass(frozen=True)
-class _Pullback:
-    """The gradient of a program, traced."""
-
-    traced: _lowering.Traced
-    wrt: tuple[int, ...]  # operands of the program
-    of: tuple[int, ...]  # its results
 
 
 @dataclass(frozen=True)
@@ -33,7 +21,7 @@ class Plan:
 
     model: Exportable
     programs: tuple[Program, ...]
-    pullbacks: tuple[_Pullback | None, ...]
+    pullbacks: tuple[Pullback | None, ...]
     store: Store
     signatures: tuple[Signature, ...]
     platforms: tuple[str, ...]
@@ -41,7 +29,8 @@ class Plan:
     @property
     def _modules(self) -> list[_lowering.Lowered]:
         calls = [each.forward for each in self.signatures]
-        calls += [each.gradient.call for each in self.signatures if each.gradient]
+        for each in self.signatures:
+            calls += [gradient.call for gradient in each.gradients]
         return [call.lowered for call in calls]
 
     @property
@@ -59,27 +48,18 @@ class Plan:
         """The oldest TensorFlow that runs all signatures."""
         return _consumers.oldest_tensorflow(self.stablehlo, self.calling_convention)
 
-    def cases(self) -> list[_validate.Case]:
-        """Random calls of all signatures, with what jax says of them."""
-        return [
-            case
-            for program, pullback, signature in zip(self.programs, self.pullbacks, self.signatures)
-            for case in _cases(self, program, pullback, signature)
-        ]
+    def cases(self, examples: Mapping[str, Sequence[Any]] | None = None) -> list[_validate.Case]:
+        """Calls of all signatures, with what jax says of them.
+
+        Args:
+            examples: by signature, arguments to make them with; other
+                signatures are called with random numbers.
+        """
+        return _cases.cases(self, examples)
 
     def variable_infos(self) -> tuple[VariableInfo, ...]:
         """The stored arrays, for the report."""
-        return tuple(
-            VariableInfo(
-                name=variable.name,
-                shape=tuple(np.shape(variable.value)),
-                dtype=np.dtype(variable.value.dtype).name,
-                bytes=int(variable.value.size * variable.value.dtype.itemsize),
-                trainable=variable.trainable,
-                leaves=tuple(variable.leaves),
-            )
-            for variable in self.store.variables
-        )
+        return _infos.of_variables(self.store)
 
     def signature_infos(self) -> dict[str, SignatureInfo]:
         """The signatures, for the report."""
@@ -95,9 +75,10 @@ def trace(
     kwargs: Mapping[str, Any] | None,
     constraints: Sequence[str],
     several: bool,
+    train_inputs: Any = None,
 ) -> tuple[Program, ...]:
     """Traces every method of a model."""
-    return _programs.trace_all(model, inputs, kwargs, constraints, several)
+    return _programs.trace_all(model, inputs, kwargs, constraints, several, train_inputs)
 
 
 def lower(
@@ -106,6 +87,7 @@ def lower(
     state: str,
     trainable: bool,
     platforms: Sequence[str],
+    vjp_order: int | None = None,
 ) -> Plan:
     """Lowers all programs, with their gradients, and lays out the variables.
 
@@ -114,58 +96,47 @@ def lower(
         UnsupportedOperationError: something exists in jax only.
         ConsumerError: no TensorFlow can read the model.
     """
-    counts = [None if state == "update" else len(each.output_names) for each in programs]
+    order = Order.of(vjp_order, trainable)
+    updates = [state == "update" or each.trains for each in programs]
+    counts = [None if update else len(each.output_names) for each, update in zip(programs, updates)]
     modules = [
         _lowering.lower(each.traced, platforms, count, each.operand_names)
         for each, count in zip(programs, counts)
     ]
     read = {index for each in programs for index in each.read}
     changed: set[int] = set()
-    for program in programs:
-        if state == "update":
+    for program, update in zip(programs, updates):
+        if update:
             _programs.check_updates(program, model.leaves)
             changed.update(program.changed)
         else:
             _programs.refuse_changes(program, model.leaves, read)
     store = Store(model.leaves, changed, trainable)
     pullbacks, signatures = [], []
-    for program, module in zip(programs, modules):
-        pullback = _pullback(model, program) if trainable else None
+    for program, module, update in zip(programs, modules, updates):
+        often = Order(0, 0) if program.trains else order
+        pullback, gradient = differentiate(
+            model, program, module, store, platforms, often, trainable
+        )
         pullbacks.append(pullback)
-        gradient = _gradient(pullback, program, store, platforms)
-        signatures.append(_signature(program, module, gradient, store, state == "update"))
+        signatures.append(_signature(program, module, gradient, store, update))
     return Plan(
         model, tuple(programs), tuple(pullbacks), store, tuple(signatures), tuple(platforms)
     )
 
 
-def _is_floating(struct: jax.ShapeDtypeStruct) -> bool:
-    return not _dtypes.is_key(struct.dtype) and bool(
-        jax.numpy.issubdtype(struct.dtype, jax.numpy.inexact)
-    )
+def sign(
+    model: Exportable, program: Program, store: Store, trainable: bool, platforms: Sequence[str]
+) -> Signature:
+    """Lowers one more program over variables that are laid out already.
 
-
-def _pullback(model: Exportable, program: Program) -> _Pullback | None:
-    """The gradient with respect to what the outputs read and what can have one."""
-
-    def has_gradient(operand: int) -> bool:
-        if operand < len(model.leaves):
-            return model.leaves[operand].trainable
-        return _is_floating(program.traced.structs[operand])
-
-    wrt = tuple(filter(has_gradient, sorted(program.read)))
-    of = tuple(index for index, struct in enumerate(program.outputs) if _is_floating(struct))
-    return _Pullback(_lowering.vjp(program.traced, wrt, of), wrt, of) if wrt and of else None
-
-
-def _gradient(
-    pullback: _Pullback | None, program: Program, store: Store, platforms: Sequence[str]
-) -> Gradient | None:
-    if pullback is None:
-        return None
-    lowered = _lowering.lower(pullback.traced, platforms, names=program.operand_names)
-    constants = tuple(store.of_constant(value) for value in lowered.constants)
-    return Gradient(Call(lowered, (), constants), pullback.wrt, pullback.of)
+    The arrays that it closes over are added to the store.
+    """
+    count = len(program.output_names)
+    module = _lowering.lower(program.traced, platforms, count, program.operand_names)
+    order = Order.of(1 if trainable else 0, trainable)
+    _, gradient = differentiate(model, program, module, store, platforms, order, trainable)
+    return _signature(program, module, gradient, store, update=False)
 
 
 def _signature(
@@ -187,88 +158,14 @@ def _signature(
     )
 
 
-def _cases(
-    plan: Plan, program: Program, pullback: _Pullback | None, signature: Signature
-) -> Iterator[_validate.Case]:
-    """Calls of one signature; the first of them with gradients, where it has some."""
-    leaves = [plan.store.variables[place].value for place in plan.store.of_leaf]
-
-    def expected(inputs: dict[str, np.ndarray], chosen: dict[str, int]) -> dict[str, np.ndarray]:
-        results = program.traced.jitted([*leaves, *inputs.values()])
-        outputs = dict(zip(program.output_names, map(np.asarray, results)))
-        for place, value in zip(signature.assigned, results[len(program.output_names) :]):
-            variable, new = plan.store.variables[place], np.asarray(value)
-            if new.tobytes() != np.asarray(variable.value).tobytes():
-                outputs[f"variable:{variable.name}"] = new
-        return outputs
-
-    structs = dict(zip(signature.input_names, (entry.struct for entry in program.inputs.flat)))
-    for case in _validate.cases(program.key, structs, program.inputs.dimensions, expected):
-        if pullback is not None:
-            _add_gradients(plan, program, pullback, signature, leaves, case)
-            pullback = None  # once: each size is one more program to compile
-        yield case
-
-
-def _add_gradients(
-    plan: Plan,
-    program: Program,
-    pullback: _Pullback,
-    signature: Signature,
-    leaves: list[Any],
-    case: _validate.Case,
-) -> None:
-    random = np.random.default_rng(1)
-    for index in pullback.of:
-        name = program.output_names[index]
-        like = case.expected[name]
-        case.cotangents[name] = random.normal(size=like.shape).astype(like.dtype)
-    # Traced again: a trace with symbolic shapes has these written all over it.
-    gradient = jax.jit(_lowering.pull_back(program.traced.function, pullback.wrt, pullback.of))
-    found = gradient([*leaves, *case.inputs.values()], list(case.cotangents.values()))
-    variables = plan.store.variables
-    named: dict[str, Any] = {
-        each.name: np.zeros_like(each.value) for each in variables if each.trainable
-    }
-    for name, struct in zip(signature.input_names, signature.input_structs):
-        if _is_floating(struct):
-            named[name] = np.zeros_like(case.inputs[name])
-    for index, value in zip(pullback.wrt, found):
-        if index < len(leaves):
-            name = variables[plan.store.of_leaf[index]].name
-        else:
-            name = signature.input_names[index - len(leaves)]
-        named[name] = named[name] + np.asarray(value)  # tied leaves add up
-    case.expected.update({f"gradient:{name}": value for name, value in named.items()})
-
-
 def _info(program: Program, signature: Signature, store: Store) -> SignatureInfo:
-    inputs = program.inputs
-    names = iter(signature.input_names)
-    arguments = {name: describe(tree, names) for name, tree in inputs.arguments.items()}
-    modules = [signature.forward] + ([signature.gradient.call] if signature.gradient else [])
-    return SignatureInfo(
-        inputs=tuple(
-            ArrayInfo(entry.name, entry.path, _shape(struct), np.dtype(struct.dtype).name)
-            for entry, struct in zip(inputs.flat, map(_stored, inputs.flat))
-        ),
-        outputs=tuple(
-            ArrayInfo(name, name, _shape(struct), np.dtype(struct.dtype).name)
-            for name, struct in zip(program.output_names, program.outputs)
-        ),
-        arguments=arguments,
-        positional=inputs.positional,
-        result=program.output_structure,
+    modules = [signature.forward, *(gradient.call for gradient in signature.gradients)]
+    return _infos.of_signature(
+        program,
+        signature.processing,
         assigns=tuple(store.variables[place].name for place in signature.assigned),
         differentiable=signature.gradient is not None,
+        vjp_order=len(signature.gradients),
         stablehlo=_consumers.text(max(each.lowered.portable.stablehlo for each in modules)),
         module_bytes=sum(len(each.lowered.portable.module) for each in modules),
     )
-
-
-def _stored(entry: Any) -> jax.ShapeDtypeStruct:
-    return _dtypes.stored(entry.struct)
-
-
-def _shape(struct: jax.ShapeDtypeStruct) -> tuple[int | str, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in struct.shape)

@@ -15,7 +15,7 @@ from pax_export.export import _dtypes, _lowering
 from pax_export.export._diagnose import symbolic_errors
 from pax_export.export._exportable import Exportable, Leaf, Method
 from pax_export.export._spec import Inputs, resolve
-from pax_export.export._structure import describe, dotted, signature_names
+from pax_export.export._structure import describe, tree_names
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Program:
     output_names: tuple[str, ...]
     output_structure: dict[str, Any]
     changed: tuple[int, ...]
+    trains: bool = False  # a step of training: what it changes is assigned, whatever `state` says
 
     @property
     def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -56,23 +57,28 @@ def trace_all(
     kwargs: Mapping[str, Any] | None,
     constraints: Sequence[str],
     several: bool,
+    train_inputs: Any = None,
 ) -> tuple[Program, ...]:
     """Traces every method; with several, inputs and kwargs are dicts over their keys."""
     if several:
-        _check_keys(model, inputs, "inputs")
+        keys = [method.key for method in model.methods if not method.trains]
+        _check_keys(keys, inputs, "inputs")
         if kwargs:
-            _check_keys(model, {m.key: () for m in model.methods} | dict(kwargs), "kwargs")
+            _check_keys(keys, dict.fromkeys(keys) | dict(kwargs), "kwargs")
     programs = []
     for method in model.methods:
+        if method.trains:
+            batch = resolve(method.signature_of, method.skip, train_inputs, None, constraints)
+            programs.append(trace_one(model, method, batch))
+            continue
         given = inputs[method.key] if several else inputs
         named = (kwargs or {}).get(method.key) if several else kwargs
         resolved = resolve(method.signature_of, method.skip, given, named, constraints)
-        programs.append(_trace(model, method, resolved))
+        programs.append(trace_one(model, method, resolved))
     return tuple(programs)
 
 
-def _check_keys(model: Exportable, given: Any, argument: str) -> None:
-    keys = [method.key for method in model.methods]
+def _check_keys(keys: Sequence[str], given: Any, argument: str) -> None:
     if not isinstance(given, Mapping) or sorted(given) != sorted(keys):
         raise InvalidArgumentError(
             "With methods=, inputs and kwargs are given for each of them.",
@@ -82,7 +88,8 @@ def _check_keys(model: Exportable, given: Any, argument: str) -> None:
         )
 
 
-def _trace(model: Exportable, method: Method, inputs: Inputs) -> Program:
+def trace_one(model: Exportable, method: Method, inputs: Inputs) -> Program:
+    """Traces one method with inputs that are named and abstract already."""
     seen: dict[str, Any] = {}
     structs = [leaf.struct for leaf in model.leaves] + [entry.struct for entry in inputs.flat]
 
@@ -100,11 +107,11 @@ def _trace(model: Exportable, method: Method, inputs: Inputs) -> Program:
         traced = _lowering.trace(run, [_dtypes.stored(struct) for struct in structs])
     _refuse_hidden(model, traced)
     count = len(traced.results) - len(seen["changed"])
-    names = _output_names(seen["tree"], count)
-    _check_outputs(names, traced.results)
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
+    names = tree_names(tree, "output")
+    _check_outputs(names, traced.results)
     structure = describe(tree, names)
-    return Program(method.key, inputs, traced, names, structure, seen["changed"])
+    return Program(method.key, inputs, traced, names, structure, seen["changed"], method.trains)
 
 
 def _refuse_hidden(model: Exportable, traced: _lowering.Traced) -> None:
@@ -133,18 +140,6 @@ def _came_from(constant: Any, array: Any) -> bool:
         return constant is array
     same_kind = np.shape(constant) == array.shape and not _dtypes.is_key(constant.dtype)
     return same_kind and np.array_equal(constant, array.astype(constant.dtype))
-
-
-def _output_names(tree: Any, count: int) -> tuple[str, ...]:
-    paths, _ = jax.tree_util.tree_flatten_with_path(
-        jax.tree_util.tree_unflatten(tree, list(range(count)))
-    )
-    named = [not path or hasattr(path[0], "idx") for path, _ in paths]
-    return tuple(
-        signature_names(
-            dotted("output" if bare else "", path) for bare, (path, _) in zip(named, paths)
-        )
-    )
 
 
 def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]) -> None:

@@ -14,7 +14,7 @@ from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import _dtypes
-from pax_export.export._structure import dotted, signature_names
+from pax_export.export._structure import describe, dotted, signature_names
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
 
@@ -40,7 +40,8 @@ def spec(
             sizes, in all inputs of one export.  Expressions (``"2*n"``) work
             as in `jax.export.symbolic_shape`.  ``None`` is a symbolic
             dimension with a name of its own.
-        dtype: the dtype, or its name.
+        dtype: the dtype, or its name.  ``"string"`` is text, which only a
+            preprocessor takes.
         name: the input's name in the exported signature, instead of the name
             of the Python parameter.
 
@@ -88,11 +89,19 @@ def _dtype_name(dtype: Any) -> str:
     try:
         if dtype is None:
             raise TypeError  # numpy would read it as float64
+        if _is_text(dtype):
+            return "string"
         return np.dtype(dtype).name
     except TypeError as error:
         raise InvalidArgumentTypeError(
             "This is no dtype.", got=repr(dtype), write='spec("batch, 3", "float32")'
         ) from error
+
+
+def _is_text(dtype: Any) -> bool:
+    if dtype is object or getattr(dtype, "name", dtype) == "string":
+        return True
+    return np.dtype(dtype).kind in "OSU"
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,11 @@ class Inputs:
     arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct
     positional: tuple[str, ...]  # the parameters that are given by position
 
+    def structure(self) -> dict[str, Any]:
+        """The nested structure of each argument, with the names of the flat inputs."""
+        names = iter([entry.name for entry in self.flat])
+        return {name: describe(tree, names) for name, tree in self.arguments.items()}
+
     @property
     def dimensions(self) -> tuple[str, ...]:
         """The names of the symbolic dimensions, in order of appearance."""
@@ -130,6 +144,7 @@ def resolve(
     inputs: Any,
     kwargs: Mapping[str, Any] | None,
     constraints: Sequence[str],
+    text: bool = False,
 ) -> Inputs:
     """Turns what a user wrote as ``inputs`` into named, abstract arrays.
 
@@ -139,22 +154,23 @@ def resolve(
         inputs: a tuple of positional arguments, or the only one.
         kwargs: the keyword arguments.
         constraints: what jax.export should assume of the dimensions.
+        text: whether strings may be among them.
     """
     args = inputs if type(inputs) is tuple else (inputs,)
-    kwargs = dict(kwargs or {})
-    scope = _Scope((args, kwargs), constraints)
-    paths, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    positional = _parameter_names(function, skip, len(args), kwargs)
-    structs, names, texts = [], [], []
-    for (which, key, *rest), leaf in paths:
+    args, named = jax.tree_util.tree_map(_from_tensorflow, (args, dict(kwargs or {})))
+    scope = _Scope((args, named), constraints)
+    leaves, tree = jax.tree_util.tree_flatten_with_path((args, named))
+    positional = _parameter_names(function, skip, len(args), named)
+    structs, names, paths = [], [], []
+    for (which, key, *rest), leaf in leaves:
         top = positional[key.idx] if which.idx == 0 else key.key
-        text = dotted(top, rest)
+        path = dotted(top, rest)
         given = leaf.name if isinstance(leaf, InputSpec) else None
-        structs.append(_abstract(leaf, text, scope))
-        names.append(given or text)
-        texts.append(text)
+        structs.append(_abstract(leaf, path, scope, text))
+        names.append(given or path)
+        paths.append(path)
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
-    flat = tuple(Input(*entry) for entry in zip(signature_names(names), texts, structs))
+    flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs))
     return Inputs(flat, tree, dict(zip(positional, new_args)) | new_kwargs, positional)
 
 
@@ -240,9 +256,23 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _abstract(leaf: Any, path: str, scope: _Scope) -> jax.ShapeDtypeStruct:
+def _from_tensorflow(leaf: Any) -> Any:
+    """A `tf.TensorSpec` or a tensor as a `spec`; anything else as it is."""
+    if not hasattr(getattr(leaf, "dtype", None), "as_numpy_dtype"):
+        return leaf
+    if leaf.shape.rank is None:
+        raise InvalidArgumentError(
+            "The rank of an input must be known.", got=str(leaf), write="tf.TensorSpec([None, 3])"
+        )
+    return spec(leaf.shape.as_list(), leaf.dtype.name, getattr(leaf, "name", None))
+
+
+def _abstract(leaf: Any, path: str, scope: _Scope, text: bool) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, InputSpec):
-        struct = jax.ShapeDtypeStruct(scope.shape(leaf, path), np.dtype(leaf.dtype))
+        dtype = _dtypes.numpy_dtype(leaf.dtype)
+        struct = jax.ShapeDtypeStruct(scope.shape(leaf, path), dtype)
+    elif hasattr(leaf, "shape") and getattr(getattr(leaf, "dtype", None), "kind", "-") in "OSU":
+        struct = jax.ShapeDtypeStruct(leaf.shape, _dtypes.STRING)
     elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     elif isinstance(leaf, (bool, int, float, complex)):
@@ -254,5 +284,6 @@ def _abstract(leaf: Any, path: str, scope: _Scope) -> jax.ShapeDtypeStruct:
             got=type(leaf).__name__,
             write=_EXAMPLE,
         )
-    _dtypes.check(struct.dtype, path)
+    if not (text and struct.dtype == _dtypes.STRING):
+        _dtypes.check(struct.dtype, path)
     return struct

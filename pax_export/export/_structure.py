@@ -88,6 +88,26 @@ def _key(entry: Any) -> Any:
     return key if isinstance(key, (str, int)) else dotted("", (entry,))
 
 
+def tree_names(tree: Any, bare: str) -> tuple[str, ...]:
+    """Names for the leaves of a pytree, made of their paths.
+
+    Args:
+        tree: any pytree.
+        bare: what is called this is the tree itself, if it is a leaf, and what
+            the names of the members of a list or tuple begin with.
+
+    Example:
+        >>> tree_names({"a": 1, "b": (2, 3)}, "output"), tree_names((1, 2), "output")
+        (('a', 'b.0', 'b.1'), ('output.0', 'output.1'))
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(
+        signature_names(
+            dotted(bare if not path or hasattr(path[0], "idx") else "", path) for path, _ in paths
+        )
+    )
+
+
 def rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
     """Makes the nested value again; ``leaf`` gives the array of a name.
 

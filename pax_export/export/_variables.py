@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ class Store:
     def __init__(self, leaves: Sequence[Leaf], changed: Iterable[int], trainable: bool):
         self._sources: list[Any] = []  # keeps the ids below alive
         self._by_id: dict[int, int] = {}
+        self._by_content: dict[tuple, int] = {}  # of constants of numpy
         self._names = legal_names(leaf.name for leaf in leaves)
         self.variables: list[Variable] = []
         self.of_leaf: list[int] = []
@@ -56,10 +58,21 @@ class Store:
         self._sources.append(value)
         return place
 
+    def replace(self, place: int, value: Any) -> None:
+        """Holds another value of the same shape and dtype; the old one is let go."""
+        self._by_id = {key: each for key, each in self._by_id.items() if each != place}
+        self._by_id[id(value)] = place
+        self._sources[place] = value
+        self.variables[place].value = _dtypes.store(value)
+
     def of_constant(self, value: Any) -> int:
         """The variable that holds an array that a method closes over."""
         value = getattr(value, "val", value)  # jax wraps numpy arrays anew for every trace
         place = self._by_id.get(id(value))
+        if place is None and isinstance(value, np.ndarray):  # ... and sometimes copies them
+            content = (value.dtype, value.shape, hashlib.sha256(value.tobytes()).digest())
+            place = self._by_content.setdefault(content, len(self.variables))
+            place = place if place < len(self.variables) else None
         if place is None:
             count = len(self.variables) - len(set(self.of_leaf))
             name = legal_names([*self._names, f"constants.{count}"])[-1]

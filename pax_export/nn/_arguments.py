@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import next_rng_key
+from pax_export.core import Module, next_rng_key
 
 Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
 """A function of a key and a shape that makes an array of that shape."""
@@ -109,30 +109,35 @@ def ones(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
     return jnp.ones(shape)
 
 
-def require_rank(x: Any, rank: int, form: str, where: str) -> None:
+def cast(x: jax.Array, dtype: Any) -> jax.Array:
+    """``x.astype(dtype)``, which takes time in a trace even where it changes nothing."""
+    return x if x.dtype == dtype and not x.weak_type else x.astype(dtype)
+
+
+def require_rank(x: Any, rank: int, form: str, layer: Module) -> None:
     """Raises unless an input has as many axes as a layer needs.
 
     Args:
         x: the input.
         rank: how many axes it must have.
         form: the axes in letters or words, e.g. ``NHWC``.
-        where: the layer.
+        layer: whose input it is.  (Not its text: that takes longer to make than the check.)
     """
     if x.ndim != rank:
         raise InvalidArgumentError(
             f"The input must have {rank} axes, {form}.",
-            where=where,
+            where=repr(layer),
             got=f"shape {x.shape}",
             write="x[None] to add a batch axis" if x.ndim == rank - 1 else None,
         )
 
 
-def require_channels(x: Any, axis: int, size: int, where: str) -> None:
+def require_channels(x: Any, axis: int, size: int, layer: Module) -> None:
     """Raises unless an input has as many channels as a layer was built for."""
     if x.shape[axis] != size:
         raise InvalidArgumentError(
             f"The input must have {size} channels on axis {axis}.",
-            where=where,
+            where=repr(layer),
             got=f"shape {x.shape}",
             write=f"an input of that many channels, or a layer built for {x.shape[axis]} channels",
         )

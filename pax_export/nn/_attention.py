@@ -15,7 +15,7 @@ from pax_export.nn._linear import Linear
 
 # What a hidden logit becomes: small enough that its weight is 0, and finite, so
 # that a row with nothing to attend to gives a mean and not NaN.
-_HIDDEN = -1e30
+_LOWEST = -1e30
 
 
 class MultiHeadAttention(Module):
@@ -67,7 +67,8 @@ class MultiHeadAttention(Module):
     def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> jax.Array:
         """Attends from each query to the values of all keys.
 
-        Logits and softmax are computed in float32 at least.
+        Logits and softmax are computed in float32 at least, under any
+        mixed-precision policy.
 
         Args:
             query: ``[..., t, model_size]``.
@@ -89,8 +90,7 @@ class MultiHeadAttention(Module):
         query_heads = self._heads(self.query_projection(query))
         key_heads = self._heads(self.key_projection(key))
         value_heads = self._heads(self.value_projection(value))
-        weights = jax.nn.softmax(self._logits(query_heads, key_heads, mask))
-        weights = weights.astype(value_heads.dtype)
+        weights = self._weights(query_heads, key_heads, mask).astype(value_heads.dtype)
         heads = jnp.einsum("...htT,...Thd->...thd", weights, value_heads)
         joined = heads.reshape((*heads.shape[:-2], self.model_size))
         return self.output_projection(joined)
@@ -99,23 +99,30 @@ class MultiHeadAttention(Module):
         """``[..., t, model_size]`` as ``[..., t, num_heads, key_size]``."""
         return x.reshape((*x.shape[:-1], self.num_heads, self.key_size))
 
-    def _logits(self, query: jax.Array, key: jax.Array, mask: Any) -> jax.Array:
-        # Sums of float16 products would overflow before they are scaled down.
+    # One method, from product to softmax: what a method under a mixed-precision
+    # policy returns is cast, and logits in float16 overflow.
+    def _weights(self, query: jax.Array, key: jax.Array, mask: Any) -> jax.Array:
+        """``[..., num_heads, t, T]``: how much each query takes of each value."""
         dtype = jnp.promote_types(jnp.result_type(query, key), jnp.float32)
         logits = jnp.einsum("...thd,...Thd->...htT", query, key, preferred_element_type=dtype)
         logits = logits / math.sqrt(self.key_size)
-        if mask is None:
-            return logits
-        try:
-            return jnp.where(jnp.asarray(mask) != 0, logits, _HIDDEN)
-        except (TypeError, ValueError):
-            raise InvalidArgumentError(
-                "The mask must broadcast to [..., num_heads, t, T].",
-                where=repr(self),
-                got=f"shape {jnp.shape(mask)} for {logits.shape}",
-                write="mask[:, None, None, :] for a mask [batch, T] of the keys",
-            ) from None
+        if mask is not None:
+            logits = _hidden(logits, mask, repr(self))
+        return jax.nn.softmax(logits)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         own = {"num_heads": self.num_heads, "key_size": self.key_size}
         return super()._repr({**own, **(info or {})})
+
+
+def _hidden(logits: jax.Array, mask: Any, where: str) -> jax.Array:
+    """The logits, very low where the mask is False or 0."""
+    try:
+        return jnp.where(jnp.asarray(mask) != 0, logits, _LOWEST)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            "The mask must broadcast to [..., num_heads, t, T].",
+            where=where,
+            got=f"shape {jnp.shape(mask)} for {logits.shape}",
+            write="mask[:, None, None, :] for a mask [batch, T] of the keys",
+        ) from None

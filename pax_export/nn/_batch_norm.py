@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pax_export.core import Module, parameters_method
 from pax_export.core._summary import summary_lines
 from pax_export.nn._arguments import (
+    cast,
     choice,
     fraction,
     integer,
@@ -75,7 +76,7 @@ class _BatchNorm(Module):
         used = [array for array in (x, self.scale, self.offset) if array is not None]
         dtype = jnp.result_type(*used)
         # A sum of half-precision numbers would overflow, a square even sooner.
-        wide = x.astype(jnp.promote_types(dtype, jnp.float32))
+        wide = cast(x, jnp.promote_types(dtype, jnp.float32))
         mean, variance = self._statistics(wide)
         factor = jax.lax.rsqrt(variance + self.eps)
         if self.scale is not None:
@@ -83,12 +84,12 @@ class _BatchNorm(Module):
         y = (wide - mean) * factor
         if self.offset is not None:
             y = y + self.offset
-        return y.astype(dtype)
+        return cast(y, dtype)
 
     def _checked_input(self, x: Any) -> jax.Array:
         x = jnp.asarray(x)
-        require_rank(x, len(self.data_format), self.data_format, repr(self))
-        require_channels(x, self._channel_axis(), self.num_channels, repr(self))
+        require_rank(x, len(self.data_format), self.data_format, self)
+        require_channels(x, self._channel_axis(), self.num_channels, self)
         if jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         return x.astype(jnp.float32)

@@ -13,6 +13,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn._arguments import (
     Initializer,
+    cast,
     choice,
     integer,
     key_or_next,
@@ -51,10 +52,10 @@ class Convolution(ParameterModule):
     def _checked_input(self, x: Any) -> tuple[jax.Array, jax.Array]:
         """The input and the weight, in one dtype; raises if the input does not fit."""
         x = jnp.asarray(x)
-        require_rank(x, len(self.data_format), self.data_format, repr(self))
-        require_channels(x, self.data_format.index("C"), self.in_features, repr(self))
+        require_rank(x, len(self.data_format), self.data_format, self)
+        require_channels(x, self.data_format.index("C"), self.in_features, self)
         dtype = jnp.result_type(x, self.weight)
-        return x.astype(dtype), jnp.asarray(self.weight, dtype)
+        return cast(x, dtype), cast(jnp.asarray(self.weight), dtype)
 
     def _with_bias(self, y: jax.Array) -> jax.Array:
         if self.bias is None:

@@ -63,6 +63,8 @@ class Dropout(StateModule):
         (2, 3)
     """
 
+    rng_attributes = ("rng_key",)
+
     def __init__(self, dropout_rate: float, *, name: str | None = None):
         super().__init__(name=name)
         self.dropout_rate = fraction(dropout_rate, "Dropout.dropout_rate", one_allowed=False)

@@ -141,7 +141,7 @@ class GroupNorm(ParameterModule):
                 got=f"shape {x.shape}",
                 write="x[None] to add a batch axis",
             )
-        require_channels(x, self._channel_axis(x.ndim), self.num_channels, repr(self))
+        require_channels(x, self._channel_axis(x.ndim), self.num_channels, self)
 
     def _channel_axis(self, rank: int) -> int:
         return 1 if self.data_format == "channels_first" else rank - 1

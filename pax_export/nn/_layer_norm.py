@@ -109,7 +109,7 @@ class LayerNorm(ParameterModule):
 
     def _check(self, x: jax.Array, scale: Any, offset: Any) -> None:
         if self.create_scale or self.create_offset:
-            require_channels(x, -1, self.num_channels, repr(self))
+            require_channels(x, -1, self.num_channels, self)
         for word, own, given in (
             ("scale", self.create_scale, scale),
             ("offset", self.create_offset, offset),

@@ -37,6 +37,8 @@ class RngSeq(StateModule):
         2
     """
 
+    rng_attributes = ("_rng_key",)
+
     def __init__(self, seed: int | None = None, rng_key: Any = None):
         super().__init__()
         if rng_key is None and seed is not None:

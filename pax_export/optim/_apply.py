@@ -24,7 +24,7 @@ O = TypeVar("O", bound=Module)  # noqa: E741
 
 
 def apply_gradients(
-    model: M, optimizer: O, grads: M, all_finite: jax.Array | None = None
+    model: M, optimizer: O, grads: M, all_finite: jax.Array | None = None, **extra: Any
 ) -> tuple[M, O]:
     """Updates a model and its optimizer by gradients.
 
@@ -34,6 +34,7 @@ def apply_gradients(
             ``model.parameters()``.  (Its updates are subtracted.)
         grads: gradients, of the structure of ``model.parameters()``.
         all_finite: boolean scalar; where it is False, both stay as they were.
+        **extra: what else the optimizer takes, e.g. ``value=loss``.
 
     Returns:
         ``(model, optimizer)``; every array keeps its dtype.
@@ -55,7 +56,7 @@ def apply_gradients(
     params = model.parameters()
     grads = _selected(grads)
     assert_structure_equal(params, grads)
-    new_optimizer, updates = module_and_value(optimizer)(grads, params)
+    new_optimizer, updates = module_and_value(optimizer)(grads, params, **extra)
     new_params = _subtract(params, updates)
     if all_finite is not None:
         new_params = _choose(all_finite, new_params, params)

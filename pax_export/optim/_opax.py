@@ -6,8 +6,9 @@ has.  Here its files are run as ``pax_export.opax`` and its submodules, with an
 ``jnp`` of their own, in which clip works.  Nobody else sees either.
 
 One more thing is mended on the way: ``opax.adam(1e-3)`` makes new classes each
-time it is called, so every new optimizer would have another treedef, and a
-jitted step would be traced again.  Equal calls give one class here.
+time it is called, so every new optimizer would have another treedef, a jitted
+step would be traced again, and no optimizer could be pickled.  Equal calls give
+one class here, and the call is remembered, for pickles.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import jax.numpy as jnp
 
 from pax_export import core
 from pax_export._optional import find
+from pax_export.core._made import remember_call
 from pax_export.core._static import static_key
 from pax_export.core._tree import is_array
 
@@ -81,10 +83,10 @@ class _OpaxLoader(SourceFileLoader):
         super().exec_module(module)
         if names.get("jnp") is jnp:
             names["jnp"] = _numpy
-        if module.__name__.endswith(".transform"):
+        if module.__name__.endswith((".transform", ".schedule")):
             for name, value in list(names.items()):
-                if _is_class_factory(value, module):
-                    names[name] = _one_class_for_equal_calls(value)
+                if _is_factory(value, module):
+                    names[name] = _one_result_for_equal_calls(value)
 
 
 def _import(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +116,8 @@ _numpy = _Numpy("jax.numpy")
 # --- one class for equal calls ----------------------------------------------------
 
 
-def _is_class_factory(value: Any, module: types.ModuleType) -> bool:
+def _is_factory(value: Any, module: types.ModuleType) -> bool:
+    """True for opax's public functions here: they make classes, or schedules."""
     return (
         isinstance(value, types.FunctionType)
         and value.__module__ == module.__name__
@@ -122,19 +125,24 @@ def _is_class_factory(value: Any, module: types.ModuleType) -> bool:
     )
 
 
-def _one_class_for_equal_calls(factory: Callable[..., type]) -> Callable[..., type]:
-    known: dict[Any, type] = {}
+def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[Any, Any] = {}
     signature = inspect.signature(factory)
 
     @functools.wraps(factory)
-    def make(*args: Any, **kwargs: Any) -> type:
+    def make(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if any(map(is_array, jax.tree_util.tree_leaves(bound.arguments))):
-            return factory(*args, **kwargs)  # an array has a value of its own
+            # An array has a value of its own, and must not be kept for ever.
+            return remembered(factory(*args, **kwargs), args, kwargs)
         key = static_key(tuple(bound.arguments.values()))
         if key not in known:
-            known[key] = factory(*args, **kwargs)
+            known[key] = remembered(factory(*args, **kwargs), args, kwargs)
         return known[key]
+
+    def remembered(made: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        remember_call(made, factory, args, kwargs)
+        return made
 
     return make

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jax.tree_util import tree_map
+from jax.tree_util import tree_leaves, tree_map
 
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export._optional import require
 from pax_export.core import Module, StateModule
-from pax_export.core._tree import is_node
+from pax_export.core._tree import is_array
 from pax_export.optim._recipe import OptaxRecipe
 
 
@@ -21,6 +24,9 @@ class OptaxOptimizer(StateModule):
         recipe: the transformation, static data.
         state: the state of the transformation.  Moments are modules of the
             model's class that hold the parameters' shapes.
+        slow_params: for `optax.lookahead`, the parameters to evaluate and serve
+            (``model.update_parameters(optimizer.slow_params)``), else None.  The
+            model holds the fast ones.
 
     Example:
         >>> import optax, pax_export as pax
@@ -36,7 +42,10 @@ class OptaxOptimizer(StateModule):
     def __init__(self, recipe: OptaxRecipe, params: Any):
         super().__init__()
         self.recipe = recipe
-        self.state = _as_arrays(recipe.init(_parameters(params)))
+        params = _parameters(params)
+        # Copies: the model and its optimizer may be donated to one jitted step.
+        self.slow_params = tree_map(jnp.copy, params) if recipe.takes_slow else None
+        self.state = _as_state(recipe.init(self._given(params)), params)
 
     def __call__(self, grads: Any, params: Any = None, **extra: Any) -> Any:
         """Returns the updates to subtract; the state is changed, so call it with `%`.
@@ -44,11 +53,57 @@ class OptaxOptimizer(StateModule):
         Args:
             grads: gradients.
             params: the parameters, for transformations that need them.
-            **extra: what else the transformation takes, e.g. ``value=loss``.
+            **extra: what else the transformation takes, e.g. ``value=loss``; what
+                it does not take is ignored, as in optax.
+
+        Raises:
+            InvalidArgumentTypeError: (a TypeError) an argument that the
+                transformation needs is missing.
         """
-        updates, state = self.recipe.update(grads, self.state, params, **extra)
-        self.state = _as_arrays(state)
-        return tree_map(jnp.negative, updates)
+        update = functools.partial(self.recipe.update, **self.recipe.accepted(extra))
+        try:
+            updates, state = update(grads, self.state, self._given(params))
+        except TypeError as error:
+            _teach_missing_argument(error)
+            raise
+        self.state = _as_state(state, params)
+        return tree_map(jnp.negative, self._taken(updates))
+
+    def _given(self, params: Any) -> Any:
+        """The parameters as the transformation wants them: for lookahead, twice."""
+        if self.slow_params is None:
+            return params
+        optax = require("optax", "optax", "optax.lookahead")
+        return optax.LookaheadParams(fast=params, slow=self.slow_params)
+
+    def _taken(self, updates: Any) -> Any:
+        """The updates of the model's parameters; those of the slow ones are made here."""
+        if self.slow_params is None:
+            return updates
+        if not hasattr(updates, "slow"):
+            raise InvalidArgumentTypeError(
+                "optax.lookahead must be the last to change the updates.",
+                got=f"updates of type {type(updates).__name__}",
+                write="optax.chain(optax.clip(1.0), optax.lookahead(optax.adam(1e-3), 5, 0.5))",
+            )
+        self.slow_params = tree_map(_added, self.slow_params, updates.slow)
+        return updates.fast
+
+
+def _added(slow: Any, update: Any) -> Any:
+    return (slow + update).astype(slow.dtype)
+
+
+def _teach_missing_argument(error: TypeError) -> None:
+    """Raises a better error if optax lacked an argument such as ``value``."""
+    found = re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error))
+    if found is not None:
+        raise InvalidArgumentTypeError(
+            "This optimizer of optax needs more than gradients and parameters.",
+            got=f"no {found[1]}",
+            write="build_update_fn, which passes value, grad and value_fn; or "
+            "apply_gradients(model, optimizer, grads, value=loss)",
+        ) from error
 
 
 def from_optax(transformation: Any) -> Callable[[Any], OptaxOptimizer]:
@@ -58,6 +113,11 @@ def from_optax(transformation: Any) -> Callable[[Any], OptaxOptimizer]:
     returns optax's updates with their sign turned: they are *subtracted*, as
     opax's are.  `build_update_fn`, `apply_gradients` and `apply_scaled_gradients`
     do that.
+
+    What else an optimizer needs, such as the loss (`optax.polyak_sgd`, line
+    searches, `optax.contrib.reduce_on_plateau`), `build_update_fn` gives it, and
+    `apply_gradients` passes on.  `optax.lookahead` keeps its slow parameters in
+    the module.
 
     Args:
         transformation: what ``optax.adam(1e-3)`` or ``optax.chain(...)`` gives;
@@ -88,10 +148,24 @@ def _parameters(params: Any) -> Any:
     return params.parameters() if isinstance(params, Module) else params
 
 
-def _as_arrays(state: Any) -> Any:
-    """Numbers among the state become arrays: as static data they would be fixed."""
+def _as_state(state: Any, params: Any) -> Any:
+    """A state that this module alone holds, as jax.jit would return it.
 
-    def as_array(leaf: Any) -> Any:
-        return jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+    Numbers become arrays: as static data they would be fixed.  No array is weakly
+    typed: that lasts for one step.  None stands at two places or is the model's
+    own: a tree of modules does not allow the one, donating both to a jitted step
+    the other.
+    """
+    taken = set(map(id, tree_leaves(params)))
 
-    return tree_map(as_array, state, is_leaf=is_node)
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, (bool, int, float, complex)):
+            leaf = jnp.asarray(leaf)
+        if getattr(leaf, "weak_type", False):
+            leaf = leaf.astype(leaf.dtype)
+        if id(leaf) in taken and is_array(leaf):
+            leaf = jnp.copy(leaf)
+        taken.add(id(leaf))
+        return leaf
+
+    return tree_map(own, state)

@@ -9,7 +9,9 @@ over, at every depth: the functions of optax are pure, so that decides.
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +30,10 @@ class OptaxRecipe:
 
     Attributes:
         init: makes a state from parameters.
-        update: ``(grads, state, params) -> (updates, state)``.
+        update: ``(grads, state, params, **extra) -> (updates, state)``.
+        takes: the names of the extra arguments, such as ``value``, that ``update``
+            takes; None if it takes any and ignores those it does not need.
+        takes_slow: whether it wants its parameters twice, as `optax.lookahead` does.
     """
 
     def __init__(self, source: Any):
@@ -42,7 +47,16 @@ class OptaxRecipe:
             )
         self.init: Callable = made.init
         self.update: Callable = made.update
-        self._key = _key(source if source is not made else (made.init, made.update), set())
+        self.takes = _keyword_names(made.update)
+        key = _key((made.init, made.update), set())
+        self.takes_slow = _mentions(key, _lookahead_code())
+        self._key = key if source is made else _key(source, set())
+
+    def accepted(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Those of the extra arguments that the transformation takes."""
+        if self.takes is None:
+            return extra
+        return {name: value for name, value in extra.items() if name in self.takes}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OptaxRecipe) and self._key == other._key
@@ -67,6 +81,29 @@ class OptaxRecipe:
                 "which pickle can write down",
             ) from error
         return OptaxRecipe, (self._source,)
+
+
+def _keyword_names(update: Callable) -> frozenset[str] | None:
+    parameters = inspect.signature(update).parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return None
+    return frozenset([each.name for each in parameters])
+
+
+def _lookahead_code() -> frozenset[types.CodeType]:
+    """The code of the functions that optax.lookahead returns."""
+    optax = sys.modules.get("optax")
+    if optax is None:
+        return frozenset()  # then it made none of them
+    constants = optax.lookahead.__code__.co_consts
+    return frozenset([const for const in constants if isinstance(const, types.CodeType)])
+
+
+def _mentions(key: Any, codes: frozenset[types.CodeType]) -> bool:
+    """True if one of these codes is part of a key, at any depth."""
+    if isinstance(key, tuple):
+        return any(_mentions(part, codes) for part in key)
+    return isinstance(key, types.CodeType) and key in codes
 
 
 def _is_factory(source: Any) -> bool:

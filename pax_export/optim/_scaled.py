@@ -15,7 +15,9 @@ O = TypeVar("O", bound=Module)  # noqa: E741
 L = TypeVar("L")
 
 
-def apply_scaled_gradients(model: M, optimizer: O, loss_scale: L, grads: Any) -> tuple[M, O, L]:
+def apply_scaled_gradients(
+    model: M, optimizer: O, loss_scale: L, grads: Any, **extra: Any
+) -> tuple[M, O, L]:
     """Updates a model, its optimizer and its loss scale by gradients of a scaled loss.
 
     With a dynamic loss scale, a step whose gradients are not finite leaves the
@@ -28,6 +30,7 @@ def apply_scaled_gradients(model: M, optimizer: O, loss_scale: L, grads: Any) ->
         optimizer: a module of opax or of `from_optax`.
         loss_scale: a loss scale of `pax_export.precision` or of jmp.
         grads: gradients of ``loss_scale.scale(loss)``.
+        **extra: what else the optimizer takes, e.g. ``value=loss``, not scaled.
 
     Returns:
         ``(model, optimizer, loss_scale)``; every array keeps its dtype, so a
@@ -51,7 +54,7 @@ def apply_scaled_gradients(model: M, optimizer: O, loss_scale: L, grads: Any) ->
     """
     grads = unscale(loss_scale, grads)
     if not isinstance(loss_scale, jmp.DynamicLossScale):
-        return (*apply_gradients(model, optimizer, grads), loss_scale)
+        return (*apply_gradients(model, optimizer, grads, **extra), loss_scale)
     finite = jmp.all_finite(grads)
-    model, optimizer = apply_gradients(model, optimizer, grads, all_finite=finite)
+    model, optimizer = apply_gradients(model, optimizer, grads, all_finite=finite, **extra)
     return model, optimizer, adjust(loss_scale, finite)

@@ -7,8 +7,10 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module, assert_structure_equal
+from pax_export.core._walk import rebuilt
 from pax_export.optim._apply import apply_gradients, require_model_and_optimizer
-from pax_export.transforms import grad
+from pax_export.optim._optax import OptaxOptimizer
+from pax_export.transforms import value_and_grad
 
 
 def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> Callable[..., Any]:
@@ -25,6 +27,8 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         ``update(model, optimizer, *inputs) -> (model, optimizer, aux)``; in scan
         mode ``update((model, optimizer), *inputs) -> ((model, optimizer), aux)``.
         The optimizer is a module of opax or of `pax_export.optim.from_optax`.
+        One of optax is also told the loss (``value``), the gradients (``grad``)
+        and how to compute the loss for other parameters (``value_fn``).
 
     Raises:
         InvalidArgumentTypeError: (an AssertionError too, when called) the model
@@ -45,14 +49,27 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         >>> loss.shape
         ()
     """
-    grad_fn = grad(loss_fn, has_aux=True)
+
+    def of_immutable(model: Any, *inputs: Any) -> Any:
+        # The gradient's copy of a model may be changed; but what is changed and
+        # not returned would be lost, so here it is an error.
+        return loss_fn(rebuilt(model), *inputs)
+
+    grad_fn = value_and_grad(of_immutable, has_aux=True)
 
     def update(model: Any, optimizer: Any, *inputs: Any) -> tuple[Any, Any, Any]:
         require_model_and_optimizer(model, optimizer)
-        grads, returned = grad_fn(model, *inputs)
+        (loss, returned), grads = grad_fn(model, *inputs)
         aux, updated = _aux_and_model(returned)
         assert_structure_equal(model, updated)
-        updated, optimizer = apply_gradients(updated, optimizer, grads)
+
+        def value_fn(params: Any) -> Any:
+            return loss_fn(model.update_parameters(params), *inputs)[0]
+
+        extra = {}
+        if isinstance(optimizer, OptaxOptimizer):
+            extra = {"value": loss, "grad": grads, "value_fn": value_fn}
+        updated, optimizer = apply_gradients(updated, optimizer, grads, **extra)
         return updated, optimizer, aux
 
     def scan_update(model_and_optimizer: Any, *inputs: Any) -> tuple[Any, Any]:

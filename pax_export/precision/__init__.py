@@ -5,6 +5,7 @@ from pax_export.precision._loss_scale import (
     NoOpLossScale,
     StaticLossScale,
 )
+from pax_export.precision._mixed import mixed_precision, remove_policies
 from pax_export.precision._policy import apply_mp_policy, policy_of, unwrap_mp_policy
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "NoOpLossScale",
     "StaticLossScale",
     "apply_mp_policy",
+    "mixed_precision",
     "policy_of",
+    "remove_policies",
     "unwrap_mp_policy",
 ]

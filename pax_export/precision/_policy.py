@@ -70,7 +70,7 @@ def apply_mp_policy(module: M, mp_policy: jmp.Policy) -> M:
             got=repr(module),
             write="apply_mp_policy(unwrap_mp_policy(module), policy)",
         )
-    policy = _canonical(mp_policy)
+    policy = canonical(mp_policy)
     cast = map_attributes(module, lambda name, v: cast_floating(v, policy.param_dtype))
     return with_class(cast, derived(type(module), "mp_policy", policy))
 
@@ -117,11 +117,13 @@ def policy_of(module: Any) -> jmp.Policy | None:
     return aspect_of(type(module), "mp_policy")
 
 
-def _canonical(policy: Any) -> jmp.Policy:
+def canonical(policy: Any) -> jmp.Policy:
     """One of all policies that say the same: it finds the derived class."""
     dtypes = [getattr(policy, f"{role}_dtype", None) for role in ("param", "compute", "output")]
     try:
-        names = [] if None in dtypes else [jnp.dtype(dtype).name for dtype in dtypes]
+        # Not `None in dtypes`: numpy calls np.dtype("float64") and None equal.
+        unset = any(dtype is None for dtype in dtypes)
+        names = [] if unset else [jnp.dtype(dtype).name for dtype in dtypes]
     except TypeError:
         names = []
     if not names or not all(jnp.issubdtype(name, jnp.floating) for name in names):

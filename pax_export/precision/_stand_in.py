@@ -17,6 +17,7 @@ from typing import Any
 import jmp
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
+from pax_export.core._assign import store
 from pax_export.core._mutable import owner_of, require_open
 from pax_export.core._tree import (
     EmptyNode,
@@ -28,7 +29,6 @@ from pax_export.core._tree import (
     is_node,
     set_owner,
     settle,
-    store,
 )
 from pax_export.precision._cast import cast_floating, stops
 

@@ -1,6 +1,53 @@
 """Transforms of functions that take modules."""
 
+from pax_export.transforms._constructors import Remat, Scan, Vmap
+from pax_export.transforms._filters import (
+    All,
+    Not,
+    Param,
+    PathContains,
+    PathIn,
+    RngState,
+    State,
+)
+from pax_export.transforms._filters import Any_ as Any
 from pax_export.transforms._grad import grad, value_and_grad
+from pax_export.transforms._jit import jit
+from pax_export.transforms._remat import remat
+from pax_export.transforms._rng_fold import rng_fold
 from pax_export.transforms._scan import scan
+from pax_export.transforms._sharding import (
+    PARTITION_NAME,
+    get_named_sharding,
+    get_partition_spec,
+)
+from pax_export.transforms._stack import stack_layers, unstack_layers
+from pax_export.transforms._state_axes import StateAxes
+from pax_export.transforms._vmap import vmap
 
-__all__ = ["grad", "scan", "value_and_grad"]
+__all__ = [
+    "All",
+    "Any",
+    "Not",
+    "PARTITION_NAME",
+    "Param",
+    "PathContains",
+    "PathIn",
+    "Remat",
+    "RngState",
+    "Scan",
+    "State",
+    "StateAxes",
+    "Vmap",
+    "get_named_sharding",
+    "get_partition_spec",
+    "grad",
+    "jit",
+    "remat",
+    "rng_fold",
+    "scan",
+    "stack_layers",
+    "unstack_layers",
+    "value_and_grad",
+    "vmap",
+]

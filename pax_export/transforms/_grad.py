@@ -1,19 +1,16 @@
 """Gradients with respect to the parameters of modules.
 
-One rule: an argument is split into what is differentiated (the parameters of its
-modules, and all of it outside of modules) and the whole; jax differentiates a
-function of the former; inside, the two are merged again.
+jax sees the leaves that ``wrt`` selects, and all leaves outside of modules.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten, tree_leaves, tree_map
+from jax.tree_util import tree_map, tree_structure
 
 from pax_export._errors import (
     InvalidArgumentError,
@@ -21,9 +18,11 @@ from pax_export._errors import (
     NotDifferentiableError,
     UnsupportedOperationError,
 )
-from pax_export.core import named_leaves
 from pax_export.core._check import describe_array
-from pax_export.core._tree import Node, is_node
+from pax_export.core._tree import EmptyNode, is_node
+from pax_export.core._walk import join, path_name
+from pax_export.transforms._filters import Param, as_filter, leaves_of
+from pax_export.transforms._lift import Call, Result, wraps
 
 
 def value_and_grad(
@@ -33,31 +32,38 @@ def value_and_grad(
     holomorphic: bool = False,
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: Any = Param,
 ) -> Callable[..., tuple[Any, Any]]:
     """Makes a function that returns a loss and its gradients.
 
     Args:
-        fun: takes a module first and returns a scalar loss, or ``(loss, aux)``.
-            Inside, modules are immutable: return an updated one in ``aux``.
+        fun: takes modules and returns a scalar loss, or ``(loss, aux)``.  Inside,
+            modules are fresh copies that may be changed, as in `pure`: return
+            one in ``aux`` to have it.
         argnums: which positional arguments to differentiate: an integer or
-            several, negative ones counted from the end.  Argument 0 must be a
-            module; others may be modules, arrays, or pytrees of both.  (True or
-            False stands for ``has_aux``, PAX's second argument.)
+            several, negative ones counted from the end.  They may be modules,
+            arrays, or pytrees of both.  (True or False stands for ``has_aux``,
+            PAX's second argument.)
         has_aux: whether ``fun`` returns ``(loss, aux)``.
         holomorphic: as in `jax.grad`.
         allow_int: whether integer leaves may be differentiated; their gradients
             have the dtype float0.
         reduce_axes: must be empty; jax no longer has it.
+        wrt: a filter that selects the leaves of modules to differentiate; the
+            trainable ones by default.
 
     Returns:
         A function of the same arguments that returns ``(value, grads)`` or
         ``((value, aux), grads)``.  The gradient of a module has the structure of
-        its ``parameters()``; for several argnums there is a tuple of gradients.
+        its ``parameters()``, or of the module with an EmptyNode at each leaf
+        that ``wrt`` does not select; for several argnums there is a tuple of
+        gradients.
 
     Raises:
         UnsupportedOperationError: (a NotImplementedError) ``reduce_axes``.
-        InvalidArgumentTypeError: (a ValueError, when called) argument 0 is to be
-            differentiated and is no module.
+        InvalidArgumentTypeError: (a TypeError) ``wrt`` is no filter; (a ValueError,
+            when called) no argument holds a module.
         NotDifferentiableError: (a TypeError, when called) an integer leaf.
 
     Example:
@@ -77,22 +83,35 @@ def value_and_grad(
             got=f"reduce_axes={tuple(reduce_axes)!r}",
             write="jax.lax.psum of the gradients",
         )
+    select = as_filter(wrt)
+    take = _loss_and_aux if has_aux else _loss_alone
 
-    @functools.wraps(fun)
+    @wraps(fun)
     def value_and_grad_fun(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        call = Call(fun, args, kwargs)
         places = _places(argnums, len(args))
-        parts = tuple([_differentiable(args[i], i, allow_int or holomorphic) for i in places])
+        _require_module(argnums, args, call)
+        targets = {place: _Target(args[place], call, place, wrt, select) for place in places}
+        if not (allow_int or holomorphic):
+            for target in targets.values():
+                target.require_floating()
+        numbers = sorted({n for target in targets.values() for n in target.numbers})
+        results: list[Result] = []
 
-        def call(parts: tuple) -> Any:
-            merged = list(args)
-            for place, part in zip(places, parts):
-                merged[place] = _merge(args[place], part)
-            return fun(*merged, **kwargs)
+        def loss(selected: list[Any]) -> tuple[Any, list[Any]]:
+            leaves = list(call.leaves)
+            for number, leaf in zip(numbers, selected):
+                leaves[number] = leaf
+            results.append(call.inside(leaves, take))
+            return results[-1].head, results[-1].leaves
 
-        value, grads = jax.value_and_grad(
-            call, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
-        )(parts)
-        return value, grads[0] if isinstance(argnums, int) else grads
+        (value, rest), grads = jax.value_and_grad(
+            loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int
+        )([call.leaves[number] for number in numbers])
+        aux = call.finish(results[-1], rest)
+        by_number = dict(zip(numbers, grads))
+        trees = tuple([targets[place].tree(by_number) for place in places])
+        return (value, aux) if has_aux else value, trees[0] if _is_one(argnums) else trees
 
     return value_and_grad_fun
 
@@ -104,6 +123,8 @@ def grad(
     holomorphic: bool = False,
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
+    *,
+    wrt: Any = Param,
 ) -> Callable[..., Any]:
     """Makes a function that returns the gradients of a loss.
 
@@ -114,6 +135,7 @@ def grad(
         holomorphic: as in `jax.grad`.
         allow_int: whether integer leaves may be differentiated.
         reduce_axes: must be empty.
+        wrt: a filter that selects the leaves of modules to differentiate.
 
     Returns:
         A function of the same arguments that returns ``grads`` or
@@ -121,8 +143,8 @@ def grad(
 
     Raises:
         UnsupportedOperationError: (a NotImplementedError) ``reduce_axes``.
-        InvalidArgumentTypeError: (a ValueError, when called) argument 0 is to be
-            differentiated and is no module.
+        InvalidArgumentTypeError: (a TypeError) ``wrt`` is no filter; (a ValueError,
+            when called) no argument holds a module.
         NotDifferentiableError: (a TypeError, when called) an integer leaf.
 
     Example:
@@ -134,9 +156,9 @@ def grad(
     """
     if isinstance(argnums, bool):
         argnums, has_aux = 0, argnums
-    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes)
+    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt=wrt)
 
-    @functools.wraps(fun)
+    @wraps(fun)
     def grad_fun(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
@@ -144,9 +166,27 @@ def grad(
     return grad_fun
 
 
+def _loss_alone(value: Any) -> tuple[Any, Any]:
+    return value, None
+
+
+def _loss_and_aux(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InvalidArgumentTypeError(
+            "With has_aux=True the function must return a pair: the loss, and what else to return.",
+            got=f"{type(value).__name__}",
+            write="return loss, aux",
+        )
+    return value[0], value[1]
+
+
+def _is_one(argnums: int | Sequence[int]) -> bool:
+    return not isinstance(argnums, Sequence)
+
+
 def _places(argnums: int | Sequence[int], count: int) -> list[int]:
     """Positions of the arguments to differentiate, none negative."""
-    numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+    numbers = list(argnums) if isinstance(argnums, Sequence) else [argnums]
     for number in numbers:
         if not -count <= number < count:
             raise InvalidArgumentError(
@@ -157,41 +197,68 @@ def _places(argnums: int | Sequence[int], count: int) -> list[int]:
     return [number % count for number in numbers]
 
 
-def _differentiable(argument: Any, place: int, allow_int: bool) -> Any:
-    """The part of an argument that jax differentiates."""
-    if place == 0 and not isinstance(argument, Node):
+def _require_module(argnums: int | Sequence[int], args: tuple, call: Call) -> None:
+    """Refuses what PAX refuses: a gradient where there is no module at all."""
+    if not call.roots and _is_one(argnums) and not argnums:
         raise InvalidArgumentTypeError(
             "Gradients are taken with respect to a module: the first argument must be one.",
-            got=f"{type(argument).__name__}: {argument!r}"[:200],
+            got=f"{type(args[0]).__name__}: {args[0]!r}"[:200],
             write="loss_fn(model, ...), or jax.grad for a function of arrays",
         )
-    part = tree_map(lambda x: x.parameters() if is_node(x) else x, argument, is_leaf=is_node)
-    if not allow_int:
-        _require_floating(part, place)
-    return part
 
 
-def _require_floating(part: Any, place: int) -> None:
-    if all(map(_is_floating, tree_leaves(part))):
-        return
-    for name, leaf in named_leaves(part):
-        if not _is_floating(leaf):
-            raise NotDifferentiableError(
-                "A gradient needs floating-point numbers.",
-                where=name or f"argument {place}",
-                got=describe_array(leaf),
-                write="parameters = pax.parameters_method(...) without it, or allow_int=True",
-            )
+class _Target:
+    """An argument to differentiate.
+
+    Attributes:
+        numbers: which leaves of the call jax differentiates.
+    """
+
+    def __init__(self, argument: Any, call: Call, place: int, wrt: Any, select: Callable):
+        self.argument = argument
+        self.place = place
+        self.by_parameters = wrt is Param
+        self.parts = [p for p in call.parts if p.path[0].idx == 0 and p.path[1].idx == place]
+        masks = [select(p.value) if p.is_module else [True] for p in self.parts]
+        self.masks = [
+            [n if chosen else None for n, chosen in zip(range(p.start, p.stop), mask)]
+            for p, mask in zip(self.parts, masks)
+        ]
+        self.numbers = [n for mask in self.masks for n in mask if n is not None]
+        self.call = call
+
+    def require_floating(self) -> None:
+        """Raises if a leaf that is to be differentiated holds no floating-point numbers."""
+        for part, mask in zip(self.parts, self.masks):
+            for at, number in enumerate(mask):
+                leaf = None if number is None else self.call.leaves[number]
+                if number is None or _is_floating(leaf):
+                    continue
+                inside = path_name(part.path[2:])
+                name = leaves_of(part.value)[at].name if part.is_module else ""
+                raise NotDifferentiableError(
+                    "A gradient needs floating-point numbers.",
+                    where=join(inside, name) if name else inside or f"argument {self.place}",
+                    got=describe_array(leaf),
+                    write="parameters = pax.parameters_method(...) without it, or allow_int=True",
+                )
+
+    def tree(self, grads: dict[int, Any]) -> Any:
+        """The gradients in the structure of the argument."""
+        parts = iter(zip(self.parts, self.masks))
+
+        def fill(value: Any) -> Any:
+            part, mask = next(parts)
+            if not part.is_module:
+                return grads[part.start]
+            found = [EmptyNode() if n is None else grads[n] for n in mask]
+            if self.by_parameters:  # whose method may leave out whole submodules
+                kept = tree_structure(value.parameters())
+                return kept.unflatten([x for x in found if not isinstance(x, EmptyNode)])
+            return tree_structure(value).unflatten(found)
+
+        return tree_map(fill, self.argument, is_leaf=is_node)
 
 
 def _is_floating(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-
-
-def _merge(argument: Any, part: Any) -> Any:
-    """An argument with the differentiated part in its place."""
-    if is_node(argument):
-        return argument | part
-    wholes, treedef = tree_flatten(argument, is_leaf=is_node)
-    pairs = zip(wholes, treedef.flatten_up_to(part))
-    return treedef.unflatten([w | p if is_node(w) else p for w, p in pairs])

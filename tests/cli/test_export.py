@@ -86,7 +86,10 @@ def test_an_existing_directory_needs_overwrite(here, capsys):
     assert export(*arguments) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("pax-export: There is something at this place already.")
+    assert captured.err.startswith(
+        "pax-export: error: There is something at this place already. where: "
+    )
+    assert captured.err.count("\n") == 1
     assert export(*arguments, "--overwrite") == 0
 
 
@@ -115,10 +118,15 @@ def test_a_factory_that_is_not_there(here, capsys, factory, message):
 @pytest.mark.parametrize("text", ["n,,3", "n, 3:float31", "a b=n, 3"])
 def test_an_input_that_cannot_be_read(here, capsys, text):
     assert export("cli_factories:net", "out", "--input", text) == 1
-    assert capsys.readouterr().err.startswith("pax-export: ")
+    error = capsys.readouterr().err
+    assert error.startswith("pax-export: error: ")
+    assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["export"], ["export", "a:b", "out"], ["inspect"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [["export"], ["export", "a:b", "out"], ["inspect"], ["validate"], ["run"], ["no"], []],
+)
 def test_wrong_usage_is_code_two(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -137,3 +145,18 @@ def test_as_a_command(here):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert (done.returncode, done.stdout) == (1, "")
     assert "There is no export of pax_export here." in done.stderr
+
+
+def test_another_target(here, capsys):
+    arguments = ("cli_factories:net", "out", "--input", "n, 3", "--target", "stablehlo")
+    assert export(*arguments, "--trainable") == 1
+    assert capsys.readouterr().err == (
+        "pax-export: error: This target has no such option. "
+        "got: --trainable with --target stablehlo; write: --target savedmodel\n"
+    )
+    assert export(*arguments, "--vjp-order", "1", "--platform", "cpu", "--validate", "no") == 0
+    assert "as a StableHLO bundle" in capsys.readouterr().out
+    assert main(["inspect", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == "stablehlo"
+    assert main(["validate", "out"]) == 0
+    assert "serving_default (n=2): ok, output [2, 4]" in capsys.readouterr().out

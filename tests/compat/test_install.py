@@ -209,6 +209,29 @@ for text in (b"cpax\nLinear\n.", b"cpax._src.nn.linear\nLinear\n.",
     ]
 
 
+def test_parts_of_nets_in_pickles_of_pax_are_loaded():
+    """PAX pickles a module by the file of its class, and gives it back its attributes."""
+    assert code(
+        INSTALL
+        + r"""
+import pickle
+def text(file, name):
+    return f"\x80\x02cpax._src.nets.{file}\n{name}\n)\x81}}(U\x04spamK\x01ub.".encode("latin1")
+for file, names in {"resnet": ("ResNet", "BlockGroup", "ResnetBlock"),
+                    "transformer": ("Transformer", "CausalSelfAttention", "DenseBlock")}.items():
+    for name in names:
+        loaded = pickle.loads(text(file, name))
+        print(type(loaded).__name__, loaded.spam, loaded.eval().spam)
+"""
+    ) == [
+        f"{name} 1 1"
+        for name in (
+            "ResNet", "BlockGroup", "ResnetBlock", "Transformer", "CausalSelfAttention",
+            "DenseBlock",
+        )
+    ]  # fmt: skip
+
+
 def test_internal_names_that_are_public_can_be_imported():
     assert code(
         INSTALL

@@ -140,8 +140,8 @@ def test_a_folder_and_an_archive(folder):
         (["-m", "none.none"], 1, "error while finding the module 'none.none' (ModuleNotFound"),
         (["-m", "logging"], 1, "'logging' is a package without __main__.py, and cannot be run\n"),
         (["-m"], 2, "a module is expected after -m\n"),
-        ([], 2, "a program is expected: a file, or -m and a module\n"),
-        (["-x"], 2, "a program is expected: a file, or -m and a module\n"),
+        ([], 2, "an export or a program is expected: a directory, a file, or -m\n"),
+        (["-x"], 2, "an export or a program is expected: a directory, a file, or -m\n"),
     ],
 )
 def test_what_cannot_be_run(arguments, code, message, tmp_path):
@@ -153,7 +153,7 @@ def test_what_cannot_be_run(arguments, code, message, tmp_path):
 
 def test_help():
     text = pax_export_run("--help").stdout
-    assert text.startswith("usage: pax-export run program.py [argument ...]\n")
+    assert "\n       pax-export run program.py [argument ...]\n" in text
     assert "pax-export run -m module" in text
 
 

@@ -17,7 +17,31 @@ VARIABLE = "PAX_EXPORT_ARTIFACTS"
 BATCHES = (1, 2, 7, 64)
 
 #: What every exporting environment writes.
-NAMES = ("conv_net", "function", "trainable", "stateful", "linear_algebra")
+NAMES = (
+    "conv_net",
+    "lstm",
+    "transformer",
+    "resnet18",
+    "graph",
+    "function",
+    "random",
+    "indexing",
+    "linear_algebra",
+    "trainable",
+    "stateful",
+    "mended",
+)
+#: Those that take long to compile are served at fewer sizes.
+_FEWER = {"resnet18": (2,), "linear_algebra": (3,), "transformer": (1, 7), "lstm": (1, 7)}
+
+
+def batches(name: str) -> tuple[int, ...]:
+    """The sizes at which a model is served."""
+    return _FEWER.get(name, BATCHES)
+
+
+#: What is exported through orbax's interface, and served by a test of its own.
+ORBAX = "orbax"
 
 
 def root() -> Path | None:

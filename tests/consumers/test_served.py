@@ -37,6 +37,9 @@ if ROOT is None:
 tf = importlib.import_module("tensorflow")
 
 each_name = pytest.mark.parametrize("name", artifacts.NAMES)
+each_size = pytest.mark.parametrize(
+    ("name", "batch"), [(name, n) for name in artifacts.NAMES for n in artifacts.batches(name)]
+)
 each_batch = pytest.mark.parametrize("batch", artifacts.BATCHES)
 
 
@@ -51,7 +54,8 @@ def folders(name):
 def load(folder):
     """The loaded model, and the values of its variables."""
     model = tf.saved_model.load(str(folder / "model"))
-    return model, {name: variable.numpy() for name, variable in model.leaves.items()}
+    leaves = getattr(model, "leaves", {})  # what others wrote has none
+    return model, {name: variable.numpy() for name, variable in leaves.items()}
 
 
 def fresh(folder):
@@ -96,8 +100,7 @@ def test_every_environment_exported_everything():
     assert all(names >= set(artifacts.NAMES) for names in exported.values()), exported
 
 
-@each_name
-@each_batch
+@each_size
 def test_results_are_those_of_jax(name, batch):
     for folder in folders(name):
         case = expected(folder, batch)
@@ -108,7 +111,7 @@ def test_results_are_those_of_jax(name, batch):
 @each_name
 def test_results_are_the_same_when_xla_compiles_all(name):
     for folder in folders(name):
-        case = expected(folder, 7)
+        case = expected(folder, artifacts.batches(name)[-1])
         compiled = tf.function(fresh(folder).signatures["serving_default"], jit_compile=True)
         assert_equal(compiled(**tensors(case["in"])), case["out"], folder)
 

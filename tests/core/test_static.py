@@ -1,7 +1,7 @@
 """When two pieces of static data are the same to jax."""
 
 import functools
-from collections import namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 
 import jax
 import numpy as np
@@ -40,6 +40,11 @@ Point = namedtuple("Point", "x y")
         (np.dtype("float32"), np.dtype("float32")),
         (Point(1, 2), Point(1, 2)),
         (jax.nn.relu, jax.nn.relu),
+        (OrderedDict(a=[1]), OrderedDict(a=[1])),
+        (defaultdict(list, a=[1]), defaultdict(list, a=[1])),
+        (Counter("ab"), Counter("ab")),
+        (deque([1], 3), deque([1], 3)),
+        (bytearray(b"a"), bytearray(b"a")),
     ],
 )
 def test_same(a, b):
@@ -61,6 +66,11 @@ def test_same(a, b):
         (functools.partial(max, 1), functools.partial(max, 2)),
         (Point(1, 2), (1, 2)),
         (object(), object()),
+        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
+        (OrderedDict(a=1), {"a": 1}),
+        (defaultdict(list), defaultdict(set)),
+        (deque([1], 3), deque([1], 4)),
+        (deque([1]), deque([True])),
     ],
 )
 def test_different(a, b):
@@ -90,3 +100,35 @@ def test_containers_are_copied_and_objects_shared():
     assert copy == value
     assert copy[1]["a"][0] is thing
     assert copy[1]["a"][1] is not value[1]["a"][1]
+
+
+class Config(dict):
+    """A user's own kind of dict."""
+
+
+class Uncopied(list):
+    def __reduce_ex__(self, protocol):
+        raise TypeError("cannot be copied")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [OrderedDict(a=[1]), defaultdict(list, a=[1]), deque([[1]], 3), Point([1], 2), Counter("ab")],
+    ids=lambda value: type(value).__name__,
+)
+def test_containers_of_the_standard_library_are_copied(value):
+    copy = copy_containers(value)
+    assert type(copy) is type(value) and copy == value and copy is not value
+    assert static_key(copy) == static_key(value)
+    if not isinstance(value, Counter):
+        inner = "a" if isinstance(value, dict) else 0
+        assert copy[inner] == [1] and copy[inner] is not value[inner]
+    assert getattr(copy, "maxlen", None) == getattr(value, "maxlen", None)
+
+
+def test_containers_of_a_users_own_kind():
+    value = Config(a=1)
+    copy = copy_containers(value)
+    assert type(copy) is Config and copy == value and copy is not value
+    stubborn = Uncopied([1])
+    assert copy_containers(stubborn) is stubborn

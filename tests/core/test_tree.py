@@ -1,5 +1,6 @@
 """What is a subtree, and the way through jax and back."""
 
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 
 import jax
@@ -177,6 +178,33 @@ def test_copies_do_not_share_static_containers():
     copy.options["rate"] = 0.5
     assert module.options == {"rate": 0.1}
     assert tree_structure(copy) != tree_structure(module)
+
+
+class Config(dict):
+    """A user's own kind of dict."""
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: OrderedDict(a=1), lambda c: c.update(a=2)),
+        (lambda: defaultdict(list, a=[1]), lambda c: c["a"].append(2)),
+        (lambda: deque([1]), lambda c: c.append(2)),
+        (lambda: bytearray(b"a"), lambda c: c.append(2)),
+        (lambda: Config(a=1), lambda c: c.update(a=2)),
+    ],
+    ids=["OrderedDict", "defaultdict", "deque", "bytearray", "own"],
+)
+def test_a_container_of_another_kind_is_not_shared_and_its_change_is_seen(make, change):
+    class Holder(pax.Module):
+        def __init__(self):
+            self.options = make()
+
+    module = Holder()
+    before, copy = tree_structure(module), module.eval().train()
+    change(module.options)
+    assert copy.options == make() and tree_structure(copy) == before
+    assert tree_structure(module) != before
 
 
 def test_static_objects_are_shared_with_copies():

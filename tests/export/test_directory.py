@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from pax_export._errors import ExportPathError
-from pax_export.export import _directory
-from pax_export.export._directory import replaced
+from pax_export.export import _directory, _disk, _leftovers
+from pax_export.export._directory import place, replaced
+
+IN_TWO_STEPS = pytest.mark.parametrize("can_exchange", [True, False])
+
+
+@pytest.fixture
+def system(monkeypatch, request):
+    """A system that can, or cannot, exchange two directories in one step."""
+    if not request.param:
+        monkeypatch.setattr(_directory, "_rename2", lambda one, other, flag: False)
+    return request.param
+
+
+every_system = pytest.mark.parametrize("system", [True, False], indirect=True)
 
 
 def write(path, text, overwrite=False):
     with replaced(path, overwrite) as directory:
-        (directory / "file").write_text(text)
+        for name in "ab":
+            (directory / name).write_text(text)
+
+
+def names(directory):
+    return sorted(entry.name for entry in directory.iterdir())
 
 
 def test_a_new_directory_appears_whole(tmp_path):
@@ -25,7 +44,7 @@ def test_a_new_directory_appears_whole(tmp_path):
         (directory / "file").write_text("new")
         assert not path.exists()
     assert (path / "file").read_text() == "new"
-    assert [entry.name for entry in path.parent.iterdir()] == ["down"]
+    assert names(path.parent) == ["down"]
     assert path.stat().st_mode & 0o777 == path.parent.stat().st_mode & 0o777
 
 
@@ -35,19 +54,23 @@ def test_an_existing_directory_is_refused(tmp_path):
         write(tmp_path / "a", "new")
     assert caught.value.what == "There is something at this place already."
     assert caught.value.write == "another path, or overwrite=True to replace it"
-    assert (tmp_path / "a" / "file").read_text() == "old"
+    assert (tmp_path / "a" / "a").read_text() == "old"
 
 
-@pytest.mark.parametrize("can_exchange", [True, False])
-def test_overwrite_replaces_and_leaves_no_stale_file(tmp_path, monkeypatch, can_exchange):
-    if not can_exchange:
-        monkeypatch.setattr(_directory, "_exchange", lambda one, other: False)
+@every_system
+def test_overwrite_replaces_and_leaves_no_stale_file(tmp_path, system):
     write(tmp_path / "a", "old")
     (tmp_path / "a" / "stale").write_text("x")
     write(tmp_path / "a", "new", overwrite=True)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
-    assert [entry.name for entry in (tmp_path / "a").iterdir()] == ["file"]
-    assert (tmp_path / "a" / "file").read_text() == "new"
+    assert names(tmp_path) == ["a"]
+    assert names(tmp_path / "a") == ["a", "b"]
+    assert (tmp_path / "a" / "a").read_text() == "new"
+
+
+@every_system
+def test_overwrite_needs_nothing_to_be_there(tmp_path, system):
+    write(tmp_path / "a", "new", overwrite=True)
+    assert (tmp_path / "a" / "b").read_text() == "new"
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
@@ -55,16 +78,25 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     with pytest.raises(KeyError), replaced(tmp_path / "a", overwrite=True) as directory:
         (directory / "file").write_text("half")
         raise KeyError
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
-    assert (tmp_path / "a" / "file").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a" / "a").read_text() == "old"
 
 
-def test_whoever_comes_second_is_refused(tmp_path):
+def test_a_failure_leaves_no_new_parents(tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(KeyError), replaced(tmp_path / "there" / "b" / "c", overwrite=False):
+        raise KeyError
+    assert names(tmp_path) == ["there"]
+    assert not names(tmp_path / "there")
+
+
+@every_system
+def test_whoever_comes_second_is_refused(tmp_path, system):
     with pytest.raises(ExportPathError, match="already"), replaced(tmp_path / "a", False) as mine:
-        (mine / "file").write_text("second")
+        (mine / "a").write_text("second")
         write(tmp_path / "a", "first")
-    assert (tmp_path / "a" / "file").read_text() == "first"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "a").read_text() == "first"
+    assert names(tmp_path) == ["a"]
 
 
 def test_a_file_is_no_directory(tmp_path):
@@ -76,35 +108,247 @@ def test_a_file_is_no_directory(tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
-def test_a_place_that_takes_no_directory():
-    with pytest.raises(ExportPathError) as caught:
-        write(_directory.Path("/proc/here"), "new")
+def test_a_link_is_not_replaced_but_may_lead_there(tmp_path):
+    write(tmp_path / "real" / "1", "old")
+    (tmp_path / "link").symlink_to("real/1")
+    (tmp_path / "way").symlink_to("real")
+    with pytest.raises(ExportPathError, match="This is a link") as caught:
+        write(tmp_path / "link", "new", overwrite=True)
+    assert caught.value.got == "a link to real/1"
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(ExportPathError, match="already"):
+        write(tmp_path / "dangling", "new")
+    write(tmp_path / "way" / "1", "new", overwrite=True)
+    assert (tmp_path / "real" / "1" / "a").read_text() == "new"
+
+
+@pytest.mark.parametrize("given", [".", "", "..", "../..", "./"])
+def test_where_one_stands_is_not_replaced(tmp_path, monkeypatch, given):
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    with pytest.raises(ExportPathError, match="This directory cannot be replaced"):
+        write(given, "new", overwrite=True)
+    with pytest.raises(ExportPathError, match="There is something at this place"):
+        write(given, "new")
+    assert here.is_dir()
+
+
+@pytest.mark.parametrize(
+    "given", ["out", "out/", "./out", "deep/../out", "../work/out", "link/x/../../work/out"]
+)
+def test_spellings_of_one_place(tmp_path, monkeypatch, given):
+    here = tmp_path / "work"
+    (here / "deep").mkdir(parents=True)
+    (tmp_path / "real" / "x").mkdir(parents=True)
+    (here / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(here)
+    write(given, "new")
+    assert place(given) == here / "out"
+    assert names(here / "out") == ["a", "b"]
+
+
+def test_the_root_of_a_file_system_is_not_replaced():
+    with pytest.raises(ExportPathError, match="This directory cannot be replaced"):
+        write("/", "new", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("gs://bucket/model", "a directory of this machine"),
+        ("a\0b", "cannot be written here"),
+        ("x" * 300, "cannot be written here"),
+        ("/proc/here", "cannot be written here"),
+    ],
+)
+def test_places_that_take_no_directory(tmp_path, monkeypatch, given, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportPathError, match=message):
+        write(given, "new")
+    assert not names(tmp_path)
+
+
+def test_a_directory_that_may_not_be_written_to(tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    for parent in (tmp_path, *tmp_path.parents):  # pytest keeps these to the user that runs it
+        if parent.stat().st_mode & 0o005 != 0o005 and parent.stat().st_uid == os.geteuid():
+            parent.chmod(0o755)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # root may write everywhere
+    try:
+        with pytest.raises(ExportPathError) as caught:
+            write(closed / "a", "new")
+    finally:
+        os.seteuid(user)
     assert caught.value.what == "The export cannot be written here."
-    assert caught.value.where == "/proc/here"
+    assert caught.value.where == str(closed / "a")
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from pax_export.export._directory import replaced
-for number in range(10**6):
-    with replaced(Path(sys.argv[1]), overwrite=True) as directory:
-        for name in "ab":
-            (directory / name).write_text(str(number))
-    if not number:
-        print("ready", flush=True)
-"""
+# Full disks.
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.013, 0.029, 0.05])
-def test_a_killed_process_leaves_one_whole_export(tmp_path, delay):
-    path = tmp_path / "model"
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+def test_what_does_not_fit_is_not_begun(tmp_path):
+    with pytest.raises(ExportPathError) as caught, replaced(tmp_path / "a", False, 1 << 60):
+        pytest.fail("it was begun")
+    assert caught.value.what == "There is not enough room on the disk for the export."
+    assert caught.value.where == str(tmp_path / "a")
+    assert "(1152921504606846976 bytes) needed" in caught.value.got
+    assert not names(tmp_path)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), RuntimeError("No space left on device")])
+def test_a_full_disk_is_explained_and_left_clean(tmp_path, error):
+    write(tmp_path / "a", "old")
+    with pytest.raises(ExportPathError, match="not enough room on the disk") as caught:
+        with replaced(tmp_path / "a", True, 2048) as directory:
+            (directory / "a").write_text("half")
+            raise error
+    assert caught.value.got.endswith("about 2.0 KiB (2048 bytes) needed")
+    assert caught.value.__cause__ is error
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a" / "a").read_text() == "old"
+
+
+def test_another_error_is_not_called_a_full_disk(tmp_path):
+    with pytest.raises(OSError, match="else"), replaced(tmp_path / "a", False):
+        raise OSError(5, "something else")
+    assert not names(tmp_path)
+
+
+# Death.
+
+
+def die_at(step, path, can_exchange):
+    """Saves, and dies before the given step of those that Python tells of."""
+    left = step
+
+    def watch(event, arguments):
+        nonlocal left
+        if event != "os.kill" and event.split(".")[0] in ("os", "open", "shutil", "ctypes"):
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if not can_exchange:
+        _directory._rename2 = lambda one, other, flag: False
+    sys.addaudithook(watch)
+    write(path, "new", overwrite=True)
+    os._exit(0)
+
+
+@IN_TWO_STEPS
+@pytest.mark.filterwarnings("ignore:.*os.fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_whatever_step_is_the_last_one_export_is_whole(tmp_path, can_exchange):
+    path = tmp_path / "a"
+    seen, steps = set(), 0
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        write(path, "old")
+        child = os.fork()
+        if not child:
+            try:
+                die_at(steps, path, can_exchange)
+            finally:
+                os._exit(3)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        if not can_exchange and not path.exists():
+            _leftovers.sweep(path)  # what the next save does first
+            seen.add("aside")
+        texts = {(path / name).read_text() for name in "ab"}
+        assert texts in ({"old"}, {"new"})
+        seen |= texts
+        write(path, "next", overwrite=True)
+        assert names(tmp_path) == ["a"]
+        steps += 1
+    assert steps > 10
+    assert {"old", "new"} | (set() if can_exchange else {"aside"}) == seen
+
+
+@IN_TWO_STEPS
+def test_several_processes_save_to_one_place(tmp_path, can_exchange):
+    program = (
+        "import sys; from pathlib import Path; from pax_export.export import _directory\n"
+        "if sys.argv[3] == 'False': _directory._rename2 = lambda one, other, flag: False\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "for _ in range(40):\n"
+        "    with _directory.replaced(sys.argv[1], True) as directory:\n"
+        "        for name in 'ab': (directory / name).write_text(sys.argv[2])\n"
     )
-    with process:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-    first, second = ((path / name).read_text() for name in "ab")
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, tmp_path / "a", text, str(can_exchange)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for text in ("one", "two")
+    ]  # fmt: skip
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        _, errors = writer.communicate(timeout=120)
+        assert writer.returncode == 0, errors
+    first, second = ((tmp_path / "a" / name).read_text() for name in "ab")
     assert first == second
+    assert first in ("one", "two")
+    assert names(tmp_path) == ["a"]
+
+
+def test_the_work_of_a_living_save_is_not_removed(tmp_path):
+    with replaced(tmp_path / "a", overwrite=True) as mine:
+        (mine / "a").write_text("mine")
+        write(tmp_path / "a", "another's")
+        assert mine.is_dir()
+        (mine / "b").write_text("mine")
+    assert (tmp_path / "a" / "a").read_text() == "mine"
+    assert names(tmp_path) == ["a"]
+
+
+def test_only_leftovers_of_this_place_are_removed(tmp_path):
+    dead, other = tmp_path / ".a.0123456789ab.part", tmp_path / ".b.0123456789ab.part"
+    similar = [
+        tmp_path / name for name in (".a.part", ".a.x123456789ab.part", "a.0123456789ab.part")
+    ]
+    for each in (dead, other, *similar):
+        each.mkdir()
+        (each / "file").write_text("x")
+    write(tmp_path / "a", "new")
+    assert names(tmp_path) == sorted(["a", other.name, *(each.name for each in similar)])
+
+
+def test_an_old_export_without_heir_comes_back(tmp_path):
+    write(tmp_path / ".a.0123456789ab.old", "old")
+    with pytest.raises(ExportPathError, match="already"):
+        write(tmp_path / "a", "new")
+    assert (tmp_path / "a" / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def no_locks(directory):
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(_leftovers, "_lock", no_locks)
+    (tmp_path / ".a.0123456789ab.part").mkdir()
+    write(tmp_path / "a", "new")
+    assert names(tmp_path) == [".a.0123456789ab.part", "a"]
+
+
+def test_everything_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr(_disk.os, "fsync", lambda handle: events.append(
+        os.readlink(f"/proc/self/fd/{handle}").replace(str(tmp_path), "").rpartition(".part")[2]
+    ))  # fmt: skip
+    move = _directory._move
+    monkeypatch.setattr(_directory, "_move", lambda *args: (events.append("move"), move(*args)))
+    with replaced(tmp_path / "a", overwrite=False) as directory:
+        (directory / "deep").mkdir()
+        (directory / "deep" / "file").write_text("x")
+    assert events == ["/deep/file", "/deep", "", "move", ""]

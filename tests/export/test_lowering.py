@@ -15,7 +15,7 @@ from tests.export.models import random
 ALL = ("cpu", "cuda", "rocm", "tpu")
 (BATCH,) = jax.export.symbolic_shape("batch")
 X = jax.ShapeDtypeStruct((BATCH, 64), jnp.float32)
-BIG = jnp.ones((64, 64))
+BIG = jnp.arange(4096.0).reshape(64, 64) / 4096  # not all the same: that would be one number
 BIG_NUMPY = np.ones((64, 32), np.float32)
 
 
@@ -30,11 +30,44 @@ def with_own_gradient(x):
 
 with_own_gradient.defvjp(lambda x: (x @ BIG, None), lambda _, g: (g @ BIG.T,))
 
+
+@jax.jit
+def in_jit(x):
+    return x @ BIG
+
+
+@jax.custom_vjp
+def with_hidden_gradient(x):
+    return in_jit(x)
+
+
+with_hidden_gradient.defvjp(lambda x: (in_jit(x), None), lambda _, g: (g @ BIG.T,))
+
 CLOSING = {
     "directly": (lambda v: [v[0] @ BIG + BIG.sum()], 1),
     "numpy": (lambda v: [v[0] @ BIG @ BIG_NUMPY], 2),
     "in jit": (lambda v: [jax.jit(lambda x: x @ BIG)(v[0])], 1),
     "in jit, in jit, twice": (lambda v: [jax.jit(jax.jit(lambda x: x @ BIG))(v[0]) @ BIG], 1),
+    "in jit in a scan": (
+        lambda v: [jax.lax.scan(lambda c, _: (in_jit(c), None), v[0], None, length=2)[0]],
+        1,
+    ),
+    "in jit in a symbolic map": (lambda v: [jax.lax.map(in_jit, v[0])], 1),
+    "in jit in while": (
+        lambda v: [jax.lax.while_loop(lambda x: in_jit(x).sum() < 3, in_jit, v[0])],
+        1,
+    ),
+    "in jit in branches": (
+        lambda v: [jax.lax.switch(v[0].shape[1] % 3, [jnp.sin, in_jit, jnp.cos], v[0])],
+        1,
+    ),
+    "in jit in cond": (lambda v: [jax.lax.cond(v[0].sum() > 0, in_jit, jnp.sin, v[0])], 1),
+    "in jit in remat": (lambda v: [jax.checkpoint(in_jit)(v[0])], 1),
+    "in jit in a custom gradient": (lambda v: [with_hidden_gradient(v[0])], 1),
+    "in jit in a custom gradient in a loop": (
+        lambda v: [jax.lax.fori_loop(0, 2, lambda i, x: with_hidden_gradient(x), v[0])],
+        1,
+    ),
     "in a loop": (lambda v: [jax.lax.fori_loop(0, 3, lambda i, x: x @ BIG, v[0])], 1),
     "in a branch": (lambda v: [jax.lax.cond(v[0].sum() > 0, lambda x: x @ BIG, jnp.sin, v[0])], 1),
     "in a custom gradient": (lambda v: [with_own_gradient(v[0])], 1),
@@ -54,7 +87,16 @@ def test_small_arrays_stay_in_the_graph():
     assert lowered(lambda v: [v[0][:, :4] * small]).constants == ()
 
 
-def test_gradients_share_closed_over_arrays():
+@pytest.mark.parametrize("kind", [name for name in CLOSING if "while" not in name])
+def test_gradients_share_closed_over_arrays(kind):
+    function, count = CLOSING[kind]
+    module = lower(vjp(trace(function, (X,)), (0,), (0,)), ALL)
+    assert len(module.constants) <= count
+    assert len(module.portable.module) < BIG.nbytes
+    assert all(value is BIG or value is BIG_NUMPY for value in module.constants)
+
+
+def test_own_gradients_share_closed_over_arrays():
     function = trace(lambda v: [with_own_gradient(v[0])], (X,))
     module = lower(vjp(function, (0,), (0,)), ALL)
     assert [value is BIG for value in module.constants] == [True]
@@ -70,6 +112,17 @@ NEW_IN_STABLEHLO = {
     "scan": lambda v: list(jax.lax.scan(lambda c, x: (c + x, jnp.tanh(c)), v[0][0], v[0])),
     "conv": lambda v: [jnp.convolve(v[0][0], jnp.ones(3))],
     "cumsum": lambda v: [jnp.cumsum(v[0], axis=1), jax.nn.softmax(v[0])],
+    "tan": lambda v: [jnp.tan(v[0])],
+    "accuracy": lambda v: [jax.lax.tanh(v[0], accuracy=jax.lax.AccuracyMode.HIGHEST)],
+    "gradient of erf": lambda v: [jax.grad(lambda x: jax.lax.erf(x).sum())(v[0])],
+    "partition": lambda v: [jnp.partition(v[0], 2)],
+    "take_along_axis": lambda v: [jnp.take_along_axis(v[0], jnp.argsort(v[0]), 1)],
+    "top_k under vmap": lambda v: jax.vmap(lambda x: jax.lax.top_k(x, 2))(v[0]),
+    "median": lambda v: [jnp.median(v[0], axis=1)],
+    "choice": lambda v: [jax.random.categorical(jax.random.key(0), v[0])],
+    "interpolation": lambda v: [
+        jax.vmap(lambda x: jnp.interp(x, jnp.arange(3.0), jnp.arange(3.0)))(v[0])
+    ],
 }
 
 
@@ -81,11 +134,27 @@ def test_modules_are_written_for_the_oldest_reader(function):
     assert not module.neutral
 
 
-def test_batched_gather_needs_a_newer_reader():
-    places = jax.ShapeDtypeStruct((BATCH, 2), jnp.int32)
-    module = lowered(lambda v: [jax.vmap(lambda x, i: x[i])(*v)], X, places)
+def oldest(module):
     needed = module.portable.stablehlo
-    assert _consumers.oldest_tensorflow(needed, module.calling_convention) == (2, 18)
+    return _consumers.text(_consumers.oldest_tensorflow(needed, module.calling_convention))
+
+
+TOO_NEW_FOR_2_15 = {
+    "int4": (lambda v: [v[0].astype(jnp.int4).astype(jnp.int8)], "2.18"),
+    "algorithm of a product": (
+        lambda v: [jnp.dot(v[0], BIG, precision=jax.lax.DotAlgorithmPreset.F32_F32_F32)],
+        "2.19",
+    ),
+    "accuracy of a function": (
+        lambda v: [jax.lax.tanh(v[0], accuracy=jax.lax.Tolerance(1e-5, 1e-5, 1))],
+        "2.20",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "needed"), TOO_NEW_FOR_2_15.values(), ids=TOO_NEW_FOR_2_15)
+def test_what_has_no_older_form_needs_a_newer_reader(function, needed):
+    assert oldest(lowered(function)) == needed
 
 
 def test_no_file_name_is_left():
@@ -107,6 +176,12 @@ LINEAR_ALGEBRA = {
     "pinv": jnp.linalg.pinv,
     "expm": jax.scipy.linalg.expm,
     "lu": jax.lax.linalg.lu,
+    "slogdet": jnp.linalg.slogdet,
+    "matrix_rank": jnp.linalg.matrix_rank,
+    "matrix_power": lambda x: jnp.linalg.matrix_power(x, -2),
+    "cho_solve": lambda x: jax.scipy.linalg.cho_solve((x, True), x),
+    "polar": jax.vmap(jax.scipy.linalg.polar),
+    "norm": lambda x: jnp.linalg.norm(x, 2, axis=(1, 2)),
 }
 
 
@@ -116,6 +191,7 @@ def test_linear_algebra_calls_no_library(function):
     assert module.neutral
     assert module.platforms == ALL
     assert b"lapack" not in module.portable.module
+    assert oldest(module) == "2.15"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +202,7 @@ def test_what_only_lapack_can_do_is_refused_by_name(function, name):
     with pytest.raises(UnsupportedOperationError) as caught:
         lowered(lambda v: jax.tree_util.tree_leaves(function(v[0])), SQUARE)
     assert caught.value.what == f"The operation {name} exists in jax only."
+    assert caught.value.where.startswith("test_lowering.py:")
 
 
 def test_custom_calls_of_others_are_refused_by_name():
@@ -155,3 +232,9 @@ def test_only_what_results_read_counts():
     traced = trace(lambda v: [v[0] @ v[1], v[2] + 1], [X, jax.typeof(random(64, 2)), X])
     assert traced.read(1) == {0, 1}
     assert traced.read(2) == {0, 1, 2}
+
+
+def test_a_gradient_of_gelu_asks_for_no_accuracy_that_old_readers_do_not_know():
+    traced = trace(lambda v: [jax.nn.gelu(v[0], approximate=False)], (X,))
+    lowered = lower(vjp(traced, (0,), (0,)), ALL)
+    assert lowered.portable.stablehlo == (0, 9, 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.export import spec, to_saved_model
+from pax_export.export import load, spec, to_saved_model, to_stablehlo
 from tests.export.models import Counter, Net, UnreadCounter, affine, affine_params, random
 
 
@@ -66,7 +66,7 @@ def test_closed_over_arrays_are_one_variable_for_all_methods_and_gradients(expor
     methods = {"one": lambda p, x: x @ table * p, "two": lambda p, x: jnp.sin(x @ table) * p}
     loaded, report = export(
         (jnp.ones(()), methods["one"]), {"one": spec("n, 300"), "two": spec("n, 300")},
-        methods=methods, trainable=True, validate=True,
+        methods=methods, trainable=True, vjp_order=1, validate=True,
     )  # fmt: skip
     assert [(v.name, v.leaves, v.trainable) for v in report.variables] == [
         ("params", ("",), True),
@@ -189,6 +189,24 @@ def test_dtypes_are_kept(export):
         "complex": "complex64",
     }  # fmt: skip
     assert loaded(np.zeros((2, 3), jnp.bfloat16))["x"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("call", [to_saved_model, to_stablehlo])
+def test_four_bits_stand_outside_as_eight(call, tmp_path):
+    signed = jnp.arange(-8, 8, dtype=jnp.int8).reshape(4, 4).astype(jnp.int4)
+    params = {"q": signed, "u": jnp.arange(4).astype(jnp.uint4)}
+
+    def model(p, x, n):
+        return {"y": x @ p["q"].astype(jnp.float32), "next": n, "u": p["u"] + 12}
+
+    report = call((params, model), tmp_path / "model", (spec("n, 4"), spec("4", "int4")))
+    assert {v.name: (v.dtype, v.bytes) for v in report.variables} == {
+        "q": ("int8", 16), "u": ("uint8", 4),
+    }  # fmt: skip
+    found = load(tmp_path / "model")(np.ones((3, 4), np.float32), np.arange(-4, 0, dtype=np.int8))
+    np.testing.assert_array_equal(found["y"], np.ones((3, 4)) @ np.arange(-8, 8).reshape(4, 4))
+    np.testing.assert_array_equal(found["next"], np.arange(-4, 0, dtype=np.int8))
+    np.testing.assert_array_equal(found["u"], np.arange(12, 16, dtype=np.uint8))
 
 
 def test_typed_keys_and_python_numbers_are_variables(export):

@@ -125,7 +125,7 @@ def test_an_export_with_wrong_weights_is_not_left_behind(tmp_path, damage, how):
 def test_a_refused_export_leaves_the_old_one(tmp_path, monkeypatch):
     to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), validate=False)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    monkeypatch.setattr(_validate, "validate", lambda *args: 1 / 0)
+    monkeypatch.setattr(_validate, "validate", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), overwrite=True)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
@@ -144,5 +144,28 @@ def test_the_report_tells_the_largest_error(tmp_path):
         (affine_params(), affine), tmp_path / "model", spec("n, 3"), validate="process"
     )
     assert report.validated == "process"
-    assert list(report.largest_error) == ["serving_default: output"]
+    assert list(report.largest_error) == [
+        "serving_default: output",
+        "serving_default: gradient:x",
+    ]
     assert report.largest_error["serving_default: output"] < 1e-5
+
+
+def test_eigenvectors_of_either_sign_are_right(tmp_path):
+    """LAPACK and XLA choose differently; the export does what XLA's algorithm does in jax."""
+    report = to_saved_model(
+        (np.ones((), np.float32), lambda scale, x: jnp.linalg.eigh(x * scale)),
+        tmp_path / "model",
+        spec("n, 4, 4"),
+        trainable=True,
+    )
+    assert max(report.largest_error.values()) < 1e-3
+
+
+def test_wrong_eigenvectors_are_found(tmp_path, damage):
+    with pytest.raises(ValidationError, match="differs from the model's"):
+        to_saved_model(
+            (np.ones((), np.float32), lambda scale, x: jnp.linalg.eigh(x * scale)[0]),
+            tmp_path / "model",
+            spec("n, 4, 4"),
+        )

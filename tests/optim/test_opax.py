@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import pytest
 
@@ -93,6 +96,90 @@ def test_its_own_functions_agree_with_ours(make):
     updates, _ = opax.transform_gradients(grads, optimizer, params=model.parameters())
     new = model.update_parameters(opax.apply_updates(model.parameters(), updates))
     assert_close(new, theirs[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        MAKERS["adamw"],
+        MAKERS["schedule"],
+        lambda: opax.chain(opax.clip_by_global_norm(0.5), opax.rmsprop(1e-3, centered=True)),
+    ],
+    ids=["adamw", "schedule", "clipped rmsprop"],
+)
+@pytest.mark.parametrize("scale", [jmp.DynamicLossScale, pax.precision.DynamicLossScale])
+def test_frozen_layers_policies_and_loss_scales(make, scale):
+    """All at once, traced once."""
+    traces = []
+
+    @jax.jit
+    def step(model, optimizer, loss_scale, x):
+        traces.append(x)
+
+        def scaled_loss(model):
+            loss, (_, model) = loss_fn(model, x, Y)
+            return loss_scale.scale(loss), (loss, model)
+
+        grads, (loss, model) = pax.grad(scaled_loss, has_aux=True)(model)
+        scaled = pax.experimental.apply_scaled_gradients
+        return *scaled(model, optimizer, loss_scale, grads), loss
+
+    model = make_model().apply(pax.experimental.default_mp_policy)
+    model = model.set(0, pax.freeze_parameters(model[0]))
+    optimizer = make()(model.parameters())
+    state, first, losses = (model, optimizer, scale(jnp.float32(2.0**15))), model, []
+    for count in range(12):
+        overflow = count == 3
+        before, (*state, loss) = state, step(*state, X * jnp.where(overflow, jnp.inf, 1.0))
+        if overflow:
+            assert float(state[2].loss_scale) < float(before[2].loss_scale)
+            assert_close(state[1], before[1])
+        else:
+            losses.append(float(loss))
+    assert len(traces) == 1 and losses[-1] < losses[0]
+    assert (state[0][0].weight == first[0].weight).all()
+    assert repr(state[0]) == repr(first) and kinds(state[0]) == kinds(first)
+
+
+@each_maker
+def test_pickles_and_copies_in_a_train_state(make):
+    traces = []
+
+    @jax.jit
+    def step(state):
+        traces.append(state)
+        model, optimizer = state
+        return pax.optim.apply_gradients(model, optimizer, grads_of(model))
+
+    model = make_model()
+    state = step((model, make()(model.parameters())))
+    for again in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state), copy.copy(state)):
+        assert jax.tree_util.tree_structure(again) == jax.tree_util.tree_structure(state)
+        assert_close(step(again), step(state))
+    assert len(traces) == 1
+    frozen = pax.freeze_parameters(state[1])
+    assert pickle.loads(pickle.dumps(frozen)).summary() == frozen.summary()
+
+
+def test_pickles_load_in_another_process(tmp_path):
+    rate = opax.schedule.exponential_decay(1e-2, 10, min_value=1e-4)
+    classes = opax.chain(opax.clip(1.0), opax.adamw(rate, weight_decay=0.1), opax.scale(0.5))
+    layer = pax.Linear(2, 2)
+    optimizer, _ = classes(layer.parameters()) % (layer.parameters(), layer.parameters())
+    (tmp_path / "state").write_bytes(pickle.dumps((layer, optimizer, classes)))
+    assert run(
+        "import pickle, jax\n"
+        f"layer, optimizer, classes = pickle.load(open({str(tmp_path / 'state')!r}, 'rb'))\n"
+        "fresh = classes(layer.parameters())\n"
+        "optimizer, _ = optimizer % (layer.parameters(), layer.parameters())\n"
+        "print(jax.tree.structure(optimizer) == jax.tree.structure(fresh))\n"
+        "print(optimizer[1][0].count, optimizer[1][2].schedule_fn(optimizer[1][0].count))\n"
+    ) == ["True", "2", str(rate(jnp.array(2)))]
+
+
+def test_a_class_with_an_array_in_it_pickles():
+    classes = opax.scale(jnp.float32(2))
+    assert pickle.loads(pickle.dumps(classes))([])([jnp.ones(1)])[0].tolist() == [2]
 
 
 def test_clipping_clips():

@@ -130,6 +130,7 @@ def test_pickle_and_copies():
         (FHF, "FHF"),
         (jmp.Policy(H, B, F), "HHF"),
         (jmp.Policy(np.dtype("float32"), np.dtype("float16"), np.dtype("float32")), "FHF"),
+        (jmp.Policy(F, np.dtype("float64"), F), "FFF"),
         (jmp.Policy(jnp.float8_e4m3fn, F, F), "float8_e4m3fn-F-F"),
     ],
 )

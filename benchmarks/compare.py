@@ -1,0 +1,75 @@
+"""Times candidates in turn, and prints their ratios.
+
+Turn by turn, because a machine's speed drifts: what slows one candidate down
+slows the others down too, and the ratios of the medians stay.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate's median, and its ratio to the first candidate."""
+
+    name: str
+    seconds: float
+    ratio: float
+
+
+def compare(
+    candidates: Mapping[str, Callable[[], object]], *, rounds: int = 21, least: float = 2e-3
+) -> list[Row]:
+    """Times functions without arguments.
+
+    Args:
+        candidates: by name; the first is the floor that the others are compared with.
+        rounds: how often each has its turn.
+        least: how many seconds one turn lasts at least; a short function is
+            called as often as that takes.
+    """
+    calls = {name: _calls(function, least) for name, function in candidates.items()}
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, function in candidates.items():
+                times[name].append(_turn(function, calls[name]))
+    finally:
+        gc.enable()
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    floor = next(iter(medians.values()))
+    return [Row(name, seconds, seconds / floor) for name, seconds in medians.items()]
+
+
+def _calls(function: Callable[[], object], least: float) -> int:
+    function()  # compiles, fills caches
+    once = _turn(function, 1)
+    return max(1, round(least / max(once, 1e-9)))
+
+
+def _turn(function: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - start) / calls
+
+
+def table(title: str, rows: list[Row], goal: str = "") -> str:
+    """The rows as a Markdown table."""
+    lines = [f"### {title}", "", "| | time | ratio |", "|---|---|---|"]
+    lines += [f"| {row.name} | {_text(row.seconds)} | {row.ratio:.2f} |" for row in rows]
+    return "\n".join([*lines, *(["", f"Goal: {goal}."] if goal else []), ""])
+
+
+def _text(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.2f} {unit}"
+    return f"{seconds / 1e-6:.1f} µs"

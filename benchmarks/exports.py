@@ -1,0 +1,146 @@
+"""Exports: writing, loading, calling and memory, beside orbax.export."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import pax_export as pax
+from benchmarks.compare import compare, table
+
+_LENGTH, _DIM = 32, 256
+
+
+def tables() -> Iterator[str]:
+    """A Transformer of 36 MiB: written, loaded and called; and the peak memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        net = _transformer()
+        rows = compare(
+            {
+                "pax_export": _writer(net, folder, trainable=False),
+                "pax_export, trainable": _writer(net, folder, trainable=True),
+                "orbax.export": _orbax(net, folder, trainable=False),
+                "orbax.export, trainable": _orbax(net, folder, trainable=True),
+            },
+            rounds=3,
+            least=0.0,
+        )
+        yield table("export of a Transformer of 36 MiB", rows, "0.5 s, trainable 1.2 s")
+        yield from _loaded(net, Path(folder))
+    yield from _memory()
+
+
+def _transformer() -> Any:
+    return pax.nets.Transformer(_DIM, 4, 12, 0.0).eval()
+
+
+def _writer(net: Any, folder: str, *, trainable: bool) -> Callable[[], Any]:
+    path = f"{folder}/pax_{trainable}"
+    inputs = pax.export.spec(("batch", _LENGTH, _DIM))
+    return lambda: pax.export.to_saved_model(
+        net, path, inputs, trainable=trainable, validate=False, overwrite=True
+    )
+
+
+def _orbax(net: Any, folder: str, *, trainable: bool) -> Callable[[], Any]:
+    import tensorflow as tf
+    from orbax.export import ExportManager, JaxModule, ServingConfig
+
+    spec = [tf.TensorSpec((None, _LENGTH, _DIM), tf.float32, name="h")]
+    leaves, tree = jax.tree.flatten(net)
+
+    def apply(leaves: list, h: jax.Array) -> dict:
+        return {"output": jax.tree.unflatten(tree, leaves)(h)}
+
+    def write() -> None:
+        module = JaxModule(
+            leaves, apply, trainable=trainable, input_polymorphic_shape=f"b, {_LENGTH}, {_DIM}"
+        )
+        config = ServingConfig("serving_default", input_signature=spec)
+        ExportManager(module, [config]).save(f"{folder}/orbax_{trainable}")
+
+    return write
+
+
+def _loaded(net: Any, folder: Path) -> Iterator[str]:
+    import tensorflow as tf
+
+    paths = {"pax_export": str(folder / "pax_False"), "orbax.export": str(folder / "orbax_False")}
+    loaders = {name: lambda path=path: tf.saved_model.load(path) for name, path in paths.items()}
+    loaders["pax_export, pax.export.load"] = lambda: pax.export.load(paths["pax_export"])
+    yield table("loading it", compare(loaders, rounds=5), "0.2 s")
+
+    h = np.ones((1, _LENGTH, _DIM), np.float32)
+    jitted, tensor = jax.jit(lambda net, h: net(h)), tf.constant(h)
+    served = {name: tf.saved_model.load(path) for name, path in paths.items()}
+    own = pax.export.load(paths["pax_export"])
+    calls: dict[str, Callable[[], Any]] = {
+        "jax.jit": lambda: np.asarray(jitted(net, h)),
+        "pax_export, pax.export.load": lambda: np.asarray(own(h)),
+    }
+    for name, model in served.items():
+        signature = model.signatures["serving_default"]
+        calls[name] = lambda signature=signature: signature(h=tensor)["output"].numpy()
+    yield table("a call at batch 1", compare(calls, rounds=15), "1.06 times jax.jit")
+
+    yield _small(folder)
+
+
+def _small(folder: Path) -> str:
+    net = pax.Sequential(pax.Linear(8, 8), jax.nn.relu, pax.Linear(8, 2))
+    pax.export.to_saved_model(
+        net, folder / "mlp", pax.export.spec("batch, 8"), validate=False, overwrite=True
+    )
+    jitted, own, x = (
+        jax.jit(lambda net, x: net(x)),
+        pax.export.load(folder / "mlp"),
+        np.ones((1, 8), np.float32),
+    )
+    rows = compare(
+        {"jax.jit": lambda: jitted(net, x).block_until_ready(), "pax.export.load": lambda: own(x)}
+    )
+    return table("a call of a small MLP", rows, "160 µs")
+
+
+_PEAK = """
+import resource, sys, tempfile
+import jax, jax.numpy as jnp
+import pax_export as pax
+megabytes = int(sys.argv[1])
+
+def scale(params, x):
+    return x @ params["w"][:, :1]
+
+side = 1024
+params = {"w": jnp.ones((side, megabytes * 256), jnp.float32)}
+jax.block_until_ready(params)
+pax.export.to_saved_model(({"w": jnp.ones((2, 2))}, scale), tempfile.mkdtemp() + "/warm",
+                          pax.export.spec("batch, 2"), validate=False)
+pages = int(open("/proc/self/statm").read().split()[1])  # held now
+before = pages * resource.getpagesize() // 1024
+pax.export.to_saved_model((params, scale), tempfile.mkdtemp() + "/model",
+                          pax.export.spec(("batch", side)), validate=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def _memory() -> Iterator[str]:
+    """Processes of their own, since a peak is never forgotten."""
+    lines = [
+        "### peak memory of an export, over the parameters",
+        "",
+        "| parameters | more |",
+        "|---|---|",
+    ]
+    for megabytes in (64, 256):
+        run = [sys.executable, "-c", _PEAK, str(megabytes)]
+        kilobytes = int(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+        lines.append(f"| {megabytes} MiB | {kilobytes / 1024:.0f} MiB |")
+    yield "\n".join([*lines, ""])

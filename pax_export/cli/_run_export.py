@@ -1,0 +1,180 @@
+"""One call of an export from the command line: arrays out of files, into a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import ExportPathError, InvalidArgumentError
+from pax_export.cli import _factory
+from pax_export.cli._failure import DONE, EXIT_CODES, told
+
+_EPILOG = f"""\
+examples:
+  pax-export run served/1 --input images=images.npy --output logits.npz
+  pax-export run served/1 --signature encode --input x=x.npy --input scale=scale.npy
+
+{EXIT_CODES}"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs ``pax-export run DIR ...``; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="pax-export run",
+        description="Calls a signature of an export, and prints the shapes of what it gives.  "
+        "SavedModels that others wrote can be called, too.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE.npy",
+        help="an input; its name may be left out if there is one only",
+    )
+    parser.add_argument("--signature", metavar="KEY", help="serving_default, or the only one")
+    parser.add_argument("--output", metavar="FILE.npz", help="where to write what it gives")
+    parser.add_argument("--json", action="store_true", help="print names, shapes, dtypes as JSON")
+    return _call(parser.parse_args(arguments))
+
+
+@told
+def _call(options: argparse.Namespace) -> int:
+    function, inputs = _function(Path(options.path), options.signature)
+    given = _inputs(options.input, inputs)
+    outputs = {name: np.asarray(value) for name, value in function(given).items()}
+    if options.output:
+        _save(Path(options.output), outputs)
+    if options.json:
+        described = {
+            name: {"shape": list(value.shape), "dtype": value.dtype.name}
+            for name, value in outputs.items()
+        }
+        print(json.dumps({"outputs": described, "file": options.output}, indent=1))
+    else:
+        for name, value in outputs.items():
+            print(f"{name}: {value.dtype.name}{list(value.shape)}")
+    return DONE
+
+
+Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
+
+
+def _function(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
+    """A signature as a function of arrays by name, and the dtypes of its inputs."""
+    from pax_export.export import _foreign, _manifest
+
+    if (path / _foreign.FILE).is_file() and not (path / _manifest.FILE).exists():
+        return _of_foreign(path, key)
+    return _of_export(path, key)
+
+
+def _of_export(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
+    from pax_export import export
+    from pax_export.export._structure import collect, rebuild
+
+    model = export.load(path)
+    signature = model.signatures[_chosen(key, model.signatures)]
+    info = signature.info
+
+    def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        trees = {name: rebuild(tree, given.__getitem__) for name, tree in info.arguments.items()}
+        outputs: dict[str, Any] = {}
+        args = [trees.pop(name) for name in info.positional]
+        collect(info.result, signature(*args, **trees), outputs, "the result")
+        return outputs
+
+    return call, {entry.name: entry.dtype for entry in info.inputs}
+
+
+def _of_foreign(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
+    from pax_export.export._tf_functions import tensorflow
+
+    tf = tensorflow("run")
+    try:
+        model = tf.saved_model.load(str(path))
+    except (OSError, ValueError, KeyError, AttributeError, tf.errors.OpError) as error:
+        raise ExportPathError(
+            "The SavedModel cannot be loaded.", where=str(path), got=str(error)[:500]
+        ) from error
+    signature = model.signatures[_chosen(key, model.signatures)]
+    specs = signature.structured_input_signature[1]
+
+    def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        try:
+            outputs = signature(**{name: tf.constant(value) for name, value in given.items()})
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            raise InvalidArgumentError(
+                "The SavedModel cannot be called.", where=str(path), got=str(error)[:500]
+            ) from error
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    return call, {name: spec.dtype.name for name, spec in specs.items()}
+
+
+def _chosen(key: str | None, signatures: Mapping[str, Any]) -> str:
+    default = "serving_default"
+    if key is None:
+        key = default if default in signatures or len(signatures) != 1 else next(iter(signatures))
+    if key not in signatures:
+        raise InvalidArgumentError(
+            "The export has no such signature.",
+            got=key,
+            write=" or ".join(f"--signature {each}" for each in signatures),
+        )
+    return key
+
+
+def _inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.ndarray]:
+    files: dict[str, str] = {}
+    for text in texts:
+        name, file = _factory.named(text)
+        files[name or (next(iter(expected)) if len(expected) == 1 else "")] = file
+    if sorted(files) != sorted(expected) or len(files) != len(texts):
+        raise InvalidArgumentError(
+            "The export takes other inputs.",
+            got=", ".join(sorted(texts)) or "none",
+            write=" ".join(f"--input {name}=FILE.npy" for name in expected) or "no --input",
+        )
+    return {name: _load(Path(file), expected[name], name) for name, file in files.items()}
+
+
+def _load(file: Path, dtype: str, name: str) -> np.ndarray:
+    from pax_export.export._dtypes import numpy_dtype
+
+    try:
+        array = np.load(file, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("an archive of several arrays")
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidArgumentError(
+            "This file holds no array.", where=name, got=f"{file}: {error}", write="a .npy file"
+        ) from error
+    wanted = numpy_dtype(dtype)
+    # numpy has no name for the small floats, and writes them as bytes.
+    if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize:
+        return array.view(wanted)
+    is_small_float = wanted.kind == "V" or wanted.name == "float16"
+    return array.astype(wanted) if is_small_float and array.dtype.kind == "f" else array
+
+
+def _save(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
+    """Writes the outputs; the small floats, that numpy cannot write, as float32."""
+    arrays = {
+        name: value.astype(np.float32) if value.dtype.kind == "V" else value
+        for name, value in outputs.items()
+    }
+    try:
+        with file.open("wb") as stream:  # np.savez would put another end on the name
+            np.savez(stream, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise ExportPathError(
+            "The outputs cannot be written.", where=str(file), got=error
+        ) from error

@@ -1,0 +1,68 @@
+"""``pax-export validate``: tests an export where there is no jax, and perhaps against it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import ValidationError
+from pax_export.cli import _factory
+from pax_export.cli._failure import DONE, EXIT_CODES, REFUSED, fail, told
+
+_EPILOG = f"""\
+examples:
+  pax-export validate served/1
+  pax-export validate served/1 --against train:make_model
+
+{EXIT_CODES}"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "validate",
+        help="test an export",
+        description="Loads an export in a fresh process without jax, calls all of its signatures "
+        "at several sizes with random inputs, and checks names, shapes and dtypes of what comes "
+        "out against the report, and that it is finite.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
+    parser.add_argument(
+        "--against", metavar="module:factory", help="also compare with the model; " + _factory.HELP
+    )
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="KEY=NAME",
+        help="the method of a signature; without this option the one of its name, or __call__",
+    )
+    parser.add_argument(
+        "--not-finite", action="store_true", help="NaN and infinity are no failures"
+    )
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    parser.set_defaults(call=_call)
+
+
+@told
+def _call(options: argparse.Namespace) -> int:
+    from pax_export.export import _recheck
+
+    model = _factory.make(options.against) if options.against else None
+    methods = dict(_factory.named(text) for text in options.method)
+    checks = _recheck.recheck(Path(options.path), model, methods, not options.not_finite)
+    failed = [check for check in checks if check.problem]
+    if options.json:
+        report = {"valid": not failed, "checks": [dataclasses.asdict(each) for each in checks]}
+        print(json.dumps(report, indent=1))
+    else:
+        print(*checks, sep="\n")
+    if failed:
+        got = f"{len(failed)} of {len(checks)} calls failed; the first: {failed[0]}"
+        fail(ValidationError("The export is not valid.", where=options.path, got=got[:500]))
+    return REFUSED if failed else DONE

@@ -1,0 +1,64 @@
+"""Partition specs: which axis of a mesh splits which axis of an array, as static data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import PartitionSpec
+from jax.tree_util import tree_leaves
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core._edit import set_attribute
+from pax_export.core._tree import Node, attributes_of, flatten
+
+SPECS = "_partition_specs"
+
+Spec = tuple[Any, ...]
+
+
+def specs_of(module: Node) -> dict[str, Spec]:
+    """The specs that a module itself declares, by attribute."""
+    return dict(attributes_of(module).get(SPECS, ()))
+
+
+def with_specs(module: Any, specs: Mapping[str, Any]) -> Any:
+    """A module that declares these specs beside those it has."""
+    children, layout = flatten(module)
+    values = dict(zip(layout.names, children))
+    for name, spec in specs.items():
+        _check(module, name, spec, values)
+    merged = specs_of(module) | {name: tuple(spec) for name, spec in specs.items()}
+    return set_attribute(module, SPECS, tuple(merged.items()))
+
+
+def _check(module: Node, name: str, spec: Any, values: dict[str, Any]) -> None:
+    where = f"{type(module).__qualname__}.{name}"
+    if name not in values or isinstance(values[name], Node):
+        raise InvalidArgumentError(
+            "with_sharding needs the name of an attribute of the module that holds an array.",
+            where=where,
+            got=f"the attributes {', '.join(values)}",
+            write="module.replace(layer=module.layer.with_sharding(...)) for one inside",
+        )
+    if not isinstance(spec, (tuple, PartitionSpec)) or not all(map(_is_axis, spec)):
+        raise InvalidArgumentTypeError(
+            "A partition spec is a tuple with a name of a mesh axis, or None, for each axis.",
+            where=where,
+            got=repr(spec),
+            write=f'with_sharding({name}=("data", None))',
+        )
+    ranks = [len(leaf.shape) for leaf in tree_leaves(values[name]) if hasattr(leaf, "shape")]
+    if ranks and len(spec) > min(ranks):
+        raise InvalidArgumentError(
+            "A partition spec has at most one entry for each axis of the array.",
+            where=where,
+            got=f"{len(spec)} entries for {min(ranks)} axes",
+            write=f"a tuple of {min(ranks)}",
+        )
+
+
+def _is_axis(entry: Any) -> bool:
+    if isinstance(entry, tuple):
+        return all(isinstance(name, str) for name in entry)
+    return entry is None or isinstance(entry, str)

@@ -1,0 +1,76 @@
+"""Whether a folder holds what was written: a hash of every file, in a file.
+
+`sha256sum --check SHA256SUMS` reads the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from pax_export._errors import ExportPathError
+
+FILE = "SHA256SUMS"
+
+
+def write(directory: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Writes the hashes of all files of a folder.
+
+    Args:
+        directory: the folder.
+        known: hashes of files that need not be read again.
+
+    Returns:
+        The hashes, by the names of the files.
+    """
+    names = sorted(file.name for file in directory.iterdir() if file.name != FILE)
+    sums = {name: (known or {}).get(name) or _hash(directory / name) for name in names}
+    lines = [f"{digest}  {name}\n" for name, digest in sums.items()]
+    (directory / FILE).write_text("".join(lines), encoding="utf-8")
+    return sums
+
+
+def check(directory: Path) -> str:
+    """Compares all files with their hashes.
+
+    Returns:
+        One hash for the whole folder.
+
+    Raises:
+        ExportPathError: a file is missing, or is not as it was written.
+    """
+    try:
+        text = (directory / FILE).read_text(encoding="utf-8")
+        pairs = (line.split("  ", 1) for line in text.splitlines())
+        expected = {name: digest for digest, name in pairs}
+    except (OSError, ValueError) as error:
+        raise ExportPathError(
+            "The hashes of this bundle cannot be read.",
+            where=str(directory / FILE),
+            got=f"{type(error).__name__}: {error}",
+            write="the folder as to_stablehlo wrote it, with all of its files",
+        ) from error
+    for name, digest in expected.items():
+        _check_file(directory / name, digest)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_file(file: Path, digest: str) -> None:
+    if not file.is_file():
+        problem = "A file of this bundle is missing."
+    elif _hash(file) != digest:
+        problem = "A file of this bundle is not as it was written: damaged, cut short or changed."
+    else:
+        return
+    raise ExportPathError(
+        problem,
+        where=str(file),
+        got=f"{file.stat().st_size} bytes" if file.is_file() else "no such file",
+        write="a copy of the whole folder as to_stablehlo wrote it",
+    )
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

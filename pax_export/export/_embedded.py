@@ -1,0 +1,109 @@
+"""The report inside of an export that is one file, so that it travels with it.
+
+A ``.tflite`` file may end with a zip archive: its readers stop before, and
+``unzip`` finds the report.  An ``.onnx`` file is a protobuf message: further
+fields may be appended, and `metadata_props` is the one for such things.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+
+NAME = "pax_export.json"
+_METADATA_PROPS = 14  # the number of the field in onnx.ModelProto
+_LENGTH_DELIMITED = 2
+_FIXED = {1: 8, 5: 4}  # bytes of the wire types that have a fixed size
+
+
+def append_zip(path: Path, text: str) -> None:
+    """Puts the report into a zip archive behind the content of a file."""
+    # The time in it is always the same: equal models are equal files.
+    entry = zipfile.ZipInfo(NAME, (1980, 1, 1, 0, 0, 0))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(entry, text)
+
+
+def append_field(path: Path, text: str) -> None:
+    """Puts the report into the metadata of an ONNX model."""
+    key, value = NAME.encode(), text.encode()
+    entry = b"\x0a" + _varint(len(key)) + key + b"\x12" + _varint(len(value)) + value
+    tag = _varint(_METADATA_PROPS << 3 | _LENGTH_DELIMITED)
+    with path.open("ab") as file:
+        file.write(tag + _varint(len(entry)) + entry)
+
+
+def read(path: Path) -> str | None:
+    """The report in a file; None if there is none."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(NAME).decode() if NAME in archive.namelist() else None
+    with path.open("rb") as file:
+        for field, content in _fields(file):
+            if field == _METADATA_PROPS:
+                pair = dict(_fields_of(content))
+                if pair.get(1) == NAME.encode():
+                    return pair[2].decode()
+    return None
+
+
+def _varint(number: int) -> bytes:
+    parts = []
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def _read_varint(file: BufferedReader) -> int | None:
+    number = shift = 0
+    while byte := file.read(1):
+        number |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return number
+        shift += 7
+        if shift > 63:
+            return None
+    return None
+
+
+def _fields(file: BufferedReader) -> Iterator[tuple[int, bytes]]:
+    """The outermost fields of a protobuf message, large contents left out."""
+    end = file.seek(0, 2)
+    file.seek(0)
+    while (tag := _read_varint(file)) is not None:
+        field, kind = tag >> 3, tag & 7
+        if kind == _LENGTH_DELIMITED:
+            length = _read_varint(file)
+            if length is None or file.tell() + length > end:
+                return
+            if field == _METADATA_PROPS:
+                yield field, file.read(length)
+            else:
+                file.seek(length, 1)
+        elif kind == 0:
+            _read_varint(file)
+        elif kind in _FIXED:
+            file.seek(_FIXED[kind], 1)
+        else:
+            return  # not a message
+
+
+def _fields_of(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields of a small message that has texts only."""
+    at = 0
+    while at < len(content):
+        field = content[at] >> 3
+        length = shift = 0
+        at += 1
+        while True:
+            byte = content[at]
+            at += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        yield field, content[at : at + length]
+        at += length

@@ -1,0 +1,116 @@
+"""`to_tflite`: a model in, a file for phones and small computers, and a report out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pax_export.export import _embedded, _forward_cases, _infos, _manifest, _plan, _validate
+from pax_export.export._making import Making, check_choice
+from pax_export.export._manifest import Report
+from pax_export.export._tf_functions import tensorflow
+from pax_export.export.writers import tflite
+
+#: How much farther from jax than rounding the numbers of a quantised model are.
+_FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
+
+
+def to_tflite(
+    model: Any,
+    path: str | os.PathLike[str],
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    methods: Mapping[str, Any] | None = None,
+    constraints: Sequence[str] = (),
+    quantize: Literal["float16", "dynamic"] | None = None,
+    validate: bool | Literal["process"] = True,
+    overwrite: bool = False,
+) -> Report:
+    """Writes a model as a TFLite file, which LiteRT runs on phones and small computers.
+
+    TensorFlow's converter makes it, of TFLite's built-in operations only.
+
+    Args:
+        model: as for `to_saved_model`.
+        path: the file to make, usually ``*.tflite``.
+        inputs: as for `to_saved_model`; symbolic dimensions are sizes that may
+            change from call to call, at some cost: numbers make a smaller and
+            faster model.
+        kwargs: as for `to_saved_model`.
+        methods: as for `to_saved_model`; one file holds all signatures.
+        constraints: as for `to_saved_model`.
+        quantize: ``"float16"`` stores the weights with half the bits;
+            ``"dynamic"`` stores large ones as int8, and computes with these.
+        validate: load what was written, make calls at several sizes with LiteRT
+            and compare with jax; ``"process"`` does it in a fresh process
+            without jax.
+        overwrite: replace a file that is there.
+
+    Returns:
+        The report, which can be printed, and lies in the file (``unzip -p
+        model.tflite pax_export.json`` prints it).
+
+    Raises:
+        UnsupportedOperationError: TFLite has no such operation; it is named.
+        PaxError: of a class for each mistake, as for `to_saved_model`.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp
+        >>> from pax_export.export import load, spec, to_tflite
+        >>> double = ({"w": jnp.full(3, 2.0)}, lambda params, x: params["w"] * x)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = to_tflite(double, folder + "/double.tflite", spec("2, 3"))
+        ...     doubled = load(folder + "/double.tflite")
+        ...     doubled([[1, 2, 3], [4, 5, 6]]).tolist()
+        [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
+    """
+    check_choice("quantize", quantize, (None, "float16", "dynamic"))
+    with Making(path, validate=validate, overwrite=overwrite, phases=5, file=True) as making:
+        with making.phase("load TensorFlow"):
+            tensorflow("to_tflite")
+            if validate:
+                tflite.litert("to_tflite")
+        chosen, programs = making.trace(model, methods, inputs, kwargs, constraints)
+        with making.phase("lower"):
+            plan = _plan.lower(chosen, programs, "frozen", False, ("cpu",), vjp_order=0)
+        with making.file() as file:
+            with making.phase("write"):
+                tflite.write(file, plan.store, plan.signatures, quantize)
+            errors = making.validate(
+                lambda separate: _validate.validate(
+                    file, _cases(plan), separate, "tflite", _FACTORS[quantize]
+                )
+            )
+            report = _report(plan, file, quantize, errors, making)
+            _embedded.append_zip(file, _manifest.text(report))
+    return report
+
+
+def _cases(plan: _plan.Plan) -> list[_validate.Case]:
+    return [each for program in plan.programs for each in _forward_cases.cases(program, plan.store)]
+
+
+def _report(
+    plan: _plan.Plan, file: Path, quantize: str | None, errors: dict[str, float], making: Making
+) -> Report:
+    variables = _infos.of_variables(plan.store)
+    return Report(
+        model=plan.model.name,
+        signatures=plan.signature_infos(),
+        variables=variables,
+        variable_bytes=sum(variable.bytes for variable in variables),
+        graph_bytes=file.stat().st_size,
+        platforms=("cpu",),
+        oldest_tensorflow="",
+        stablehlo="",
+        calling_convention=0,
+        versions=_manifest.versions("tensorflow"),
+        validated=making.validated,
+        largest_error=errors,
+        seconds=making.seconds,
+        target="tflite",
+        details={"runs_in": "LiteRT"} | ({"quantize": quantize} if quantize else {}),
+    )

@@ -1,0 +1,177 @@
+"""Shapes that TensorFlow knows in part, as shapes of jax with symbolic dimensions.
+
+A method's `input_polymorphic_shape` is a pytree, or the beginning of one, like
+its input.  A leaf of it is ``None`` (all sizes are known), text as
+`jax.export.symbolic_shape` reads it (``"b, ..."``), or the dimensions one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import export as jax_export
+
+from pax_export._errors import InvalidArgumentError
+from pax_export._jax import dimension_value
+from pax_export.export import _dtypes
+
+_WRITE = 'input_polymorphic_shape="b, ..."'
+
+
+def broadcast(prefix: Any, tree: Any, argument: str, is_leaf: Any = None) -> list[Any]:
+    """One value for each leaf of a tree, from a tree that may end above the leaves.
+
+    Raises:
+        InvalidArgumentError: it is not the beginning of the tree.
+    """
+
+    def stop(value: Any) -> bool:
+        return value is None or (is_leaf is not None and is_leaf(value))
+
+    values: list[Any] = []
+
+    def spread(value: Any, below: Any) -> None:
+        values.extend([value] * jax.tree_util.tree_structure(below).num_leaves)
+
+    try:
+        jax.tree_util.tree_map(spread, prefix, tree, is_leaf=stop)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"`{argument}` must have the structure of what it describes, or be the beginning "
+            f"of it: {str(error).splitlines()[0]}",
+            got=str(prefix),
+            write=str(jax.tree_util.tree_structure(tree)),
+        ) from error
+    return values
+
+
+def symbolic(
+    names: Sequence[str],
+    shapes: Sequence[Sequence[int | None]],
+    specs: Sequence[Any],
+    constraints: Sequence[str],
+) -> list[tuple]:
+    """The shapes of all inputs of one method, with symbolic dimensions in one scope.
+
+    Args:
+        names: of the inputs, for messages.
+        shapes: what TensorFlow knows of each.
+        specs: what `input_polymorphic_shape` says of each.
+        constraints: what may be assumed of the dimensions.
+
+    Raises:
+        InvalidArgumentError: a size is neither known nor named.
+    """
+    try:
+        scope = jax_export.SymbolicScope(tuple(constraints))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"`polymorphic_constraints` cannot be read: {_first_line(error)}",
+            got=repr(constraints),
+            write='jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)}',
+        ) from error
+    return [_shape(*each, scope) for each in zip(names, shapes, specs)]
+
+
+def _shape(name: str, shape: Sequence[int | None], spec: Any, scope: Any) -> tuple:
+    text = _text(spec)
+    if text is None:
+        if None in shape:
+            raise InvalidArgumentError(
+                f"The size of dimension {list(shape).index(None)} of an input is not known, and "
+                f"has no name (syntax error in symbolic shape {spec!r}).",
+                where=name,
+                got=f"shape {list(shape)}, input_polymorphic_shape {spec!r}",
+                write=_suggested(shape),
+            )
+        return tuple(shape)
+    try:
+        found = tuple(jax_export.symbolic_shape(text, like=tuple(shape), scope=scope))
+        if len(found) != len(shape):
+            raise ValueError(f"{len(found)} sizes for {len(shape)} dimensions")
+    except (ValueError, TypeError, AssertionError) as error:
+        raise InvalidArgumentError(
+            f"A symbolic shape does not describe its input: {_about(error)}",
+            where=name,
+            got=f"shape {list(shape)}, input_polymorphic_shape {spec!r}",
+            write=_suggested(shape),
+        ) from error
+    _check(name, shape, found, spec)
+    return found
+
+
+def _suggested(shape: Sequence[int | None]) -> str:
+    """A symbolic shape that describes this one."""
+    names = iter("bcdefghij")
+    sizes = ", ".join(next(names, "k") if size is None else str(size) for size in shape)
+    return f'input_polymorphic_shape="{sizes}", with a name for each size that is not known'
+
+
+def _about(error: Exception) -> str:
+    line = _first_line(error)
+    return line if "syntax error" in line else f"syntax error in symbolic shape: {line}"
+
+
+def _check(name: str, shape: Sequence[int | None], found: tuple, spec: Any) -> None:
+    for index, (known, size) in enumerate(zip(shape, found)):
+        if not isinstance(size, int) or known == size:
+            continue
+        what = "is not known" if known is None else f"is {known}"
+        raise InvalidArgumentError(
+            f"The size of dimension {index} of an input {what}, and "
+            f"`input_polymorphic_shape` must name it or say the same (syntax error in symbolic "
+            f"shape {spec!r}).",
+            where=name,
+            got=f"shape {list(shape)}",
+            write=_suggested(shape),
+        )
+
+
+def is_spec(value: Any) -> bool:
+    """Whether this is the shape of one array, rather than a tree of them."""
+    if isinstance(value, str):
+        return True
+    return type(value).__name__ == "PolyShape" or (
+        isinstance(value, tuple)
+        and any(
+            each is ... or jax_export.is_symbolic_dim(each) or isinstance(each, int)
+            for each in value
+        )
+    )
+
+
+def _text(spec: Any) -> str | None:
+    if spec is None or isinstance(spec, str):
+        return spec
+    if not isinstance(spec, (tuple, list)):
+        raise InvalidArgumentError(
+            "`input_polymorphic_shape` must hold None and text.", got=repr(spec), write=_WRITE
+        )
+    return ", ".join("..." if size is ... else "_" if size is None else str(size) for size in spec)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def sizes(shapes: Sequence[tuple], known: Sequence[Sequence[int | None]]) -> dict[str, int]:
+    """The symbolic dimensions whose size TensorFlow knows all the same."""
+    found: dict[str, int] = {}
+    for symbolic_shape, shape in zip(shapes, known):
+        for size, number in zip(symbolic_shape, shape):
+            if number is not None and not isinstance(size, int) and str(size).isidentifier():
+                found[str(size)] = int(number)
+    return found
+
+
+def known_shape(shape: Sequence[Any], found: Mapping[str, int]) -> list[int | None]:
+    """A shape in numbers, where they follow from these sizes."""
+    return [
+        dimension_value(size, found)
+        if isinstance(size, int) or set(_dtypes.dimension_names(size)) <= set(found)
+        else None
+        for size in shape
+    ]

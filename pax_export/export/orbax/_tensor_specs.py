@@ -1,0 +1,192 @@
+"""Inputs of signatures with default values, and inputs that are repeated to a batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.orbax.typing import PyTree
+
+
+@dataclass
+class TensorSpecWithDefault:
+    """A `tf.TensorSpec` and the value of an input that is not given.
+
+    All tensors of one Python argument have a default value, or none has.
+
+    Args:
+        tensor_spec: the shape, dtype and name.
+        default_val: the value; it becomes a tensor of this dtype.
+        is_primary: whether other inputs are repeated to its batch, see
+            `make_auto_batching_function`.
+
+    Raises:
+        InvalidArgumentError: there is no value, or it is not of this shape.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> spec = TensorSpecWithDefault(tf.TensorSpec([None], tf.int32, "k"), [3])
+        >>> spec.default_val.dtype
+        tf.int32
+    """
+
+    tensor_spec: Any
+    default_val: Any
+    is_primary: bool = False
+
+    def __post_init__(self):
+        if self.default_val is None:
+            raise InvalidArgumentError("Use TensorSpec if no defaults are needed.")
+        if not isinstance(self.default_val, tf.Tensor):
+            # What a signature of TensorFlow keeps as a default is a tensor.
+            self.default_val = tf.convert_to_tensor(self.default_val, self.tensor_spec.dtype)
+        actual = tf.TensorSpec.from_tensor(self.default_val, name=self.tensor_spec.name)
+        if not actual.is_subtype_of(self.tensor_spec):
+            raise InvalidArgumentError(
+                f"TensorSpec {self.tensor_spec} is not compatible with the default value "
+                f"{self.default_val}",
+            )
+
+
+def remove_signature_defaults(input_signature: PyTree) -> PyTree:
+    """The input signature with plain `tf.TensorSpec` entries.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> remove_signature_defaults([TensorSpecWithDefault(tf.TensorSpec([1]), [2.0])])
+        [TensorSpec(shape=(1,), dtype=tf.float32, name=None)]
+    """
+    return jax.tree_util.tree_map(
+        lambda x: x.tensor_spec if isinstance(x, TensorSpecWithDefault) else x, input_signature
+    )
+
+
+def _defaults(input_signature: Sequence[PyTree]) -> list[Any]:
+    """The default value of each argument, or `inspect.Parameter.empty`."""
+    values = []
+    for argument in input_signature:
+        leaves = jax.tree_util.tree_leaves(argument)
+        with_default = [isinstance(leaf, TensorSpecWithDefault) for leaf in leaves]
+        if not any(with_default):
+            values.append(inspect.Parameter.empty)
+        elif not all(with_default):
+            raise InvalidArgumentError(
+                "TensorSpecWithDefault must be defined for each tensor in the structure for the "
+                "Python arg.",
+                got=str(argument),
+            )
+        else:
+            values.append(jax.tree_util.tree_map(lambda x: x.default_val, argument))
+    return values
+
+
+def with_default_args(tf_fn: Callable[..., Any], input_signature: Sequence[PyTree]) -> Any:
+    """A `tf.function` with the default values of an input signature.
+
+    Args:
+        tf_fn: the function, of as many arguments as the signature has parts.
+        input_signature: a sequence of `tf.TensorSpec`, `TensorSpecWithDefault`
+            or nests of them.
+
+    Raises:
+        InvalidArgumentError: some tensors of an argument have a default value.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> spec = TensorSpecWithDefault(tf.TensorSpec([], tf.float32, "x"), 2.0)
+        >>> float(with_default_args(lambda x: 2 * x, [spec])())
+        4.0
+    """
+    specs = remove_signature_defaults(input_signature)
+    plain = tf.function(tf_fn, input_signature=specs, jit_compile=False, autograph=False)
+    defaults = _defaults(input_signature)
+    if all(value is inspect.Parameter.empty for value in defaults):
+        return plain
+    parameters = plain.function_spec.function_type.parameters.values()
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(parameter.name, parameter.kind, default=value)
+            for parameter, value in zip(parameters, defaults)
+        ]
+    )
+
+    def with_defaults(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tf_fn(*bound.args, **bound.kwargs)
+
+    with_defaults.__signature__ = signature  # type: ignore[attr-defined]
+    return tf.function(with_defaults, input_signature=specs, jit_compile=False, autograph=False)
+
+
+def make_auto_batching_function(input_signature: Sequence[PyTree]) -> Callable[..., Any]:
+    """A function that repeats inputs of batch size 1 to the batch of the others.
+
+    Args:
+        input_signature: all tensors have a batch as first dimension.  Primary
+            are those of a plain `tf.TensorSpec` and those with `is_primary`;
+            they have one batch size, and the others have it or 1.
+
+    Returns:
+        A `tf.function` that gives its arguments back, as a tuple.
+
+    Raises:
+        InvalidArgumentError: no tensor is primary.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> fn = make_auto_batching_function([
+        ...     tf.TensorSpec([None], tf.int32, name="x"),
+        ...     TensorSpecWithDefault(tf.TensorSpec([None], tf.int32, name="k"), [1]),
+        ... ])
+        >>> [part.shape for part in fn(tf.constant([5, 6]))]
+        [TensorShape([2]), TensorShape([2])]
+    """
+    flat, tree = jax.tree_util.tree_flatten(tuple(input_signature))
+    primary = [isinstance(x, tf.TensorSpec) or x.is_primary for x in flat]
+    names = [x.name if isinstance(x, tf.TensorSpec) else x.tensor_spec.name for x in flat]
+    if not any(primary):
+        raise InvalidArgumentError(
+            "No primary input tensors. A primary tensor is a tensor whose tensor spec is either "
+            "a `tf.TensorSpec` or a `TensorSpecWithDefault` whose `is_primary` attribute is True.",
+            got=f"input_signature={input_signature}",
+        )
+
+    def auto_batching_fn(*args: Any) -> Any:
+        tensors, given = jax.tree_util.tree_flatten(args)
+        if given != tree:
+            raise InvalidArgumentError(
+                "The arguments have another structure than the input signature.",
+                got=str(given),
+                write=str(tree),
+            )
+        batch = tf.shape(tensors[primary.index(True)])[0]
+        batched = [
+            _same_batch(tensor, batch, is_primary, name)
+            for tensor, is_primary, name in zip(tensors, primary, names)
+        ]
+        return jax.tree_util.tree_unflatten(tree, batched)
+
+    return with_default_args(auto_batching_fn, input_signature)
+
+
+def _same_batch(tensor: Any, batch: Any, is_primary: bool, name: str | None) -> Any:
+    size = tf.shape(tensor)[0]
+    if is_primary:
+        message = "All primary input tensors must have the same batch size."
+        with tf.control_dependencies([tf.debugging.assert_equal(size, batch, message)]):
+            return tf.identity(tensor)
+    message = (
+        f"The batch size of a non-primary input tensor (name={name}) must be 1 or the same as "
+        "that of the primary tensors."
+    )
+    fits = tf.debugging.Assert(tf.logical_or(tf.equal(size, 1), tf.equal(size, batch)), [message])
+    with tf.control_dependencies([fits]):
+        times = tf.where(tf.equal(size, 1), batch, 1)
+        return tf.repeat(tensor, times, axis=0)

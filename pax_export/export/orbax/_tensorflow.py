@@ -1,0 +1,9 @@
+"""TensorFlow, loaded with this package: what is offered here derives from `tf.Module`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pax_export._optional import require
+
+tf: Any = require("tensorflow", "tensorflow", "pax_export.export.orbax")

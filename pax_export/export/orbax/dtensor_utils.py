@@ -1,0 +1,349 @@
+"""Arrays that are sharded in jax as tensors that are sharded in TensorFlow (DTensor)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import (
+    DTensorStateError,
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+)
+from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.orbax.typing import PyTree
+
+__all__ = [
+    "Mesh",
+    "dtensor_initialized",
+    "get_current_dtensor_mesh",
+    "get_current_mesh",
+    "get_pspec_from_jax_arrays",
+    "initialize_dtensor",
+    "jax_array_to_dtensor",
+    "jax_mesh_to_dtensor_mesh",
+    "maybe_enable_dtensor_export_on",
+    "shutdown_dtensor",
+]
+
+
+DTensor = Any
+
+
+class _State:
+    initialized = False
+
+
+class _Stack(threading.local):
+    def __init__(self):
+        super().__init__()
+        self.meshes: list[Mesh] = []
+
+
+_STACK = _Stack()
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One mesh, as jax and as DTensor know it.
+
+    Example:
+        >>> get_current_mesh() is None  # outside of an export over a mesh
+        True
+    """
+
+    jax_mesh: jax.sharding.Mesh
+    dtensor_mesh: Any
+
+
+def initialize_dtensor(reset_context: bool = False) -> None:
+    """Gives TensorFlow as many virtual CPU devices as jax has devices.
+
+    To be called before TensorFlow is used.
+
+    Args:
+        reset_context: start TensorFlow anew; what it has made before is undefined then.
+
+    Raises:
+        DTensorStateError: TensorFlow does not come to the devices or processes
+            of jax.
+
+    Example:
+        >>> initialize_dtensor()  # doctest: +SKIP
+    """
+    dtensor = tf.experimental.dtensor
+    dtensor.initialize_accelerator_system(
+        device_type="CPU",
+        num_logical_cpu_devices=jax.local_device_count(),
+        experimental_reset_context=reset_context,
+    )
+    if dtensor.num_clients() != jax.process_count():
+        raise DTensorStateError(
+            f"The number of DTensor clients ({dtensor.num_clients()}) is not equal to the number "
+            f"of JAX processes ({jax.process_count()}).",
+            write="the environment variables of DTensor (DTENSOR_JOBS ...) in every process",
+        )
+    found = (dtensor.num_local_devices("CPU"), dtensor.num_global_devices("CPU"))
+    if found != (jax.local_device_count(), jax.device_count()):
+        raise DTensorStateError(
+            "DTensor has other devices than jax.",
+            got=f"{found[0]} local and {found[1]} global devices",
+            write="initialize_dtensor() before anything else uses TensorFlow",
+        )
+    _State.initialized = True
+
+
+def dtensor_initialized() -> bool:
+    """Whether `initialize_dtensor` has been called.
+
+    Example:
+        >>> dtensor_initialized()
+        False
+    """
+    return _State.initialized
+
+
+def shutdown_dtensor() -> None:
+    """Ends what `initialize_dtensor` began.
+
+    Raises:
+        DTensorStateError: it has not been called.
+
+    Example:
+        >>> shutdown_dtensor()  # doctest: +SKIP
+    """
+    if not dtensor_initialized():
+        raise DTensorStateError("DTensor is not initialized.", write="initialize_dtensor()")
+    tf.experimental.dtensor.shutdown_accelerator_system()
+    _State.initialized = False
+
+
+def jax_mesh_to_dtensor_mesh(mesh: jax.sharding.Mesh) -> Any:
+    """The DTensor mesh of CPU devices with the shape and axes of a mesh of jax.
+
+    Example:
+        >>> jax_mesh_to_dtensor_mesh(mesh)  # doctest: +SKIP
+    """
+    dtensor = tf.experimental.dtensor
+    shape = mesh.devices.shape
+    ids = np.arange(mesh.devices.size).reshape(shape)
+    process = jax.process_index()
+    local = [
+        int(index)
+        for index, device in zip(ids.flat, mesh.devices.flat)
+        if device.process_index == process
+    ]
+    devices = dtensor.local_devices(device_type="CPU")
+    return dtensor.Mesh(
+        list(mesh.axis_names),
+        global_device_ids=ids,
+        local_device_ids=local,
+        local_devices=devices[: len(local)],
+    )
+
+
+def jax_array_to_dtensor(
+    arr: Any,
+    pspec: jax.sharding.PartitionSpec | None,
+    dmesh: Any,
+    jax_mesh: jax.sharding.Mesh | None = None,
+    allow_multi_axis_sharding_consolidation: bool = False,
+    *,
+    allow_multi_axis_sharding_conslidation: bool = False,
+) -> Any:
+    """An array of jax as a tensor that is sharded over a DTensor mesh.
+
+    Args:
+        arr: the array; it is moved if `jax_mesh` is given and it lies otherwise.
+        pspec: how each dimension is sharded.
+        dmesh: the mesh of DTensor.
+        jax_mesh: the same mesh of jax.
+        allow_multi_axis_sharding_consolidation: shard a dimension that is
+            sharded over several axes over the largest of them, which is all
+            that DTensor can.
+        allow_multi_axis_sharding_conslidation: the same.
+
+    Raises:
+        InvalidArgumentError: the mesh cannot divide the array so.
+
+    Example:
+        >>> jax_array_to_dtensor(array, PartitionSpec("x"), dmesh)  # doctest: +SKIP
+    """
+    dtensor = tf.experimental.dtensor
+    consolidate = allow_multi_axis_sharding_consolidation or allow_multi_axis_sharding_conslidation
+    sizes = {name: dmesh.dim_size(name) for name in dmesh.dim_names}
+    axes, moved = layout_axes(tuple(arr.shape), pspec, sizes, consolidate)
+    if jax_mesh is not None:
+        spec = jax.sharding.PartitionSpec(*axes)
+        arr = jax.device_put(arr, jax.sharding.NamedSharding(jax_mesh, spec))
+    elif moved:
+        raise InvalidArgumentError(
+            "An array that is sharded over several mesh axes can be sharded over one only where "
+            "the mesh of jax is known.",
+            write="jax_array_to_dtensor(arr, pspec, dmesh, jax_mesh, True)",
+        )
+    layout = dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], dmesh)
+    order = {int(device.id): place for place, device in enumerate(_devices(arr, jax_mesh))}
+    shards = sorted(arr.addressable_shards, key=lambda shard: order[int(shard.device.id)])
+    return dtensor.pack([np.asarray(shard.data) for shard in shards], layout)
+
+
+def _devices(arr: Any, jax_mesh: jax.sharding.Mesh | None) -> list[Any]:
+    """The devices in the order in which DTensor numbers them."""
+    if jax_mesh is not None:
+        return list(jax_mesh.devices.flat)
+    return [shard.device for shard in arr.addressable_shards]
+
+
+def layout_axes(
+    shape: tuple[int, ...], pspec: Any, sizes: dict[str, int], consolidate: bool
+) -> tuple[list[str | None], bool]:
+    """One mesh axis, or none, for each dimension of an array.
+
+    Args:
+        shape: of the array.
+        pspec: its partition spec.
+        sizes: of the mesh axes.
+        consolidate: let several axes be the largest of them.
+
+    Returns:
+        The axes, and whether the array must be sharded anew for them.
+
+    Raises:
+        InvalidArgumentError: a dimension is sharded over several axes, or not
+            a multiple of its axis.
+
+    Example:
+        >>> layout_axes((8, 4), (("x", "y"), None), {"x": 4, "y": 2}, True)
+        (['x', None], True)
+    """
+    axes: list[str | None] = []
+    moved = False
+    for place, names in enumerate(() if pspec is None else pspec):
+        axis, several = _axis(place, shape, names, sizes, consolidate)
+        if axis is not None and shape[place] % sizes[axis]:
+            raise InvalidArgumentError(
+                f"The size of the dim {place} (={shape[place]}) of the input array (shape={shape})"
+                f' must be a multiple of the size of mesh axis "{axis}" (={sizes[axis]}).',
+                write="another partition spec, or an array that is padded",
+            )
+        axes.append(axis)
+        moved = moved or several
+    return axes + [None] * (len(shape) - len(axes)), moved
+
+
+def _axis(
+    place: int, shape: tuple[int, ...], names: Any, sizes: dict[str, int], consolidate: bool
+) -> tuple[str | None, bool]:
+    if not names:
+        return None, False
+    if isinstance(names, str):
+        return names, False
+    if not isinstance(names, tuple):
+        raise InvalidArgumentTypeError(
+            "An element in a PartitionSpec must be a ``None``, a mesh axis or a tuple of mesh "
+            f"axes. Got {names}."
+        )
+    dividing = [name for name in names if sizes[name] > 1]
+    if len(dividing) <= 1:
+        return (dividing or [names[0]])[0], False
+    if not consolidate:
+        raise InvalidArgumentError(
+            f"Dimension {place} of the input array (shape={shape}) is sharded across more than "
+            f"one axis ({names}, sizes = {tuple(sizes[name] for name in names)}) of the mesh, but "
+            "jax.Array to DTensor transform does not support partitioning of an array dimension "
+            "across multiple mesh axes, unless there is at most one axis with size >= 1.",
+            write="allow_multi_axis_sharding_consolidation=True, to shard it over the largest",
+        )
+    return max(dividing, key=lambda name: sizes[name]), True
+
+
+@contextmanager
+def maybe_enable_dtensor_export_on(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
+    """A block in which the variables of a `JaxModule` are sharded over a mesh.
+
+    It does nothing where DTensor is not initialized or there is no mesh.
+
+    Args:
+        mesh: a mesh of jax.
+
+    Example:
+        >>> with maybe_enable_dtensor_export_on(None):
+        ...     get_current_mesh() is None
+        True
+    """
+    if not dtensor_initialized() or mesh is None:
+        yield
+        return
+    _STACK.meshes.append(Mesh(jax_mesh=mesh, dtensor_mesh=jax_mesh_to_dtensor_mesh(mesh)))
+    try:
+        yield
+    finally:
+        _STACK.meshes.pop()
+
+
+def get_current_mesh() -> Mesh | None:
+    """The mesh of the innermost block, as jax and DTensor know it.
+
+    Example:
+        >>> get_current_mesh() is None
+        True
+    """
+    return _STACK.meshes[-1] if _STACK.meshes else None
+
+
+def get_current_dtensor_mesh() -> Any:
+    """The mesh of the innermost block, as DTensor knows it.
+
+    Example:
+        >>> get_current_dtensor_mesh() is None
+        True
+    """
+    mesh = get_current_mesh()
+    return mesh.dtensor_mesh if mesh else None
+
+
+def get_pspec_from_jax_arrays(nested_jax_arrays: PyTree) -> PyTree:
+    """The partition specs of arrays with named shardings, or of descriptions of such arrays.
+
+    Args:
+        nested_jax_arrays: a pytree of them; those without a sharding count as
+            not sharded.
+
+    Returns:
+        The same pytree of `jax.sharding.PartitionSpec`.
+
+    Raises:
+        InvalidArgumentError: the shardings have different meshes, or no names.
+            (An AssertionError, as orbax raises.)
+
+    Example:
+        >>> get_pspec_from_jax_arrays({"w": jax.ShapeDtypeStruct((2,), "float32")})
+        {'w': P()}
+    """
+    meshes: list[Any] = []
+
+    def spec(array: Any) -> jax.sharding.PartitionSpec:
+        sharding = getattr(array, "sharding", None)
+        if sharding is None:
+            return jax.sharding.PartitionSpec()
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            raise InvalidArgumentError(
+                f"Unsupported sharding type: {type(sharding)}, only support NamedSharding",
+                write="jax.device_put(array, NamedSharding(mesh, spec))",
+            )
+        meshes.append(sharding.mesh)
+        if sharding.mesh != meshes[0]:
+            raise InvalidArgumentError(
+                "All those NamedShardings must have the same mesh.",
+                got=f"{meshes[0]} != {sharding.mesh}",
+            )
+        return sharding.spec
+
+    return jax.tree_util.tree_map(spec, nested_jax_arrays)

@@ -1,0 +1,228 @@
+"""Writes a `JaxModule` with its processors as a SavedModel."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.export import _directory, _processors
+from pax_export.export._canonical import canonicalize
+from pax_export.export.orbax import dtensor_utils, utils
+from pax_export.export.orbax._outputs import flattened, is_flat
+from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.orbax.export_manager_base import ExportManagerBase
+from pax_export.export.orbax.jax_module import JaxModule, get_obx_export_tf_preprocess_only
+from pax_export.export.orbax.serving_config import ServingConfig
+from pax_export.export.orbax.utils import make_e2e_inference_fn
+
+__all__ = ["ExportManager", "make_e2e_inference_fn"]
+
+_CALLED = "serving_default"
+
+
+class ExportManager(ExportManagerBase):
+    """Exports a `JaxModule` with a signature for each serving config.
+
+    Args:
+        module: the module.
+        serving_configs: the signatures.
+
+    Raises:
+        InvalidArgumentError: a config does not fit the module, or two have one key.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp, tensorflow as tf
+        >>> module = JaxModule(
+        ...     {"w": jnp.ones((3, 2))}, lambda params, x: {"y": x @ params["w"]},
+        ...     input_polymorphic_shape="b, ...",
+        ... )
+        >>> spec = tf.TensorSpec([None, 3], tf.float32, name="x")
+        >>> manager = ExportManager(module, [ServingConfig("serving_default", [spec])])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manager.save(folder + "/1")
+        ...     loaded = manager.load(folder + "/1")
+        >>> loaded.signatures["serving_default"](x=tf.ones((4, 3)))["y"].shape
+        TensorShape([4, 2])
+    """
+
+    def __init__(self, module: JaxModule, serving_configs: Sequence[ServingConfig]):
+        if not isinstance(module, JaxModule):
+            raise InvalidArgumentTypeError(
+                "An ExportManager takes a JaxModule.", got=type(module).__name__
+            )
+        self._computation = module
+        self._serving_configs = list(serving_configs)
+        self._module: Any = tf.Module()
+        self._module.computation_module = module
+        self._serving_signatures: dict[str, Any] = {}
+        self._config_of: dict[str, ServingConfig] = {}
+        self._generation = -1
+        self._build()
+
+    def _build(self) -> None:
+        """Makes the functions of all signatures over the methods of the module."""
+        functions: dict[str, Any] = {}
+        configs: dict[str, ServingConfig] = {}
+        called = None
+        for config in self._serving_configs:
+            try:
+                function = self._inference_fn(config)
+            except Exception as error:
+                error.add_note(f"Failed exporting signature_key={config.signature_key}")
+                raise
+            for key in config.get_signature_keys():
+                if key in functions:
+                    raise InvalidArgumentError(
+                        f'Duplicated key "{config.signature_key}" in `serving_configs`.',
+                        write="a key of its own for each signature",
+                    )
+                functions[key], configs[key] = function, config
+            if called is None or _CALLED in config.get_signature_keys():
+                called = function
+        self._module.tf_trackable_resources = [
+            each for config in self._serving_configs for each in _resources(config)
+        ]
+        if called is not None:
+            # Loaded again, the model is called with nested inputs; a signature
+            # takes flat ones by name.
+            self._module.__call__ = called
+        self._serving_signatures, self._config_of = functions, configs
+        self._generation = self._computation._generation
+
+    def _inference_fn(self, config: ServingConfig) -> Any:
+        if not get_obx_export_tf_preprocess_only():
+            return make_e2e_inference_fn(config.get_infer_step(self._computation.methods), config)
+        preprocessor = config.tf_preprocessor
+        if preprocessor is None:
+            raise InvalidArgumentError(
+                "serving_config.tf_preprocessor must be provided when in "
+                "`obx_export_tf_preprocess_only` mode.",
+                where=f"ServingConfig {config.signature_key!r}",
+            )
+
+        def flat(*inputs: Any) -> list[Any]:
+            return tf.nest.flatten(preprocessor(*inputs))
+
+        return utils.with_default_args(flat, config.get_input_signature())
+
+    @property
+    def tf_module(self) -> Any:
+        """The `tf.Module` that is saved."""
+        self._renew()
+        return self._module
+
+    @property
+    def serving_signatures(self) -> Mapping[str, Callable[..., Any]]:
+        """The functions of the signatures, by their keys."""
+        self._renew()
+        return self._serving_signatures
+
+    def _renew(self) -> None:
+        if self._generation != self._computation._generation:
+            self._build()
+
+    def save(
+        self,
+        model_path: str | os.PathLike[str],
+        save_options: Any = None,
+        signature_overrides: Mapping[str, Callable[..., Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Writes the SavedModel, whole or not at all.
+
+        Args:
+            model_path: the directory.  One that holds an older export is
+                replaced, whole; an empty one is filled.
+            save_options: a `tf.saved_model.SaveOptions`; it is left as it is.
+            signature_overrides: signatures instead of those of the configs, or
+                beside them.
+            **kwargs: none; there to say so.
+
+        Raises:
+            ExportPathError: the directory holds something else.
+            InvalidArgumentError: `save_options` is something else.
+        """
+        if kwargs:
+            raise InvalidArgumentTypeError(
+                f"save() has no argument {', '.join(sorted(kwargs))}.",
+                write="save(model_path, save_options, signature_overrides)",
+            )
+        options = self._options(save_options)
+        if "://" in str(model_path):  # a file system of TensorFlow's own
+            functions = self._signatures(signature_overrides)
+            tf.saved_model.save(self._module, str(model_path), functions, options)
+            return
+        path = Path(model_path)
+        _check_place(path)
+        functions = self._signatures(signature_overrides)
+        mesh = dtensor_utils.get_current_dtensor_mesh()
+        if mesh is not None and jax.process_count() > 1:
+            # Every process writes its shards to one place.
+            tf.saved_model.save(self._module, str(path), functions, options)
+        else:
+            with _directory.replaced(path, overwrite=True) as directory:
+                tf.saved_model.save(self._module, str(directory), functions, options)
+                canonicalize(directory)
+        if mesh is not None:
+            tf.experimental.dtensor.barrier(mesh, "export done")
+
+    def _signatures(self, overrides: Mapping[str, Callable[..., Any]] | None) -> dict[str, Any]:
+        """The functions of all signatures; one that stands under several keys is one."""
+        flat: dict[int, Any] = {}
+        chosen = dict(overrides or {})
+        for key, function in self.serving_signatures.items():
+            if key not in chosen:
+                if id(function) not in flat:
+                    flat[id(function)] = _with_flat_outputs(function, self._config_of[key])
+                chosen[key] = flat[id(function)]
+        return chosen
+
+    def _options(self, given: Any) -> Any:
+        kind = tf.saved_model.SaveOptions
+        if given is not None and not isinstance(given, kind):
+            raise InvalidArgumentError(
+                f"save_options must be of type tf.saved_model.SaveOptions. Got type: {type(given)}"
+            )
+        options = copy.copy(given) if given is not None else kind()
+        options.experimental_custom_gradients = self._computation.with_gradient
+        return options
+
+    def load(self, model_path: str | os.PathLike[str], **kwargs: Any) -> Any:
+        """Loads a SavedModel, by `tf.saved_model.load` with these arguments."""
+        return tf.saved_model.load(str(model_path), **kwargs)
+
+
+def _resources(config: ServingConfig) -> list[Any]:
+    """What the processors of a config hold, and what it names beside that."""
+    given = config.extra_trackable_resources
+    processors = (config.tf_preprocessor, config.tf_postprocessor)
+    found = _processors.trackables(*(each for each in processors if each is not None))
+    return ([] if given is None else [given]) + found
+
+
+def _check_place(path: Path) -> None:
+    """Refuses a directory of something else, which would be lost."""
+    _directory.check(path, overwrite=True)
+    if path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists():
+        raise ExportPathError(
+            "There is something at this place that is no SavedModel, and it would be replaced.",
+            where=str(path),
+            write="a new directory",
+        )
+
+
+def _with_flat_outputs(function: Any, config: ServingConfig) -> Any:
+    """The function of a config as a signature can be: with outputs that are not nested."""
+    if is_flat(function.get_concrete_function().structured_outputs):
+        return function
+
+    def flat(*inputs: Any) -> dict[str, Any]:
+        return flattened(function(*inputs))
+
+    return utils.with_default_args(flat, config.get_input_signature())

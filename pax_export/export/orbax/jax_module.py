@@ -1,0 +1,358 @@
+"""A jax function and its params as a `tf.Module`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax import export as jax_export
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.export.orbax import constants
+from pax_export.export.orbax._method import Method, Options
+from pax_export.export.orbax._model import Model
+from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.orbax._variables import Placement
+from pax_export.export.orbax.config import config
+from pax_export.export.orbax.typing import ApplyFn, PyTree
+
+__all__ = ["ApplyFn", "JaxModule", "PyTree", "get_obx_export_tf_preprocess_only"]
+
+
+def get_obx_export_tf_preprocess_only() -> bool:
+    """Whether preprocessors are exported alone, without the model.
+
+    Example:
+        >>> get_obx_export_tf_preprocess_only()
+        False
+    """
+    return config.obx_export_tf_preprocess_only  # type: ignore[attr-defined]
+
+
+class _Given:
+    """The arguments of a module, which `tf.Module` must not wrap in containers of its own."""
+
+    def __init__(self, methods: dict[str, Method], functions: Mapping[str, ApplyFn], **maps: Any):
+        self.methods = methods
+        self.apply_fn_map = functions
+        self.shapes: Mapping[str, Any] = maps["shapes"]
+        self.jax2tf_kwargs: Mapping[str, Any] = maps["jax2tf_kwargs"]
+        self.jit_compile: Mapping[str, bool] = maps["jit_compile"]
+        self.params: Any = None  # where there is no model that holds them
+
+
+class JaxModule(tf.Module):
+    """Variables of TensorFlow for params of jax, and functions of TensorFlow over them.
+
+    What its methods compute is lowered by the code of `to_saved_model`: a
+    SavedModel of them runs in every TensorFlow from 2.15 on, as far as the
+    model can be expressed for it.
+
+    Args:
+        params: any pytree.  The arrays in it become variables named by their
+            paths, ``layers.0.kernel``; other leaves stay as they are.
+        apply_fn: a function of the params and one input, which may be nested,
+            or a mapping of method keys to such functions.
+        trainable: which params are trainable: all, none (the default), or a
+            pytree of bools that may end above the leaves.
+        input_polymorphic_shape: the symbolic shapes of the input, ``"b, ..."``
+            for all its arrays or a pytree of such texts; for a mapping of
+            functions, a mapping with the same keys.
+        jax2tf_kwargs: options by jax2tf's names: `with_gradient`,
+            `polymorphic_constraints`, `native_serialization_platforms` (all
+            four platforms by default); those that jax2tf ignores are ignored.
+            For a mapping of functions, a mapping with the same keys.
+        jit_compile: whether TensorFlow compiles the functions with XLA; for a
+            mapping of functions also a mapping.
+        name: of the module.
+        pspecs: the partition specs of the params, in an export within
+            `maybe_enable_dtensor_export_on`.
+        allow_multi_axis_sharding_conslidation: let a dimension that is sharded
+            over several mesh axes be sharded over the largest of them.
+        allow_multi_axis_sharding_consolidation: the same.
+        export_version: only `ExportModelType.TF_SAVEDMODEL` can be written.
+        input_polymorphic_shape_symbol_values: only for ``ORBAX_MODEL``.
+        jax2obm_kwargs: only for ``ORBAX_MODEL``.
+        jax2obm_options: only for ``ORBAX_MODEL``.
+
+    Raises:
+        InvalidArgumentError: arguments do not fit together.
+        UnsupportedDtypeError: a param has a dtype that cannot be exported.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> module = JaxModule(
+        ...     {"w": jnp.ones((3, 2))}, lambda params, x: x @ params["w"],
+        ...     input_polymorphic_shape="b, ...",
+        ... )
+        >>> module.methods[JaxModule.DEFAULT_METHOD_KEY](jnp.ones((4, 3))).shape
+        TensorShape([4, 2])
+        >>> [variable.name for variable in module.variables]
+        ['w:0']
+    """
+
+    DEFAULT_METHOD_KEY = constants.DEFAULT_METHOD_KEY
+
+    def __init__(
+        self,
+        params: PyTree,
+        apply_fn: ApplyFn | Mapping[str, ApplyFn],
+        trainable: bool | PyTree | None = None,
+        input_polymorphic_shape: PyTree | Mapping[str, PyTree] = None,
+        jax2tf_kwargs: Mapping[str, Any] | None = None,
+        jit_compile: bool | Mapping[str, bool] = True,
+        name: str | None = None,
+        pspecs: PyTree | None = None,
+        allow_multi_axis_sharding_conslidation: bool | None = None,
+        *,
+        allow_multi_axis_sharding_consolidation: bool | None = None,
+        export_version: constants.ExportModelType = constants.ExportModelType.TF_SAVEDMODEL,
+        input_polymorphic_shape_symbol_values: Any = None,
+        jax2obm_kwargs: Any = None,
+        jax2obm_options: Any = None,
+    ):
+        super().__init__(name=name)
+        _check_version(export_version, input_polymorphic_shape_symbol_values)
+        del jax2obm_kwargs, jax2obm_options
+        functions, shapes, options, jit = _by_key(
+            apply_fn, input_polymorphic_shape, jax2tf_kwargs, jit_compile
+        )
+        trainable = False if trainable is None else trainable
+        self._with_gradient = any(jax.tree_util.tree_leaves(trainable))
+        chosen = {
+            key: Options.of(key, given, self._with_gradient) for key, given in options.items()
+        }
+        methods = {
+            key: Method(key, function, shapes[key], chosen[key], self._with_gradient)
+            for key, function in functions.items()
+        }
+        consolidate = allow_multi_axis_sharding_consolidation
+        if consolidate is None:
+            consolidate = allow_multi_axis_sharding_conslidation
+        self._given = _Given(
+            methods,
+            functions,
+            shapes=shapes,
+            jax2tf_kwargs=options,
+            jit_compile=jit,
+        )
+        self._model: Model | None = None
+        self._generation = 0
+        self._tf_var_leaves: Any = None
+        self._closed_over: Any = []
+        self._methods: Any = {}
+        if not get_obx_export_tf_preprocess_only():
+            placement = Placement(pspecs, bool(consolidate))
+            self._model = Model(params, trainable, pspecs, placement)
+            self._bind(self._model)
+        else:
+            self._given.params = params
+
+    def _bind(self, model: Model) -> None:
+        """Makes the functions over the variables."""
+        # A list of its own each time: what tf.Module holds, it also saves.
+        self._closed_over = []
+        self._tf_var_leaves = model.leaf_variables()
+        self._methods = {
+            key: _function(method.over(model, self._closed_over.extend), self._given, key)
+            for key, method in self._given.methods.items()
+        }
+        self._generation += 1
+
+    @property
+    def methods(self) -> Mapping[str, Callable[..., Any]]:
+        """The functions of TensorFlow, by their keys; each takes the input alone."""
+        return self._methods
+
+    @property
+    def jax_methods(self) -> Mapping[str, Callable[..., Any]]:
+        """The functions of jax, by their keys, with the params as they are now."""
+
+        def bound(function: ApplyFn, params: Any) -> Callable[..., Any]:
+            return lambda x: function(params, x)
+
+        return {
+            key: bound(function, self.model_params) for key, function in self.apply_fn_map.items()
+        }
+
+    def update_variables(self, params: PyTree) -> None:
+        """Gives the variables other values: all of them, or none and an error.
+
+        They are written one after the other, so that there is never a second
+        copy of all.  Params that were one array and are no longer equal get a
+        variable each; functions taken from `methods` before that are not those
+        of the module any more.
+
+        Args:
+            params: a pytree with the structure, shapes and dtypes of the first.
+
+        Raises:
+            StructureMismatchError: the structure differs.
+            InvalidArgumentError: a shape or dtype differs.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> module = JaxModule({"w": jnp.zeros(2)}, lambda params, x: x + params["w"])
+            >>> module.update_variables({"w": jnp.ones(2)})
+            >>> float(module.variables[0][0])
+            1.0
+        """
+        if self._model is None:
+            self._given.params = params
+            return
+        arrays = self._model.check(params)
+        if self._model.ties_hold(arrays):
+            self._model.assign(params, arrays)
+        else:
+            self._model.untie(params, arrays)
+            self._bind(self._model)
+
+    def _get_variable_tree(self) -> PyTree:
+        """The params, with variables in the places of arrays."""
+        return self._model.variable_tree() if self._model else None
+
+    @property
+    def with_gradient(self) -> bool:
+        """Whether there are trainable variables."""
+        return self._with_gradient
+
+    @property
+    def apply_fn_map(self) -> Mapping[str, ApplyFn]:
+        """The functions that the module was made of, by their keys."""
+        return self._given.apply_fn_map
+
+    @property
+    def model_params(self) -> PyTree:
+        """The params, as they were given last."""
+        return self._model.params if self._model else self._given.params
+
+    @property
+    def jax2tf_kwargs_map(self) -> Mapping[str, Any]:
+        """The `jax2tf_kwargs` of each method, None where there are none."""
+        return self._given.jax2tf_kwargs
+
+    @property
+    def input_polymorphic_shape_map(self) -> Mapping[str, PyTree]:
+        """The `input_polymorphic_shape` of each method."""
+        return self._given.shapes
+
+    @property
+    def export_version(self) -> constants.ExportModelType:
+        """What an `ExportManager` of this module writes."""
+        return constants.ExportModelType.TF_SAVEDMODEL
+
+    def export_module(self) -> JaxModule:
+        """The module that is exported: this one."""
+        return self
+
+    def orbax_module(self) -> JaxModule:
+        """The same, by an older name."""
+        return self
+
+    def obm_module_to_jax_exported_map(
+        self, model_inputs: PyTree
+    ) -> Mapping[str, jax_export.Exported]:
+        """Exports every method with `jax.export`.
+
+        Args:
+            model_inputs: an example of the input: arrays, or descriptions of some.
+
+        Returns:
+            What jax.export makes of each method; it takes the params and the input.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> module = JaxModule({"w": jnp.ones(2)}, lambda params, x: x + params["w"])
+            >>> [*module.obm_module_to_jax_exported_map(jnp.ones(2))]
+            ['jax_module_default_method']
+        """
+        return {key: self._exported(key, model_inputs) for key in self.apply_fn_map}
+
+    def _exported(self, key: str, model_inputs: Any) -> jax_export.Exported:
+        function, shape = self.apply_fn_map[key], self._given.shapes[key]
+        options = self._given.jax2tf_kwargs[key] or {}
+        if shape is not None:
+            model_inputs = jax_export.symbolic_args_specs(
+                model_inputs, shape, constraints=options.get("polymorphic_constraints") or ()
+            )
+        platforms = options.get(constants.NATIVE_SERIALIZATION_PLATFORMS)
+        jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
+        return jax_export.export(jitted, platforms=platforms and tuple(platforms))(
+            self.model_params, model_inputs
+        )
+
+
+def _function(call: Callable[[Any], Any], given: _Given, key: str) -> Any:
+    # TensorFlow makes the names of its functions of this one, and not every
+    # reader takes those of lambdas.
+    def predict_fn(x: Any) -> Any:
+        return call(x)
+
+    return tf.function(predict_fn, jit_compile=given.jit_compile[key], autograph=False)
+
+
+def _check_version(version: Any, symbol_values: Any) -> None:
+    kinds = constants.ExportModelType
+    # Another enum of the same members is orbax's own.
+    name = getattr(version, "name", None)
+    if name == kinds.ORBAX_MODEL.name:
+        raise InvalidArgumentError(
+            "ExportModelType.ORBAX_MODEL has no public writer: orbax's writes nothing.",
+            got="export_version=ORBAX_MODEL",
+            write="pax_export.export.to_stablehlo, for an artifact with its weights apart, or "
+            "ExportModelType.TF_SAVEDMODEL",
+        )
+    if name != kinds.TF_SAVEDMODEL.name:
+        raise InvalidArgumentError(
+            f"Unsupported export version: {version}, must be one of "
+            f"{', '.join(kind.name for kind in kinds)}"
+        )
+    if symbol_values is not None:
+        raise InvalidArgumentError(
+            "`input_polymorphic_shape_symbol_values` is only supported for "
+            "constants.ExportModelType.ORBAX_MODEL.",
+            write="input_polymorphic_shape, whose dimensions take every size",
+        )
+
+
+def _by_key(
+    functions: Any, shapes: Any, options: Any, jit: Any
+) -> tuple[dict[str, ApplyFn], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Every argument as a mapping with the keys of the methods."""
+    if callable(functions):
+        key = constants.DEFAULT_METHOD_KEY
+        return {key: functions}, {key: shapes}, {key: options}, {key: jit}
+    if not isinstance(functions, Mapping) or not all(map(callable, functions.values())):
+        raise InvalidArgumentTypeError(
+            "`apply_fn` must be a function of the params and the input, or a mapping of keys "
+            "to such functions.",
+            got=repr(functions),
+        )
+    if not functions:
+        raise InvalidArgumentError("`apply_fn` should be a non-empty mapping.")
+    if not _same_keys(shapes, functions):
+        raise _other_keys("input_polymorphic_shape", "", functions, shapes)
+    if options is None:
+        options = dict.fromkeys(functions)
+    elif not _same_keys(options, functions):
+        raise _other_keys("jax2tf_kwargs", "either be unspecified or ", functions, options)
+    if not isinstance(jit, Mapping):
+        jit = dict.fromkeys(functions, jit)
+    elif not _same_keys(jit, functions):
+        raise _other_keys("jit_compile", "either be a boolean or ", functions, jit)
+    return dict(functions), dict(shapes), dict(options), dict(jit)
+
+
+def _same_keys(given: Any, functions: Mapping[str, Any]) -> bool:
+    return isinstance(given, Mapping) and set(given) == set(functions)
+
+
+def _other_keys(
+    argument: str, otherwise: str, functions: Mapping[str, Any], given: Any
+) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"`{argument}` must {otherwise}have the same structure as that of `apply_fn`.",
+        got=f"{argument}={given!r} for the methods {sorted(functions)}",
+        write=f"{argument}={{" + ", ".join(f"{key!r}: ..." for key in functions) + "}",
+    )

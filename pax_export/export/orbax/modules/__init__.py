@@ -1,0 +1,1 @@
+"""What newer versions of orbax.export wrap in a `JaxModule`; here the two are one."""

@@ -1,0 +1,193 @@
+"""What one signature of a SavedModel is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.export import _processors
+from pax_export.export.orbax.typing import PyTree
+
+__all__ = ["ServingConfig"]
+
+_PAIR = "return {...for the jax function...}, {...for tf_postprocessor...}"
+
+
+@dataclass
+class ServingConfig:
+    """One signature: a method of a `JaxModule` between two functions of TensorFlow.
+
+    Args:
+        signature_key: the key of the signature, or several for the same one.
+        input_signature: what `tf_preprocessor` takes, or the method where
+            there is none: a sequence of `tf.TensorSpec`,
+            `utils.TensorSpecWithDefault` or nests of them.  If it is left out,
+            it is that of `tf_preprocessor`, a `tf.function` with one.
+        tf_preprocessor: a function of TensorFlow, whose output the method takes.
+        tf_postprocessor: a function of TensorFlow, of the output of the method.
+        extra_trackable_resources: resources that the two use and do not hold
+            themselves, e.g. vocabularies; they are saved.
+        method_key: which method, where the module has several.
+        preprocessors: only for ``ORBAX_MODEL``.
+        postprocessors: only for ``ORBAX_MODEL``.
+        data_processors: only for ``ORBAX_MODEL``.
+        obm_kwargs: only for ``ORBAX_MODEL``.
+        obm_export_options: only for ``ORBAX_MODEL``.
+        preprocess_output_passthrough_enabled: `tf_preprocessor` returns a pair,
+            of which the method takes the first, and `tf_postprocessor` the
+            second as another argument: text, say, which no jax function takes.
+
+    Raises:
+        InvalidArgumentError: there is no key, or processors that a SavedModel
+            does not have.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> config = ServingConfig(
+        ...     "serving_default", input_signature=[tf.TensorSpec([None, 3], name="x")]
+        ... )
+        >>> config.get_signature_keys()
+        ['serving_default']
+    """
+
+    signature_key: str | Sequence[str]
+    input_signature: Sequence[PyTree] | None = None
+    tf_preprocessor: Callable[..., Any] | None = None
+    tf_postprocessor: Callable[..., Any] | None = None
+    extra_trackable_resources: Any = None
+    method_key: str | None = None
+    preprocessors: Sequence[Any] = ()
+    postprocessors: Sequence[Any] = ()
+    data_processors: Sequence[Any] = ()
+    obm_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    obm_export_options: Any = None
+    preprocess_output_passthrough_enabled: bool = False
+
+    def __post_init__(self):
+        if not self.signature_key:
+            raise InvalidArgumentError("`signature_key` must be set.")
+        for name in ("preprocessors", "postprocessors", "data_processors"):
+            if getattr(self, name):
+                raise InvalidArgumentError(
+                    f"`{name}` is only supported for ExportModelType.ORBAX_MODEL.",
+                    where=f"ServingConfig {self.signature_key!r}",
+                    write="`tf_preprocessor` and `tf_postprocessor`",
+                )
+
+    def get_signature_keys(self) -> Sequence[str]:
+        """The keys of the signature, one or several."""
+        if isinstance(self.signature_key, str):
+            return [self.signature_key]
+        return self.signature_key
+
+    def get_input_signature(self, required: bool = True) -> Any:
+        """What the signature takes, from here or from `tf_preprocessor`.
+
+        Raises:
+            InvalidArgumentError: neither says so, and it is required.
+        """
+        found = self.input_signature
+        if found is None and self.tf_preprocessor is not None:
+            found = _processors.input_signature(self.tf_preprocessor)
+        if required and found is None:
+            raise InvalidArgumentError(
+                f"Neither the ServingConfig (key={self.signature_key}) nor its `tf_preprocessor` "
+                "sets an `input_signature`.",
+                write="please set `input_signature` explicitly: "
+                'input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")]',
+            )
+        return found
+
+    def get_infer_step(
+        self, infer_step_fns: Callable[..., Any] | Mapping[str, Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        """The method of this signature.
+
+        Args:
+            infer_step_fns: the methods by their keys, or the only one.
+
+        Raises:
+            InvalidArgumentError: it is not said which of them, or there is no such.
+        """
+        if callable(infer_step_fns):
+            return infer_step_fns
+        if self.method_key is None:
+            if len(infer_step_fns) != 1:
+                raise InvalidArgumentError(
+                    f'`method_key` is not specified in ServingConfig "{self.signature_key}" and '
+                    "the infer_step_fns has more than one methods: "
+                    f"{list(infer_step_fns)}. Please specify `method_key` explicitly."
+                )
+            return next(iter(infer_step_fns.values()))
+        if self.method_key not in infer_step_fns:
+            raise InvalidArgumentError(
+                f'Method key "{self.method_key}" is not found in the infer_step_fns. '
+                f"Available method keys: {list(infer_step_fns)}."
+            )
+        return infer_step_fns[self.method_key]
+
+    def bind(
+        self,
+        infer_step_fns: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+        require_numpy: bool = True,
+    ) -> Mapping[str, Callable[..., Any]]:
+        """The method between its processors, for each key of the signature.
+
+        Args:
+            infer_step_fns: the methods by their keys, or the only one.
+            require_numpy: give the method arrays of numpy, as one of jax needs
+                them, and give arrays of numpy back; otherwise tensors.
+        """
+        bound = self._bound(self.get_infer_step(infer_step_fns), require_numpy)
+        return dict.fromkeys(self.get_signature_keys(), bound)
+
+    def _bound(self, step: Callable[..., Any], require_numpy: bool) -> Callable[..., Any]:
+        before = self.tf_preprocessor and _processors.as_function(self.tf_preprocessor)
+        after = self.tf_postprocessor and _processors.as_function(self.tf_postprocessor)
+
+        def inference_fn(*inputs: Any) -> Any:
+            if before is None:
+                only = self._only(inputs)
+                given, extra = _numpy(only) if require_numpy else only, ()
+            else:
+                output = before(*inputs)
+                given, extra = self._split(_numpy(output) if require_numpy else output)
+            output = step(given)
+            if after is not None:
+                output = after(output, *extra)
+                output = _numpy(output) if require_numpy else output
+            return output
+
+        return inference_fn
+
+    def _only(self, inputs: tuple) -> Any:
+        if len(inputs) != 1:
+            raise InvalidArgumentError(
+                f"JaxModule only takes single arg as the input, but got len(inputs)={len(inputs)} "
+                "from the preprocessor or input signature.",
+                where=f"ServingConfig {self.signature_key!r}",
+                write="all inputs packed into one pytree, in `input_signature` (if there is no "
+                "`tf_preprocessor`) or by `tf_preprocessor`",
+            )
+        return inputs[0]
+
+    def _split(self, output: Any) -> tuple[Any, tuple]:
+        if not self.preprocess_output_passthrough_enabled:
+            return output, ()
+        if not isinstance(output, tuple) or len(output) != 2:
+            raise InvalidArgumentError(
+                "`preprocess_output_passthrough_enabled` is enabled, requiring the preprocessor "
+                f"output to be a tuple of two elements, but got {output} with "
+                f"type={type(output)}.",
+                where=f"ServingConfig {self.signature_key!r}",
+                write=_PAIR,
+            )
+        return output[0], (output[1],)
+
+
+def _numpy(output: Any) -> Any:
+    return jax.tree_util.tree_map(lambda x: x.numpy() if hasattr(x, "numpy") else x, output)

@@ -1,0 +1,10 @@
+"""Whether a SavedModel computes what the `JaxModule` does that it was made of."""
+
+from pax_export.export.orbax.validate.validation_job import ValidationJob
+from pax_export.export.orbax.validate.validation_manager import ValidationManager
+from pax_export.export.orbax.validate.validation_report import (
+    ValidationReport,
+    ValidationReportOption,
+)
+
+__all__ = ["ValidationJob", "ValidationManager", "ValidationReport", "ValidationReportOption"]

@@ -1,0 +1,109 @@
+"""Runs two functions on the same batches, and takes their time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.export.orbax.validate.validation_utils import Jsonable
+
+
+@dataclass
+class ValidationSingleJobResult(Jsonable):
+    """What one function gave for each batch, and how long it took.
+
+    Args:
+        latencies: in seconds.
+        outputs: a sequence, one for each batch.
+        xprof_url: not used.
+        metadata: whatever belongs to it.
+
+    Raises:
+        InvalidArgumentError: the outputs are no sequence.
+
+    Example:
+        >>> result = ValidationSingleJobResult([0.1], [(1, 2)], "N/A", {})
+        >>> result.maybe_convert_result_to_dict()
+        >>> result.outputs
+        [{'output_0': 1, 'output_1': 2}]
+    """
+
+    latencies: Sequence[float]
+    outputs: Sequence[Any]
+    xprof_url: str
+    metadata: Mapping[str, Any]
+
+    def __post_init__(self):
+        if not isinstance(self.outputs, Sequence):
+            raise InvalidArgumentError(
+                "The output must be list since we take batch inputs.",
+                got=type(self.outputs).__name__,
+            )
+
+    def maybe_convert_result_to_dict(self) -> None:
+        """Names outputs that have no names as a SavedModel does: ``output_0``."""
+        self.outputs = [_named(output) for output in self.outputs]
+
+
+def _named(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return output
+    parts = output if isinstance(output, (list, tuple)) else [output]
+    return {f"output_{index}": part for index, part in enumerate(parts)}
+
+
+class ValidationJob:
+    """Runs a baseline and a candidate on the same batches.
+
+    Args:
+        baseline_inference_fn: what is right.
+        candidate_inference_fn: what is to be compared with it.
+        batch_input: the batches; each is the only argument of a call.
+        with_xprof: not used.
+
+    Raises:
+        InvalidArgumentError: there is no batch.
+
+    Example:
+        >>> job = ValidationJob(lambda x: [2 * x], lambda x: [x + x], [1, 2])
+        >>> job.calc_candidate_result().outputs
+        [[2], [4]]
+    """
+
+    def __init__(
+        self,
+        baseline_inference_fn: Callable[[Any], Any],
+        candidate_inference_fn: Callable[[Any], Any],
+        batch_input: Sequence[Any],
+        with_xprof: bool = False,
+    ):
+        if len(batch_input) == 0:
+            raise InvalidArgumentError("There is no batch to validate with.")
+        self._baseline_inference_fn = baseline_inference_fn
+        self._candidate_inference_fn = candidate_inference_fn
+        self._batch_input = batch_input
+        self._with_xprof = with_xprof
+
+    def calc_baseline_result(self) -> ValidationSingleJobResult:
+        """Runs the baseline."""
+        return self._run(self._baseline_inference_fn)
+
+    def calc_candidate_result(self) -> ValidationSingleJobResult:
+        """Runs the candidate."""
+        return self._run(self._candidate_inference_fn)
+
+    def _run(self, function: Callable[[Any], Any]) -> ValidationSingleJobResult:
+        function(self._batch_input[0])  # what is compiled is compiled now
+        latencies, outputs = [], []
+        for batch in self._batch_input:
+            start = time.perf_counter()
+            # jax returns before it has computed.
+            output = jax.block_until_ready(function(batch))
+            latencies.append(time.perf_counter() - start)
+            outputs.append(output)
+        return ValidationSingleJobResult(latencies, outputs, "N/A", {})

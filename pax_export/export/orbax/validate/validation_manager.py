@@ -1,0 +1,199 @@
+"""Compares the signatures of a SavedModel with the jax functions behind them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.export.orbax._outputs import flattened, is_flat
+from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.orbax.jax_module import JaxModule
+from pax_export.export.orbax.serving_config import ServingConfig
+from pax_export.export.orbax.utils import remove_signature_defaults
+from pax_export.export.orbax.validate.validation_job import (
+    ValidationJob,
+    ValidationSingleJobResult,
+)
+from pax_export.export.orbax.validate.validation_report import (
+    ValidationReport,
+    ValidationReportOption,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class ValidationManager:
+    """Validates a SavedModel against the `JaxModule` that it was made of.
+
+    Args:
+        module: the module, or its jax functions by the keys of the methods.
+        serving_configs: those of the export.
+        model_inputs: batches for all signatures, or for each by its key.  A
+            batch is what the signature takes: a tensor, a sequence of
+            positional arguments, or a dict of named ones.
+
+    Example:
+        >>> ValidationManager(module, configs, [batch]).validate(loaded)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        module: JaxModule | Mapping[str, Callable[[Any], Any]],
+        serving_configs: Sequence[ServingConfig],
+        model_inputs: Sequence[Any] | Mapping[str, Sequence[Any]],
+    ):
+        self._jax_methods = module.jax_methods if isinstance(module, JaxModule) else module
+        self._serving_configs = serving_configs
+        self._model_inputs = model_inputs
+
+    def validate(
+        self,
+        loaded_model: Any,
+        with_xprof: bool = False,
+        report_option: ValidationReportOption | None = None,
+    ) -> Mapping[str, ValidationReport]:
+        """Runs every signature on every batch.
+
+        Args:
+            loaded_model: what `tf.saved_model.load` gave.
+            with_xprof: not used.
+            report_option: the tolerances.
+
+        Returns:
+            A report for each signature, by its key.
+
+        Raises:
+            InvalidArgumentError: there are no batches for a signature, or its
+                outputs have another structure.
+        """
+        option = report_option or ValidationReportOption()
+        return {
+            key: self._validate(config, key, loaded_model, with_xprof, option)
+            for config in self._serving_configs
+            for key in config.get_signature_keys()
+        }
+
+    def _validate(
+        self,
+        config: ServingConfig,
+        key: str,
+        loaded_model: Any,
+        with_xprof: bool,
+        option: ValidationReportOption,
+    ) -> ValidationReport:
+        baseline = config.bind(self._jax_methods)[key]
+        specs = _specs(config)
+        candidate = _candidate(loaded_model, key, specs)
+        job = ValidationJob(
+            lambda batch: _called(baseline, batch, specs),
+            candidate,
+            self._batches(key),
+            with_xprof,
+        )
+        expected, got = job.calc_baseline_result(), job.calc_candidate_result()
+        expected.maybe_convert_result_to_dict()
+        got.maybe_convert_result_to_dict()
+        expected.outputs = [
+            output if is_flat(output) else flattened(output) for output in expected.outputs
+        ]
+        self.check_output(expected, got)
+        return ValidationReport(expected, got, option)
+
+    def _batches(self, key: str) -> Sequence[Any]:
+        if not isinstance(self._model_inputs, Mapping):
+            return self._model_inputs
+        if key not in self._model_inputs:
+            raise InvalidArgumentError(
+                f"There is no input for the signature {key!r}.",
+                got=f"model_inputs for {sorted(self._model_inputs)}",
+            )
+        return self._model_inputs[key]
+
+    @classmethod
+    def check_input(cls, inputs: Any, batch_mode: bool = True) -> None:
+        """Warns of inputs that a signature may not take as they are.
+
+        Args:
+            inputs: a batch, or a list of batches.
+            batch_mode: whether it is the list.
+
+        Raises:
+            InvalidArgumentError: it is to be a list, and is none.
+        """
+        if batch_mode and not isinstance(inputs, Sequence):
+            raise InvalidArgumentError(
+                "Batch inputs should be a python list.", got=type(inputs).__name__
+            )
+        first = inputs[0] if batch_mode else inputs
+        if not (isinstance(first, (Mapping, list, tuple)) and is_flat(first)):
+            _logger.warning("A signature takes a flat dict or list of tensors; got %s", type(first))
+
+    @classmethod
+    def check_output(
+        cls, baseline_result: ValidationSingleJobResult, candidate_result: ValidationSingleJobResult
+    ) -> None:
+        """Refuses outputs that cannot be compared one by one.
+
+        Raises:
+            InvalidArgumentError: they are no flat dicts, or not as many.
+        """
+        first = baseline_result.outputs[0]
+        if not (isinstance(first, Mapping) and is_flat(first)):
+            raise InvalidArgumentError(
+                f"Currently ValidationReport only accept flat dict outputs, but got {type(first)}.",
+                write="a tf_postprocessor that returns a dict of tensors",
+            )
+        expected = len(jax.tree_util.tree_leaves(baseline_result.outputs))
+        got = len(jax.tree_util.tree_leaves(candidate_result.outputs))
+        if expected != got:
+            raise InvalidArgumentError(
+                "baseline and candidate has different output length. "
+                f"len(baseline) = {expected}, len(candidate) = {got}."
+            )
+
+
+def _specs(config: ServingConfig) -> list[Any]:
+    """What the signature takes, one by one."""
+    return list(remove_signature_defaults(config.get_input_signature(required=False) or ()))
+
+
+def _positional(batch: Any, specs: list[Any]) -> list[Any] | None:
+    """The batch as positional arguments of a signature of single tensors, if it is that."""
+    if not specs or not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+        return None
+    names = [spec.name for spec in specs]
+    if isinstance(batch, Mapping) and set(batch) == set(names):
+        return [batch[name] for name in names]
+    if isinstance(batch, (list, tuple)) and len(batch) == len(specs):
+        return list(batch)
+    return None
+
+
+def _called(function: Callable[..., Any], batch: Any, specs: list[Any]) -> Any:
+    """Calls a function with a batch, as its signature takes it."""
+    positional = _positional(batch, specs)
+    return function(batch) if positional is None else function(*positional)
+
+
+def _candidate(loaded_model: Any, key: str, specs: list[Any]) -> Callable[[Any], Any]:
+    signature = loaded_model.signatures[key]
+
+    def inference_fn(batch: Any) -> Any:
+        batch = jax.tree_util.tree_map(tf.convert_to_tensor, batch)
+        ValidationManager.check_input(batch, batch_mode=False)
+        positional = _positional(batch, specs)
+        if isinstance(batch, Mapping):
+            output = signature(**batch)
+        elif positional is not None and all(spec.name for spec in specs):
+            output = signature(**{spec.name: each for spec, each in zip(specs, positional)})
+        elif isinstance(batch, (list, tuple)):
+            output = signature(*batch)
+        else:
+            output = signature(batch)
+        return {name: value.numpy() for name, value in output.items()}
+
+    return inference_fn

@@ -1,0 +1,327 @@
+"""How far a candidate is from its baseline, and whether that is near enough.
+
+Every element is compared: floats and complex numbers with a tolerance, NaN
+equal to NaN, everything else exactly.  Another shape or dtype never passes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError, NegativeToleranceError
+from pax_export.core import path_name
+from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.orbax.validate import _picture
+from pax_export.export.orbax.validate.validation_job import ValidationSingleJobResult
+from pax_export.export.orbax.validate.validation_utils import (
+    Jsonable,
+    Status,
+    get_latency_stat,
+    is_floating,
+)
+
+_logger = logging.getLogger(__name__)
+_SMALLEST = 1e-6  # relative errors of less than this are those of this
+
+
+@dataclass
+class ValidationReportOption(Jsonable):
+    """What passes.
+
+    Args:
+        floating_atol: how far floating numbers may be apart ...
+        floating_rtol: ... and how far in relation to the baseline.
+        max_non_floating_mismatch_ratio: which part of the other arrays may differ.
+        output_report_path: where to write the report as JSON.
+        print_debug_info: log all numbers where the report is a failure.
+
+    Raises:
+        NegativeToleranceError: a tolerance is negative.
+
+    Example:
+        >>> ValidationReportOption(floating_atol=1e-5).floating_rtol
+        1e-07
+    """
+
+    floating_atol: float = 1e-7
+    floating_rtol: float = 1e-7
+    max_non_floating_mismatch_ratio: float = 1e-2
+    output_report_path: str | pathlib.Path | None = None
+    print_debug_info: bool = False
+
+    def __post_init__(self):
+        for name in ("floating_atol", "floating_rtol"):
+            if getattr(self, name) < 0:
+                raise NegativeToleranceError(
+                    f"{name} should be larger than zero.", got=str(getattr(self, name))
+                )
+
+
+@dataclass
+class LatencyStat(Jsonable):
+    """How long the batches took, in ms.
+
+    Example:
+        >>> LatencyStat(1, 2.0, 2.0, 2.0).avg_in_ms
+        2.0
+    """
+
+    num_batches: int
+    avg_in_ms: float
+    p90_in_ms: float
+    p99_in_ms: float
+
+
+@dataclass
+class FloatingPointDiffReport(Jsonable):
+    """How far all floating numbers are apart.
+
+    Example:
+        >>> FloatingPointDiffReport(2, 0.1, 0.2, False, 1e-7, 1e-7).all_close
+        False
+    """
+
+    total: int
+    max_diff: float
+    max_rel_diff: float
+    all_close: bool
+    all_close_absolute_tolerance: float
+    all_close_relative_tolerance: float
+
+
+@dataclass
+class NonFloatingPointDiffReport(Jsonable):
+    """How many of the other arrays differ, in at least one element.
+
+    Example:
+        >>> NonFloatingPointDiffReport(4, 1, 0.25, 0.01).mismatch_ratio
+        0.25
+    """
+
+    total_flattened_tensors: int
+    mismatches: int
+    mismatch_ratio: float
+    max_non_floating_mismatch_ratio: float
+
+
+@dataclass
+class OutputDiff(Jsonable):
+    """One output of one batch, compared.
+
+    Example:
+        >>> OutputDiff("0.y", "float32[2]", 0.0, 0.0, "").reason
+        ''
+    """
+
+    name: str
+    kind: str  # dtype and shape of the baseline
+    max_diff: float
+    max_rel_diff: float
+    reason: str  # why it does not pass; empty if it does
+
+
+@dataclass(init=False, eq=False)
+class ValidationReport(Jsonable):
+    """The comparison of a candidate with its baseline.
+
+    Args:
+        baseline: what is right.
+        candidate: what is compared with it.
+        option: what passes.
+
+    Raises:
+        InvalidArgumentError: their outputs have other structures, or other
+            numbers of elements.
+
+    Example:
+        >>> from pax_export.export.orbax.validate.validation_job import ValidationSingleJobResult
+        >>> def result(value):
+        ...     return ValidationSingleJobResult([0.1], [{"y": np.array(value)}], "N/A", {})
+        >>> ValidationReport(result([1, 2, 3, 4]), result([1, 0, 0, 0])).status.name
+        'Fail'
+    """
+
+    outputs: dict[str, FloatingPointDiffReport | NonFloatingPointDiffReport]
+    latency: dict[str, LatencyStat]
+    xprof_url: dict[str, str]
+    metadata: dict[str, Any]
+    status: Any
+    differences: list[OutputDiff] = field(default_factory=list)
+
+    def __init__(
+        self,
+        baseline: ValidationSingleJobResult,
+        candidate: ValidationSingleJobResult,
+        option: ValidationReportOption | None = None,
+    ):
+        self._option = option or ValidationReportOption()
+        results = {"baseline": baseline, "candidate": candidate}
+        self.latency = {
+            name: LatencyStat(*get_latency_stat(each.latencies)) for name, each in results.items()
+        }
+        self.latencies = {name: list(each.latencies) for name, each in results.items()}
+        self.xprof_url = {name: each.xprof_url for name, each in results.items()}
+        self.metadata = {name: each.metadata for name, each in results.items()}
+        pairs = _pairs(baseline.outputs, candidate.outputs)
+        compared = [_compared(*pair, self._option) for pair in pairs]
+        self.differences = [each for each, _ in compared]
+        self.outputs = self._summed([(each, size) for each, size in compared])
+        self.status = Status.Fail if self._fails() else Status.Pass
+        self._tell(pairs)
+
+    def _summed(self, compared: list[tuple[OutputDiff, int | None]]) -> dict[str, Any]:
+        option = self._option
+        floats = [(each, size) for each, size in compared if size is not None]
+        others = [each for each, size in compared if size is None]
+        mismatches = sum(bool(each.reason) for each in others)
+        outputs: dict[str, Any] = {}
+        if floats:
+            outputs["FloatingPointDiffReport"] = FloatingPointDiffReport(
+                total=sum(size for _, size in floats),
+                max_diff=max(each.max_diff for each, _ in floats),
+                max_rel_diff=max(each.max_rel_diff for each, _ in floats),
+                all_close=not any(each.reason for each, _ in floats),
+                all_close_absolute_tolerance=option.floating_atol,
+                all_close_relative_tolerance=option.floating_rtol,
+            )
+        outputs["NonFloatingPointDiffReport"] = NonFloatingPointDiffReport(
+            total_flattened_tensors=len(others),
+            mismatches=mismatches,
+            mismatch_ratio=mismatches / len(others) if others else 0.0,
+            max_non_floating_mismatch_ratio=option.max_non_floating_mismatch_ratio,
+        )
+        return outputs
+
+    def _fails(self) -> bool:
+        floats, others = (
+            self.outputs.get("FloatingPointDiffReport"),
+            self.outputs["NonFloatingPointDiffReport"],
+        )
+        assert isinstance(others, NonFloatingPointDiffReport)
+        return (
+            (isinstance(floats, FloatingPointDiffReport) and not floats.all_close)
+            or others.mismatch_ratio > others.max_non_floating_mismatch_ratio
+            or any(each.reason.startswith(_OTHER_KIND) for each in self.differences)
+        )
+
+    def _tell(self, pairs: list[tuple[str, Any, Any]]) -> None:
+        if self.status is Status.Fail:
+            _logger.warning("%s", self)
+            if self._option.print_debug_info:
+                for name, expected, got in pairs:
+                    _logger.warning("%s: baseline %s, candidate %s", name, expected, got)
+        if self._option.output_report_path is not None:
+            path = pathlib.Path(self._option.output_report_path)
+            path.write_text(self.to_json(indent=2) + "\n", encoding="utf-8")
+
+    def __str__(self) -> str:
+        lines = [f"{self.status.name}: candidate against baseline"]
+        for name, stat in self.latency.items():
+            lines.append(
+                f"  {name}: {stat.num_batches} batches, {stat.avg_in_ms:.3f} ms on average, "
+                f"{stat.p90_in_ms:.3f} ms (90 %), {stat.p99_in_ms:.3f} ms (99 %)"
+            )
+        for each in self.differences:
+            verdict = each.reason or "passes"
+            lines.append(f"  {each.name} {each.kind}: {verdict}, error {each.max_diff:.3g}")
+        return "\n".join(lines)
+
+    def to_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draws the latency of each batch and the error of each output.
+
+        Args:
+            path: the file to write; its ending says in which format.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed.
+        """
+        errors = [(each.name, each.max_diff, not each.reason) for each in self.differences]
+        _picture.draw(path, self.status.name, self.latencies, errors)
+
+
+_OTHER_KIND = "another shape or dtype"
+
+
+def _pairs(baseline: Any, candidate: Any) -> list[tuple[str, Any, Any]]:
+    """The name, the expected and the got value of each output of each batch."""
+    paths, tree = jax.tree_util.tree_flatten_with_path(list(map(_plain, baseline)))
+    others, other_tree = jax.tree_util.tree_flatten(list(map(_plain, candidate)))
+    if tree != other_tree:
+        raise InvalidArgumentError(
+            "baseline and candidate result have diff tree_def.",
+            got=f"baseline tree_def = {tree}, candidate tree_def = {other_tree}",
+        )
+    pairs = [(path_name(path), value, other) for (path, value), other in zip(paths, others)]
+    for which, wanted in (("floating", True), ("non-floating", False)):
+        counts = [
+            sum(np.asarray(v).size for v in values if is_floating(v) is wanted)
+            for values in ([value for _, value, _ in pairs], others)
+        ]
+        if counts[0] != counts[1]:
+            raise InvalidArgumentError(
+                f"baseline and candidate {which} result have different length.",
+                got=f"baseline = {counts[0]}, candidate = {counts[1]}",
+            )
+    return pairs
+
+
+def _plain(output: Any) -> Any:
+    return dict(output) if isinstance(output, Mapping) else output
+
+
+def _compared(
+    name: str, expected: Any, got: Any, option: ValidationReportOption
+) -> tuple[OutputDiff, int | None]:
+    """One output compared, and its size if it is compared with a tolerance."""
+    one, other = _array(expected), _array(got)
+    floating = is_floating(expected)
+    size = one.size if floating else None
+    kind = f"{one.dtype}{list(one.shape)}"
+    if one.shape != other.shape or _dtype(expected, one) != _dtype(got, other):
+        # Of two Python numbers each is of the dtype that it needs.
+        if one.shape or other.shape or one.dtype.kind != other.dtype.kind:
+            reason = f"{_OTHER_KIND}: {other.dtype}{list(other.shape)}"
+            return OutputDiff(name, kind, float("inf"), float("inf"), reason), size
+    if not floating:
+        wrong = int(np.sum(one != other))
+        reason = f"{wrong} of {one.size} elements differ" if wrong else ""
+        return OutputDiff(name, kind, float(bool(wrong)), float(bool(wrong)), reason), size
+    return _floating(name, kind, one, other, option), size
+
+
+def _floating(
+    name: str, kind: str, one: np.ndarray, other: np.ndarray, option: ValidationReportOption
+) -> OutputDiff:
+    wide = np.complex128 if np.issubdtype(one.dtype, np.complexfloating) else np.float64
+    one, other = one.astype(wide), other.astype(wide)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(other - one)
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+    with np.errstate(invalid="ignore"):
+        size = np.where(np.isfinite(one), np.abs(one), 0.0)
+        wrong = apart > option.floating_atol + option.floating_rtol * size
+    relative = apart / np.maximum(size, _SMALLEST)
+    reason = f"{int(wrong.sum())} of {wrong.size} elements differ" if wrong.any() else ""
+    return OutputDiff(name, kind, _largest(apart), _largest(relative), reason)
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
+
+
+def _dtype(value: Any, array: np.ndarray) -> Any:
+    """The dtype, with all texts alike: numpy counts their longest one into it."""
+    return array.dtype.kind if array.dtype.kind in "OSU" else array.dtype
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.max(values, initial=0.0))

@@ -1,0 +1,98 @@
+"""Statistics and JSON for the reports of validations."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.orbax._tensorflow import tf
+
+Status = enum.Enum("Status", ["Pass", "Fail"])
+
+
+def is_floating(value: Any) -> bool:
+    """Whether a value is compared with a tolerance: floats and complex numbers.
+
+    Example:
+        >>> is_floating(1.5), is_floating(2)
+        (True, False)
+    """
+    dtype = value.dtype.as_numpy_dtype if isinstance(value, tf.Tensor) else np.asarray(value).dtype
+    return bool(jax.numpy.issubdtype(dtype, np.inexact))
+
+
+def split_tf_floating_and_discrete_groups(inputs: Any) -> tuple[np.ndarray, list[Any]]:
+    """The leaves of a pytree: all floating numbers in one flat array, and the others.
+
+    Example:
+        >>> floats, others = split_tf_floating_and_discrete_groups([1.5, {"a": 2}])
+        >>> floats.size, others
+        (1, [2])
+    """
+    leaves = jax.tree_util.tree_leaves(inputs)
+    floats = [np.asarray(leaf).ravel() for leaf in leaves if is_floating(leaf)]
+    others = [leaf for leaf in leaves if not is_floating(leaf)]
+    return np.concatenate(floats) if floats else np.array([]), others
+
+
+def get_latency_stat(latencies: Sequence[float]) -> tuple[int, float, float, float]:
+    """How many latencies there are, and in ms their mean, 90th and 99th percentile.
+
+    Args:
+        latencies: in seconds.
+
+    Example:
+        >>> get_latency_stat([0.001, 0.001])
+        (2, 1.0, 1.0, 1.0)
+    """
+    milliseconds = np.asarray(latencies) * 1000
+    return (
+        len(latencies),
+        float(np.average(milliseconds)),
+        float(np.percentile(milliseconds, 90)),
+        float(np.percentile(milliseconds, 99)),
+    )
+
+
+class EnhancedJSONEncoder(json.JSONEncoder):
+    """Writes arrays, tensors, enums, bytes and dataclasses as JSON.
+
+    Example:
+        >>> json.dumps({"status": Status.Pass, "sizes": np.arange(2)}, cls=EnhancedJSONEncoder)
+        '{"status": "Pass", "sizes": [0, 1]}'
+    """
+
+    def default(self, o: Any) -> Any:
+        """What is written in place of such a value."""
+        if isinstance(o, enum.Enum):
+            return o.name
+        if hasattr(o, "numpy"):
+            o = o.numpy()
+        if hasattr(o, "tolist"):
+            return o.tolist()
+        if isinstance(o, bytes):
+            return o.decode("utf-8", errors="backslashreplace")
+        if dataclasses.is_dataclass(o) and not isinstance(o, type):
+            return {field.name: getattr(o, field.name) for field in dataclasses.fields(o)}
+        return super().default(o)
+
+
+class Jsonable:
+    """A dataclass that is written as a dict or JSON, with names that orbax's have."""
+
+    def to_dict(self, encode_json: bool = False) -> dict[str, Any]:
+        """The fields as plain data."""
+        del encode_json
+        return json.loads(self.to_json())
+
+    def to_json(self, **kwargs: Any) -> str:
+        """The fields as JSON; arguments as of `json.dumps`."""
+        kwargs.setdefault("cls", EnhancedJSONEncoder)
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return json.dumps({field.name: getattr(self, field.name) for field in fields}, **kwargs)

@@ -1,0 +1,190 @@
+"""A whole net under one policy, some of its modules exempt from it.
+
+Half precision is enough for products of matrices and too little for sums of
+squares and exponentials, so norms, losses and the like are kept out of it.  What
+is exempt is said once, when the policy is put on; afterwards each module's class
+says what it computes in, as `apply_mp_policy` leaves it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import jmp
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PolicyError
+from pax_export.core import Module
+from pax_export.core._pure import require_module
+from pax_export.core._walk import apply_bottom_up, map_submodules, named_modules
+from pax_export.precision._policy import (
+    apply_mp_policy,
+    canonical,
+    policy_of,
+    unwrap_mp_policy,
+)
+
+M = TypeVar("M", bound=Module)
+Filter = type | str | Callable[[Any], Any]
+
+
+def mixed_precision(
+    module: M, mp_policy: jmp.Policy, *, exempt: Filter | Sequence[Filter] = ()
+) -> M:
+    """Puts a module and all its submodules under a mixed-precision policy.
+
+    What is exempt keeps its parameters and computes in float32, with everything
+    inside it, and still returns the output dtype of the policy.  A module that
+    has a policy already keeps it, so other exceptions are set first.  (Attention
+    needs no exemption: its softmax is in float32 under every policy.)
+
+    Args:
+        module: the net; it stays as it is.
+        mp_policy: a `jmp.Policy`, e.g. ``jmp.get_policy("p=f32,c=f16,o=f32")``.
+        exempt: what is exempt, one filter or several.  A filter is
+
+            * a class: its instances;
+            * a path, such as ``"layers.0.attention"`` or ``"attention.*_norm"``:
+              the modules whose dotted names, as in `named_modules` and in files
+              of weights, end so; ``*``, ``?`` and ``[..]`` stand for parts of
+              one name;
+            * a function of a module that says whether it is exempt.
+
+    Returns:
+        The same data; every module is an instance of a subclass of the same
+        name.  Equal calls give equal treedefs.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) a filter matches no module, or the
+            whole net.
+        InvalidArgumentTypeError: no module, no policy, or no filter.
+        PolicyError: (a ValueError) every module has a policy already.
+
+    Example:
+        >>> import jax, jmp, pax_export as pax
+        >>> net = pax.Sequential(pax.Linear(3, 3), pax.Linear(3, 3), jax.nn.softmax)
+        >>> half = jmp.get_policy("p=f32,c=f16,o=f32")
+        >>> exempt = (pax.Lambda, "modules.1")
+        >>> print(pax.precision.mixed_precision(net, half, exempt=exempt).summary())
+        Sequential(mp_policy=FHF)
+        ├── Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FHF)
+        ├── Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FFF)
+        └── x => softmax(x)  (mp_policy=FFF)
+    """
+    require_module(module, "mixed_precision")
+    policy = canonical(mp_policy)
+    full = _in_float32(policy)
+    named = named_modules(module)
+    if all(policy_of(each) is not None for _, each in named):
+        raise PolicyError(
+            "Every module of this net is under a mixed-precision policy already.",
+            got=repr(module),
+            write="mixed_precision(remove_policies(net), policy)",
+        )
+    exempted = _exempted(named, exempt)
+
+    def put(module: Any, is_full: bool) -> Any:
+        is_full = is_full or id(module) in exempted
+        new = map_submodules(module, lambda sub: put(sub, is_full))
+        if policy_of(new) is not None:
+            return new
+        return apply_mp_policy(new, full if is_full else policy)
+
+    return put(module, False)
+
+
+def remove_policies(module: M) -> M:
+    """Takes the policies off a module and all its submodules.
+
+    Args:
+        module: the net, some or none of whose modules are under policies.
+
+    Returns:
+        The same data, arrays in the dtypes they have, under no policy.
+
+    Raises:
+        InvalidArgumentTypeError: ``module`` is no module.
+
+    Example:
+        >>> import jmp, pax_export as pax
+        >>> half = jmp.get_policy("p=f32,c=f16,o=f32")
+        >>> net = pax.Sequential(pax.Linear(3, 3))
+        >>> pax.precision.remove_policies(pax.precision.mixed_precision(net, half)) == net
+        True
+    """
+    require_module(module, "remove_policies")
+    return apply_bottom_up(module, lambda m: m if policy_of(m) is None else unwrap_mp_policy(m))
+
+
+def _in_float32(policy: jmp.Policy) -> jmp.Policy:
+    """The policy of what is exempt: never less than float32, but the same output."""
+    param, compute = (
+        jnp.promote_types(dtype, jnp.float32)
+        for dtype in (policy.param_dtype, policy.compute_dtype)
+    )
+    return jmp.Policy(param, compute, policy.output_dtype)
+
+
+def _exempted(named: list[tuple[str, Any]], exempt: Any) -> set[int]:
+    """The ids of the modules that a filter matches; each filter must match some."""
+    found: set[int] = set()
+    for each in _filters(exempt):
+        matches = _matcher(each)
+        matched = [(path, module) for path, module in named if matches(path, module)]
+        if not matched:
+            raise InvalidArgumentError(
+                "An exemption from a mixed-precision policy matches no module.",
+                got=_shown(each),
+                write=_suggestion(each, named),
+            )
+        if matched[0][0] == "":
+            raise InvalidArgumentError(
+                "An exemption from a mixed-precision policy matches the whole net.",
+                got=_shown(each),
+                write="a filter of submodules only, e.g. the path of one",
+            )
+        found.update([id(module) for _, module in matched])
+    return found
+
+
+def _filters(exempt: Any) -> Iterable[Any]:
+    if isinstance(exempt, Iterable) and not isinstance(exempt, (str, type, Module)):
+        return exempt
+    return [exempt]
+
+
+def _matcher(each: Any) -> Callable[[str, Any], Any]:
+    if isinstance(each, type):
+        return lambda path, module: isinstance(module, each)
+    if isinstance(each, str):
+        pattern = each.split(".")
+        return lambda path, module: _ends_with(path.split("."), pattern)
+    if callable(each) and not isinstance(each, Module):
+        return lambda path, module: each(module)
+    raise InvalidArgumentTypeError(
+        "An exemption is a class, the dotted path of a module, or a function of one.",
+        got=f"{type(each).__name__}: {each!r}"[:200],
+        write='exempt=(pax.LayerNorm, "attention.output_projection", lambda module: ...)',
+    )
+
+
+def _ends_with(path: list[str], pattern: list[str]) -> bool:
+    last = path[-len(pattern) :]
+    return len(last) == len(pattern) and all(map(fnmatchcase, last, pattern))
+
+
+def _shown(each: Any) -> str:
+    return each.__qualname__ if isinstance(each, type) else repr(each)
+
+
+def _suggestion(each: Any, named: list[tuple[str, Any]]) -> str:
+    """What the net has instead: paths alike, or its classes."""
+    if isinstance(each, str):
+        paths = [path for path, _ in named if path]
+        near = difflib.get_close_matches(each, paths, n=3, cutoff=0.4) or paths[:3]
+        return f"a path that ends so, such as {', '.join(near) or 'one of a submodule'}"
+    classes = dict.fromkeys([type(module).__qualname__ for path, module in named if path])
+    return f"a filter of what the net has: {', '.join(classes) or 'no submodules'}"

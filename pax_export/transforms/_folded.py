@@ -1,0 +1,107 @@
+"""Modules as a jitted function passes them: as a list of leaves.
+
+A jitted call would otherwise flatten every module on the way in and rebuild
+every one on the way out, though most of what it returns is only handed on to
+the next call.  Folded, a module is one node for jax; and what comes out is
+taken apart only when somebody looks at it (see `Node`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_map
+
+from pax_export.core._tree import Node, folded, is_node
+
+
+class Folded:
+    """A module as its leaves.
+
+    Attributes:
+        pair: ``(leaves, treedef)``, as jax wants it.
+    """
+
+    __slots__ = ("pair",)
+
+    def __init__(self, pair: tuple[Any, Any]):
+        self.pair = pair
+
+
+jax.tree_util.register_pytree_node(
+    Folded, operator.attrgetter("pair"), lambda treedef, leaves: Folded((leaves, treedef))
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def _interned(treedef: Any) -> Any:
+    """The first of all equal treedefs: jax then compares pointers."""
+    return treedef
+
+
+def _fold(module: Node) -> Folded:
+    pair = module._pax_folded
+    if pair is None:
+        leaves, treedef = tree_flatten(module)
+        pair = leaves, _interned(treedef)
+    return Folded(pair)
+
+
+def fold(tree: Any) -> Any:
+    """A tree with every outermost module folded."""
+    if isinstance(tree, Node):
+        return _fold(tree)
+    if isinstance(tree, jax.Array):
+        return tree
+    return tree_map(lambda x: _fold(x) if isinstance(x, Node) else x, tree, is_leaf=is_node)
+
+
+def unfold(tree: Any) -> Any:
+    """A tree with every folded module a module, which is made when somebody looks at it."""
+    if type(tree) is Folded:
+        leaves, treedef = tree.pair
+        return folded(treedef, leaves)
+    if type(tree) is tuple:
+        return tuple([unfold(x) for x in tree])
+    if isinstance(tree, jax.Array):
+        return tree
+    return tree_map(lambda x: unfold(x) if _is_folded(x) else x, tree, is_leaf=_is_folded)
+
+
+def _is_folded(value: Any) -> bool:
+    return type(value) is Folded
+
+
+class _Place:
+    """Stands for a module that was taken out of a tree."""
+
+    __slots__ = ()
+
+
+jax.tree_util.register_pytree_node(_Place, lambda place: ((), None), lambda aux, _: _Place())
+
+
+def take_out(tree: Any) -> tuple[Any, tuple[Folded, ...]]:
+    """The tree without its folded modules, and these."""
+    modules: list[Folded] = []
+
+    def take(x: Any) -> Any:
+        if type(x) is not Folded:
+            return x
+        modules.append(x)
+        return _Place()
+
+    return tree_map(take, tree, is_leaf=_is_folded), tuple(modules)
+
+
+def put_back(tree: Any, modules: tuple[Any, ...]) -> Any:
+    """The reverse of `take_out`."""
+    left = iter(modules)
+    return tree_map(
+        lambda x: next(left) if type(x) is _Place else x,
+        tree,
+        is_leaf=lambda x: type(x) is _Place or _is_folded(x),
+    )

@@ -1,0 +1,302 @@
+"""jit: a function of modules, compiled once for each structure of its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from types import MethodType
+from typing import Any
+
+import jax
+from jax.tree_util import tree_map
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export.core._mutable import anything_is_open, is_open
+from pax_export.core._rng import keys_changed_by
+from pax_export.core._tree import is_node
+from pax_export.transforms._folded import fold, put_back, take_out, unfold
+from pax_export.transforms._held import Held, hold, releasing
+from pax_export.transforms._lift import Call, Origins, roots_of, write_back
+from pax_export.transforms._sharding import constrain
+
+_UNSPECIFIED: Any = inspect.signature(jax.jit).parameters["in_shardings"].default
+
+# Keywords of our own: the modules that are donated, and which modules are open.
+STATE, OPEN = "_pax_state", "_pax_open"
+
+
+def jit(
+    fun: Callable[..., Any],
+    *,
+    in_shardings: Any = _UNSPECIFIED,
+    out_shardings: Any = _UNSPECIFIED,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    abstracted_axes: Any = None,
+    donate_state: bool = False,
+    constrain_state: bool | Callable[[Any], Any] = False,
+) -> Jitted:
+    """Compiles a function that takes and returns modules.
+
+    It equals ``jax.jit(pax.pure(fun))``.  A module argument that is open for
+    change where the call stands gets its updates in place.
+
+    Args:
+        fun: the function.  A module or a bound method is captured: its arrays
+            are constants of the program, and it cannot be changed.
+        in_shardings: as in `jax.jit`: prefixes, or trees of the classes of the
+            arguments, as `get_named_sharding` makes them.
+        out_shardings: the same for what is returned.
+        static_argnums: as in `jax.jit`, like all that is not explained here.
+        static_argnames: see there.
+        donate_argnums: see there.
+        donate_argnames: see there.
+        keep_unused: see there.
+        device: see there.
+        backend: see there.
+        inline: see there.
+        abstracted_axes: must be None; jax no longer has it.
+        donate_state: whether the arrays of all modules among the arguments are
+            donated, and no others.
+        constrain_state: True constrains the arrays of modules, at entry and at
+            exit, to the partition specs that the modules declare; a function
+            takes a module and returns it with constraints of its own.
+
+    Returns:
+        A function of the same arguments, with the methods ``lower``, ``trace``,
+        ``eval_shape`` and ``clear_cache`` that ``jax.jit`` gives.
+
+    Raises:
+        UnsupportedOperationError: (a NotImplementedError) ``abstracted_axes``.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> from pax_export import transforms as T
+        >>> @T.jit
+        ... def step(net, x):
+        ...     return net, net(x)
+        >>> net, y = step(pax.Dropout(0.5), jnp.ones((2, 3)))
+        >>> y.shape
+        (2, 3)
+    """
+    if abstracted_axes is not None:
+        raise UnsupportedOperationError(
+            "jax has no abstracted axes any more.",
+            got=f"abstracted_axes={abstracted_axes!r}",
+            write="jax.export.symbolic_shape for a program of open sizes",
+        )
+    options = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "keep_unused": keep_unused,
+        "inline": inline,
+    }
+    # These are passed only where they are given: jax warns, or will.
+    options |= {k: v for k, v in {"device": device, "backend": backend}.items() if v is not None}
+    shardings = {"in_shardings": in_shardings, "out_shardings": out_shardings}
+    options |= {k: fold(v) for k, v in shardings.items() if v is not _UNSPECIFIED}
+    return Jitted(fun, options, donate_state, constrain_state)
+
+
+class Jitted:
+    """A function that `jit` compiled."""
+
+    def __init__(self, fun: Callable, options: dict[str, Any], donate: bool, constraint: Any):
+        self.__wrapped__ = fun
+        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+            if hasattr(fun, name) and not is_node(fun):
+                setattr(self, name, getattr(fun, name))
+        self._static = _Static(fun, options["static_argnums"], options["static_argnames"])
+        self._donate = donate
+        program = _program(fun, self._static, constraint)
+        if donate:
+            names = options["donate_argnames"] or ()
+            names = (names,) if isinstance(names, str) else tuple(names)
+            options = {**options, "donate_argnames": (*names, STATE)}
+        self._jitted: Any = jax.jit(_with_signature(program, fun), **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        folded, keywords = self._arguments(args, kwargs)
+        value, changed = self._jitted(*folded, **keywords)
+        if changed.modules:
+            roots = roots_of(self._static.hold(args, kwargs))
+            return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
+        return unfold(value)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit` has it; the program takes and returns the leaves of modules."""
+        folded, keywords = self._arguments(args, kwargs)
+        return self._jitted.lower(*folded, **keywords)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit` has it."""
+        folded, keywords = self._arguments(args, kwargs)
+        return self._jitted.trace(*folded, **keywords)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call would return, with shapes and dtypes in place of arrays."""
+        folded, keywords = self._arguments(args, kwargs)
+        return unfold(self._jitted.eval_shape(*folded, **keywords)[0])
+
+    def clear_cache(self) -> None:
+        """Forgets the compiled programs."""
+        self._jitted.clear_cache()
+
+    def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, dict[str, Any]]:
+        """The arguments as jax gets them."""
+        held: Any = args
+        if self._static:
+            held, kwargs = self._static.hold(args, kwargs)
+        folded = [fold(x) for x in held]
+        keywords = fold(kwargs) if kwargs else kwargs
+        if anything_is_open():
+            opened = tuple(map(is_open, roots_of((tuple(held), kwargs))))
+            keywords = {**keywords, OPEN: _Opened(opened)} if any(opened) else keywords
+        if self._donate:
+            (folded, keywords), state = take_out((folded, keywords))
+            keywords = {**keywords, STATE: state}
+        return self._static.release(folded, keywords) if self._static else (folded, keywords)
+
+
+class _Opened:
+    """Which modules of the arguments are open for change: for jax, static data."""
+
+    __slots__ = ("flags",)
+
+    def __init__(self, flags: tuple[bool, ...]):
+        self.flags = flags
+
+
+jax.tree_util.register_pytree_node(
+    _Opened, lambda opened: ((), opened.flags), lambda flags, _: _Opened(flags)
+)
+
+
+class _Static:
+    """Which arguments of a function are static."""
+
+    def __init__(self, fun: Callable, numbers: Any, names: Any):
+        numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())
+        names = [names] if isinstance(names, str) else list(names or ())
+        parameters = list(_signature(fun).parameters.values())
+        positional = [
+            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        if not numbers:
+            numbers = [positional.index(name) for name in names if name in positional]
+        if not names:
+            places = range(-len(positional), len(positional))
+            names = [positional[number] for number in numbers if number in places]
+        self.numbers, self.names = numbers, frozenset(names)
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers or self.names)
+
+    def hold(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with those that are static hidden from jax's trees."""
+        held = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
+        return hold(args, self.numbers), held
+
+    def release(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
+        """The reverse."""
+        released = {k: x.value if type(x) is Held else x for k, x in kwargs.items()}
+        return [x.value if type(x) is Held else x for x in args], released
+
+
+def _signature(fun: Callable) -> inspect.Signature:
+    try:
+        return inspect.signature(fun)
+    except (TypeError, ValueError):
+        return inspect.Signature()
+
+
+def _with_signature(program: Callable, fun: Callable) -> Callable:
+    """A program by whose signature jax finds the arguments that it is given names of."""
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):
+        return program
+    parameters = list(signature.parameters.values())
+    at = len(parameters) - bool(parameters and parameters[-1].kind is parameters[-1].VAR_KEYWORD)
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (STATE, OPEN)]
+    parameters[at:at] = own
+    program.__signature__ = signature.replace(parameters=parameters)  # type: ignore
+    program.__name__ = getattr(fun, "__name__", type(fun).__name__)
+    return program
+
+
+def _program(fun: Callable, static: _Static, constraint: Any) -> Callable:
+    """What jax compiles: takes folded modules, returns folded ones and those to write back."""
+    warn = _WarnOnce()
+    fun = releasing(fun) if static else fun
+
+    def program(*args: Any, **kwargs: Any) -> tuple[Any, Changed]:
+        state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, None)
+        held: Any = static.hold(args, kwargs)
+        held = unfold(put_back(held, state) if state else held)
+        args, kwargs = _constrained(held, constraint)
+        roots = roots_of((tuple(args), kwargs))
+        written = [False] * len(roots) if opened is None else opened.flags
+        call = Call(fun, tuple(args), kwargs, roots=roots, written=written)
+        with keys_changed_by(warn):
+            result = call.inside(call.leaves)
+        value, finals = result.treedef.unflatten(result.leaves)
+        value, finals = _constrained((value, finals), constraint)
+        modules = tuple([fold(final) for final in finals.values()])
+        return fold(value), Changed(modules, result.origins)
+
+    return program
+
+
+class Changed:
+    """The modules that a program changed and the caller has open."""
+
+    __slots__ = ("modules", "origins")
+
+    def __init__(self, modules: tuple[Any, ...], origins: Origins):
+        self.modules = modules
+        self.origins = origins
+
+
+jax.tree_util.register_pytree_node(
+    Changed,
+    lambda changed: (changed.modules, changed.origins),
+    lambda origins, modules: Changed(modules, origins),
+)
+
+
+def _constrained(tree: Any, constraint: Any) -> Any:
+    if constraint is False:
+        return tree
+    constrain_one = constrain if constraint is True else constraint
+    return tree_map(lambda x: constrain_one(x) if is_node(x) else x, tree, is_leaf=is_node)
+
+
+class _WarnOnce:
+    """Warns, once for a function, that a key is drawn while it is compiled."""
+
+    def __init__(self) -> None:
+        self.warned = False
+
+    def __call__(self, key: jax.Array) -> jax.Array:
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                "next_rng_key() was called while jit compiled a function: the key is a "
+                "constant of the program, the same in every call. Pass a key as an argument, "
+                "or a module that has one, such as pax.RngSeq.",
+                stacklevel=4,
+            )
+        return key

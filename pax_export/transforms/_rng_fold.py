@@ -1,0 +1,101 @@
+"""Random keys under transforms: the ambient stream by index, and keys of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.core._rng import keys_changed_by
+from pax_export.core._tree import is_node
+from pax_export.transforms._filters import Leaf, as_rule, is_random_key, leaves_of
+
+AMBIENT = "params"
+"""The tag by which ``split_rngs`` knows the ambient stream."""
+
+
+@contextmanager
+def rng_fold(index: Any) -> Iterator[None]:
+    """While the block runs, every ambient key is folded with an index.
+
+    `next_rng_key` returns ``fold_in(key, index)``, where ``key`` is what it
+    would return outside.  Layer ``i`` that `Vmap` or `Scan` builds equals the
+    module built under ``rng_fold(i)`` from the same seed.
+
+    Args:
+        index: an integer, or an array without axes.
+
+    Example:
+        >>> import pax_export as pax
+        >>> from pax_export import transforms as T
+        >>> pax.seed_rng_key(1)
+        >>> layers = T.Vmap(pax.Linear, axis_size=5)(3, 4)
+        >>> pax.seed_rng_key(1)
+        >>> with T.rng_fold(2):
+        ...     layer = pax.Linear(3, 4)
+        >>> bool(abs(layers.vmap_module.weight[2] - layer.weight).max() < 1e-6)
+        True
+    """
+    with keys_changed_by(lambda key: jax.random.fold_in(key, index)):
+        yield
+
+
+class SplitRngs:
+    """What ``split_rngs`` selects.
+
+    Attributes:
+        ambient: whether the ambient stream is different for each index.
+    """
+
+    def __init__(self, filters: Any):
+        self._rule = as_rule(filters)
+        key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        stream = Leaf((AMBIENT,), key, (_Stream(),), AMBIENT)
+        self.ambient = self._rule(None, [stream])[0]
+
+    def of(self, module: Any) -> list[bool]:
+        """For each leaf of a module, whether it is a key that is split."""
+        leaves = leaves_of(module)
+        chosen = self._rule(module, leaves)
+        return [split and is_random_key(leaf) for split, leaf in zip(chosen, leaves)]
+
+    def folded(self, index: Any) -> Any:
+        """The context in which a function runs at an index."""
+        return rng_fold(index) if self.ambient else _unfolded()
+
+
+class _Stream:
+    """Owns the ambient keys as a module owns its own."""
+
+    name = None
+    rng_attributes = (AMBIENT,)
+
+
+@contextmanager
+def _unfolded() -> Iterator[None]:
+    yield
+
+
+def key_mask(module: Any) -> list[bool]:
+    """For each leaf of a module, whether it is a random key."""
+    return [is_random_key(leaf) for leaf in leaves_of(module)] if is_node(module) else [False]
+
+
+def is_stacked(key: Any) -> bool:
+    """Whether a key leaf holds several keys."""
+    return key.ndim > _rank(key)
+
+
+def _rank(key: Any) -> int:
+    return 0 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 1
+
+
+def split_for(key: Any, count: Any) -> tuple[Any, Any]:
+    """The key after a split, and one for each of ``count`` calls, on a new first axis."""
+    if is_stacked(key):
+        return jax.vmap(lambda k: split_for(k, count), out_axes=(0, 1))(key)
+    advanced, used = jax.random.split(key)
+    return advanced, jax.random.split(used, count)

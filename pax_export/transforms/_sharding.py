@@ -1,0 +1,135 @@
+"""Partition specs of modules: what they declare, as trees, and as constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import tree_flatten, tree_map, tree_structure
+
+from pax_export.core._partition import SPECS, Spec, specs_of
+from pax_export.core._tree import Node, flatten, is_node
+from pax_export.core._variant import with_static
+from pax_export.core._walk import map_submodules, modules_and_leaves
+from pax_export.transforms._filters import leaves_of
+
+PARTITION_NAME = "partition_name"
+"""The key of ``transform_metadata`` that names the axis a transform stacks along."""
+
+
+def get_partition_spec(tree: Any) -> Any:
+    """The partition specs that modules declare.
+
+    Args:
+        tree: a module, or a pytree of modules and arrays.
+
+    Returns:
+        The same pytree with a `jax.sharding.PartitionSpec` for each array; an
+        empty one where none is declared.
+
+    Example:
+        >>> import pax_export as pax
+        >>> from pax_export import transforms as T
+        >>> layer = pax.Linear(4, 2).with_sharding(weight=("data", "model"))
+        >>> tuple(T.get_partition_spec(layer).weight), tuple(T.get_partition_spec(layer).bias)
+        (('data', 'model'), ())
+    """
+    return tree_map(
+        lambda x: _specs_of_module(x) if is_node(x) else PartitionSpec(), tree, is_leaf=is_node
+    )
+
+
+def _specs_of_module(module: Any) -> Any:
+    specs = [PartitionSpec(*(_declared(leaf) or ())) for leaf in leaves_of(module)]
+    return tree_structure(module).unflatten(specs)
+
+
+def _declared(leaf: Any) -> Spec | None:
+    return specs_of(leaf.owners[-1]).get(leaf.attribute)
+
+
+def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
+    """The shardings on a mesh that modules declare.
+
+    Args:
+        tree: a module, or a pytree of modules and arrays.
+        mesh: the mesh whose axes the specs name.
+
+    Returns:
+        The same pytree with a `jax.sharding.NamedSharding` for each array.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> from pax_export import transforms as T
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> layer = pax.Linear(4, 2).with_sharding(weight=(None, "model"))
+        >>> layer = jax.device_put(layer, T.get_named_sharding(layer, mesh))
+        >>> tuple(layer.weight.sharding.spec)
+        (None, 'model')
+    """
+    specs = get_partition_spec(tree)
+    return tree_map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def constrain(module: Any) -> Any:
+    """The module with its leaves constrained to the specs that it declares."""
+    leaves, treedef = tree_flatten(module)
+    specs = [PartitionSpec(*(_declared(leaf) or ())) for leaf in leaves_of(module)]
+    constrained = [jax.lax.with_sharding_constraint(x, s) for x, s in zip(leaves, specs)]
+    return treedef.unflatten(constrained)
+
+
+# --- stacking -----------------------------------------------------------------------------
+
+
+def positive_axis(axis: int | None, leaf: Any) -> int | None:
+    """An axis counted from the front; None stays None."""
+    return axis + leaf.ndim if axis is not None and axis < 0 else axis
+
+
+def with_stacked_axis(module: Any, axes: Sequence[int | None], name: str | None) -> Any:
+    """The specs of a module whose leaves got an axis more, here (None: not this leaf)."""
+    return _respecified(module, axes, lambda spec, axis: _inserted(spec, axis, name))
+
+
+def without_stacked_axis(module: Any, axes: Sequence[int | None]) -> Any:
+    """The specs of a module whose leaves lose this axis."""
+    return _respecified(module, axes, _removed)
+
+
+def _inserted(spec: Spec, axis: int, name: str | None) -> Spec:
+    padded = spec + (None,) * (axis - len(spec))
+    return (*padded[:axis], name, *padded[axis:])
+
+
+def _removed(spec: Spec, axis: int) -> Spec:
+    return spec[:axis] + spec[axis + 1 :]
+
+
+def _respecified(
+    module: Any, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
+) -> Any:
+    if not any(map(specs_of, modules_and_leaves(module)[0])):
+        return module
+    changes: dict[int, dict[str, int | None]] = {}
+    for leaf, axis in zip(leaves_of(module), axes):
+        changes.setdefault(id(leaf.owners[-1]), {}).setdefault(leaf.attribute, axis)
+
+    def visit(old: Node) -> Any:
+        new = map_submodules(old, visit)
+        if SPECS not in flatten(old)[1].static:
+            return new
+        places = changes.get(id(old), {})
+        specs = []
+        for name, spec in specs_of(old).items():
+            axis = places.get(name)
+            specs.append((name, spec if axis is None else change(spec, axis)))
+        return with_static(new, **{SPECS: tuple(specs)})
+
+    return visit(module)

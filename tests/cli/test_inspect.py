@@ -1,0 +1,80 @@
+"""``pax-export inspect``: exports of ours, of others, and what is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pax_export.export import _foreign
+
+
+def test_what_jax2tf_wrote_is_described(foreign, call):
+    code, out, _ = call("inspect", "foreign", "--json")
+    found = json.loads(out)
+    assert (code, found["foreign"]) == (0, True)
+    (signature,) = found["signatures"].values()
+    assert [(entry["name"], entry["shape"]) for entry in signature["inputs"]] == [("x", ["?", 3])]
+    assert [(entry["name"], entry["shape"]) for entry in signature["outputs"]] == [("y", ["?", 2])]
+    assert [(v["name"], v["bytes"], v["trainable"]) for v in found["variables"]] == [
+        ("w", 48, True)
+    ]
+    assert found["graph_bytes"] == (foreign / "saved_model.pb").stat().st_size
+    assert found["tensorflow"].startswith("2.")
+    assert {module["platforms"][0] for module in found["modules"]} == {"cpu"}
+    code, out, _ = call("inspect", "foreign")
+    assert code == 0
+    assert "a SavedModel without a report of pax_export" in out
+    assert "    w: float32[3, 4] trainable" in out
+
+
+def test_the_oldest_tensorflow_of_others():
+    def module(stablehlo, convention, *names):
+        return _foreign.Module(stablehlo, convention, ("cpu",), 1, names)
+
+    assert _foreign._oldest(()) == (None, "")
+    assert _foreign._oldest((module(None, 9),)) == (None, "")
+    assert _foreign._oldest((module("0.9.0", 8), module("1.3.0", 9))) == ("2.18", "")
+    oldest, problem = _foreign._oldest((module("1.15.0", 10),))
+    assert oldest is None
+    assert problem == (
+        "it needs StableHLO 1.15.0, calling convention 10; `pax-export retarget` mends it"
+    )
+    oldest, problem = _foreign._oldest((module("0.9.0", 8, "lapack_spotrf_ffi"),))
+    assert (oldest, problem) == (None, "it calls lapack_spotrf_ffi, which only jax has")
+
+
+def test_a_savedmodel_of_tensorflow_alone(here, call):
+    import tensorflow as tf
+
+    tf.saved_model.save(tf.Module(), "plain")
+    code, out, _ = call("inspect", "plain")
+    assert code == 0
+    assert "runs in     TensorFlow; it was written by 2." in out
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xff", b"no model at all"])
+def test_a_damaged_savedmodel(here, call, content):
+    (here / "bad").mkdir()
+    (here / "bad" / "saved_model.pb").write_bytes(content)
+    code, out, error = call("inspect", "bad")
+    assert (code, out) == (1, "")
+    assert "error: The SavedModel cannot be read. where: bad" in error
+
+
+@pytest.mark.parametrize("path", [".", "nowhere", "cli_models.py"])
+def test_nothing_to_inspect(here, call, path):
+    code, out, error = call("inspect", path)
+    assert (code, out) == (1, "")
+    assert "error: There is no export of pax_export here." in error
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", "[" * 100_000, '{"format": 1, "signatures": 3}', "\0"]
+)
+def test_a_hostile_report(here, call, text):
+    (here / "bad").mkdir()
+    (here / "bad" / "pax_export.json").write_text(text)
+    code, out, error = call("inspect", "bad")
+    assert (code, out) == (1, "")
+    assert "error: The report of this export cannot be read. where: bad" in error

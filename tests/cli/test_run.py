@@ -1,0 +1,112 @@
+"""``pax-export run``: an export is called, and a program is run."""
+
+from __future__ import annotations
+
+import json
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pax_export.cli import main
+from pax_export.export import load, spec, to_saved_model
+
+
+@pytest.fixture
+def saved(here):
+    def run(params, function, *inputs, **options):
+        to_saved_model((params, function), "out", inputs, validate=False, **options)
+
+    np.save("x.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
+    return run
+
+
+def test_outputs_are_described_and_written(saved, call, here):
+    saved({"w": jnp.ones((3, 4))}, lambda p, x: {"y": x @ p["w"], "n": x.shape[0]}, spec("n, 3"))
+    code, out, _ = call("run", "out", "--input", "x.npy", "--output", "y.out")
+    assert (code, out) == (0, "n: int32[]\ny: float32[2, 4]\n")
+    with np.load("y.out") as stored:
+        expected = load("out")(np.load("x.npy"))
+        np.testing.assert_array_equal(stored["y"], expected["y"])
+        assert stored["n"] == 2
+    code, out, _ = call("run", "out/", "--input", "x=x.npy", "--json")
+    assert json.loads(out) == {
+        "outputs": {
+            "n": {"shape": [], "dtype": "int32"},
+            "y": {"shape": [2, 4], "dtype": "float32"},
+        },
+        "file": None,
+    }
+
+
+def test_nested_inputs_have_dotted_names_and_small_floats_go_through(saved, call):
+    saved(
+        {}, lambda p, batch: {"sum": batch["a"] + batch["b"][0]},
+        {"a": spec("n, 3", "bfloat16"), "b": [spec("n, 3", "bfloat16")]},
+    )  # fmt: skip
+    np.save("b.npy", np.ones((2, 3), ml_dtypes.bfloat16))
+    files = ("--input", "batch.a=x.npy", "--input", "batch.b.0=b.npy")
+    code, out, _ = call("run", "out", *files, "--output", "sum.npz")
+    assert (code, out) == (0, "sum: bfloat16[2, 3]\n")
+    with np.load("sum.npz") as stored:
+        np.testing.assert_array_equal(stored["sum"], np.load("x.npy") + 1)
+
+
+def test_a_signature_is_chosen(saved, call):
+    methods = {"up": lambda p, x: x + 1, "down": lambda p, x: x - 1}
+    to_saved_model(
+        ({}, methods["up"]), "out", {"up": spec("n, 3"), "down": spec("n, 3")}, methods=methods,
+        validate=False,
+    )  # fmt: skip
+    assert call("run", "out", "--input", "x.npy", "--signature", "down")[0] == 0
+    code, _, error = call("run", "out", "--input", "x.npy")
+    assert (code, "write: --signature up or --signature down" in error) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((), "error: The export takes other inputs. got: none; write: --input x=FILE.npy"),
+        (("z=x.npy",), "error: The export takes other inputs. got: z=x.npy"),
+        (("x.npy", "x=x.npy"), "error: The export takes other inputs."),
+        (("x=missing.npy",), "error: This file holds no array. where: x; got: missing.npy"),
+        (("x=cli_models.py",), "error: This file holds no array."),
+        (("x=hostile.npy",), "error: This file holds no array."),
+        (("x=whole.npy",), "error: An argument has another dtype than the exported one."),
+        (("x=flat.npy",), "error: An argument has another shape than the exported one."),
+    ],
+)
+def test_what_cannot_go_in(saved, call, inputs, message):
+    saved({"w": jnp.ones((3, 4))}, lambda p, x: x @ p["w"], spec("n, 3"))
+    np.save("hostile.npy", np.array([print], object), allow_pickle=True)
+    np.save("whole.npy", np.ones((2, 3), np.int32))
+    np.save("flat.npy", np.ones(3, np.float32))
+    arguments = [part for text in inputs for part in ("--input", text)]
+    code, out, error = call("run", "out", *arguments)
+    assert (code, out) == (1, "")
+    assert message in error
+
+
+def test_an_output_that_cannot_be_written(saved, call):
+    saved({}, lambda p, x: x, spec("n, 3"))
+    code, _, error = call("run", "out", "--input", "x.npy", "--output", "no/where.npz")
+    assert (code, "error: The outputs cannot be written." in error) == (1, True)
+
+
+def test_a_directory_without_an_export(here, call):
+    (here / "empty").mkdir()
+    code, _, error = call("run", "empty")
+    assert (code, "There is no export of pax_export here." in error) == (1, True)
+
+
+def test_a_program_is_still_a_program(here, capfd):
+    (here / "program.py").write_text("import pax, sys; print(pax.__name__, sys.argv[1:])")
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "nowhere.py", "--input", "x"])
+    assert caught.value.code == 2
+    assert "no such file" in capfd.readouterr().err
+    assert main(["run", "--help"]) == 0
+    out = capfd.readouterr().out
+    assert "pax-export run DIR" in out
+    assert "pax-export run program.py" in out

@@ -1,0 +1,57 @@
+"""Trains and reads text where there is no jax; see `test_exported_training.py`.
+
+Runs like `test_served.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if "PAX_EXPORT_ARTIFACTS" not in os.environ:
+    pytest.skip("set PAX_EXPORT_ARTIFACTS, see test_served.py", allow_module_level=True)
+
+ROOT = Path(os.environ["PAX_EXPORT_ARTIFACTS"])
+PROGRAM = Path(__file__).with_name("continue_training.py")
+
+tf = importlib.import_module("tensorflow")
+
+
+def folders(name, file):
+    found = sorted(path.parent for path in ROOT.rglob(f"{name}/{file}"))
+    assert found, f"{ROOT} holds no export {name!r}: run test_exported_training.py with it"
+    return found
+
+
+def test_training_goes_on_as_in_jax():
+    for folder in folders("training", "steps.npz"):
+        done = subprocess.run(
+            [sys.executable, PROGRAM, folder / "model", folder / "steps.npz"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        losses = np.load(folder / "steps.npz")["losses"]
+        np.testing.assert_allclose(found["losses"], losses, rtol=1e-3)
+        assert np.mean(losses[-3:]) < 0.8 * losses[0]
+        rest = found["losses"][len(losses) // 2 :]
+        np.testing.assert_allclose(found["after_checkpoint"], rest, rtol=1e-6)
+        np.testing.assert_allclose(found["after_saving"], rest, rtol=1e-6)
+
+
+def test_text_is_read():
+    for folder in folders("text", "calls.json"):
+        calls = json.loads((folder / "calls.json").read_text())
+        serve = tf.saved_model.load(str(folder / "model")).signatures["serving_default"]
+        results = serve(text=tf.constant(calls["texts"]))
+        np.testing.assert_allclose(results["score"], calls["scores"], atol=1e-6)
+        moods = [b"sad" if score < 0 else b"happy" for score in calls["scores"]]
+        assert results["mood"].numpy().tolist() == moods

@@ -1,0 +1,113 @@
+"""Params that are sharded over devices, as variables that are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from jax.sharding import PartitionSpec
+
+from pax_export.export.orbax import dtensor_utils
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.export.orbax.sharded", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    return folder, run("export", str(folder))
+
+
+def test_variables_are_sharded_as_the_arrays(exported):
+    _, found = exported
+    assert found["specs"] and found["meshes"]
+    assert found["initialized"] and found["shut down"]
+    assert found["layouts"] == {"w:0": ["x", "y"], "b:0": ["x"], "scale:0": []}
+    # w holds 0 ... 63 in 8 rows; 4 parts of 2 rows, 2 of 4 columns.
+    assert found["shards"] == [
+        [float(16 * row + 4 * column), [2, 4]] for row in range(4) for column in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("no specs", "`pspecs` is not specified"),
+        ("several axes", "sharded across more than one axis"),
+        ("uneven", "must be a multiple of the size of mesh axis"),
+        ("outside", "JaxModule is not created within a DTensor export context"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(exported, case, words):
+    assert words in exported[1][case]
+
+
+def test_an_update_keeps_the_sharding(exported):
+    folder, found = exported
+    assert found["updated"] == [0.0, [2, 4]]
+    x = np.ones((2, 8), np.float32)
+    w, b = np.arange(64.0).reshape(8, 8), np.arange(8.0)
+    for name, factor in (("1", 1), ("2", 2)):
+        output = tf.saved_model.load(str(folder / name)).signatures["s"](x=tf.constant(x))
+        np.testing.assert_allclose(output["y"], x @ (factor * w) * 2 * factor + factor * b)
+
+
+def test_a_process_with_another_mesh_restores_it(exported):
+    folder, _ = exported
+    found = run("restore", str(folder))
+    assert found["layouts"] == {"w:0": ["x", "y"], "b:0": ["y"], "scale:0": []}
+    # Now 2 parts of 4 rows, 4 of 2 columns, with the numbers that were saved.
+    assert found["shards"] == [
+        [float(32 * row + 2 * column), [4, 2]] for row in range(2) for column in range(4)
+    ]
+
+
+SIZES = {"x": 4, "y": 2, "one": 1}
+
+
+@pytest.mark.parametrize(
+    ("spec", "axes", "moved"),
+    [
+        (None, [None, None], False),
+        (PartitionSpec(), [None, None], False),
+        (PartitionSpec("x"), ["x", None], False),
+        (PartitionSpec(None, ("y",)), [None, "y"], False),
+        (PartitionSpec(("one", "x")), ["x", None], False),
+        (PartitionSpec(("one",)), ["one", None], False),
+        (PartitionSpec(("y", "x")), ["x", None], True),
+    ],
+)
+def test_which_axis_a_dimension_is_sharded_over(spec, axes, moved):
+    assert dtensor_utils.layout_axes((8, 4), spec, SIZES, consolidate=True) == (axes, moved)
+
+
+def test_specs_of_arrays_that_have_none():
+    struct = jax.ShapeDtypeStruct((2,), "float32")
+    assert dtensor_utils.get_pspec_from_jax_arrays([struct]) == [PartitionSpec()]
+    with pytest.raises(AssertionError, match="Unsupported sharding type"):
+        dtensor_utils.get_pspec_from_jax_arrays(jax.numpy.ones(2))
+
+
+def test_without_dtensor_a_mesh_does_nothing():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    with dtensor_utils.maybe_enable_dtensor_export_on(mesh):
+        assert dtensor_utils.get_current_mesh() is None
+    with pytest.raises(RuntimeError, match="DTensor is not initialized"):
+        dtensor_utils.shutdown_dtensor()

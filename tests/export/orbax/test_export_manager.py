@@ -1,0 +1,330 @@
+"""SavedModels: signatures, processors, and what else stands in the directory."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pax_export._errors import ExportPathError
+from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig, utils
+from pax_export.export.orbax import config as orbax_config
+from pax_export.export.orbax.tensorflow_export import TensorFlowExport
+from tests.export.orbax.models import X, linear, module, params, x_spec
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Saves a module with these configs, and loads it again."""
+
+    def run(made, *configs, **arguments):
+        manager = ExportManager(made, configs)
+        manager.save(str(tmp_path / "model"), **arguments)
+        return manager.load(str(tmp_path / "model"))
+
+    return run
+
+
+def named(function):
+    return lambda params, x: {"y": function(params, x)}
+
+
+def test_a_signature(save):
+    loaded = save(module(), ServingConfig("serving_default", [x_spec()]))
+    signature = loaded.signatures["serving_default"]
+    assert list(signature.structured_input_signature[1]) == ["x"]
+    np.testing.assert_allclose(signature(x=tf.constant(X))["output_0"], linear(params(), X))
+    np.testing.assert_allclose(loaded(tf.constant(X)), linear(params(), X))
+
+
+def test_the_function_of_a_signature():
+    manager = ExportManager(module(), [ServingConfig(["a", "b"], [x_spec()])])
+    assert list(manager.serving_signatures) == ["a", "b"]
+    assert isinstance(manager.tf_module, tf.Module)
+    np.testing.assert_allclose(manager.serving_signatures["a"](X), linear(params(), X))
+
+
+def test_several_configs_methods_and_keys(save):
+    functions = {"one": linear, "two": lambda p, x: 2 * linear(p, x)}
+    made = JaxModule(
+        params(), functions, input_polymorphic_shape={"one": "b, ...", "two": "b, ..."}
+    )
+    loaded = save(
+        made,
+        ServingConfig("first", [x_spec()], method_key="one"),
+        ServingConfig(["second", "again"], [x_spec()], method_key="two"),
+    )
+    for key, factor in (("first", 1), ("second", 2), ("again", 2)):
+        (output,) = loaded.signatures[key](x=tf.constant(X)).values()
+        np.testing.assert_allclose(output, factor * linear(params(), X))
+
+
+def test_what_is_called_is_the_default_signature(save):
+    functions = {"one": linear, "two": lambda p, x: 2 * linear(p, x)}
+    made = JaxModule(
+        params(), functions, input_polymorphic_shape={"one": "b, ...", "two": "b, ..."}
+    )
+    loaded = save(
+        made,
+        ServingConfig("first", [x_spec()], method_key="one"),
+        ServingConfig("serving_default", [x_spec()], method_key="two"),
+    )
+    np.testing.assert_allclose(loaded(tf.constant(X)), 2 * linear(params(), X))
+
+
+def test_nested_inputs_keep_their_structure_in_calls(save):
+    def function(params, x):
+        return linear(params, x["u"]) + x["rest"][0].sum()
+
+    loaded = save(
+        module(function, input_polymorphic_shape={"u": "b, ...", "rest": [None]}),
+        ServingConfig("s", [{"u": x_spec(name="u"), "rest": [tf.TensorSpec([2], name="r")]}]),
+    )
+    given = {"u": tf.constant(X), "rest": [tf.ones(2)]}
+    expected = linear(params(), X) + 2
+    np.testing.assert_allclose(loaded(given), expected)
+    np.testing.assert_allclose(loaded.signatures["s"](u=X, r=tf.ones(2))["output_0"], expected)
+
+
+def test_processors(save):
+    def before(text):
+        return tf.cast(tf.strings.length(text), tf.float32)[:, None] * tf.ones((1, 3))
+
+    loaded = save(
+        module(),
+        ServingConfig(
+            "s",
+            [tf.TensorSpec([None], tf.string, name="text")],
+            tf_preprocessor=before,
+            tf_postprocessor=lambda output: {"total": tf.reduce_sum(output, -1)},
+        ),
+    )
+    lengths = np.array([[1.0], [3.0]]) * np.ones((1, 3))
+    found = loaded.signatures["s"](text=tf.constant(["a", "bcd"]))["total"]
+    np.testing.assert_allclose(found, linear(params(), lengths).sum(-1))
+
+
+def test_the_preprocessor_knows_its_inputs(save):
+    both = tf.function(
+        lambda x, z: x + z, input_signature=[x_spec(), tf.TensorSpec([None, 3], name="z")]
+    )
+    loaded = save(module(), ServingConfig("s", tf_preprocessor=both))
+    found = loaded.signatures["s"](x=tf.constant(X), z=tf.constant(X))["output_0"]
+    np.testing.assert_allclose(found, linear(params(), 2 * X))
+
+
+def test_vocabularies_are_saved_whether_they_are_named_or_not(save, tmp_path):
+    file = tmp_path / "words.txt"
+    file.write_text("a\nb\nc\n")
+
+    def table():
+        rows = tf.lookup.TextFileInitializer(
+            str(file), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64,
+            tf.lookup.TextFileIndex.LINE_NUMBER,
+        )  # fmt: skip
+        return tf.lookup.StaticHashTable(rows, -1)
+
+    one, other = table(), table()
+
+    def before(words):
+        return tf.one_hot(tf.cast(one.lookup(words), tf.int32), 3)
+
+    def before_too(words):
+        return tf.one_hot(tf.cast(other.lookup(words), tf.int32), 3)
+
+    spec = [tf.TensorSpec([None], tf.string, name="words")]
+    loaded = save(
+        module(),
+        ServingConfig("named", spec, before, extra_trackable_resources=one),
+        ServingConfig("found", spec, before_too),
+    )
+    file.unlink()
+    for key in ("named", "found"):
+        output = loaded.signatures[key](words=tf.constant(["c", "a"]))["output_0"]
+        np.testing.assert_allclose(output, linear(params(), np.eye(3)[[2, 0]]))
+
+
+def test_text_goes_past_the_model(save):
+    config = ServingConfig(
+        "s",
+        [x_spec(), tf.TensorSpec([None], tf.string, name="id")],
+        tf_preprocessor=lambda x, names: (x, {"id": names}),
+        tf_postprocessor=lambda output, beside: {"y": output, **beside},
+        preprocess_output_passthrough_enabled=True,
+    )
+    output = save(module(), config).signatures["s"](x=tf.constant(X), id=tf.constant(["a", "b"]))
+    np.testing.assert_allclose(output["y"], linear(params(), X))
+    assert output["id"].numpy().tolist() == [b"a", b"b"]
+
+
+def test_what_goes_past_needs_a_pair(save):
+    config = ServingConfig(
+        "s",
+        [x_spec()],
+        tf_preprocessor=lambda x: x,
+        tf_postprocessor=lambda output, beside: output,
+        preprocess_output_passthrough_enabled=True,
+    )
+    with pytest.raises(
+        ValueError, match="requiring the preprocessor output to be a tuple of two elements"
+    ):
+        save(module(), config)
+
+
+def test_defaults_of_inputs(save, tmp_path):
+    default = utils.TensorSpecWithDefault(x_spec(), X[:1])
+    save(
+        module(lambda p, x: {"a": [linear(p, x)]}), ServingConfig("s", [default])
+    )  # nested, so the signature is made anew
+    signatures = utils.CallableSignatures.from_saved_model(str(tmp_path / "model"), ["serve"])
+    np.testing.assert_allclose(signatures.signatures["s"]()["a.0"], linear(params(), X[:1]))
+    np.testing.assert_allclose(signatures.signatures["s"](x=X)["a.0"], linear(params(), X))
+    with pytest.raises(ValueError, match="no input z"):
+        signatures.signatures["s"](z=X)
+
+
+def test_overrides_go_before_the_configs(save):
+    other = tf.function(lambda x: {"same": x}, input_signature=[x_spec()])
+    loaded = save(
+        module(),
+        ServingConfig(["a", "b"], [x_spec()]),
+        signature_overrides={"b": other, "c": other},
+    )
+    assert sorted(loaded.signatures) == ["a", "b", "c"]
+    for key in ("b", "c"):
+        np.testing.assert_allclose(loaded.signatures[key](x=tf.constant(X))["same"], X)
+
+
+MISTAKES = {
+    "two of one key": (
+        [ServingConfig(["a", "b"], [x_spec()]), ServingConfig("a", [x_spec()])],
+        "Duplicated key",
+    ),
+    "no input signature": ([ServingConfig("s")], "please set `input_signature` explicitly"),
+    "two inputs": (
+        [ServingConfig("s", [x_spec(), x_spec(name="z")])],
+        "JaxModule only takes single arg as the input",
+    ),
+}
+
+
+@pytest.mark.parametrize(("configs", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_configs_that_do_not_fit(configs, words, save):
+    with pytest.raises(ValueError, match=words):
+        save(module(), *configs)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [(None, "`method_key` is not specified"), ("baz", 'Method key "baz" is not found')],
+)
+def test_methods_that_are_not_clear(key, words):
+    made = JaxModule(
+        params(), {"a": linear, "b": linear}, input_polymorphic_shape={"a": None, "b": None}
+    )
+    with pytest.raises(ValueError, match=words) as caught:
+        ExportManager(made, [ServingConfig("s", [x_spec()], method_key=key)])
+    assert caught.value.__notes__ == ["Failed exporting signature_key=s"]
+
+
+def test_configs_of_other_targets():
+    with pytest.raises(ValueError, match="must be set"):
+        ServingConfig("")
+    with pytest.raises(ValueError, match="only supported for ExportModelType.ORBAX_MODEL"):
+        ServingConfig("s", preprocessors=[object()])
+
+
+def test_arguments_of_save_are_checked(tmp_path):
+    manager = ExportManager(module(), [ServingConfig("s", [x_spec()])])
+    with pytest.raises(ValueError, match="save_options must be of type"):
+        manager.save(tmp_path / "model", save_options=3)
+    with pytest.raises(TypeError, match="no argument tree"):
+        manager.save(tmp_path / "model", tree=3)
+    with pytest.raises(TypeError, match="takes a JaxModule"):
+        ExportManager(object(), [])
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_can_be_saved_again_after_an_update(tmp_path):
+    made = module()
+    manager = ExportManager(made, [ServingConfig("s", [x_spec()])])
+    manager.save(tmp_path / "1")
+    made.update_variables({"w": jnp.zeros((3, 2)), "b": jnp.ones(2)})
+    manager.save(tmp_path / "2")
+    found = manager.load(tmp_path / "2").signatures["s"](x=tf.constant(X))["output_0"]
+    np.testing.assert_allclose(found, np.ones((2, 2)))
+
+
+def test_a_model_whose_ties_end_is_saved_with_both_arrays(tmp_path):
+    w = jnp.ones((3, 3))
+    made = module(lambda p, x: x @ p["in"] @ p["out"], params={"in": w, "out": w})
+    manager = ExportManager(made, [ServingConfig("s", [x_spec()])])
+    manager.save(tmp_path / "1")
+    made.update_variables({"in": w, "out": 2 * w})
+    manager.save(tmp_path / "2")
+    found = manager.load(tmp_path / "2").signatures["s"](x=tf.constant(X))["output_0"]
+    np.testing.assert_allclose(found, X @ w @ (2 * w))
+
+
+def test_the_same_model_gives_the_same_bytes(tmp_path):
+    for name in ("1", "2"):
+        manager = ExportManager(
+            module(trainable=True), [ServingConfig("s", [x_spec()], lambda x: x + 1)]
+        )
+        manager.save(tmp_path / name)
+    one, two = ((tmp_path / name / "saved_model.pb").read_bytes() for name in ("1", "2"))
+    assert one == two
+    assert str(tmp_path).encode() not in one
+
+
+def test_aliases_of_functions_stay(tmp_path):
+    made = module()
+    manager = ExportManager(made, [ServingConfig("s", [x_spec()])])
+    (function,) = made.methods.values()
+    options = tf.saved_model.SaveOptions(function_aliases={"the_model": function})
+    manager.save(tmp_path / "model", options)
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(
+        loaded.signatures["s"](x=tf.constant(X))["output_0"], linear(params(), X)
+    )
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    stored = saved_model_pb2.SavedModel()
+    stored.ParseFromString((tmp_path / "model" / "saved_model.pb").read_bytes())
+    (graph,) = stored.meta_graphs
+    names = {each.signature.name for each in graph.graph_def.library.function}
+    assert set(graph.meta_info_def.function_aliases) <= names
+    assert "the_model" in graph.meta_info_def.function_aliases.values()
+
+
+def test_the_manager_of_newer_versions(tmp_path):
+    manager = TensorFlowExport(module(), [ServingConfig("s", [x_spec()])])
+    assert manager.tf_export_module() is manager.tf_module
+    manager.save(str(tmp_path / "model"))
+
+
+def test_preprocessors_alone(save, monkeypatch):
+    monkeypatch.setenv("OBX_EXPORT_TF_PREPROCESS_ONLY", "True")
+    made = module()
+    assert dict(made.methods) == {}
+    config = ServingConfig("s", [x_spec()], tf_preprocessor=lambda x: {"a": x, "b": [x + 1]})
+    output = save(made, config).signatures["s"](x=tf.constant(X))
+    np.testing.assert_allclose(output["output_1"], X + 1)
+    with pytest.raises(ValueError, match=r"serving_config\.tf_preprocessor must be provided"):
+        ExportManager(made, [ServingConfig("s", [x_spec()])])
+
+
+def test_preprocessors_alone_within_a_block():
+    with orbax_config.obx_export_tf_preprocess_only(True):
+        assert dict(module().methods) == {}
+    assert dict(module().methods) != {}
+
+
+def test_an_export_in_a_place_of_something_else(tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.txt").write_text("years of it")
+    manager = ExportManager(module(), [ServingConfig("s", [x_spec()])])
+    with pytest.raises(ExportPathError, match="no SavedModel, and it would be replaced"):
+        manager.save(tmp_path / "work")
+    assert (tmp_path / "work" / "thesis.txt").exists()

@@ -1,0 +1,204 @@
+"""The module: its arguments, its properties, and the words of its errors."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+from jax import export as jax_export
+
+from pax_export._errors import InvalidArgumentError, UnsupportedDtypeError
+from pax_export.export.orbax import JaxModule, constants
+from pax_export.export.orbax.modules.tensorflow_module import TensorFlowModule
+from tests.export.orbax.models import KEY, X, call, linear, module, params, x_spec
+
+TWO = {"one": linear, "two": lambda p, x: 2 * linear(p, x)}
+SHAPES = {"one": "b, ...", "two": None}
+
+
+def test_one_function_has_the_default_key():
+    made = module()
+    assert isinstance(made, tf.Module)
+    assert list(made.methods) == [constants.DEFAULT_METHOD_KEY]
+    np.testing.assert_allclose(call(made), made.jax_methods[KEY](X))
+
+
+def test_a_mapping_of_functions_keeps_its_keys():
+    made = JaxModule(params(), TWO, input_polymorphic_shape=SHAPES)
+    for key in TWO:
+        np.testing.assert_allclose(call(made, key=key), TWO[key](params(), X))
+
+
+def test_what_was_given_can_be_read():
+    given = params()
+    made = module(
+        params=given, name="net", jax2tf_kwargs={"native_serialization_platforms": ["cpu"]}
+    )
+    assert made.name == "net"
+    assert made.model_params is given
+    assert made.apply_fn_map == {KEY: linear}
+    assert made.input_polymorphic_shape_map == {KEY: "b, ..."}
+    assert made.jax2tf_kwargs_map == {KEY: {"native_serialization_platforms": ["cpu"]}}
+    assert made.export_version is constants.ExportModelType.TF_SAVEDMODEL
+    assert made.export_module() is made
+    assert not made.with_gradient
+
+
+def test_variables_are_named_by_their_paths():
+    made = JaxModule(
+        {"mlp/~/linear": {"w": jnp.ones(2)}, "layers": [jnp.ones(1), (jnp.ones(3),)]},
+        lambda params, x: x,
+    )
+    names = {variable.name for variable in made.variables}
+    assert names == {"layers.0:0", "layers.1.0:0", "mlp/_/linear.w:0"}
+
+
+@pytest.mark.parametrize(
+    ("trainable", "expected"),
+    [
+        (None, set()),
+        (False, set()),
+        (True, {"deep.k:0", "deep.l:0", "w:0"}),  # not the integer
+        ({"deep": True, "steps": False, "w": False}, {"deep.k:0", "deep.l:0"}),
+        ({"deep": {"k": False, "l": True}, "steps": True, "w": True}, {"deep.l:0", "w:0"}),
+    ],
+)
+def test_trainable_is_a_bool_or_begins_the_pytree(trainable, expected):
+    given = {
+        "deep": {"k": jnp.ones(1), "l": jnp.ones(2)},
+        "steps": jnp.zeros((), jnp.int32),
+        "w": jnp.ones(3),
+    }
+    made = JaxModule(given, lambda params, x: x, trainable=trainable)
+    assert {variable.name for variable in made.trainable_variables} == expected
+    assert made.with_gradient == bool(expected)
+
+
+def test_trainable_of_another_structure_is_refused():
+    with pytest.raises(ValueError, match="`trainable` must have the structure"):
+        JaxModule(params(), linear, trainable={"w": True})
+
+
+REFUSED = {
+    "shapes for one of two": (
+        {"apply_fn": TWO, "input_polymorphic_shape": {"one": None}},
+        "`input_polymorphic_shape` must",
+    ),
+    "no shapes for two": ({"apply_fn": TWO}, "`input_polymorphic_shape` must"),
+    "options for one of two": (
+        {"apply_fn": TWO, "input_polymorphic_shape": SHAPES, "jax2tf_kwargs": {"one": None}},
+        "`jax2tf_kwargs` must",
+    ),
+    "jit for one of two": (
+        {"apply_fn": TWO, "input_polymorphic_shape": SHAPES, "jit_compile": {"one": True}},
+        "`jit_compile` must",
+    ),
+    "shapes for jax2tf": (
+        {"jax2tf_kwargs": {"polymorphic_shapes": [None]}},
+        "Do not use `polymorphic_shapes`",
+    ),
+    "gradients of nothing": (
+        {"jax2tf_kwargs": {"with_gradient": True}},
+        "does not contain trainable",
+    ),
+    "no gradients of something": (
+        {"trainable": True, "jax2tf_kwargs": {"with_gradient": False}},
+        "contains trainable",
+    ),
+    "an unknown option": ({"jax2tf_kwargs": {"fast": True}}, "options that jax2tf does not know"),
+    "an unknown platform": (
+        {"jax2tf_kwargs": {"native_serialization_platforms": ["abacus"]}},
+        "must be a sequence of platforms",
+    ),
+    "no function": ({"apply_fn": 3}, "`apply_fn` must be a function"),
+    "no functions": ({"apply_fn": {}}, "non-empty mapping"),
+    "specs without a mesh": (
+        {"pspecs": {"w": None, "b": None}},
+        "JaxModule is not created within a DTensor export context",
+    ),
+    "values of symbols": (
+        {"input_polymorphic_shape_symbol_values": {"b": (1, 2)}},
+        "only supported for constants.ExportModelType.ORBAX_MODEL",
+    ),
+    "another version": ({"export_version": "X"}, "Unsupported export version"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED.values(), ids=REFUSED)
+def test_arguments_that_do_not_fit_are_refused(arguments, words):
+    arguments = {"apply_fn": linear, **arguments}
+    with pytest.raises(ValueError, match=words):
+        JaxModule(params(), **arguments)
+
+
+def test_an_orbax_model_is_refused_with_the_way_out():
+    with pytest.raises(InvalidArgumentError) as caught:
+        JaxModule(params(), linear, export_version=constants.ExportModelType.ORBAX_MODEL)
+    assert "to_stablehlo" in caught.value.write
+
+
+def test_options_that_jax2tf_ignores_are_ignored():
+    module(jax2tf_kwargs={"enable_xla": False, "native_serialization": False})
+
+
+def test_jit_compile_is_that_of_the_functions():
+    made = JaxModule(
+        params(),
+        TWO,
+        input_polymorphic_shape=SHAPES,
+        jit_compile={"one": True, "two": False},
+    )
+    functions = [made.methods[key].get_concrete_function(x_spec(2)) for key in TWO]
+    compiled = [
+        each.function_def.attr["_XlaMustCompile"].b
+        for each in functions  # as TensorFlow marks it
+    ]
+    assert compiled == [True, False]
+
+
+def test_platforms_are_those_that_were_asked_for():
+    def platforms(**options):
+        made = module(jax2tf_kwargs=options)
+        graph = made.methods[KEY].get_concrete_function(x_spec()).graph.as_graph_def()
+        (node,) = [node for node in graph.node if node.op == "XlaCallModule"]
+        return [name.decode() for name in node.attr["platforms"].list.s]
+
+    assert platforms() == ["CPU", "CUDA", "ROCM", "TPU"]
+    assert platforms(native_serialization_platforms=("cpu",)) == ["CPU"]
+
+
+def test_both_spellings_of_consolidation():
+    for name in ("conslidation", "consolidation"):
+        JaxModule(params(), linear, **{f"allow_multi_axis_sharding_{name}": True})
+
+
+def test_text_is_refused_with_the_way_past_the_model():
+    with pytest.raises(UnsupportedDtypeError) as caught:
+        module().methods[KEY](tf.constant([["a", "b", "c"]]))
+    assert "passthrough" in caught.value.write
+
+
+def test_gradients_while_nothing_is_saved():
+    made = module(trainable=True)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(made.methods[KEY](tf.constant(X)) ** 2)
+    expected = jax.grad(lambda p: (linear(p, X) ** 2).sum())(params())
+    variables = {variable.name: variable for variable in made.variables}
+    found = tape.gradient(loss, [variables["b:0"], variables["w:0"]])
+    for value, name in zip(found, ("b", "w")):
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5)
+
+
+def test_exports_of_jax_itself():
+    made = module(jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)})
+    (exported,) = made.obm_module_to_jax_exported_map(jnp.asarray(X)).values()
+    assert isinstance(exported, jax_export.Exported)
+    np.testing.assert_allclose(exported.call(params(), X), linear(params(), X))
+
+
+def test_the_module_of_newer_versions():
+    made = TensorFlowModule(params=params(), apply_fn=linear, trainable=True)
+    assert made.export_version() is constants.ExportModelType.TF_SAVEDMODEL
+    np.testing.assert_allclose(call(made), linear(params(), X))

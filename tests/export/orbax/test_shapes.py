@@ -1,0 +1,126 @@
+"""Symbolic shapes in the forms that orbax's programs write them."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+import tensorflow as tf
+from jax import export as jax_export
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.export.orbax import _shapes
+from tests.export.orbax.models import KEY, X, call, module, x_spec
+
+
+def traced(function, shape, *specs, **arguments):
+    made = module(function, input_polymorphic_shape=shape, **arguments)
+    return made.methods[KEY].get_concrete_function(*specs).structured_outputs
+
+
+def total(params, x):
+    return x["u"] + x["v"]
+
+
+PAIR = {"u": x_spec(), "v": x_spec()}
+
+
+@pytest.mark.parametrize("shape", ["b, ...", "(b, ...)", "b, _", "b, 3", "b, 3,"])
+def test_text(shape):
+    output = traced(lambda params, x: x.sum(-1), shape, x_spec())
+    assert output.shape.as_list() == [None]
+
+
+@pytest.mark.parametrize(
+    "shape", ["b, ...", {"u": "b, ...", "v": "b, _"}, {"u": "(b, _)", "v": "b, 3"}]
+)
+def test_one_text_for_all_or_one_for_each(shape):
+    assert traced(total, shape, PAIR).shape.as_list() == [None, 3]
+
+
+@pytest.mark.parametrize("shape", [("b, ...", "b, ..."), ("b, _", "b, 3")])
+def test_tuples_of_inputs(shape):
+    output = traced(lambda params, x: x[0] + x[1], shape, (x_spec(), x_spec()))
+    assert output.shape.as_list() == [None, 3]
+
+
+def test_dimensions_one_by_one():
+    class PolyShape(tuple):
+        """As jax2tf had it."""
+
+    (b,) = jax_export.symbolic_shape("b")
+    for shape in (PolyShape(("b", ...)), ("b", 3), (b, ...)):
+        assert traced(lambda params, x: 2 * x, shape, x_spec()).shape.as_list() == [None, 3]
+
+
+def test_sizes_that_tensorflow_knows_come_out_again():
+    assert traced(lambda params, x: 2 * x, "b, ...", x_spec(4)).shape.as_list() == [4, 3]
+    assert traced(lambda params, x: x.reshape(-1), "b, ...", x_spec(4)).shape.as_list() == [12]
+
+
+def test_constraints_and_expressions():
+    def halves(params, x):
+        return x.reshape(-1, 2, 3)
+
+    made = module(halves, input_polymorphic_shape="2*b, ...")
+    assert call(made, jnp.ones((4, 3))).shape == (2, 2, 3)
+    options = {"polymorphic_constraints": ("b >= 3",)}
+    first = traced(lambda params, x: x[:3], "b, ...", x_spec(), jax2tf_kwargs=options)
+    assert first.shape.as_list() == [3, 3]
+
+
+def test_equal_names_are_equal_sizes():
+    function = module(total).methods[KEY].get_concrete_function(PAIR)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        function({"u": tf.ones((2, 3)), "v": tf.ones((4, 3))})
+
+
+def test_a_size_without_a_name_is_a_syntax_error_that_says_more():
+    with pytest.raises(InvalidArgumentError, match="syntax error in symbolic shape None") as caught:
+        traced(total, None, PAIR)
+    assert caught.value.where == "x.u"
+    assert caught.value.write.startswith('input_polymorphic_shape="b, 3"')
+
+
+@pytest.mark.parametrize("shape", ["b, 4", "b", "b, ..., ...", "3, ...", "b +, ...", "b b, ..."])
+def test_text_that_does_not_describe_the_input(shape):
+    with pytest.raises(ValueError, match="syntax error"):
+        traced(lambda params, x: x, shape, x_spec())
+
+
+def test_constraints_that_nobody_can_read():
+    with pytest.raises(ValueError, match="`polymorphic_constraints` cannot be read"):
+        traced(
+            lambda params, x: x,
+            "b, ...",
+            x_spec(),
+            jax2tf_kwargs={"polymorphic_constraints": ("b ! 2",)},
+        )
+
+
+def test_a_tree_of_shapes_for_another_input():
+    with pytest.raises(ValueError, match="`input_polymorphic_shape` must have the structure"):
+        traced(total, {"u": "b, ..."}, PAIR)
+
+
+def test_the_number_of_dimensions_must_be_known():
+    with pytest.raises(InvalidArgumentError, match="number of dimensions"):
+        traced(lambda params, x: x, "b, ...", tf.TensorSpec(None, tf.float32))
+
+
+def test_one_lowering_serves_all_sizes():
+    seen = []
+
+    def counted(params, x):
+        seen.append(x.shape)
+        return x
+
+    made = module(counted)
+    for size in (1, 2, 3):
+        assert call(made, X[:1].repeat(size, 0)).shape == (size, 3)
+    assert len(seen) == 1
+
+
+def test_prefixes():
+    tree = {"a": [1, 2], "b": 3}
+    assert _shapes.broadcast({"a": True, "b": None}, tree, "x") == [True, True, None]
+    assert _shapes.broadcast("s", tree, "x") == ["s", "s", "s"]

@@ -1,0 +1,188 @@
+"""The small functions that orbax's programs call."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import pax_export.export
+from pax_export._errors import ExportPathError
+from pax_export.export import orbax
+from pax_export.export.orbax import utils
+from pax_export.export.orbax.config import Config, bool_env, config
+from tests.export.orbax.models import KEY, X, linear, module, params, x_spec
+
+ONE = tf.TensorSpec([None], tf.int32, name="one")
+TWO = utils.TensorSpecWithDefault(tf.TensorSpec([None], tf.int32, name="two"), [7])
+
+
+def test_the_names_that_are_handed_on():
+    for name in ("JaxModule", "ExportManager", "ServingConfig"):
+        assert getattr(pax_export.export, name) is getattr(orbax, name)
+
+
+def test_defaults_of_arguments():
+    spec = utils.TensorSpecWithDefault(tf.TensorSpec([2], tf.float32), [1.0, 2.0])
+    assert spec.default_val.dtype == tf.float32
+    function = utils.with_default_args(lambda a, b: a + b["k"], [tf.TensorSpec([2]), {"k": spec}])
+    np.testing.assert_allclose(function(tf.ones(2)), [2, 3])
+    np.testing.assert_allclose(function(tf.ones(2), {"k": tf.ones(2)}), [2, 2])
+    plain = utils.remove_signature_defaults([{"k": spec}])
+    assert plain == [{"k": spec.tensor_spec}]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: utils.TensorSpecWithDefault(ONE, None), "Use TensorSpec if no defaults"),
+        (lambda: utils.TensorSpecWithDefault(ONE, [[1]]), "not compatible with the default value"),
+        (
+            lambda: utils.with_default_args(lambda a: a, [[ONE, TWO]]),
+            "TensorSpecWithDefault must be defined for each tensor",
+        ),
+        (lambda: utils.make_auto_batching_function([TWO]), "No primary input tensors"),
+    ],
+)
+def test_defaults_that_do_not_fit(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_batches_are_made_alike():
+    function = utils.make_auto_batching_function([ONE, {"two": TWO}])
+    one, two = function(tf.constant([1, 2, 3]))
+    assert one.numpy().tolist() == [1, 2, 3]
+    assert two["two"].numpy().tolist() == [7, 7, 7]
+    _, two = function(tf.constant([1, 2]), {"two": tf.constant([5, 6])})
+    assert two["two"].numpy().tolist() == [5, 6]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be 1 or the same"):
+        function(tf.constant([1, 2, 3]), {"two": tf.constant([5, 6])})
+
+
+def test_primary_inputs_have_one_batch():
+    both = utils.TensorSpecWithDefault(
+        tf.TensorSpec([None], tf.int32, name="two"), [7], is_primary=True
+    )
+    function = utils.make_auto_batching_function([ONE, both])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the same batch size"):
+        function(tf.constant([1, 2]))
+
+
+def test_a_whole_signature_as_one_function():
+    serving = orbax.ServingConfig("s", [x_spec()], lambda x: x + 1, lambda y: {"y": y})
+    function = utils.make_e2e_inference_fn(module().methods[KEY], serving)
+    np.testing.assert_allclose(function(X)["y"], linear(params(), X + 1))
+
+
+def test_bfloat16_inside():
+    seen = []
+
+    def apply(params, x):
+        seen.append((params["w"].dtype, x.dtype))
+        return {"y": linear(params, x), "n": jnp.argmax(x, -1)}
+
+    found = module(utils.with_bfloat16(apply)).methods[KEY](X)
+    assert seen == [(jnp.bfloat16, jnp.bfloat16)]
+    assert (found["y"].dtype, found["n"].dtype) == (tf.float32, tf.int32)
+    np.testing.assert_allclose(found["y"], linear(params(), X), rtol=1e-2)
+
+
+def test_bfloat16_of_one_side_only():
+    double = utils.with_bfloat16(lambda x: 2 * x, outputs=False)
+    assert double(tf.ones(2)).dtype == tf.bfloat16
+    same = utils.with_bfloat16(lambda x: x, inputs=False)
+    assert same(tf.ones(2, tf.bfloat16)).dtype == tf.float32
+    assert utils.with_bfloat16(lambda x: x)(np.ones(2, np.float64)).dtype == np.float64
+
+
+def test_exported_functions_in_a_directory(tmp_path):
+    exported = module().obm_module_to_jax_exported_map(jnp.asarray(X))
+    utils.save_jax_exported_map(str(tmp_path / "functions"), exported)
+    loaded = utils.load_jax_exported_map(str(tmp_path / "functions"))
+    assert list(loaded) == [KEY]
+    np.testing.assert_allclose(loaded[KEY].call(params(), X), linear(params(), X))
+    with pytest.raises(ValueError, match="already exists"):
+        utils.save_jax_exported_map(tmp_path / "functions", exported)
+
+
+def test_exported_functions_that_are_not_there(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        utils.load_jax_exported_map(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"No \.jax_exported files"):
+        utils.load_jax_exported_map(tmp_path)
+    (tmp_path / "bad.jax_exported").write_bytes(b"bad")
+    with pytest.raises(ExportPathError, match="cannot be read"):
+        utils.load_jax_exported_map(tmp_path)
+
+
+def test_platforms():
+    assert utils.get_lowering_platforms({}) is None
+    assert utils.get_lowering_platforms({"native_serialization_platforms": ["cpu", "tpu"]}) == [
+        "cpu",
+        "tpu",
+    ]
+    with pytest.raises(ValueError, match="should be a Platform"):
+        utils.get_lowering_platforms({"native_serialization_platforms": ["abacus"]})
+
+
+def test_a_tree_of_variables():
+    tree = jax.tree_util.tree_structure({"a": 0, "b": [0]})
+    assert utils.get_variable_tree(tree, [1, 2]) == {"a": 1, "b": [2]}
+
+
+@pytest.fixture
+def option():
+    name = "an_option_of_tests"
+    within = config.define_bool_state(name, False, "of a test")
+    yield name, within
+    config._undefine_state(name)
+
+
+def test_options(option, monkeypatch):
+    name, within = option
+    assert getattr(config, name) is False
+    monkeypatch.setenv(name.upper(), "yes")
+    assert getattr(config, name) is True
+    config.update(name, False)
+    assert getattr(config, name) is config.read(name) is False
+    with within(True):
+        assert getattr(config, name) is True
+        with within(False):
+            assert getattr(config, name) is False
+        seen = []
+        other = threading.Thread(target=lambda: seen.append(getattr(config, name)))
+        other.start()
+        other.join()
+        assert seen == [False]  # a block is for its thread
+    assert getattr(config, name) is False
+
+
+def test_options_that_tell():
+    told, name = [], "an_option_that_tells"
+    within = config.define_bool_state(
+        name, True, "", update_global_hook=told.append, update_thread_local_hook=told.append
+    )
+    try:
+        config.update(name, False)
+        with within(True):
+            pass
+    finally:
+        config._undefine_state(name)
+    assert told == [True, False, True, None]
+    assert not hasattr(Config, name)
+
+
+def test_options_that_do_not_exist(monkeypatch):
+    for call in (lambda: config.read("none"), lambda: config.update("none", True)):
+        with pytest.raises(AttributeError, match="Unrecognized config option: none"):
+            call()
+    with pytest.raises(ValueError, match="already defined"):
+        config.define_bool("obx_export_tf_preprocess_only", True)
+    monkeypatch.setenv("A_FLAG", "perhaps")
+    with pytest.raises(ValueError, match="invalid truth value 'perhaps'"):
+        bool_env("A_FLAG", True)

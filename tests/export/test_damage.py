@@ -1,0 +1,148 @@
+"""Every way in which an export may differ from its model is found before it stands there."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export._errors import ValidationError
+from pax_export.export import spec, to_saved_model
+from pax_export.export.writers import saved_model
+
+
+class Counter(pax.Module):
+    """Counts by a step; what it returns does not tell."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.count = step, jnp.zeros((), jnp.int32)
+
+    def __call__(self, x):
+        self.count = self.count + self.step
+        return 2 * x
+
+
+def with_gradient(factor):
+    """The same results, and gradients times a factor."""
+
+    @jax.custom_vjp
+    def scale(params, x):
+        return params * x
+
+    def forward(params, x):
+        return params * x, (params, x)
+
+    def backward(kept, g):
+        params, x = kept
+        return (factor * g * x).sum(), g * params
+
+    scale.defvjp(forward, backward)
+    return np.ones((), np.float32), scale
+
+
+def of(function):
+    return np.ones((), np.float32), lambda params, x: function(x * params)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Two models, and the words with which the second is told from the first."""
+
+    right: Any
+    wrong: Any
+    what: str = "A result of the exported model differs from the model's."
+    where: str = "output"
+    options: tuple = ()
+
+
+OTHER_KIND = "A result of the exported model has another shape or dtype."
+DAMAGES = {
+    "a wrong integer": Damage(
+        of(lambda x: jnp.argsort(x)), of(lambda x: jnp.argsort(x).at[0, 0].add(1))
+    ),
+    "a large wrong integer": Damage(
+        of(lambda x: (x > 0).astype(jnp.uint32) + jnp.uint32(2**31)),
+        of(lambda x: (x > 0).astype(jnp.uint32) + jnp.uint32(2**31 + 1)),
+    ),
+    "a wrong truth": Damage(of(lambda x: x > 0), of(lambda x: x >= jnp.min(x))),
+    "a shape that broadcasts": Damage(
+        of(lambda x: jnp.broadcast_to(x[:, :1], x.shape)), of(lambda x: x[:, :1]), OTHER_KIND
+    ),
+    "a complex part": Damage(
+        of(lambda x: jax.lax.complex(x, x)), of(lambda x: jax.lax.complex(x, 1.01 * x))
+    ),
+    "a number that is none": Damage(of(lambda x: x), of(lambda x: x.at[0, 0].set(jnp.nan))),
+    "a number where none is": Damage(
+        of(lambda x: jnp.full_like(x, jnp.nan)),
+        of(lambda x: jnp.full_like(x, jnp.nan).at[0].set(0)),
+    ),
+    "an infinity": Damage(of(lambda x: x), of(lambda x: x.at[0, 0].set(jnp.inf))),
+    "another dtype": Damage(of(lambda x: x), of(lambda x: x.astype(jnp.float16)), OTHER_KIND),
+    "another sign of integers": Damage(
+        of(lambda x: jnp.argsort(x)), of(lambda x: jnp.argsort(x).astype(jnp.uint32)), OTHER_KIND
+    ),
+    "a half number": Damage(
+        of(lambda x: x.astype(jnp.bfloat16)), of(lambda x: (1.1 * x).astype(jnp.bfloat16))
+    ),
+    "another name": Damage(
+        of(lambda x: {"y": x}),
+        of(lambda x: {"z": x}),
+        "The exported model gives other results than the model.",
+        "serving_default",
+    ),
+    "a wrong new state": Damage(
+        Counter(1), Counter(2), where="variable:count", options=(("state", "update"),)
+    ),
+    "no new state": Damage(
+        Counter(1),
+        Counter(0),
+        "The exported model gives other results than the model.",
+        "serving_default",
+        (("state", "update"),),
+    ),
+    "a wrong gradient": Damage(
+        with_gradient(1),
+        with_gradient(1.01),
+        where="gradient:",
+        options=(("trainable", True), ("vjp_order", 1)),
+    ),
+}
+
+
+def refused(damage, folder, monkeypatch, how):
+    """The error of an export in whose place another model's was written."""
+    # Without gradients, which other shapes would break before anything is compared.
+    options = {"vjp_order": 0, **dict(damage.options)}
+    to_saved_model(damage.wrong, folder / "wrong", spec("n, 3"), validate=False, **options)
+
+    def write(directory, *_):
+        shutil.copytree(folder / "wrong", directory, dirs_exist_ok=True)
+
+    monkeypatch.setattr(saved_model, "write", write)
+    with pytest.raises(ValidationError) as caught:
+        to_saved_model(damage.right, folder / "right", spec("n, 3"), validate=how, **options)
+    assert [each.name for each in folder.iterdir()] == ["wrong"]
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_is_found(kind, tmp_path, monkeypatch):
+    error = refused(DAMAGES[kind], tmp_path, monkeypatch, True)
+    assert error.what == DAMAGES[kind].what
+    assert DAMAGES[kind].where in error.where
+
+
+@pytest.mark.parametrize(
+    "kind", ["a complex part", "a shape that broadcasts", "a wrong new state", "a wrong gradient"]
+)
+def test_damage_is_found_in_a_fresh_process(kind, tmp_path, monkeypatch):
+    error = refused(DAMAGES[kind], tmp_path, monkeypatch, "process")
+    assert error.what == DAMAGES[kind].what
+    assert DAMAGES[kind].where in error.where

@@ -1,0 +1,73 @@
+"""A disk that gets full: a clear error, and nothing left behind."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+
+import numpy as np
+import pytest
+
+from pax_export._errors import ExportPathError
+from pax_export.export import _disk, load, spec, to_saved_model
+
+PARAMS = {"w": np.ones((1000, 300), np.float32)}  # 1.1 MiB
+
+
+def save(path, **options):
+    to_saved_model(
+        (PARAMS, lambda p, x: x @ p["w"]), path, spec("n, 1000"), validate=False, **options
+    )
+
+
+@pytest.fixture
+def largest_file():
+    """Limits the size of the files that this process may write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_quota_of_the_process(tmp_path, largest_file):
+    save(tmp_path / "deep" / "model")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    largest_file(100_000)
+    for path, overwrite in ((tmp_path / "deep" / "model", True), (tmp_path / "b" / "c", False)):
+        with pytest.raises(ExportPathError) as caught:
+            save(path, overwrite=overwrite)
+        assert caught.value.what == "There is not enough room on the disk for the export."
+        assert caught.value.where == str(path)
+        assert "about 1.1 MiB (12" in caught.value.got
+    largest_file(resource.RLIM_INFINITY)
+    after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert after == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["deep"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2500k", "none", str(disk)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root may make a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_small_disk(small_disk, monkeypatch):
+    save(small_disk / "model")
+    (small_disk / "filler").write_bytes(bytes(500_000))
+    with pytest.raises(ExportPathError, match="KiB free; about 1.1 MiB") as caught:
+        save(small_disk / "model", overwrite=True)
+    assert caught.value.__cause__ is None  # nothing was begun
+    monkeypatch.setattr(_disk, "check_room", lambda path, needed: None)
+    with pytest.raises(ExportPathError, match="not enough room on the disk") as caught:
+        save(small_disk / "model", overwrite=True)
+    assert caught.value.__cause__ is not None
+    assert sorted(entry.name for entry in small_disk.iterdir()) == ["filler", "model"]
+    assert load(small_disk / "model")(np.ones((1, 1000), np.float32)).shape == (1, 300)

@@ -1,0 +1,207 @@
+"""Gradients of an export after loading, and gradients of these."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export._errors import InvalidArgumentError, NotDifferentiableError
+from pax_export.export import spec, to_saved_model
+from tests.export.models import affine_params, random
+
+tf = pytest.importorskip("tensorflow")
+
+
+def model(params, x):
+    logits = jnp.tanh(x @ params["w"] + params["b"])
+    return {"logits": logits, "class": jnp.argmax(logits, axis=-1)}
+
+
+def params():
+    return jax.tree.map(jnp.asarray, affine_params())
+
+
+def loss(params, x):
+    return (model(params, x)["logits"] ** 2).sum()
+
+
+def test_gradients_of_inputs_need_no_trainable_variables(export):
+    loaded, report = export((params(), model), spec("n, 3"), validate=True)
+    assert not loaded.trainable_variables
+    assert report.signatures["serving_default"].vjp_order == 1
+    assert "serving_default: gradient:x" in report.largest_error
+    x = tf.constant(random(5, 3))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        value = tf.reduce_sum(loaded(x)["logits"] ** 2)
+    np.testing.assert_allclose(
+        tape.gradient(value, x), jax.grad(loss, 1)(params(), random(5, 3)), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("options", [{"trainable": True}, {"trainable": True, "vjp_order": 2}])
+def test_second_order_beside_an_integer_output(export, options):
+    loaded, report = export((params(), model), spec("n, 3"), **options)
+    assert report.signatures["serving_default"].vjp_order == 2
+    assert report.oldest_tensorflow == "2.15"
+    x = tf.constant(random(5, 3))
+    sources = {"x": x, "w": loaded.variables["w"], "b": loaded.variables["b"]}
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            value = tf.reduce_sum(loaded(x)["logits"] ** 2)
+        first = inner.gradient(value, sources)
+        penalty = sum(tf.reduce_sum(each**2) for each in first.values())
+    found = outer.gradient(penalty, sources)
+
+    def squared(params, x):
+        return sum((each**2).sum() for each in jax.tree.leaves(jax.grad(loss, (0, 1))(params, x)))
+
+    by_params, by_x = jax.grad(squared, (0, 1))(params(), random(5, 3))
+    for name, expected in {**by_params, "x": by_x}.items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_second_order_of_inputs_with_a_closed_over_array(export):
+    table = jnp.asarray(random(300, 3))
+    loaded, report = export(
+        ({}, lambda p, x: jnp.sin(x @ table)), spec("n, 300"), vjp_order=2, validate=True
+    )
+    assert [variable.name for variable in report.variables] == ["constants.0"]
+    x = tf.constant(0.1 * random(2, 300))
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            value = tf.reduce_sum(loaded(x))
+        penalty = tf.reduce_sum(inner.gradient(value, x) ** 2)
+    gradient = jax.grad(lambda x: jnp.sin(x @ table).sum())
+    expected = jax.grad(lambda x: (gradient(x) ** 2).sum())(0.1 * random(2, 300))
+    np.testing.assert_allclose(outer.gradient(penalty, x), expected, rtol=1e-3, atol=1e-3)
+
+
+def until(params, x):
+    """A loop of unknown length, which jax cannot differentiate backwards."""
+    return jax.lax.while_loop(lambda c: (c**2).sum() < 10, lambda c: 2 * c + 0.1, x)
+
+
+@pytest.mark.parametrize("options", [{"vjp_order": 1}, {"trainable": True}, {"vjp_order": 2}])
+def test_a_gradient_that_jax_cannot_make_is_refused_at_export(tmp_path, options):
+    weights = {"w": jnp.ones(3)}
+    with pytest.raises(NotDifferentiableError, match=r"(?s)where: serving_default\n.*while_loop"):
+        to_saved_model(
+            (weights, lambda p, x: until(p, x * p["w"])), tmp_path / "model", spec("n, 3"),
+            **options,
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gradient_that_nobody_asked_for_is_left_out(export):
+    loaded, report = export(({}, until), spec("n, 3"), validate=True)
+    assert report.signatures["serving_default"].vjp_order == 0
+    assert loaded(np.ones((1, 3))).shape == (1, 3)
+
+
+def once(params, x):
+    """Its gradient has none."""
+
+    @jax.custom_vjp
+    def function(x):
+        return x * 2
+
+    function.defvjp(lambda x: (2 * x, x), lambda x, g: (until(None, x) * g,))
+    return function(x * params["w"])
+
+
+def test_second_order_that_jax_cannot_make(export, tmp_path):
+    weights = ({"w": jnp.ones(3)}, once)
+    _, report = export(weights, spec("n, 3"), trainable=True)
+    assert report.signatures["serving_default"].vjp_order == 1
+    with pytest.raises(NotDifferentiableError, match="a lower vjp_order"):
+        to_saved_model(weights, tmp_path / "other", spec("n, 3"), trainable=True, vjp_order=2)
+
+
+@pytest.mark.parametrize(
+    "options", [{"vjp_order": 3}, {"vjp_order": True}, {"vjp_order": 0, "trainable": True}]
+)
+def test_orders_that_no_export_has(tmp_path, options):
+    with pytest.raises(InvalidArgumentError, match="gradients of gradients"):
+        to_saved_model((params(), model), tmp_path / "model", spec("n, 3"), **options)
+
+
+NESTED = {
+    "body": {"w": jnp.ones(3), "v": jnp.ones(3)},
+    "head": jnp.ones(3),
+    "n": jnp.zeros((), int),
+}
+
+
+@pytest.mark.parametrize(
+    ("trainable", "expected"),
+    [
+        (True, ["body.v", "body.w", "head"]),
+        ("body", ["body.v", "body.w"]),
+        (("body.w", "head"), ["body.w", "head"]),
+        (lambda name, array: name.endswith("v"), ["body.v"]),
+        ({"body": False, "head": True, "n": True}, ["head"]),
+        ({"body": {"w": True, "v": False}, "head": False, "n": False}, ["body.w"]),
+        (False, []),
+    ],
+)
+def test_some_of_the_parameters_are_trainable(export, trainable, expected):
+    def function(params, x):
+        return x * params["body"]["w"] + params["body"]["v"] * params["head"]
+
+    loaded, report = export(
+        (NESTED, function), spec("n, 3"), trainable=trainable, validate=bool(expected)
+    )
+    assert [variable.name for variable in report.variables if variable.trainable] == expected
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(loaded(tf.constant(random(2, 3))))
+    named = {name: loaded.variables[name] for name in ("body.v", "body.w", "head")}
+    gradients = tape.gradient(value, named)
+    assert [name for name in named if gradients[name] is not None] == expected
+
+
+def test_names_that_choose_nothing(tmp_path):
+    for trainable in ("tail", ("body", "n")):
+        with pytest.raises(InvalidArgumentError, match="(?s)No parameter.*body.v, body.w, head"):
+            to_saved_model(
+                (NESTED, lambda p, x: x), tmp_path / "model", spec("n"), trainable=trainable
+            )
+    with pytest.raises(InvalidArgumentError, match="The prefix has another structure"):
+        to_saved_model(
+            (NESTED, lambda p, x: x), tmp_path / "model", spec("n"), trainable={"body": True}
+        )
+
+
+def test_frozen_modules_and_state_are_not_trainable(export):
+    net = pax.Sequential(
+        pax.freeze_parameters(pax.Linear(3, 4)), pax.BatchNorm1D(4), pax.Linear(4, 2)
+    )
+    _, report = export(net, spec("n, t, 3"), trainable=True, validate=True)
+    assert [variable.name for variable in report.variables if variable.trainable] == [
+        "modules.1.scale", "modules.1.offset", "modules.2.weight", "modules.2.bias",
+    ]  # fmt: skip
+
+
+def test_gradients_of_complex_numbers_are_those_of_tensorflow(export):
+    weight = jnp.asarray([1 + 2j, 0.5 - 1j], jnp.complex64)
+    loaded, _ = export(
+        ({"w": weight}, lambda p, z: jnp.abs(z * p["w"] + z**2) ** 2), spec("n, 2", "complex64"),
+        trainable=True, validate=True,
+    )  # fmt: skip
+    z = tf.constant((random(3, 2) + 1j * random(3, 2)[::-1]).astype(np.complex64))
+    w = tf.Variable(weight)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(z)
+        ours = tf.reduce_sum(loaded(z))
+        theirs = tf.reduce_sum(tf.abs(z * w + z**2) ** 2)
+    for mine, other in ((z, z), (loaded.variables["w"], w)):
+        np.testing.assert_allclose(
+            tape.gradient(ours, mine), tape.gradient(theirs, other), rtol=1e-4
+        )

@@ -1,0 +1,281 @@
+"""Everything that `jax.export` offers, through bundles: each feature of its reference."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import namedtuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export as jax_export
+
+from pax_export import _errors
+from pax_export.export import load, spec, to_stablehlo
+from tests.export.models import affine, affine_params, random
+
+KEY = "serving_default"
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Writes a bundle, and loads it again."""
+
+    def run(model, *inputs, **options):
+        options.setdefault("validate", False)
+        to_stablehlo(model, tmp_path / "bundle", *inputs, **options)
+        return load(tmp_path / "bundle")
+
+    return run
+
+
+@pytest.fixture
+def model():
+    return affine_params(), affine
+
+
+# Exported out: everything that it is, is there.
+
+
+def test_the_exported_describes_the_function(save, model):
+    exported = save(model, spec("batch, 3")).exported[KEY]
+    assert isinstance(exported, jax_export.Exported)
+    assert exported.fun_name == KEY
+    assert exported.in_tree == jax.tree.structure((({"b": 0, "w": 0}, {"x": 0}), {}))
+    assert [str(aval) for aval in exported.in_avals] == [
+        "float32[4]", "float32[3,4]", "float32[batch,3]",
+    ]  # fmt: skip
+    assert exported.out_tree == jax.tree.structure({"output": {"output": 0}})
+    assert [str(aval) for aval in exported.out_avals] == ["float32[batch,4]"]
+    assert exported.in_shardings_hlo == (None, None, None)
+    assert exported.out_shardings_hlo == (None,)
+    assert exported.nr_devices == 1
+    assert exported.platforms == ("cpu", "cuda", "rocm", "tpu")
+    assert (exported.ordered_effects, exported.unordered_effects) == ((), ())
+    assert exported.disabled_safety_checks == ()
+    assert exported.module_kept_var_idx == (0, 1, 2)
+    assert exported.uses_global_constants
+    assert "stablehlo" in exported.mlir_module()
+
+
+def test_the_calling_convention_is_one_that_jax_has(save, model):
+    bundle = save(model, spec("2, 3"), platforms="cpu")
+    version = bundle.exported[KEY].calling_convention_version
+    lowest = jax_export.minimum_supported_calling_convention_version
+    assert lowest <= version <= jax_export.maximum_supported_calling_convention_version
+    assert bundle.report.calling_convention == version
+
+
+def test_arguments_that_are_not_used_are_not_kept(save):
+    params = {"used": jnp.ones(3), "unused": jnp.ones(4)}
+    exported = save((params, lambda p, x, y: p["used"] * x), (spec("3"), spec("3"))).exported[KEY]
+    assert [str(exported.in_avals[i]) for i in exported.module_kept_var_idx] == ["float32[3]"] * 2
+
+
+def test_the_default_platform_is_one_that_can_be_exported_for(save, model):
+    platform = jax_export.default_export_platform()
+    assert save(model, spec("2, 3"), platforms=platform).exported[KEY].platforms == (platform,)
+
+
+def test_a_platform_that_is_not_exported_is_refused_when_called(save, model):
+    bundle = save(model, spec("2, 3"), platforms=("tpu",))
+    with pytest.raises(ValueError, match="exported for platforms"):
+        bundle(random(2, 3))
+
+
+# Exported in.
+
+
+def test_an_exported_becomes_a_bundle(save):
+    function = jax.jit(lambda x, *, scale: {"y": (jnp.sin(x) * scale, x.sum())})
+    exported = jax_export.export(function)(
+        jax.ShapeDtypeStruct(jax_export.symbolic_shape("n"), "float32"),
+        scale=jax.ShapeDtypeStruct((), "float32"),
+    )
+    bundle = save(exported, validate=True, vjp_order=2)
+    found = bundle(random(5), scale=jnp.float32(2))
+    np.testing.assert_allclose(found["y"][0], 2 * np.sin(random(5)), rtol=1e-5)
+    assert bundle.report.model == "<lambda>"
+    second = jax.grad(jax.grad(lambda x: bundle(x[None], scale=jnp.float32(1))["y"][0][0]))
+    np.testing.assert_allclose(second(0.5), -np.sin(0.5), rtol=1e-5)
+    assert str(bundle.exported[KEY].in_avals) == str(exported.in_avals)
+
+
+def test_several_exporteds_become_signatures(save):
+    struct = jax.ShapeDtypeStruct((2,), "float32")
+    both = {name: jax_export.export(jax.jit(f))(struct) for name, f in
+            {"sine": jnp.sin, "cosine": jnp.cos}.items()}  # fmt: skip
+    bundle = save(both)
+    np.testing.assert_allclose(bundle.signatures["cosine"](random(2)), np.cos(random(2)), rtol=1e-6)
+    with pytest.raises(_errors.InvalidArgumentError, match="several signatures"):
+        bundle(random(2))
+
+
+def test_an_exported_has_its_inputs_already(tmp_path):
+    exported = jax_export.export(jax.jit(jnp.sin))(jax.ShapeDtypeStruct((2,), "float32"))
+    with pytest.raises(_errors.InvalidArgumentError, match="has its inputs"):
+        to_stablehlo(exported, tmp_path / "bundle", spec("2"))
+
+
+# vjp_order.
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_gradients_are_there_up_to_the_order(save, order):
+    function = ({}, lambda _, x: jnp.sin(x))
+    bundle = save(function, spec(""), vjp_order=order, platforms="cpu")
+    gradient, exported = bundle, bundle.exported[KEY]
+    for place in range(order):
+        gradient = jax.grad(gradient)
+        expected = [np.cos, lambda x: -np.sin(x), lambda x: -np.cos(x)][place]
+        np.testing.assert_allclose(gradient(0.5), expected(0.5), rtol=1e-5)
+        assert exported.has_vjp()
+        exported = exported.vjp()
+    assert not exported.has_vjp()
+    with pytest.raises(_errors.NotDifferentiableError):
+        jax.grad(gradient)(0.5)
+
+
+# Symbolic dimensions.
+
+
+def test_constraints_and_expressions(save):
+    function = ({}, lambda _, x: x.reshape(x.shape[0] // 2, 2)[:2])
+    bundle = save(function, spec("2*n"), constraints=("n >= 2",), validate=True)
+    assert bundle(np.arange(6.0)).tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    with pytest.raises(ValueError, match="n|Input shapes"):
+        bundle(random(2))
+    with pytest.raises(ValueError, match=r"2\*n|divi|Input shapes"):
+        bundle(random(5))
+
+
+def test_a_scope_of_the_user(save):
+    scope = jax_export.SymbolicScope(["a >= 3"])
+    x, y = (
+        jax.ShapeDtypeStruct(jax_export.symbolic_shape(text, scope=scope), "float32")
+        for text in ("a, b", "b")
+    )
+    bundle = save(({}, lambda _, x, y: x[2] + y), (x, y))
+    assert bundle(random(3, 2), random(2)).shape == (2,)
+    with pytest.raises(_errors.InvalidArgumentError, match="b = 2 by x"):
+        bundle(random(3, 2), random(4))
+    with pytest.raises(ValueError, match="a"):
+        bundle(random(2, 2), random(2))
+
+
+# Custom calls, safety checks, effects, custom nodes, keys.
+
+
+def test_calls_that_jax_does_not_promise_need_a_disabled_check(tmp_path):
+    def unknown(_, x):
+        return jax.ffi.ffi_call("nobody_has_this", jax.ShapeDtypeStruct((2,), "float32"))(x)
+
+    check = jax_export.DisabledSafetyCheck.custom_call("nobody_has_this")
+    with pytest.raises(_errors.UnsupportedOperationError, match="disabled_checks"):
+        to_stablehlo(({}, unknown), tmp_path / "refused", spec("2"), platforms="cpu")
+    assert not list(tmp_path.iterdir())
+    path = tmp_path / "bundle"
+    options = {"platforms": "cpu", "validate": False}
+    to_stablehlo(({}, unknown), path, spec("2"), disabled_checks=[check], **options)
+    exported = load(path).exported[KEY]
+    assert exported.disabled_safety_checks == (check,)
+    assert check.is_custom_call() == "nobody_has_this"
+
+
+def test_linear_algebra_calls_what_jax_promises(save):
+    def solve(params, x):
+        return jnp.linalg.solve(params["a"], x)
+
+    matrix = random(3, 3) + 3 * np.eye(3, dtype=np.float32)
+    bundle = save(({"a": matrix}, solve), spec("3"), platforms="cpu", vjp_order=1)
+    np.testing.assert_allclose(bundle(random(3)), np.linalg.solve(matrix, random(3)), rtol=1e-4)
+    found = jax.grad(lambda x: bundle(x).sum())(random(3))
+    np.testing.assert_allclose(found, np.linalg.inv(matrix).sum(0), rtol=1e-4)
+
+
+def test_callbacks_cannot_be_serialised(tmp_path):
+    def spoken(_, x):
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(_errors.UnsupportedOperationError, match="calls back into Python"):
+        to_stablehlo(({}, spoken), tmp_path / "bundle", spec("2"))
+
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+def test_nodes_need_no_registration(save):
+    """jax.export wants `register_namedtuple_serialization`; a bundle names the fields."""
+    inputs = Point(spec("2"), spec("2"))
+    bundle = save(({}, lambda _, point: Point(point.y, point.x)), inputs, platforms="cpu")
+    found = bundle(Point(np.zeros(2), np.ones(2)))
+    assert found["x"].tolist() == [1.0, 1.0]
+
+
+def test_typed_keys_as_weights_and_as_arguments(save):
+    def draw(params, key):
+        return jax.random.normal(jax.random.fold_in(key, 1)) + jax.random.normal(params["key"])
+
+    params = {"key": jax.random.key(3)}
+    key = jax.random.key(4)
+    bundle = save((params, draw), jax.ShapeDtypeStruct((), key.dtype), validate=True)
+    np.testing.assert_allclose(bundle(key), draw(params, key), rtol=1e-6)
+    np.testing.assert_allclose(bundle(jax.random.key_data(key)), draw(params, key), rtol=1e-6)
+
+
+# Several devices: in a process that has eight.
+
+_SHARDED = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from pax_export.export import load, to_stablehlo
+
+mesh = Mesh(np.array(jax.devices()), ("batch",))
+by_row, everywhere = NamedSharding(mesh, P("batch")), NamedSharding(mesh, P())
+weights = jax.device_put(jnp.ones((4, 2)), everywhere)
+x = jax.ShapeDtypeStruct((16, 4), "float32", sharding=by_row)
+function = ({"w": weights}, lambda params, x: jnp.tanh(x @ params["w"]))
+to_stablehlo(function, sys.argv[1], x, vjp_order=1, platforms=("cpu",))
+bundle = load(sys.argv[1])
+exported = bundle.exported["serving_default"]
+assert exported.nr_devices == 8, exported.nr_devices
+
+# Another mesh, with the devices in another order.
+other = Mesh(np.array(jax.devices()[::-1]), ("batch",))
+shardings = exported.in_shardings_jax(other)
+assert shardings[-1].is_equivalent_to(NamedSharding(other, P("batch")), 2), shardings
+values = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+placed = bundle.placed(other)
+given = jax.device_put(values, shardings[-1])
+found = placed(given)
+np.testing.assert_allclose(found, np.tanh(values @ np.ones((4, 2))), rtol=1e-5)
+assert len(found.sharding.device_set) == 8
+gradient = jax.grad(lambda x: placed(x).sum())(given)
+assert gradient.shape == (16, 4)
+
+try:
+    bundle(values)
+except ValueError as error:
+    assert "exported for 8 devices" in str(error), error
+else:
+    raise AssertionError("called on one device")
+print("done")
+"""
+
+
+def test_shardings_over_eight_devices(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _SHARDED, str(tmp_path / "bundle")],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "JAX_PLATFORMS": "cpu",
+        },
+    )
+    assert done.stdout.strip() == "done", done.stderr[-3000:]

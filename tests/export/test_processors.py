@@ -1,0 +1,115 @@
+"""Functions of TensorFlow around a model: composed, and searched for what they hold."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.export._processors import (
+    as_function,
+    compose,
+    input_signature,
+    python_function,
+    trackables,
+)
+
+tf = pytest.importorskip("tensorflow")
+
+
+def table():
+    pairs = tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2])
+    return tf.lookup.StaticHashTable(pairs, -1)
+
+
+GLOBAL = tf.Variable(3.0)
+
+
+def test_composition_of_what_is_there():
+    model = lambda x: x  # noqa: E731
+    assert compose(model)(1) == 1
+    assert compose(model)(1, 2) == (1, 2)
+    assert compose(model, lambda x: x + 1)(x=1) == 2
+    assert compose(model, None, str)(1) == "1"
+    past = compose(lambda x: -x, lambda x: (x, "id"), lambda y, name: {name: y}, passthrough=True)
+    assert past(4) == {"id": -4}
+
+
+@pytest.mark.parametrize("given", [1, (1, 2, 3), [1, 2]])
+def test_what_passes_by_is_the_second_of_two(given):
+    past = compose(lambda x: x, lambda: given, lambda y, z: y, passthrough=True)
+    with pytest.raises(ValueError, match="the preprocessor output to be a tuple of two elements"):
+        past()
+
+
+def test_passing_by_needs_both_processors():
+    with pytest.raises(InvalidArgumentError, match="pass by the model"):
+        compose(lambda x: x, lambda x: (x, x), passthrough=True)
+
+
+def test_a_function_is_found_to_hold_what_it_reads():
+    words, scale, default, kept = table(), tf.Variable(2.0), tf.Variable(1.0), tf.Variable(0.0)
+
+    class Plain:
+        def __init__(self):
+            self.words = {"inner": [kept]}
+
+        def __call__(self, x):
+            return x + self.words["inner"][0]
+
+    def outer(x, y=default):
+        def inner(z):
+            return words.lookup(z), GLOBAL
+
+        return inner(x), scale
+
+    def ids(values):
+        return {id(value) for value in values}
+
+    expected = ids([words, scale, default, GLOBAL])
+    assert ids(trackables(outer)) == expected
+    assert ids(trackables(tf.function(outer))) == expected
+    assert ids(trackables(functools.partial(outer, y=kept))) == expected | {id(kept)}
+    assert ids(trackables(Plain())) == ids(trackables(Plain().__call__)) == {id(kept)}
+
+
+def test_a_module_is_held_as_a_whole():
+    module = tf.Module()
+    module.words = table()
+    assert trackables(lambda x: module.words.lookup(x)) == [module]
+    assert trackables(module) == [module]
+    assert trackables(str.upper, None, 3) == []
+
+
+def test_signatures_of_functions_and_of_objects():
+    spec = tf.TensorSpec([None], tf.string, name="text")
+
+    class Tokenize(tf.Module):
+        @tf.function(input_signature=[spec])
+        def __call__(self, text):
+            return tf.strings.length(text)
+
+    tokenize = Tokenize()
+    assert input_signature(tokenize) == input_signature(tokenize.__call__) == (spec,)
+    assert input_signature(tf.function(lambda x: x)) is input_signature(lambda x: x) is None
+    assert as_function(tokenize)(["abc"]).numpy().tolist() == [3]
+    assert python_function(tokenize).__name__ == "__call__"
+
+
+# AutoGraph's parser uses what Python 3.15 will take away.
+@pytest.mark.filterwarnings("ignore:.* got an unexpected keyword argument:DeprecationWarning")
+def test_python_control_flow_on_tensors_works():
+    def sign(x):
+        if x > 0:
+            return 1
+        return -1
+
+    assert [int(as_function(sign)(tf.constant(x))) for x in (2.0, -2.0)] == [1, -1]
+
+
+def test_a_keras_layer_is_a_processor():
+    layer = tf.keras.layers.Rescaling(0.5)
+    assert trackables(layer) == [layer]
+    assert as_function(layer)(tf.constant([4.0])).numpy().tolist() == [2.0]
+    assert "inputs" in python_function(layer).__code__.co_varnames

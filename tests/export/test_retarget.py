@@ -1,0 +1,179 @@
+"""SavedModels of plain jax2tf, mended; the calls that made them are jax2tf's own."""
+
+from __future__ import annotations
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pax_export._errors import (
+    ConsumerError,
+    ExportPathError,
+    UnsupportedOperationError,
+    ValidationError,
+)
+from pax_export.export import _mending, _served, retarget
+from tests.consumers.foreign import PARAMS, model, save
+from tests.export.models import random
+
+
+def load(folder):
+    """The loaded model, which holds the variables, and its signature."""
+    loaded = tf.saved_model.load(str(folder))
+    return loaded, loaded.signatures["serving_default"]
+
+
+def files(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*-of-*")}
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("old") / "model"
+    save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mended(old, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("new") / "model"
+    return folder, retarget(old, out=folder)
+
+
+def test_it_does_what_jax_does(mended):
+    folder, report = mended
+    _loaded, serve = load(folder)
+    for batch in (1, 4):
+        x = random(batch, 5)
+        for name, value in model(PARAMS, x).items():
+            np.testing.assert_allclose(serve(x=tf.constant(x))[name], value, rtol=1e-5, atol=1e-6)
+    assert (report.modules, report.oldest_tensorflow) == (2, "2.15")
+    assert report.stablehlo[1] == "0.9.0" and report.calling_convention == (10, 8)
+    assert report.changes["composites"] and report.changes["batched indexing"]
+
+
+def test_gradients_are_those_of_jax(mended):
+    x = random(3, 5)
+    _loaded, serve = load(mended[0])
+    with tf.GradientTape() as tape:
+        outputs = serve(x=tf.constant(x))
+        loss = tf.add_n([tf.reduce_sum(outputs[name]) for name in ("best", "picked")])
+    found = tape.gradient(loss, tape.watched_variables())
+
+    def total(params):
+        return sum(y.sum() for y in model(params, x).values())
+
+    by_shape = {value.shape: value for value in jax.grad(total)(PARAMS).values()}
+    assert len(found) == len(by_shape)
+    for value in found:
+        np.testing.assert_allclose(value, by_shape[tuple(value.shape)], rtol=1e-4, atol=1e-5)
+
+
+def test_variables_and_signatures_are_untouched(old, mended):
+    assert files(old) == files(mended[0]) != {}
+    before, after = _mending.read(old), _mending.read(mended[0])
+    for one, other in zip(before.meta_graphs, after.meta_graphs):
+        assert one.signature_def == other.signature_def
+        assert one.object_graph_def == other.object_graph_def
+
+
+def test_the_report_lies_beside_the_model(mended):
+    folder, report = mended
+    assert '"oldest_tensorflow": "2.15"' in (folder / "pax_export_retarget.json").read_text()
+    text = str(report)
+    assert "calling convention 10" in text and "TensorFlow 2.15 and newer" in text
+    assert report.validated == "here" and list(report.signatures) == ["serving_default"]
+
+
+def test_what_is_mended_can_be_mended_and_compared(mended, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(mended[0], folder)
+    with pytest.raises(ExportPathError, match="There is something at this place already"):
+        retarget(folder)
+    report = retarget(folder, "tensorflow>=2.15", overwrite=True, validate="process")
+    assert report.signatures == {"serving_default": "compared with the old one"}
+    assert {key.split(": ")[1].split(" ")[0] for key in report.largest_error} == {
+        *("best", "picked"),
+        *("gradient:x", "gradient:0", "gradient:1"),
+    }
+    assert max(report.largest_error.values()) == 0
+    assert not any(report.changes.values())
+
+
+def test_another_result_is_found(mended, tmp_path, monkeypatch):
+    call = _served.RUNTIMES["any_saved_model"]
+    counted = []
+
+    def wrong(*args):
+        results = call(*args)
+        counted.append(args)
+        for result in results if len(counted) == 2 else ():
+            result["best"] = result["best"] + 1
+        return results
+
+    monkeypatch.setitem(_served.RUNTIMES, "any_saved_model", wrong)
+    with pytest.raises(ValidationError, match="differs from the model's"):
+        retarget(mended[0], out=tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_does_not_run_is_refused(mended, tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(mended[0], folder)
+    for file in folder.rglob("variables.data*"):
+        file.unlink()
+    with pytest.raises(ValidationError, match="The mended model cannot be called"):
+        retarget(folder, out=tmp_path / "new")
+    assert [each.name for each in tmp_path.iterdir()] == ["old"]
+
+
+def one_function(function, folder, shape="(b, 4, 4)"):
+    save(folder, lambda params, x: {"y": function(x)}, {"unused": jnp.ones(())}, shape)
+
+
+def test_lapack_is_named(tmp_path):
+    one_function(jnp.linalg.cholesky, tmp_path / "old")
+    with pytest.raises(UnsupportedOperationError) as caught:
+        retarget(tmp_path / "old", out=tmp_path / "new")
+    assert "lapack_spotrf" in caught.value.what
+    assert "to_saved_model" in caught.value.write
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_consumer_that_is_too_old_is_refused(tmp_path):
+    one_function(lambda x: x.astype(jnp.int4).astype(jnp.int8), tmp_path / "old", "(b, 3)")
+    with pytest.raises(ConsumerError) as caught:
+        retarget(tmp_path / "old", "tensorflow>=2.15", out=tmp_path / "new", validate=False)
+    assert 'consumer="tensorflow>=2.18"' in caught.value.write
+    assert retarget(tmp_path / "old", out=tmp_path / "new").oldest_tensorflow == "2.18"
+
+
+def test_what_is_no_saved_model_is_refused(tmp_path):
+    with pytest.raises(ExportPathError, match=r"This is no SavedModel\.") as caught:
+        retarget(tmp_path, out=tmp_path / "new")
+    assert caught.value.got == "no saved_model.pb"
+    (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff")
+    with pytest.raises(ExportPathError, match=r"a saved_model\.pb that cannot be read"):
+        retarget(tmp_path, out=tmp_path / "new")
+
+
+def test_a_saved_model_without_jax_is_refused(tmp_path):
+    module = tf.Module()
+    module.f = tf.function(lambda x: x + 1, input_signature=[tf.TensorSpec([None])])
+    tf.saved_model.save(module, str(tmp_path / "old"))
+    with pytest.raises(ExportPathError, match="There is no program of jax in this SavedModel"):
+        retarget(tmp_path / "old", out=tmp_path / "new")
+
+
+def test_a_program_that_cannot_be_read_is_refused(old, tmp_path):
+    shutil.copytree(old, tmp_path / "old")
+    saved = _mending.read(old)
+    for _, node in _mending._operations(saved):
+        node.attr["module"].s = b"ML\xefRStableHLO_v99.0.0\x00" + node.attr["module"].s[30:]
+    (tmp_path / "old" / _mending.FILE).write_bytes(saved.SerializeToString())
+    with pytest.raises(UnsupportedOperationError, match="cannot read this module"):
+        retarget(tmp_path / "old", out=tmp_path / "new")

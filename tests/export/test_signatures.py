@@ -1,0 +1,154 @@
+"""What a method may take and give, and how a loaded model is called then."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.export import spec
+from tests.export.models import random
+
+
+class Pair(NamedTuple):
+    mean: Any
+    rest: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Box:
+    inside: Any
+    label: str = dataclasses.field(default="", metadata={"static": True})
+
+
+def test_outputs_of_every_kind(export):
+    weight = jnp.asarray(random(3))
+
+    def model(params, x, flag):
+        y = x * params
+        return {
+            "pair": Pair(y.mean(), [y, y]),  # a scalar; one array twice
+            "same": x,  # an input
+            "weight": params,  # a weight
+            "none": None,
+            "flag": flag,
+            "number": 3,
+            "box": Box({"y": y}),
+        }
+
+    loaded, report = export(
+        (weight, model), (spec("n, 3"), spec("", "bool")), validate=True, trainable=True
+    )
+    x = random(2, 3)
+    result = loaded(x, True)
+    np.testing.assert_allclose(result["pair"]["rest"][1], x * weight, atol=1e-6)
+    np.testing.assert_allclose(result["pair"]["mean"], (x * weight).mean(), atol=1e-6)
+    np.testing.assert_array_equal(result["same"], x)
+    np.testing.assert_array_equal(result["weight"], weight)
+    np.testing.assert_allclose(result["box"]["inside"]["y"], x * weight, atol=1e-6)
+    assert result["none"] is None
+    assert (bool(result["flag"]), int(result["number"])) == (True, 3)
+    assert [entry.name for entry in report.signatures["serving_default"].outputs] == [
+        "box.inside.y", "flag", "number", "pair.mean", "pair.rest.0", "pair.rest.1", "same",
+        "weight",
+    ]  # fmt: skip
+
+
+def test_a_method_without_inputs_and_a_bare_scalar(export):
+    params = {"w": jnp.ones(3)}
+    loaded, report = export(
+        (params, lambda p: p["w"].sum()), {"total": (), "one": spec("")},
+        methods={"total": lambda p: p["w"].sum(), "one": lambda p, x: x},
+        validate=True,
+    )  # fmt: skip
+    assert float(loaded.signatures["total"]()) == 3.0
+    assert float(loaded.signatures["one"](2.0)) == 2.0
+    assert report.signatures["total"].inputs == ()
+
+
+def test_defaults_keywords_and_arguments_that_are_none(export):
+    def model(params, x, mask=None, *, scale=2.0, shift):
+        assert mask is None
+        return x * scale + shift
+
+    loaded, report = export(
+        ({}, model), (spec("n"), None), kwargs={"shift": spec("")}, validate=True
+    )
+    assert loaded([1.0], None, shift=1.0).tolist() == [3.0]
+    assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["x", "shift"]
+
+
+def test_names_that_tensorflow_does_not_take(export):
+    inputs = {"x/y": spec("n"), "x_y": spec("n")}
+
+    def fixed(params, batch):
+        return {"a b": batch["x/y"], "a_b": batch["x_y"]}
+
+    loaded, report = export(({}, fixed), inputs, validate=True)
+    result = loaded({"x/y": [1.0], "x_y": [2.0]})
+    assert (result["a b"].tolist(), result["a_b"].tolist()) == ([1.0], [2.0])
+    names = [entry.name for entry in report.signatures["serving_default"].inputs]
+    assert len(set(names)) == 2
+
+
+def test_state_of_several_methods_with_a_typed_key(export):
+    class Dice(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.key = jax.random.key(3)
+            self.thrown = jnp.zeros((), jnp.int32)
+
+        def __call__(self, x):
+            self.key, used = jax.random.split(self.key)
+            self.thrown = self.thrown + 1
+            return x + jax.random.uniform(used, x.shape)
+
+        def count(self):
+            return self.thrown
+
+    model = Dice()
+    loaded, report = export(
+        model, {"throw": spec("n"), "count": ()}, state="update", validate=True,
+        methods={"throw": "__call__", "count": "count"},
+    )  # fmt: skip
+    assert report.signatures["throw"].assigns == ("key", "thrown")
+    assert report.signatures["count"].assigns == ()
+    for number in (1, 2, 3):
+        model, expected = pax.purecall(model, jnp.zeros(2))
+        np.testing.assert_allclose(loaded.signatures["throw"](np.zeros(2)), expected, atol=1e-6)
+        assert int(loaded.signatures["count"]()) == number
+
+
+def test_a_closed_over_array_in_a_jitted_loop_is_one_variable(export):
+    table = jnp.asarray(random(20, 20))
+
+    @jax.jit
+    def once(x):
+        return jnp.tanh(x @ table)
+
+    def loop(params, x):
+        return jax.lax.scan(lambda c, _: (once(c), c.sum()), x, None, length=3)[0] * params
+
+    _, report = export(
+        (jnp.ones(()), loop), {"loop": spec("n, 20"), "once": spec("n, 20")},
+        methods={"loop": loop, "once": lambda p, x: once(x) * p}, trainable=True, validate=True,
+    )  # fmt: skip
+    assert [variable.name for variable in report.variables] == ["params", "constants.0"]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_64_bit_on_purpose(export, dtype):
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        params = {"w": jnp.arange(3).astype(dtype)}
+        loaded, report = export(
+            (params, lambda p, x: x + p["w"]), spec("n, 3", dtype), validate=True
+        )
+        value = np.full((1, 3), 2**40 + 5).astype(dtype)
+        np.testing.assert_array_equal(loaded(value), value + np.arange(3).astype(dtype))
+    assert report.variables[0].dtype == dtype

@@ -1,0 +1,184 @@
+"""Models through `to_onnx`, run by onnxruntime.
+
+tox runs this in environments of its own, which have jax2onnx.
+"""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export import _errors
+from pax_export.export import Report, load, spec, to_onnx
+from tests.docs.pages import ROOT
+from tests.export.models import Counter, Net, affine, affine_params, random
+from tests.export.targets import TARGETS
+
+pytest.importorskip("jax2onnx", reason="run `tox -e onnx-py311-jax0102`")
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_models_run_in_onnxruntime_with_any_batch(target, tmp_path):
+    net, path = target.build(), tmp_path / "model.onnx"
+    report = to_onnx(net, path, target.inputs)
+    assert max(report.largest_error.values()) < 1e-4
+    loaded = load(path)
+    for batch in (1, 3, 7):
+        arrays = target.arrays(batch)
+        np.testing.assert_allclose(loaded(*arrays), net.eval()(*arrays), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def net():
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, net):
+    path = tmp_path_factory.mktemp("onnx") / "net.onnx"
+    to_onnx(net, path, spec("batch, 3"))
+    return path
+
+
+def test_onnxruntime_alone_runs_it(path, net):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(["output"], {"x": random(4, 3)})
+    np.testing.assert_allclose(found, net(random(4, 3)), rtol=1e-5)
+    assert session.get_inputs()[0].shape == ["batch", 3]
+
+
+def test_weights_are_initializers_with_the_names_of_the_leaves(path, net):
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    found = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    np.testing.assert_array_equal(found["layer.weight"], net.layer.weight)
+    np.testing.assert_array_equal(found["layer.bias"], net.layer.bias)
+    assert [entry.name for entry in model.graph.input] == ["x"]
+
+
+def test_nested_arguments_come_back(tmp_path, net):
+    to_onnx(
+        net,
+        tmp_path / "net.onnx",
+        {"encode": spec("batch, 3")},
+        kwargs={"encode": {"scale": spec("")}},
+        methods={"encode": "encode"},
+        opset=19,
+    )
+    loaded = load(tmp_path / "net.onnx")
+    found, expected = loaded(random(2, 3), scale=2.0), net.encode(random(2, 3), scale=2.0)
+    np.testing.assert_allclose(found["code"], expected["code"], rtol=1e-5)
+    np.testing.assert_allclose(found["total"], expected["total"], rtol=1e-5)
+    (opset,) = {each.version for each in onnx.load(tmp_path / "net.onnx").opset_import}
+    assert (opset, loaded.report.details["opset"]) == (19, 19)
+
+
+def test_closed_over_arrays_and_ties_are_stored_once(tmp_path):
+    table, extra = jnp.asarray(random(20, 20)), random(20, 20)
+    model = ({"a": table, "b": table}, lambda p, x: x @ p["a"] @ p["b"].T @ extra)
+    to_onnx(model, tmp_path / "m.onnx", spec("n, 20"))
+    names = {each.name for each in onnx.load(tmp_path / "m.onnx").graph.initializer}
+    assert {"a", "constants.0"} <= names
+    assert "b" not in names
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("pool", [pax.max_pool, pax.avg_pool])
+def test_windows_over_any_axes(tmp_path, pool, padding):
+    model = ({}, lambda _, x: pool(x, (3, 2, 1), (2, 1, 1), padding))
+    to_onnx(model, tmp_path / "m.onnx", spec("batch, 7, 5, 2"))
+    x = random(2, 7, 5, 2)
+    np.testing.assert_allclose(load(tmp_path / "m.onnx")(x), model[1]({}, x), rtol=1e-5)
+
+
+def test_jax_arrays_in_jax_arrays_out(path):
+    assert isinstance(load(path)(jnp.ones((2, 3))), jax.Array)
+
+
+def test_the_report_lies_in_the_metadata(path):
+    report = Report.read(path)
+    assert (report.target, report.details["opset"]) == ("onnx", 21)
+    assert "Net as an ONNX model" in str(report)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert "pax_export.json" in session.get_modelmeta().custom_metadata_map
+
+
+def test_what_onnx_has_not_is_named_with_its_place(tmp_path):
+    def largest(x):
+        return pax.max_pool(x, (2, 1), (2, 1), "VALID").sum()
+
+    model = ({}, lambda params, x: jax.grad(largest)(x))
+    with pytest.raises(_errors.UnsupportedOperationError) as caught:
+        to_onnx(model, tmp_path / "m.onnx", spec("1, 4, 2"))
+    assert "select_and_scatter_add" in caught.value.what
+    assert "_pool.py" in caught.value.where
+    assert "(max_pool)" in caught.value.where
+    assert not list(tmp_path.iterdir())
+
+
+def test_operators_that_the_opset_has_not_yet_are_named(tmp_path):
+    bits = jax.lax.bitcast_convert_type
+    model = ({}, lambda params, x: bits(x, jnp.float32))
+    with pytest.raises(_errors.UnsupportedOperationError, match="BitCast") as caught:
+        to_onnx(model, tmp_path / "m.onnx", spec("2", "uint32"))
+    assert "opset=26" in caught.value.write
+
+
+def test_validation_in_a_process_without_jax(tmp_path):
+    model = (affine_params(), affine)
+    report = to_onnx(model, tmp_path / "m.onnx", spec("n, 3"), validate="process")
+    assert report.validated == "process"
+    assert report.largest_error["serving_default: output"] < 1e-5
+
+
+def test_validation_compares_with_the_model(tmp_path, monkeypatch):
+    from pax_export.export.writers import onnx as writer
+
+    write = writer.write
+
+    def damaged(path, program, names, weights, opset):
+        write(path, program, names, {k: v + 1 for k, v in weights.items()}, opset)
+
+    monkeypatch.setattr(writer, "write", damaged)
+    with pytest.raises(_errors.ValidationError, match="differ"):
+        to_onnx((affine_params(), affine), tmp_path / "m.onnx", spec("2, 3"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_refusals(tmp_path, net):
+    model = (affine_params(), affine)
+    with pytest.raises(_errors.InvalidArgumentError, match="An opset is a number"):
+        to_onnx(model, tmp_path / "m.onnx", spec("2, 3"), opset="21")
+    with pytest.raises(_errors.InvalidArgumentError, match="holds one function"):
+        both = {"a": spec("2, 3"), "b": spec("2, 3")}
+        to_onnx(net, tmp_path / "m.onnx", both, methods={"a": "__call__", "b": "__call__"})
+    with pytest.raises(_errors.StateChangeError, match="steps"):
+        to_onnx(Counter(), tmp_path / "m.onnx", spec("2"))
+    (tmp_path / "there.onnx").write_bytes(b"old")
+    with pytest.raises(_errors.ExportPathError, match="overwrite=True"):
+        to_onnx(model, tmp_path / "there.onnx", spec("2, 3"))
+    with pytest.raises(_errors.ExportPathError, match="no export of pax_export"):
+        load(tmp_path / "there.onnx")
+
+
+def test_damaged_files(tmp_path, path):
+    content = path.read_bytes()
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(content.replace(b"MatMul", b"NatNul").replace(b"Gemm", b"Genn"))
+    with pytest.raises(_errors.ExportPathError, match="onnxruntime cannot read"):
+        load(damaged)
+
+
+def test_the_guide_runs(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "guide" / "targets.md").read_text(encoding="utf-8")
+    first = re.search(r"^```python\n(.*?)^```$", page, re.M | re.S)[1]
+    (block,) = re.findall(r"^```{code-block} python\n(.*?)^```$", page, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(first + block, {})

@@ -1,0 +1,153 @@
+"""Models through `to_tflite`, run by LiteRT."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import zipfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+
+from pax_export import _errors
+from pax_export.export import Report, load, spec, to_tflite
+from tests.export.models import Counter, Net, affine, affine_params, random
+from tests.export.targets import TARGETS
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_models_run_in_litert_with_any_batch(target, tmp_path):
+    net, path = target.build(), tmp_path / "model.tflite"
+    report = to_tflite(net, path, target.inputs)
+    assert max(report.largest_error.values()) < 1e-4
+    loaded = load(path)
+    for batch in (1, 3, 7):
+        arrays = target.arrays(batch)
+        np.testing.assert_allclose(loaded(*arrays), net.eval()(*arrays), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def net():
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, net):
+    path = tmp_path_factory.mktemp("tflite") / "net.tflite"
+    to_tflite(
+        net,
+        path,
+        {"serving_default": spec("2, 3"), "encode": spec("2, 3")},
+        kwargs={"encode": {"scale": spec("")}},
+        methods={"serving_default": "__call__", "encode": "encode"},
+    )
+    return path
+
+
+def test_litert_alone_runs_it_with_built_in_operations(path, net):
+    interpreter = Interpreter(model_path=str(path))
+    run = interpreter.get_signature_runner("encode")
+    found = run(x=random(2, 3), scale=np.float32(2))
+    expected = net.encode(random(2, 3), scale=2.0)
+    np.testing.assert_allclose(found["code"], expected["code"], rtol=1e-5)
+    operations = {each["op_name"] for each in interpreter._get_ops_details()}
+    assert not {name for name in operations if name.startswith(("Flex", "STABLEHLO"))}
+
+
+def test_several_signatures_and_nested_outputs_come_back(path, net):
+    loaded = load(path)
+    found = loaded.signatures["encode"](random(2, 3), scale=2.0)
+    assert sorted(found) == ["code", "total"]
+    np.testing.assert_allclose(loaded(random(2, 3)), net(random(2, 3)), rtol=1e-5)
+    assert repr(loaded) == "LoadedFile(Net: serving_default, encode)"
+    assert loaded.runtime.get_signature_list().keys() == {"serving_default", "encode"}
+
+
+def test_jax_arrays_in_jax_arrays_out(path):
+    loaded = load(path)
+    assert isinstance(loaded(jnp.ones((2, 3))), jnp.ndarray)
+    assert isinstance(loaded(np.ones((2, 3), np.float32)), np.ndarray)
+
+
+def test_the_report_lies_in_the_file(path):
+    report = Report.read(path)
+    assert (report.target, report.validated) == ("tflite", "here")
+    assert zipfile.ZipFile(path).namelist() == ["pax_export.json"]
+    assert "Net as a TFLite model" in str(report)
+
+
+def test_wrong_shapes_are_refused_before_the_runtime(path):
+    with pytest.raises(_errors.InvalidArgumentError, match="serving_default: x"):
+        load(path)(random(3, 3))
+
+
+@pytest.mark.parametrize(("quantize", "bound"), [("float16", 0.01), ("dynamic", 0.05)])
+def test_weights_can_be_stored_with_fewer_bits(tmp_path, quantize, bound):
+    weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 8
+    model = ({"w": weights}, lambda params, x: jnp.tanh(x @ params["w"]))
+    plain = to_tflite(model, tmp_path / "plain.tflite", spec("2, 64"))
+    small = to_tflite(model, tmp_path / "small.tflite", spec("2, 64"), quantize=quantize)
+    assert small.graph_bytes < 0.7 * plain.graph_bytes
+    x = random(2, 64)
+    np.testing.assert_allclose(load(tmp_path / "small.tflite")(x), np.tanh(x @ weights), atol=bound)
+    assert "quantize=" + quantize in str(small)
+
+
+def test_what_tflite_has_not_is_named(tmp_path):
+    model = ({}, lambda params, x: jnp.fft.fft(x).real)
+    with pytest.raises(_errors.UnsupportedOperationError, match="TFLite cannot express") as caught:
+        to_tflite(model, tmp_path / "m.tflite", spec("2, 6", "complex64"))
+    assert "fft" in caught.value.what.lower()
+    assert not list(tmp_path.iterdir())
+
+
+def test_validation_in_a_process_without_jax(tmp_path):
+    model = (affine_params(), affine)
+    report = to_tflite(model, tmp_path / "m.tflite", spec("n, 3"), validate="process")
+    assert report.validated == "process"
+    assert report.largest_error["serving_default: output"] < 1e-5
+
+
+def test_validation_compares_with_the_model(tmp_path, monkeypatch):
+    from pax_export.export.writers import tflite
+
+    write = tflite.write
+
+    def damaged(path, store, *rest):
+        other = copy.copy(store)
+        other.variables = [dataclasses.replace(v, value=v.value + 1) for v in store.variables]
+        write(path, other, *rest)
+
+    monkeypatch.setattr(tflite, "write", damaged)
+    with pytest.raises(_errors.ValidationError, match="differ"):
+        to_tflite((affine_params(), affine), tmp_path / "m.tflite", spec("2, 3"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_refusals(tmp_path):
+    model = (affine_params(), affine)
+    with pytest.raises(_errors.InvalidArgumentError, match="quantize has a value"):
+        to_tflite(model, tmp_path / "m.tflite", spec("2, 3"), quantize="int4")
+    with pytest.raises(_errors.StateChangeError, match="steps"):
+        to_tflite(Counter(), tmp_path / "m.tflite", spec("2"))
+    (tmp_path / "there.tflite").write_bytes(b"old")
+    with pytest.raises(_errors.ExportPathError, match="overwrite=True"):
+        to_tflite(model, tmp_path / "there.tflite", spec("2, 3"))
+    to_tflite(model, tmp_path / "there.tflite", spec("2, 3"), overwrite=True, validate=False)
+    assert load(tmp_path / "there.tflite")(random(2, 3)).shape == (2, 4)
+    with pytest.raises(_errors.ExportPathError, match="one file"):
+        to_tflite(model, tmp_path, spec("2, 3"))
+
+
+def test_damaged_and_foreign_files(tmp_path, path):
+    foreign = tmp_path / "foreign.tflite"
+    foreign.write_bytes(b"TFL3 and nothing else")
+    with pytest.raises(_errors.ExportPathError, match="no export of pax_export"):
+        load(foreign)
+    content = path.read_bytes()
+    start = content.index(b"PK\x03\x04")
+    foreign.write_bytes(b"\0" * start + content[start:])
+    with pytest.raises(_errors.ExportPathError, match="LiteRT cannot read"):
+        load(foreign)

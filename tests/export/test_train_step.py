@@ -1,0 +1,257 @@
+"""A step of training as a signature: TensorFlow goes on where jax stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export._errors import InvalidArgumentError, StateChangeError, StructureMismatchError
+from pax_export.export import load, spec, to_saved_model
+from tests.export.models import affine, affine_params, random
+from tests.export.training import batches, make_net, make_optimizer, step
+
+IMAGES = spec("batch, 8, 8, 1")
+BATCH = (IMAGES, spec("batch", "int32"))
+PROGRAM = Path(__file__).parents[1] / "consumers" / "continue_training.py"
+
+
+def test_a_process_without_jax_goes_on_training_the_digits(tmp_path):
+    net, data = make_net().train(), batches(12)
+    optimizer = make_optimizer(net)
+    for images, labels in data[:2]:  # begun in jax
+        net, optimizer, _ = step(net, optimizer, images, labels)
+    report = to_saved_model(
+        net.eval(), tmp_path / "model", IMAGES, train_step=step, optimizer=optimizer,
+        train_inputs=BATCH,
+    )  # fmt: skip
+    assert report.oldest_tensorflow == "2.15"
+    images, labels = (np.stack(each) for each in zip(*data[2:]))
+    np.savez(tmp_path / "steps.npz", images=images, labels=labels)
+    done = subprocess.run(
+        [sys.executable, PROGRAM, tmp_path / "model", tmp_path / "steps.npz"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+
+    expected = []
+    for images, labels in data[2:]:
+        net, optimizer, metrics = step(net, optimizer, images, labels)
+        expected.append(float(metrics["loss"]))
+    np.testing.assert_allclose(found["losses"], expected, rtol=1e-3)
+    assert np.mean(expected[-3:]) < 0.8 * expected[0]
+    np.testing.assert_allclose(found["logits"], net.eval()(data[2][0]), atol=1e-3)
+    assert found["after_checkpoint"] == found["after_saving"] == found["losses"][5:]
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Exports with a step, and makes calls of it."""
+
+    def run(model, inputs, given, **options):
+        options.setdefault("validate", True)
+        report = to_saved_model(model, tmp_path / "model", inputs, **options)
+        loaded = load(tmp_path / "model")
+        return loaded, report, [loaded.signatures["train_step"](*each) for each in given]
+
+    return run
+
+
+def test_training_mode_inside_and_eval_mode_outside(train):
+    net = pax.Sequential(pax.BatchNorm1D(3), pax.Dropout(0.5)).eval()
+
+    def forward(net, optimizer, x):
+        net, y = net % x
+        return net, optimizer, {"y": y, "training": jnp.array(net.training)}
+
+    x = random(4, 2, 3)
+    loaded, report, (first, second) = train(
+        net, spec("n, 2, 3"), [(x,), (x,)], train_step=forward, optimizer=None,
+        train_inputs=spec("n, 2, 3"),
+    )  # fmt: skip
+    assert bool(first["training"])
+    assert not np.array_equal(first["y"], second["y"])  # another dropout
+    expected = net.train()
+    for result in (first, second):
+        expected, y = expected % x
+        np.testing.assert_allclose(result["y"], y, atol=1e-5)
+    np.testing.assert_allclose(loaded(x), expected.eval()(x), atol=1e-5)  # other statistics
+    assert "modules.1.rng_key" in report.signatures["train_step"].assigns
+    assert report.signatures["serving_default"].assigns == ()
+
+
+def test_a_model_in_modes_of_its_own_keeps_them(train):
+    net = pax.Sequential(pax.BatchNorm1D(3).eval(), pax.BatchNorm1D(3))
+
+    def forward(net, optimizer, x):
+        flags = jnp.array([layer.training for layer in net.modules[:2]])
+        return net, optimizer, flags
+
+    _, _, (flags,) = train(
+        net, spec("n, 2, 3"), [(random(1, 2, 3),)], train_step=forward,
+        train_inputs=spec("n, 2, 3"),
+    )  # fmt: skip
+    assert flags.tolist() == [False, True]
+
+
+def test_any_pytree_trains_with_any_optimizer(train):
+    rule = optax.sgd(0.1, momentum=0.9)
+    params = jax.tree.map(jnp.asarray, affine_params())
+
+    def step(params, state, x, *, target=1.0):
+        loss, gradients = jax.value_and_grad(lambda p: ((affine(p, x) - target) ** 2).mean())(
+            params
+        )
+        updates, state = rule.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    x = random(5, 3)
+    loaded, report, losses = train(
+        (params, affine), spec("n, 3"), [(x,)] * 4, train_step=step,
+        optimizer=rule.init(params), train_inputs=spec("n, 3"), trainable=True,
+    )  # fmt: skip
+    state, expected = rule.init(params), []
+    for _ in range(4):
+        params, state, loss = step(params, state, x)
+        expected.append(float(loss))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    np.testing.assert_allclose(loaded(x), affine(params, x), atol=1e-5)
+    assert [v.name for v in report.variables] == [
+        "b", "w", "optimizer.0.trace.b", "optimizer.0.trace.w",
+    ]  # fmt: skip
+    assert [v.name for v in report.variables if v.trainable] == ["b", "w"]
+
+
+def test_opax_and_loss_scales_keep_their_state(train):
+    net = pax.Linear(3, 2)
+    optimizer = pax.opax.adam(1e-2)(net.parameters())
+    scale = pax.precision.DynamicLossScale(jnp.float32(2.0**10), period=2)
+
+    def step(net, state, x):
+        optimizer, scale = state
+        gradients = jax.grad(
+            lambda p: scale.scale((net.update_parameters(p)(x) ** 2).mean())
+        )(net.parameters())  # fmt: skip
+        net, optimizer, scale = pax.experimental.apply_scaled_gradients(
+            net, optimizer, scale, gradients
+        )
+        return net, (optimizer, scale), {"scale": scale.loss_scale}
+
+    good, bad = random(4, 3), np.full((4, 3), np.inf, np.float32)
+    state, expected = (optimizer, scale), []
+    model = net.train()
+    for x in (good, good, bad):
+        model, state, metrics = step(model, state, x)
+        expected.append(float(metrics["scale"]))
+    loaded, _, found = train(
+        net, spec("n, 3"), [(good,), (good,), (bad,)], train_step=step,
+        optimizer=(optimizer, scale), train_inputs=spec("n, 3"),
+    )  # fmt: skip
+    assert [float(each["scale"]) for each in found] == expected
+    assert len(set(expected)) == 2
+    np.testing.assert_allclose(loaded(good), model.eval()(good), atol=1e-5)
+
+
+def test_text_trains_too_and_several_methods_serve(train):
+    tf = pytest.importorskip("tensorflow")
+    params = jax.tree.map(jnp.asarray, affine_params())
+
+    def step(params, rate, x):
+        gradient = jax.grad(lambda p: (affine(p, x) ** 2).mean())(params)
+        new = jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+        return new, 0.5 * rate, rate
+
+    loaded, _, rates = train(
+        (params, affine), {"a": spec("n, 3"), "b": spec("n, 3")}, [([["1", "2", "3"]],)] * 2,
+        methods={"a": affine, "b": lambda p, x: -affine(p, x)},
+        train_step=step, optimizer=0.5, train_inputs=spec("n, 3"),
+        preprocess={"train_step": tf.strings.to_number},
+        preprocess_inputs={"train_step": spec("n, 3", "string")},
+        examples={"train_step": [[["1", "2", "3"]]]},
+    )  # fmt: skip
+    assert [float(rate) for rate in rates] == [0.5, 0.25]
+    x = random(2, 3)
+    np.testing.assert_allclose(loaded.signatures["a"](x), -loaded.signatures["b"](x), atol=1e-6)
+    assert not np.allclose(loaded.signatures["a"](x), affine(params, x))
+
+
+def test_a_step_that_trains_wrongly_is_found_out(tmp_path, monkeypatch):
+    from pax_export._errors import ValidationError
+    from pax_export.export.writers import saved_model
+
+    def export(name, factor, **options):
+        def step(params, optimizer, x):
+            gradient = jax.grad(lambda p: (affine(p, x) ** 2).mean())(params)
+            rate = factor * optimizer["rate"]
+            new = jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+            return new, optimizer, x.sum()
+
+        to_saved_model(
+            (affine_params(), affine), tmp_path / name, spec("n, 3"), train_step=step,
+            optimizer={"rate": jnp.float32(0.1)}, train_inputs=spec("n, 3"), **options,
+        )  # fmt: skip
+
+    def write(directory, *_):
+        shutil.copytree(tmp_path / "wrong", directory, dirs_exist_ok=True)
+
+    export("wrong", 1.01, validate=False)
+    monkeypatch.setattr(saved_model, "write", write)
+    with pytest.raises(ValidationError, match="variable:b"):
+        export("right", 1.0)
+
+
+def ok(params, optimizer, x):
+    return params, optimizer, x.sum()
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "message"),
+    [
+        (InvalidArgumentError, {"optimizer": 1}, "of use to a step of training"),
+        (InvalidArgumentError, {"train_step": ok}, "must be described"),
+        (InvalidArgumentError, {"train_step": 3, "train_inputs": spec("n")}, "is a function"),
+        (
+            InvalidArgumentError,
+            {"train_step": lambda p, o, x: (p, o), "train_inputs": spec("n")},
+            "(?s)the new model, the new optimizer, and metrics.*got: 2 values",
+        ),
+        (
+            InvalidArgumentError,
+            {"train_step": lambda p, o, x: (p, o, {}), "train_inputs": spec("n")},
+            "returns no array",
+        ),
+        (
+            StructureMismatchError,
+            {"train_step": lambda p, o, x: (p, {}, x), "train_inputs": spec("n"), "optimizer": 1},
+            "(?s)where: train_step.*the structure that it was given",
+        ),
+        (
+            StateChangeError,
+            {"train_step": lambda p, o, x: (p, o + 0.5, x), "train_inputs": spec("n"),
+             "optimizer": 1},
+            "(?s)where: optimizer.*float32",
+        ),
+    ],
+)  # fmt: skip
+def test_steps_that_cannot_be_exported(tmp_path, error, options, message):
+    with pytest.raises(error, match=message):
+        to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_name_of_the_step_is_taken(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="is called 'train_step' itself"):
+        to_saved_model(
+            (affine_params(), affine), tmp_path / "model", {"train_step": spec("n, 3")},
+            methods={"train_step": affine}, train_step=ok, train_inputs=spec("n"),
+        )  # fmt: skip

@@ -1,0 +1,268 @@
+"""A whole net under one policy, with exemptions: classes, paths, functions of a module."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export.core import named_modules
+from pax_export.export import load, spec, to_saved_model
+from pax_export.precision import mixed_precision, policy_of, remove_policies
+from tests.precision.models import FHF, HHH, F, H, Layer
+
+FFF, FFH, FHH = jmp.Policy(F, F, F), jmp.Policy(F, F, H), jmp.Policy(F, H, H)
+
+
+def transformer(seed=0):
+    pax.seed_rng_key(seed)
+    return pax.nets.Transformer(8, num_heads=2, num_layers=1, dropout_rate=0.0)
+
+
+def policies(net):
+    return {path: policy_of(module) for path, module in named_modules(net)}
+
+
+def structure(tree):
+    return jax.tree_util.tree_structure(tree)
+
+
+def test_every_module_has_the_policy():
+    layer = Layer()
+    half = mixed_precision(layer, HHH)
+    assert set(policies(half).values()) == {HHH}
+    assert {x.dtype for x in jax.tree_util.tree_leaves(half)} == {jnp.dtype(H), jnp.dtype("int32")}
+    assert policies(layer).keys() == policies(half).keys()
+    assert set(policies(layer).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    "exempt, matched",
+    [
+        (
+            pax.LayerNorm,
+            {"layers.0.attn_layer_norm", "layers.0.dense_layer_norm", "layer_norm_output"},
+        ),
+        ("layer_norm_output", {"layer_norm_output"}),
+        ("layers.*.*_norm", {"layers.0.attn_layer_norm", "layers.0.dense_layer_norm"}),
+        ("dense_block.fc1", {"layers.0.dense_block.fc1"}),
+        ("fc?", {"layers.0.dense_block.fc1", "layers.0.dense_block.fc2"}),
+        (lambda module: module.name == "key_proj", {"layers.0.attention.key_projection"}),
+        (
+            ("rng_seq", "attention"),
+            {"rng_seq", "layers.0.attention"}
+            | {f"layers.0.attention.{n}_projection" for n in ("query", "key", "value", "output")},
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("policy, full", [(FHF, FFF), (FHH, FFH), (HHH, FFH)])
+def test_what_an_exemption_matches_is_in_float32_with_all_inside(exempt, matched, policy, full):
+    found = policies(mixed_precision(transformer(), policy, exempt=exempt))
+    assert {path for path, each in found.items() if each == full} == matched
+    assert {each for path, each in found.items() if path not in matched} == {policy}
+
+
+def test_float64_is_not_made_narrower():
+    wide = jmp.Policy(jnp.float64, H, F)
+    net = pax.Sequential(pax.Linear(1, 1), pax.Linear(1, 1))
+    with jax.enable_x64(True):
+        net = mixed_precision(net, wide, exempt="modules.1")
+    assert policy_of(net[1]) == jmp.Policy(jnp.float64, F, F)
+
+
+def test_a_module_with_a_policy_keeps_it():
+    net = transformer()
+    norm = pax.apply_mp_policy(net.layer_norm_output, FHH)
+    net = mixed_precision(net.replace(layer_norm_output=norm), FHF, exempt=pax.LayerNorm)
+    assert policy_of(net.layer_norm_output) == FHH
+    assert policy_of(net.layers[0]["attn_layer_norm"]) == FFF
+
+
+def test_equal_calls_give_equal_treedefs_and_are_traced_once():
+    traces = []
+
+    @jax.jit
+    def call(net, x):
+        traces.append(x)
+        return net(x)
+
+    for exempt in ((pax.LayerNorm,), [pax.LayerNorm], "*norm*", lambda m: "Norm" in repr(m)[:9]):
+        call(mixed_precision(transformer(), FHF, exempt=exempt), jnp.ones((1, 2, 8)))
+    assert len(traces) == 1
+
+
+def test_policies_come_off_again():
+    net = transformer()
+    half = mixed_precision(net, FHF, exempt=pax.LayerNorm)
+    assert remove_policies(half) == net
+    assert structure(remove_policies(half.eval())) == structure(net.eval())
+    assert remove_policies(net) == net
+    frozen = pax.freeze_parameters(half)
+    assert remove_policies(frozen) == pax.freeze_parameters(net)
+    assert pax.unwrap_mp_policy(half.layer_norm_output) == net.layer_norm_output
+
+
+def test_modes_copies_pickles_and_jit_keep_it():
+    net = mixed_precision(transformer(), FHF, exempt=pax.LayerNorm)
+    for again in (
+        net.eval().train(),
+        pickle.loads(pickle.dumps(net)),
+        copy.deepcopy(net),
+        copy.copy(net),
+        jax.jit(lambda m: m)(net),
+        pax.pure(lambda m: m)(net),
+        net.update_parameters(net.parameters()),
+    ):
+        assert structure(again) == structure(net)
+        assert policies(again) == policies(net)
+
+
+# --- what it is for ---------------------------------------------------------------
+
+
+def large(*shape):
+    """Numbers whose squares overflow in float16."""
+    return jnp.asarray(400 * np.random.RandomState(0).standard_normal(shape), F)
+
+
+def weights_of(net, steps, scale):
+    """The parameters after a few steps, with a loss scale."""
+
+    def loss_fn(net, x, y):
+        loss = jnp.mean((net(x).astype(F) - y) ** 2)
+        return scale.scale(loss), loss
+
+    @jax.jit
+    def step(net, optimizer, x, y):
+        grads, loss = pax.grad(loss_fn, has_aux=True)(net, x, y)
+        net, optimizer, _ = pax.optim.apply_scaled_gradients(net, optimizer, scale, grads)
+        return net, optimizer, loss
+
+    x, y = large(2, 4, 8), large(2, 4, 8) / 400
+    optimizer = pax.optim.from_optax(optax.sgd(0.05))(net.parameters())
+    losses = []
+    for _ in range(steps):
+        net, optimizer, loss = step(net, optimizer, x, y)
+        losses.append(float(loss))
+    return jax.tree_util.tree_leaves(net.parameters()), losses
+
+
+def distance(a, b):
+    return max(float(jnp.max(abs(x.astype(F) - y))) for x, y in zip(a, b, strict=True))
+
+
+def test_training_in_float16_follows_float32_where_norms_are_exempt():
+    scale = pax.precision.StaticLossScale(128.0)
+    nets = {
+        "full": transformer(),
+        "exempt": mixed_precision(transformer(), FHH, exempt=pax.LayerNorm),
+        "half": mixed_precision(transformer(), FHH),
+    }
+    weights, losses = {}, {}
+    for name, net in nets.items():
+        weights[name], losses[name] = weights_of(net, 3, scale)
+    np.testing.assert_allclose(losses["exempt"], losses["full"], rtol=0.01)
+    assert losses["full"][-1] < losses["full"][0]
+    # In float16 the variance overflows, and the output of a norm is 0 or NaN.
+    near, far = (distance(weights[name], weights["full"]) for name in ("exempt", "half"))
+    assert near < 2e-3
+    assert not far < 10 * near
+
+
+@pytest.mark.parametrize("policy", [FHF, FHH, HHH])
+def test_the_softmax_of_attention_is_in_float32_under_every_policy(policy):
+    attention = pax.MultiHeadAttention(2, 4, w_init_scale=1.0)
+    x = large(1, 3, 8)
+    half = mixed_precision(attention, policy)
+    text = str(jax.make_jaxpr(lambda m, x: m(x, x, x))(half, x))
+    exponentials = [line for line in text.splitlines() if " exp " in line]
+    assert exponentials and all(":f32[" in line for line in exponentials)
+    np.testing.assert_allclose(
+        half(x, x, x) / 400, attention(x, x, x) / 400, atol=0.05, err_msg="logits overflowed"
+    )
+    hidden = half(x, x, x, mask=jnp.zeros((1, 1, 3, 3)))
+    assert bool(jnp.isfinite(hidden).all())
+
+
+def test_a_loaded_net_is_exported(tmp_path):
+    net = mixed_precision(transformer(), FHF, exempt=pax.LayerNorm).eval()
+    net = pickle.loads(pickle.dumps(net))
+    to_saved_model(net, tmp_path / "net", spec("batch, 4, 8"))
+    x = large(3, 4, 8)
+    np.testing.assert_allclose(load(tmp_path / "net")(x), net(x), atol=2e-2)
+
+
+# --- errors -------------------------------------------------------------------------
+
+
+def message_of(error_type, net, policy, exempt=()):
+    with pytest.raises(error_type) as error:
+        mixed_precision(net, policy, exempt=exempt)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "exempt, got, write",
+    [
+        (
+            ("rng_seq", "attention.softmax"),
+            "'attention.softmax'",
+            "a path that ends so, such as layers.0.attention, "
+            "layers.0.attention.key_projection, layers.0.attention.query_projection",
+        ),
+        (
+            pax.GroupNorm,
+            "GroupNorm",
+            "a filter of what the net has: "
+            "RngSeq, CausalSelfAttention, Linear, LayerNorm, DenseBlock",
+        ),
+    ],
+)
+def test_an_exemption_that_matches_nothing(exempt, got, write):
+    assert message_of(ValueError, transformer(), FHF, exempt) == (
+        "An exemption from a mixed-precision policy matches no module.\n"
+        f"  got: {got}\n"
+        f"  write: {write}"
+    )
+
+
+def test_an_exemption_that_matches_everything():
+    assert message_of(ValueError, transformer(), FHF, pax.Module) == (
+        "An exemption from a mixed-precision policy matches the whole net.\n"
+        "  got: Module\n"
+        "  write: a filter of submodules only, e.g. the path of one"
+    )
+
+
+@pytest.mark.parametrize("wrong", [3, [pax.LayerNorm, None], transformer()])
+def test_what_is_no_filter(wrong):
+    text = message_of(TypeError, transformer(), FHF, wrong)
+    assert text.startswith(
+        "An exemption is a class, the dotted path of a module, or a function of one.\n  got: "
+    )
+    assert text.endswith(
+        '  write: exempt=(pax.LayerNorm, "attention.output_projection", lambda module: ...)'
+    )
+
+
+def test_a_net_that_is_under_policies_already():
+    half = mixed_precision(pax.Sequential(pax.Linear(1, 1)), FHF)
+    assert message_of(ValueError, half, HHH) == (
+        "Every module of this net is under a mixed-precision policy already.\n"
+        "  got: Sequential(mp_policy=FHF)\n"
+        "  write: mixed_precision(remove_policies(net), policy)"
+    )
+
+
+def test_no_policy_and_no_module():
+    assert "has three floating-point dtypes" in message_of(TypeError, transformer(), "half")
+    assert "needs a module as its first argument" in message_of(TypeError, jnp.ones(3), FHF)
+    with pytest.raises(TypeError, match="remove_policies needs a module"):
+        remove_policies(jnp.ones(3))

@@ -1,0 +1,248 @@
+"""The rules that all transforms share: purity, write-back, strictness, captures, aliases."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.tree_util import tree_leaves, tree_structure
+
+import pax_export as pax
+from pax_export import transforms as T
+from tests.transforms.models import Block, Carry, assert_close, at, batch, stacked
+
+
+class Counter(pax.Module):
+    """A module that counts its calls, and holds one that does."""
+
+    parameters = pax.parameters_method("scale")
+
+    def __init__(self, depth: int = 1):
+        super().__init__()
+        self.scale = jnp.ones(())
+        self.count = jnp.zeros(())
+        self.inner = Counter(depth - 1) if depth else None
+
+    def __call__(self, x):
+        self.count = self.count + 1
+        x = x * self.scale
+        return self.inner(x) if self.inner else x
+
+    def scanned(self, x):
+        return self(x), None
+
+
+ALONE = {
+    "jit": T.jit,
+    "remat": T.remat,
+    "grad": lambda f: lambda *args: T.value_and_grad(f)(*args)[0],
+    "vmap": lambda f: T.vmap(f, in_axes=None, out_axes=None, axis_size=2),
+    "scan": lambda f: (
+        lambda m, x: T.scan(lambda c, m: (c + f(m, x), None), in_axes=None, length=1)(
+            jnp.zeros(()), m
+        )[0]
+    ),
+}
+each_transform = pytest.mark.parametrize("transform", ALONE.values(), ids=ALONE)
+
+
+def use(module, x):
+    return jnp.sum(module(x))
+
+
+@each_transform
+def test_r1_outside_nothing_changes(transform):
+    module = Counter()
+    leaves = tree_leaves(module)
+    assert float(transform(use)(module, jnp.ones(()))) == 1
+    assert all(a is b for a, b in zip(leaves, tree_leaves(module)))
+
+
+@each_transform
+def test_r2_what_is_open_is_changed_in_place(transform):
+    def step(module, x):
+        inner = module.inner
+        y = transform(use)(module, x)
+        assert module.inner is inner
+        module.scale = module.scale * 2  # it is still open
+        return module, y
+
+    new, y = pax.pure(step)(Counter(), jnp.ones(()))
+    assert (float(new.count), float(new.inner.count), float(new.scale), float(y)) == (1, 1, 2, 1)
+
+
+@each_transform
+def test_r2_new_and_moved_submodules(transform):
+    class Pair(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = Counter(0), Counter(0)
+
+    def swap(pair, x):
+        pair.a, pair.b = pair.b, pair.a
+        pair.b = Counter(0).replace(count=jnp.full((), 5.0))
+        return use(pair.a, x)
+
+    def step(pair, x):
+        a, b = pair.a, pair.b
+        transform(swap)(pair, x)
+        assert pair.a is b and pair.b is not a
+        return pair
+
+    new = pax.pure(step)(Pair(), jnp.ones(()))
+    assert (float(new.a.count), float(new.b.count)) == (1, 5)
+
+
+@pytest.mark.parametrize("transform", [ALONE["jit"], ALONE["remat"], ALONE["vmap"]])
+def test_r2_a_returned_module_that_is_open_is_that_object(transform):
+    def step(module, x):
+        returned = transform(lambda module, x: (module, module(x)))(module, x)[0]
+        assert returned is module
+        return module
+
+    assert float(pax.pure(step)(Counter(), jnp.ones(())).count) == 1
+
+
+@each_transform
+def test_r4_captured_modules_cannot_be_changed(transform):
+    module = Counter()
+    with pytest.raises(ValueError, match="Cannot set an attribute of"):
+        transform(lambda other, x: jnp.sum(module(x)))(Counter(), jnp.ones(()))
+
+    def step(module, x):
+        return transform(lambda other, x: jnp.sum(module(x)))(Counter(), x)
+
+    with pytest.raises(ValueError, match="Cannot set an attribute of"):
+        pax.pure(step)(module, jnp.ones(()))
+
+
+@pytest.mark.parametrize("name", ["__call__", "scanned"])
+def test_r4_a_module_or_a_bound_method_is_captured(name):
+    module = Counter()
+    function = module if name == "__call__" else module.scanned
+    for transform in (T.jit, T.vmap, T.remat):
+        with pytest.raises(ValueError, match="Cannot set an attribute of"):
+            transform(function)(jnp.ones(2))
+    layer = pax.Linear(2, 2)
+    assert T.vmap(layer)(batch(3, 1, 2)).shape == (3, 1, 2)
+    assert T.jit(layer.__call__)(batch(1, 2)).shape == (1, 2)
+
+
+@each_transform
+def test_r5_sharing_inside_one_module(transform):
+    def share_after(module, x):
+        y = use(module, x)
+        module.inner.count = module.count
+        return y
+
+    with pytest.raises(ValueError, match="One array stands at two places"):
+        transform(share_after)(Counter(), jnp.ones(()))
+
+
+def test_r5_one_module_twice_is_two_copies():
+    def step(a, b):
+        a(jnp.ones(()))
+        return a.count, b.count
+
+    module = Counter()
+    assert [float(x) for x in T.jit(step)(module, module)] == [1, 0]
+
+
+@each_transform
+def test_r6_the_structure_is_kept(transform):
+    seen = []
+
+    def look(module, x):
+        seen.append(tree_structure(module))
+        return use(module, x)
+
+    module = Counter()
+    new = pax.pure(lambda m: (transform(look)(m, jnp.ones(())), m)[1])(module)
+    assert {*seen, tree_structure(new)} == {tree_structure(module)}
+
+
+@pytest.mark.parametrize("build", [
+    lambda: T.Vmap(Block, axis_size=3, in_axes=(0, None))(4),
+    lambda: T.Scan(Carry, length=3)(4),
+    lambda: T.Remat(Block)(4),
+], ids=["Vmap", "Scan", "Remat"])  # fmt: skip
+def test_r3_strict_wrappers(build):
+    net, x = build(), batch(2, 4)
+    with pytest.raises(pax._errors.ImmutableModuleError, match="immutable module"):
+        net(x)
+    new, _ = net % x
+    assert tree_structure(new) == tree_structure(net)
+    assert not all(a is b for a, b in zip(tree_leaves(new), tree_leaves(net)))
+    assert new.eval()(x) is not None
+
+
+def test_wrappers_inside_another_module_are_written_back():
+    class Outer(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = T.Scan(Carry, length=2)(4)
+
+        def __call__(self, x):
+            scan, inner = self.body, self.body.scan_module
+            y, _ = self.body(x)
+            assert self.body is scan and self.body.scan_module is inner
+            return y
+
+    net = Outer()
+    new, _ = net % batch(2, 4)
+    direct, _ = net.body % batch(2, 4)
+    assert_close(new.body, direct)
+
+
+def test_a_decorated_method_writes_back():
+    class Net(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = pax.BatchNorm1D(2)
+
+        @T.jit
+        def __call__(self, x):
+            return self.norm(x)
+
+        @functools.partial(T.vmap, in_axes=(None, 0), state_axes={})
+        def each(self, x):
+            return self.norm.eval()(x)
+
+    x = batch(3, 4, 2)
+    new, _ = Net() % x
+    expected, _ = pax.BatchNorm1D(2) % x
+    assert_close(new.norm, expected)
+    assert new.each(x[:, None]).shape == (3, 1, 4, 2)
+
+
+def test_a_loop_under_jit_carries_modules():
+    @T.jit
+    def train(net, xs):
+        return T.scan(lambda net, x: (net, net(x)))(net, xs)
+
+    xs = batch(3, 2, 4)
+    net, ys = train(Block(4), xs)
+    pax.seed_rng_key(42)
+    expected, outputs = Block(4), []
+    for x in xs:
+        expected, y = expected % x
+        outputs.append(y)
+    assert_close(net, expected)
+    assert_close(ys, jnp.stack(outputs))
+
+
+def test_layers_of_a_list_and_stacked_ones():
+    layers = [Block(4) for _ in range(3)]
+    assert_close(T.stack_layers(layers), stacked(layers))
+    for i, layer in enumerate(T.unstack_layers(T.stack_layers(layers, axis=-1), axis=-1)):
+        assert_close(layer, at(stacked(layers), i))
+
+
+def test_jax_jit_takes_what_transforms_jit_returned():
+    step = T.jit(lambda net, x: (net.map(jnp.sin), net(x)))
+    net, _ = step(pax.Linear(2, 2), batch(1, 2))
+    again, _ = step(net, batch(1, 2))
+    assert jax.jit(lambda net: net.weight.sum())(again).shape == ()
+    assert again == again.copy() and again.replace(bias=jnp.ones(2)).bias[0] == 1

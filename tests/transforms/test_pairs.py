@@ -1,0 +1,174 @@
+"""Every transform under every other, on modules with all that a module may hold.
+
+Each pair is compared with the same two transforms taken apart by hand: the
+inner function is called in Python loops, on modules that `pure` opened.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jmp
+import pytest
+
+import pax_export as pax
+from pax_export import transforms as T
+from tests.transforms.models import assert_close, at, batch, stacked
+
+N = 2
+half = jmp.get_policy("params=float32,compute=bfloat16,output=float32")
+
+
+class Net(pax.Module):
+    """Weights, statistics, a typed and a legacy key, a frozen part, a policy."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = pax.apply_mp_policy(pax.Linear(2, 2), half)
+        self.frozen = pax.freeze_parameters(pax.Linear(2, 2))
+        self.bn = pax.BatchNorm1D(2)
+        self.legacy = pax.Dropout(0.5)
+        self.typed = pax.RngSeq(rng_key=jax.random.wrap_key_data(pax.next_rng_key()))
+
+    def __call__(self, x):
+        x = self.legacy(self.bn(self.frozen(self.linear(x))[None])[0])
+        return x + jax.random.uniform(self.typed.next_rng_key(), x.shape)
+
+
+def call(net, x):
+    """What is transformed: a loss, the net, which the call changes, and an output."""
+    y = net(x)
+    return jnp.sum(y**2), net, y
+
+
+# --- the transforms, as functions of (net, x) that return (loss, net, y) -------------------
+
+
+def with_jit(f):
+    return T.jit(f)
+
+
+def with_remat(f):
+    return T.remat(f)
+
+
+def with_grad(f):
+    def loss(net, x):
+        value, net, y = f(net, x)
+        return jnp.sum(value), (net, y)
+
+    def both(net, x):
+        (value, (net, y)), grads = T.value_and_grad(loss, has_aux=True)(net, x)
+        norms = [jnp.sum(g**2) for g in jax.tree_util.tree_leaves(grads)]
+        return value + sum(norms), net, y
+
+    return both
+
+
+def with_vmap(f):
+    return T.vmap(f)
+
+
+def with_scan(f):
+    def step(total, net, x):
+        value, net, y = f(net, x)
+        return total + jnp.sum(value), (net, y)
+
+    def scanned(net, x):
+        total, (net, y) = T.scan(step, in_axes=(None, 0, 0))(jnp.zeros(()), net, x)
+        return total, net, y
+
+    return scanned
+
+
+TRANSFORMS = {
+    "jit": with_jit,
+    "remat": with_remat,
+    "grad": with_grad,
+    "vmap": with_vmap,
+    "scan": with_scan,
+}
+
+
+# --- the same by hand -----------------------------------------------------------------------
+
+
+def plainly(f):
+    return pax.pure(f)
+
+
+def grad_by_hand(f):
+    def loss(parameters, net, x):
+        value, net, y = f(net.update_parameters(parameters), x)
+        return jnp.sum(value), (net, y)
+
+    def both(net, x):
+        (value, (new, y)), grads = jax.value_and_grad(loss, has_aux=True)(net.parameters(), net, x)
+        norms = [jnp.sum(g**2) for g in jax.tree_util.tree_leaves(grads)]
+        return value + sum(norms), new, y
+
+    return both
+
+
+def each_by_hand(f):
+    def loop(net, x):
+        values, nets, ys = zip(*[f(at(net, i), x[i]) for i in range(N)])
+        return jnp.stack(values), stacked(nets), jnp.stack(ys)
+
+    return loop
+
+
+def sum_by_hand(f):
+    def loop(net, x):
+        values, nets, ys = each_by_hand(f)(net, x)
+        return jnp.sum(values), nets, ys
+
+    return loop
+
+
+BY_HAND = {
+    "jit": plainly,
+    "remat": plainly,
+    "grad": grad_by_hand,
+    "vmap": each_by_hand,
+    "scan": sum_by_hand,
+}
+
+MAPS = ("vmap", "scan")
+
+
+def many(count):
+    """A net, or nets stacked as often, and inputs for them."""
+    net = Net
+    for _ in range(count):
+        net = (lambda build: lambda: stacked([build() for _ in range(N)]))(net)
+    return net(), batch(*(N,) * count, 3, 2)
+
+
+@pytest.mark.parametrize("inner", TRANSFORMS)
+@pytest.mark.parametrize("outer", TRANSFORMS)
+def test_pair(outer, inner):
+    count = (outer in MAPS) + (inner in MAPS)
+    net, x = many(count)
+    before = jax.tree_util.tree_leaves(net)
+    got = TRANSFORMS[outer](TRANSFORMS[inner](call))(net, x)
+    expected = BY_HAND[outer](BY_HAND[inner](pax.pure(call)))(net, x)
+    assert_close(got, expected, 2e-2)  # bfloat16 inside
+    assert all(a is b for a, b in zip(before, jax.tree_util.tree_leaves(net)))
+
+
+@pytest.mark.parametrize("outer", TRANSFORMS)
+def test_state_is_written_back_through_two(outer):
+    """Inside of pure the nets are changed in place, and stay the objects that they are."""
+    net, x = many(outer in MAPS)
+
+    def step(net, x):
+        parts = net, net.bn, net.bn.ema_mean, net.legacy
+        TRANSFORMS[outer](T.remat(lambda net, x: (jnp.sum(net(x) ** 2), None, None)))(net, x)
+        assert (net, net.bn, net.bn.ema_mean, net.legacy) == parts
+        assert net.bn is parts[1] and net.bn.ema_mean is parts[2]
+        return net
+
+    new = pax.pure(step)(net, x)
+    expected = BY_HAND[outer](pax.pure(call))(net, x)[1]
+    assert_close(new, expected, 2e-2)

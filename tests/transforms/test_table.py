@@ -1,0 +1,511 @@
+"""The table of behaviour, one test for each row, under the numbers of the rows."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from jax.tree_util import tree_leaves, tree_structure
+
+import pax_export as pax
+from pax_export import EmptyNode
+from pax_export import transforms as T
+from tests.transforms.models import (
+    Block,
+    Carry,
+    assert_close,
+    assert_same,
+    at,
+    batch,
+    in_a_loop,
+    loss_and_module,
+    stacked,
+)
+
+x = batch(3, 4)
+seeded = functools.partial(pax.seed_rng_key, 7)
+
+
+def selected(grads):
+    """The dotted names of the leaves that a gradient has."""
+    return {name for name, _ in pax.core.named_leaves(grads)}
+
+
+# --- grad -------------------------------------------------------------------------------
+
+
+def test_g1_structure_and_aux():
+    model = Block(4)
+    grads, new = T.grad(loss_and_module, has_aux=True)(model, x)
+    assert tree_structure(grads) == tree_structure(model.parameters())
+    assert_close(new, (model % x)[0])
+    assert (new.bn.ema_mean.averages != model.bn.ema_mean.averages).all()
+    assert (model.bn.ema_mean.averages == 0).all()
+
+
+def test_g2_names_classes_and_their_combinations():
+    def names(wrt):
+        return selected(T.grad(loss_and_module, has_aux=True, wrt=wrt)(Block(4), x)[0])
+
+    assert names("weight") == {"linear.weight"}
+    assert names(T.All(pax.BatchNorm1D, T.Param)) == {"bn.scale", "bn.offset"}
+    assert names(T.All(T.Param, T.Not(pax.BatchNorm1D))) == {"linear.weight", "linear.bias"}
+    in_bn = {"bn.scale", "bn.offset"} | {
+        name for name, _ in pax.core.named_leaves(Block(4)) if name.startswith("bn.ema")
+    }
+    floats = T.grad(loss_and_module, has_aux=True, wrt=pax.BatchNorm1D, allow_int=True)
+    assert selected(floats(Block(4), x)[0]) == in_bn
+
+
+def test_g3_predicates_paths_masks_frozen_parts():
+    net = pax.Sequential(pax.Linear(4, 4), pax.freeze_parameters(pax.Linear(4, 4)))
+    mask = jax.tree_util.tree_map(lambda leaf: leaf.ndim == 1, net)
+
+    def names(wrt):
+        return selected(T.grad(lambda net: net(x).sum(), wrt=wrt)(net))
+
+    assert names(lambda path, leaf: path[:2] == ("modules", 1)) == {
+        "modules.1.weight",
+        "modules.1.bias",
+    }
+    assert names(T.PathIn(("modules", 0, "bias"))) == {"modules.0.bias"}
+    assert names(mask) == {"modules.0.bias", "modules.1.bias"}
+    assert names(mask.parameters()) == {"modules.0.bias"}  # a hole selects nothing
+    assert names(T.Param) == {"modules.0.weight", "modules.0.bias"}
+
+
+def test_g4_several_arguments():
+    def loss(x, a, y, b):
+        return jnp.sum(a(x) * b(y))
+
+    a, b = pax.Linear(4, 2), pax.Linear(4, 2)
+    first, second = T.grad(loss, argnums=(1, 3))(x, a, x, b)
+    assert tree_structure(first) == tree_structure(second) == tree_structure(a)
+    of_x, of_a = T.grad(loss, argnums=(0, 1))(x, a, x, b)
+    assert of_x.shape == x.shape
+    assert_close(of_a, first)
+    assert_close(of_x, jax.grad(loss)(x, a, x, b))
+
+
+def test_g5_the_same_module_twice():
+    layer = pax.Linear(4, 4)
+    first, second = T.grad(lambda a, b: b(jnp.tanh(a(x))).sum(), (0, 1))(layer, layer)
+    tied = T.grad(lambda layer: layer(jnp.tanh(layer(x))).sum())(layer)
+    assert_close(first.map(jnp.add, second), tied)
+
+
+@pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0)], ids=["legacy", "typed"])
+def test_g6_random_keys(key):
+    model = Block(4)
+    model = model.replace(dropout=model.dropout.replace(rng_key=key))
+    grad = T.grad(loss_and_module, has_aux=True, wrt=T.RngState, allow_int=True)
+    grads, _ = grad(model, x)
+    assert selected(grads) == {"dropout.rng_key"}
+    assert grads.dropout.rng_key.dtype == jax.dtypes.float0
+    with pytest.raises(TypeError, match=r"where: dropout.rng_key"):
+        T.grad(loss_and_module, has_aux=True, wrt=...)(model, x)
+
+
+def test_g7_no_filter_and_no_reduce_axes():
+    with pytest.raises(TypeError, match="This is no filter of leaves"):
+        T.grad(loss_and_module, wrt=3.5)
+    with pytest.raises(NotImplementedError, match="reduce_axes"):
+        T.grad(loss_and_module, reduce_axes=("batch",))
+
+
+# --- jit --------------------------------------------------------------------------------
+
+
+def test_j1_traces():
+    traces = []
+
+    @T.jit
+    def call(model, x):
+        traces.append(model)
+        return model, model(x)
+
+    model = Block(4)
+    counts = []
+    for now in (model, call(model, x)[0], model.eval(), model.eval().train()):
+        call(now, x)
+        counts.append(len(traces))
+    assert counts == [1, 1, 2, 2]
+
+
+def test_j2_donated_state():
+    model, array = pax.Linear(4, 4), x + 0
+    step = T.jit(lambda model, x: (model.map(lambda w: w + 1), x), donate_state=True)
+    step(model, array)
+    assert model.weight.is_deleted() and model.bias.is_deleted() and not array.is_deleted()
+
+
+ON_A_MESH = """
+import jax, jax.numpy as jnp, pax_export as pax
+from jax.sharding import NamedSharding, PartitionSpec as P
+from pax_export import transforms as T
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+layer = pax.Linear(16, 32).with_sharding(weight=("data", "model"))
+double = T.jit(lambda layer: layer.map(lambda leaf: 2 * leaf), constrain_state=True)
+with jax.set_mesh(mesh):
+    new = double(layer)
+assert new.weight.sharding.is_equivalent_to(NamedSharding(mesh, P("data", "model")), 2)
+assert {shard.data.shape for shard in new.weight.addressable_shards} == {(8, 8)}
+assert new.bias.sharding.is_equivalent_to(NamedSharding(mesh, P()), 1)
+assert bool(jnp.all(new.weight == 2 * layer.weight))
+
+bound = T.jit(
+    lambda layer: layer, in_shardings=(T.get_named_sharding(layer, mesh),),
+    out_shardings=NamedSharding(mesh, P()),
+)
+assert {shard.data.shape for shard in bound(layer).weight.addressable_shards} == {(16, 32)}
+
+def split_rows(layer):
+    rows = NamedSharding(mesh, P(("data", "model")))
+    return layer.replace(weight=jax.lax.with_sharding_constraint(layer.weight, rows))
+
+new = T.jit(lambda layer: layer.map(jnp.sin), constrain_state=split_rows)(layer)
+assert {shard.data.shape for shard in new.weight.addressable_shards} == {(2, 32)}
+stacked = T.Vmap(
+    lambda: pax.Linear(16, 32).with_sharding(weight=("data", "model")), axis_size=3,
+    transform_metadata={T.PARTITION_NAME: None},
+)()
+placed = jax.device_put(stacked, T.get_named_sharding(stacked, mesh)).vmap_module.weight
+assert {shard.data.shape for shard in placed.addressable_shards} == {(3, 8, 8)}
+"""
+
+
+def test_j3_constrained_state():
+    root = Path(__file__).parent.parent.parent
+    code = f"import jax; jax.config.update('jax_num_cpu_devices', 8)\n{ON_A_MESH}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- vmap -------------------------------------------------------------------------------
+
+
+def test_v1_layers_are_those_built_one_by_one():
+    seeded()
+    layers = T.Vmap(pax.Linear, axis_size=5)(3, 4)
+    assert isinstance(layers, T.Vmap)
+    weight = layers.vmap_module.weight
+    assert weight.shape == (5, 3, 4)
+    assert len(np.unique(np.asarray(weight), axis=0)) == 5
+    for i in range(5):
+        seeded()
+        with T.rng_fold(i):
+            assert_close(at(layers.vmap_module, i), pax.Linear(3, 4))
+
+
+def test_v2_one_key_for_all():
+    weight = T.Vmap(pax.Linear, axis_size=5, split_rngs=None)(3, 4).vmap_module.weight
+    np.testing.assert_allclose(weight, jnp.broadcast_to(weight[0], weight.shape), rtol=1e-6)
+
+
+def test_v3_axes_of_single_leaves():
+    layers = T.Vmap(
+        pax.Linear, axis_size=3, state_axes={"weight": 2, "bias": 1}, in_axes=(0, None)
+    )(3, 4)
+    assert layers.vmap_module.weight.shape == (3, 4, 3)
+    assert layers.vmap_module.bias.shape == (4, 3)
+    xs = batch(2, 3)
+    one = pax.Linear(3, 4).replace(
+        weight=layers.vmap_module.weight[:, :, 1], bias=layers.vmap_module.bias[:, 1]
+    )
+    assert_close(layers(xs)[1], one(xs))
+
+
+def test_v5_state_that_no_axis_covers():
+    net, xs = Block(4), batch(5, 3, 4)
+
+    def call(net, x):
+        y = net(x)
+        return net, y
+
+    with pytest.raises(ValueError) as error:
+        T.vmap(call, state_axes={T.RngState: 0})(net, xs)
+    assert "bn.ema_mean.averages is not covered by state_axes" in str(error.value)
+
+    def call_and_average(norm, x):
+        norm(x)
+        for ema in (norm.ema_mean, norm.ema_var):
+            ema.averages = jax.lax.pmean(ema.averages, "batch")
+        return norm
+
+    norm = pax.BatchNorm1D(4)
+    mapped = T.vmap(call_and_average, state_axes={}, axis_name="batch")
+    new = mapped(norm, xs[:, None])
+    expected = (norm % xs.reshape(1, -1, 4))[0]
+    assert_close(new.ema_mean, expected.ema_mean)
+
+
+def test_v9_calls_outside_of_pure():
+    norms = T.Vmap(pax.BatchNorm1D, axis_size=5)(4)
+    xs = batch(5, 2, 3, 4)
+    with pytest.raises(ValueError, match="immutable module"):
+        norms(xs)
+    new, y = norms % xs
+    assert (norms.vmap_module.ema_mean.averages == 0).all()
+    for i in range(5):
+        one, y_of_one = pax.BatchNorm1D(4) % xs[i]
+        assert_close(at(new.vmap_module, i), one)
+        assert_close(y[i], y_of_one)
+    assert norms.eval()(xs).shape == xs.shape
+
+
+def test_v11_typed_and_legacy_keys():
+    def typed():
+        return pax.RngSeq(rng_key=jax.random.wrap_key_data(pax.next_rng_key()))
+
+    for ctor, shape in ((typed, (5,)), (pax.RngSeq, (5, 2))):
+        streams = T.Vmap(ctor, axis_size=5)()
+        assert streams.vmap_module._rng_key.shape == shape
+        streams, drawn = pax.module_and_value(streams.call.next_rng_key)()
+        assert drawn.shape == shape == streams.vmap_module._rng_key.shape
+        assert distinct(drawn) == distinct(streams.vmap_module._rng_key) == 5
+        one = ctor()
+        drawn = T.vmap(lambda stream: stream.next_rng_key(), state_axes={}, axis_size=5)(one)
+        assert drawn.shape == shape and distinct(drawn) == 5
+
+
+def distinct(keys):
+    if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        keys = jax.random.key_data(keys)
+    return len(np.unique(np.asarray(keys), axis=0))
+
+
+# --- scan -------------------------------------------------------------------------------
+
+
+def test_s1_equal_to_the_loop():
+    net = T.Scan(Carry, length=5)(4)
+    new, (y, nothing) = net % x
+    layers, expected = in_a_loop([at(net.scan_module, i) for i in range(5)], x)
+    assert nothing is None
+    assert_close(y, expected)
+    assert_close(new.scan_module, stacked(layers))
+
+
+def test_s2_shared_state():
+    net = T.Scan(Carry, length=5, state_axes={T.Param: 0})(4)
+    inner = net.scan_module
+    assert inner.linear.weight.shape == (5, 4, 4)
+    assert inner.dropout.rng_key.shape == (2,) and inner.bn.ema_mean.averages.shape == (1, 1, 4)
+    new, (y, _) = net % x
+
+    state, expected = inner, x
+    for i in range(5):
+        parameters = at(inner.parameters(), i)
+        state, (expected, _) = (state | parameters) % expected
+    assert_close(y, expected)
+    assert_close(new.scan_module.bn.ema_var, state.bn.ema_var)
+    assert_same(new.scan_module.dropout, state.dropout)
+
+
+class WithNode(pax.Module):
+    parameters = pax.parameters_method()
+
+    def __init__(self):
+        super().__init__()
+        self.linear = pax.Linear(3, 3)
+        self.node = jnp.ones(2)
+
+    def __call__(self, x, a, b):
+        assert (x.shape, a.shape, b.shape) == ((1, 3), (1, 3), (3,))
+        x = self.linear(x + a + b)
+        return x, (x, x)
+
+
+def test_s3_axes_of_inputs_and_outputs():
+    net = T.Scan(
+        WithNode,
+        length=5,
+        state_axes={"node": None, ...: 0},
+        in_axes=(None, None, 0, None),
+        out_axes=(1, 2),
+    )()
+    a, b = batch(5, 1, 3), batch(3)
+    y, (first, second) = net(batch(1, 3), a, b)
+    assert first.shape == (1, 5, 3) and second.shape == (1, 3, 5)
+    assert net.scan_module.node.shape == (2,)
+    expected = batch(1, 3)
+    for i in range(5):
+        expected = at(net.scan_module.linear, i)(expected + a[i] + b)
+        assert_close(first[:, i], expected)
+        assert_close(second[..., i], expected)
+    assert_close(y, expected)
+
+
+@pytest.mark.parametrize("options", [{"reverse": True}, {"unroll": 4}, {"unroll": True}])
+def test_s6_reverse_and_unroll(options):
+    net = T.Scan(Carry, length=5, **options)(4)
+    new, (y, _) = net % x
+    order = range(5)[::-1] if options.get("reverse") else range(5)
+    layers, expected = in_a_loop([at(net.scan_module, i) for i in order], x)
+    assert_close(y, expected)
+    assert_close(new.scan_module, stacked([layers[i] for i in order]))
+
+
+def test_s9_names_of_the_stacked_axis():
+    inside = []
+
+    class Layer(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = pax.Linear(4, 4).with_sharding(weight=("din", "dout"))
+
+        def __call__(self, x):
+            inside.append(T.get_partition_spec(self.linear).weight)
+            return self.linear(x), None
+
+    for label in ("layers", None):
+        metadata = {} if label is None else {T.PARTITION_NAME: label}
+        net = T.Scan(Layer, length=3, transform_metadata=metadata)()
+        new, _ = net % x
+        for each in (net, new):
+            specs = T.get_partition_spec(each).scan_module.linear
+            assert specs.weight == PartitionSpec(label, "din", "dout")
+            assert specs.bias == PartitionSpec()
+        assert tree_structure(new) == tree_structure(net)
+    assert set(inside) == {PartitionSpec("din", "dout")}
+
+
+def test_s11_a_training_loop():
+    import optax
+
+    adam = pax.optim.from_optax(optax.adam(0.1))
+    update = pax.build_update_fn(lambda net, x: (jnp.sum(net(x) ** 2), (net.weight.sum(), net)))
+
+    def step(state, x):
+        net, optimizer, total = update(*state, x)
+        return (net, optimizer), total
+
+    net, batches = pax.Linear(4, 4), batch(6, 3, 4)
+    start = state = (net, adam(net.parameters()))
+    totals = []
+    for each in batches:
+        state, total = step(state, each)
+        totals.append(total)
+    scanned, stacked_totals = T.scan(step)(start, batches)
+    assert_close(scanned, state)
+    assert_close(stacked_totals, jnp.stack(totals))
+
+
+def test_s12_vmap_of_scan():
+    nets = T.Vmap(T.Scan(Carry, length=3), axis_size=2)(4)
+    inner = nets.vmap_module.scan_module
+    assert inner.linear.weight.shape == (2, 3, 4, 4) and inner.dropout.rng_key.shape == (2, 3, 2)
+    xs = batch(2, 3, 4)
+    new, (y, _) = nets % xs
+    for i in range(2):
+        layers, expected = in_a_loop([at(at(inner, i), j) for j in range(3)], xs[i])
+        assert_close(y[i], expected)
+        assert_close(at(new.vmap_module.scan_module, i), stacked(layers))
+
+
+# --- remat ------------------------------------------------------------------------------
+
+
+class Sine(pax.Linear):
+    def __call__(self, x):
+        return jnp.sin(super().__call__(x))
+
+
+def test_r1_what_is_computed_again():
+    def products(ctor):
+        program = jax.make_jaxpr(T.grad(lambda layer, x: layer(x).sum()))(ctor(4, 4), x)
+        return str(program).count("dot_general[")
+
+    keep_all = functools.partial(T.Remat, policy=jax.checkpoint_policies.everything_saveable)
+    assert [products(ctor) for ctor in (Sine, T.Remat(Sine), keep_all(Sine))] == [2, 3, 2]
+
+
+def test_r2_scan_of_remat():
+    results = []
+    for ctor in (Carry, T.Remat(Carry)):
+        seeded()
+        net = T.Scan(ctor, length=3)(4)
+
+        def loss(net, x):
+            y, _ = net(x)
+            return jnp.sum(y**2), (net, y)
+
+        grads, (new, y) = T.grad(loss, has_aux=True)(net, x)
+        results.append((tree_leaves(grads), tree_leaves(new), y))
+    assert_close(*results)
+    assert net.scan_module.remat_module.linear.weight.shape == (3, 4, 4)
+
+
+class Deep(pax.Module):
+    @functools.partial(T.vmap, axis_size=5)
+    def __init__(self):
+        super().__init__()
+        self.linear = pax.Linear(3, 3)
+
+    @functools.partial(T.scan, carry_argnum=1)
+    @T.remat
+    def __call__(self, x):
+        return jnp.sin(self.linear(x)), None
+
+
+def test_r4_decorated_methods():
+    net, x = Deep(), batch(2, 3)
+    assert net.linear.weight.shape == (5, 3, 3)
+    expected = x
+    for i in range(5):
+        expected = jnp.sin(at(net.linear, i)(expected))
+    assert_close(net(x)[0], expected)
+
+
+# --- all --------------------------------------------------------------------------------
+
+
+def test_m1_other_methods_through_nested_wrappers():
+    nets, xs = T.Vmap(T.Remat(Block), axis_size=2)(4), batch(2, 3, 4)
+    new, y = pax.module_and_value(nets.call.enc)(xs)
+    linear = nets.vmap_module.remat_module.linear
+    assert_close(y, jnp.stack([at(linear, i)(xs[i]) for i in range(2)]))
+    assert_same(new, nets)
+    new, y = pax.module_and_value(lambda nets, xs: nets.call.enc(xs))(nets, xs)
+    assert y.shape == (2, 3, 4)
+    with pytest.raises(AttributeError, match="'Block' has no method 'decode'"):
+        _ = nets.call.decode
+
+
+@pytest.mark.parametrize(
+    "build, shape",
+    [
+        (lambda: T.Scan(Carry, length=3)(4), "b, 4"),
+        (lambda: T.Vmap(Block, axis_size=2, in_axes=(0, None))(4), "b, 4"),
+    ],
+    ids=["Scan", "Vmap"],
+)
+def test_m2_export(build, shape):
+    net = build().eval()
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: net(x)))(spec)
+    again = jax.export.deserialize(exported.serialize())
+    for size in (1, 6):
+        inputs = batch(size, 4)
+        assert_same(again.call(inputs), jax.jit(lambda x: net(x))(inputs))
+
+
+def test_m3_pickle_and_shapes():
+    net = T.Scan(T.Remat(Carry), length=3, state_axes={T.Param: 0, T.Not("bn"): None})(4)
+    again = pickle.loads(pickle.dumps(net))
+    assert_same(again, net)
+    assert_same((again % x)[1], (net % x)[1])
+    shapes = jax.eval_shape(lambda: T.Scan(Carry, length=3)(4))
+    assert tree_structure(shapes) == tree_structure(T.Scan(Carry, length=3)(4))
+    assert shapes.scan_module.linear.weight.shape == (3, 4, 4)
+    assert EmptyNode() == shapes.parameters().scan_module.dropout.rng_key
