@@ -17,6 +17,7 @@ import pax_export.experimental as experimental
 import pax_export.nets as nets
 import pax_export.optim as optim
 import pax_export.precision as precision
+import pax_export.sharding as sharding
 import pax_export.transforms as transforms
 import pax_export.utils as utils
 import pax_export.weights as weights
@@ -137,6 +138,7 @@ __all__ = [
     "scan",
     "seed_rng_key",
     "select_parameters",
+    "sharding",
     "transforms",
     "unfreeze_parameters",
     "unwrap_mp_policy",

@@ -144,6 +144,10 @@ class UncoveredStateError(InvalidArgumentError):
     """A leaf of a module may differ from call to call, and no axis says how to stack it."""
 
 
+class ShardingError(InvalidArgumentError):
+    """An array cannot lie on a mesh as a spec says, or a rule is for no array."""
+
+
 class NotPicklableError(PaxError, TypeError, AttributeError):
     """Something made on the spot was to be pickled, and no name leads to it."""
 

@@ -1,0 +1,70 @@
+"""Rules for what belongs to parameters: the state of an optimizer, gradients, averages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pax_export.core._partition import Spec
+from pax_export.sharding._placements import Placement, placements
+from pax_export.sharding._places import Place, places
+from pax_export.sharding._rules import Match, Rules, Sizes
+
+
+def following(model: Any, rules: Any = None) -> Rules:
+    """Rules by which the state of an optimizer lies as the parameters do.
+
+    A leaf follows a parameter of its shape whose path its own path ends with: the
+    momentum ``state.0.trace.fc.weight`` follows ``fc.weight``.  All other leaves,
+    such as counters, are replicated.
+
+    Args:
+        model: the model, or its abstract module of `jax.eval_shape`.
+        rules: the rules by which it lies on its mesh.
+
+    Example:
+        >>> import jax, optax, pax_export as pax
+        >>> mesh = pax.sharding.make_mesh(data=len(jax.devices()))
+        >>> rules = pax.sharding.fully_sharded(min_size=1)
+        >>> net = pax.sharding.shard(pax.Linear(8, 8 * mesh.size), mesh, rules)
+        >>> adam = pax.optim.from_optax(optax.adam(1e-3))(net.parameters())
+        >>> adam = pax.sharding.shard(adam, mesh, pax.sharding.following(net, rules))
+        >>> adam.state[0].mu.weight.sharding == net.weight.sharding
+        True
+    """
+    return Following(tuple(places(model)), Rules.of(rules))
+
+
+@dataclass(frozen=True)
+class Following(Rules):
+    """The specs of parameters, for leaves whose path ends with theirs."""
+
+    leaders: tuple[Place, ...]
+    rules: Rules
+    must_match = False
+
+    def bound(self, sizes: Sizes) -> Rules:
+        """With the specs that the parameters have on this mesh."""
+        found = placements(self.leaders, sizes, self.rules)
+        return Followers({leader.place.steps: leader for leader in found})
+
+    def __str__(self) -> str:
+        return f"following({self.rules})"
+
+
+@dataclass(frozen=True)
+class Followers(Rules):
+    """The specs of parameters on a mesh."""
+
+    leaders: Mapping[tuple[str, ...], Placement]
+    must_match = False
+    overrides = True  # of what is declared for the parameters, not for a leaf of another shape
+
+    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
+        """What the parameter at the longest end of the leaf's path has."""
+        for start in range(len(place.steps)):
+            leader = self.leaders.get(place.steps[start:])
+            if leader is not None and leader.place.shape == place.shape:
+                return leader.match
+        return None

@@ -1,0 +1,95 @@
+"""Building a model on a mesh, so that no device ever holds all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import tree_flatten
+
+from pax_export._jax import call_with_constants, jaxpr_constants
+from pax_export.sharding._agreement import require_same_program
+from pax_export.sharding._mesh import require_devices
+from pax_export.sharding._placements import shardings_of_leaves
+
+T = TypeVar("T")
+
+
+def init(constructor: Callable[[], T], mesh: Mesh, rules: Any = None) -> T:
+    """Builds a module whose arrays lie on a mesh from the first.
+
+    The constructor is traced once and compiled; each device computes its own parts
+    of the initial values.  They are those of ``constructor()``, and the ambient
+    stream of keys goes on as after it.  With several processes each one calls
+    this, from the same seed.
+
+    Args:
+        constructor: builds a module, or a pytree of modules and arrays, without
+            arguments.  Like any traced function it cannot look at the values of
+            arrays that it makes.
+        mesh: a `jax.sharding.Mesh`.
+        rules: `Rules`, or a mapping; see `Rules.of`.
+
+    Returns:
+        What the constructor builds.
+
+    Raises:
+        ShardingError: (a ValueError) a rule is for no leaf, a spec does not fit
+            its leaf or the mesh, or two processes build different models.
+        InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
+
+    Example:
+        >>> import jax, optax, pax_export as pax
+        >>> mesh = pax.sharding.make_mesh(data=len(jax.devices()))
+        >>> rules = pax.sharding.fully_sharded()
+        >>> net = pax.sharding.init(lambda: pax.Linear(64, 128 * mesh.size), mesh, rules)
+        >>> net.weight.sharding.shard_shape(net.weight.shape)
+        (64, 128)
+        >>> adam = pax.optim.from_optax(optax.adam(1e-3))
+        >>> rules = pax.sharding.following(net, rules)
+        >>> optimizer = pax.sharding.init(lambda: adam(net.parameters()), mesh, rules)
+    """
+    program = program_of(constructor, mesh, rules)
+    lowered = program.lowered()
+    require_same_program(lowered.as_text(), mesh)
+    return program.treedef.unflatten(lowered.compile()(program.constants))
+
+
+@dataclass(frozen=True)
+class Program:
+    """What computes the leaves of a new module.
+
+    Attributes:
+        function: from the constants to the leaves.
+        constants: the arrays that the constructor took from outside.
+        shardings: of the leaves.
+        treedef: of the module.
+    """
+
+    function: Callable[[list[Any]], list[Any]]
+    constants: list[Any]
+    shardings: list[NamedSharding]
+    treedef: Any
+
+    def lowered(self) -> Any:
+        """The program for the devices of its mesh, to be compiled."""
+        return jax.jit(self.function, out_shardings=self.shardings).lower(self.constants)
+
+
+def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: Any) -> Program:
+    """What `init` compiles."""
+    require_devices(mesh)
+    # A new function each time: jax would not trace one that it knows again, and
+    # two models of one constructor would have the same keys.
+    traced, made = jax.make_jaxpr(lambda: constructor(), return_shape=True)()
+    found = shardings_of_leaves(made, mesh, rules)
+    constants = list({id(x): x for x in jaxpr_constants(traced)}.values())
+    ids = [id(x) for x in constants]
+
+    def build(values: list[Any]) -> list[Any]:
+        return call_with_constants(traced, dict(zip(ids, values)), ())
+
+    return Program(build, constants, found, tree_flatten(made)[1])

@@ -1,0 +1,141 @@
+"""Meshes: devices in rows and columns, each direction with a name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from pax_export._errors import InvalidArgumentTypeError, ShardingError
+
+
+def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:
+    """A mesh of devices whose shardings the compiler completes.
+
+    It differs from what `jax.make_mesh` gives since jax 0.9: its axes are of type
+    Auto, so that a model written for one device runs on it unchanged.  (On Explicit
+    axes jax asks for the sharding of each result that is not clear.)
+
+    Args:
+        devices: the devices; all of `jax.devices()` by default.
+        **axes: the size of each axis, by its name; one of them may be -1, for
+            what the others leave.
+
+    Raises:
+        ShardingError: (a ValueError) the sizes do not make up the devices.
+        InvalidArgumentTypeError: (a TypeError) a size is no integer.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.sharding.make_mesh(data=-1, model=1).axis_names
+        ('data', 'model')
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = _completed(axes, len(devices))
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+
+
+def abstract_mesh(**axes: int) -> AbstractMesh:
+    """A mesh without devices, to plan with: for `table`, and for compiling.
+
+    Args:
+        **axes: the size of each axis, by its name.
+
+    Raises:
+        ShardingError: (a ValueError) no axes, or a size below one.
+        InvalidArgumentTypeError: (a TypeError) a size is no integer.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.sharding.abstract_mesh(data=64, model=8).size
+        512
+    """
+    sizes = _completed(axes, None)
+    types = (AxisType.Auto,) * len(sizes)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+
+
+def _completed(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
+    """The sizes, with what -1 stands for."""
+    for name, size in axes.items():
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise InvalidArgumentTypeError(
+                "The size of a mesh axis must be an integer.",
+                where=name,
+                got=f"{type(size).__name__}: {size!r}",
+                write="make_mesh(data=4, model=2)",
+            )
+    sizes = dict(axes)
+    unknown = [name for name, size in sizes.items() if size == -1]
+    rest = math.prod([size for size in sizes.values() if size != -1])
+    if devices is not None and len(unknown) == 1 and rest > 0 and devices % rest == 0:
+        sizes[unknown[0]] = devices // rest
+    if any(size < 1 for size in sizes.values()) or not sizes:
+        raise _no_mesh(axes, devices)
+    if devices is not None and math.prod(sizes.values()) != devices:
+        raise _no_mesh(axes, devices)
+    return sizes
+
+
+def _no_mesh(axes: Mapping[str, int], devices: int | None) -> ShardingError:
+    given = ", ".join([f"{name}={size}" for name, size in axes.items()]) or "no axes"
+    if devices is None:
+        return ShardingError(
+            "An abstract mesh needs the size of each axis, at least one.",
+            got=given,
+            write="abstract_mesh(data=64, model=8)",
+        )
+    return ShardingError(
+        "The sizes of the axes must multiply to the number of devices.",
+        got=f"{given} for {devices} devices",
+        write="make_mesh(data=-1, model=2), where -1 stands for what is left, or "
+        "devices=jax.devices()[:n] for some of them",
+    )
+
+
+def sizes_of(mesh: Any) -> dict[str, int]:
+    """The size of each axis of a mesh.
+
+    Raises:
+        InvalidArgumentTypeError: (a TypeError) it is no mesh.
+    """
+    if not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise InvalidArgumentTypeError(
+            "This is no mesh.",
+            got=f"{type(mesh).__name__}: {mesh!r}"[:120],
+            write="pax.sharding.make_mesh(data=4, model=2), or a jax.sharding.Mesh",
+        )
+    return dict(mesh.shape)
+
+
+def require_devices(mesh: Any) -> None:
+    """Raises unless a mesh has devices.
+
+    Raises:
+        InvalidArgumentTypeError: (a TypeError) it is abstract.
+    """
+    if isinstance(mesh, AbstractMesh):
+        raise InvalidArgumentTypeError(
+            "Arrays need a mesh of devices.",
+            got=f"an abstract mesh of {mesh.size}",
+            write="pax.sharding.make_mesh(...); only a module of jax.eval_shape needs no devices",
+        )
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """The axes of a mesh in words: ``data=4, model=2``."""
+    return ", ".join([f"{name}={size}" for name, size in sizes.items()])
+
+
+def names_in(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that an entry of a spec names."""
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def parts_of(entry: Any, sizes: Mapping[str, int]) -> int:
+    """Into how many parts an entry of a spec splits its axis."""
+    return math.prod([sizes[name] for name in names_in(entry)])

@@ -1,0 +1,114 @@
+"""Placements: every leaf with its spec on one mesh, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pax_export.core._partition import Spec
+from pax_export.sharding._bad_specs import require_fit
+from pax_export.sharding._mesh import parts_of, sizes_of
+from pax_export.sharding._places import Place, places
+from pax_export.sharding._rules import Match, Rules, Sizes
+from pax_export.sharding._unused import require_used
+
+DECLARED = "with_sharding"
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A leaf and how it lies on a mesh.
+
+    Attributes:
+        place: the leaf.
+        match: its spec and the rules that gave it; no rules if the module
+            declares it; None if there is neither.
+    """
+
+    place: Place
+    match: Match | None
+
+    @property
+    def spec(self) -> Spec:
+        """The spec; an empty one, replicated, where nothing is said."""
+        return () if self.match is None else self.match.spec
+
+    @property
+    def source(self) -> str:
+        """What gave the spec, in words; empty where nothing is said."""
+        if self.match is None:
+            return ""
+        names = " & ".join(map(str, self.match.rules)) or DECLARED
+        return f"{names}: {self.match.note}" if self.match.note else names
+
+    def shard_shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """The shape of what one device holds."""
+        shape = list(self.place.shape)
+        for axis, entry in enumerate(self.spec):
+            shape[axis] //= parts_of(entry, sizes)
+        return tuple(shape)
+
+
+def placements(leaves: Sequence[Place], sizes: Sizes, rules: Rules) -> list[Placement]:
+    """The specs of leaves.
+
+    What a module declares counts most, then the rules; what neither is for is
+    replicated.
+
+    Raises:
+        ShardingError: (a ValueError) a rule is for no leaf, or a spec does not
+            fit its leaf or the mesh.
+    """
+    bound = rules.bound(sizes)
+    found = [Placement(place, _match(place, sizes, bound)) for place in leaves]
+    for placement in found:
+        require_fit(placement.place, placement.spec, placement.source, sizes)
+    require_used(bound, sizes, [(each.place, each.match) for each in found])
+    return found
+
+
+def _match(place: Place, sizes: Sizes, rules: Rules) -> Match | None:
+    if place.declared is not None and not rules.overrides:
+        return Match(place.declared, ())
+    return rules.match(place, sizes, ())
+
+
+def shardings(tree: Any, mesh: Any, rules: Any = None) -> Any:
+    """How the leaves of a tree lie on a mesh.
+
+    Args:
+        tree: a module, or a pytree of modules and arrays; abstract ones of
+            `jax.eval_shape` too.
+        mesh: a `jax.sharding.Mesh`, or an abstract one.
+        rules: `Rules`, or a mapping; see `Rules.of`.  What a module declares by
+            `with_sharding` counts more.
+
+    Returns:
+        The same pytree with a `jax.sharding.NamedSharding` for each array, as
+        ``in_shardings`` and ``out_shardings`` of `jax.jit` take it.
+
+    Raises:
+        ShardingError: (a ValueError) a rule is for no leaf, or a spec does not
+            fit its leaf or the mesh.
+        InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
+
+    Example:
+        >>> import pax_export as pax
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = pax.sharding.make_mesh(model=1, devices=jax.devices()[:1])
+        >>> tree = pax.sharding.shardings(pax.Linear(4, 8), mesh, {"weight": P(None, "model")})
+        >>> tuple(tree.weight.spec), tuple(tree.bias.spec)
+        ((None, 'model'), ())
+    """
+    treedef = jax.tree_util.tree_structure(tree)
+    return treedef.unflatten(shardings_of_leaves(tree, mesh, rules))
+
+
+def shardings_of_leaves(tree: Any, mesh: Any, rules: Any) -> list[NamedSharding]:
+    """The sharding of each leaf, in tree order."""
+    found = placements(places(tree), sizes_of(mesh), Rules.of(rules))
+    return [NamedSharding(mesh, PartitionSpec(*each.spec)) for each in found]

@@ -1,0 +1,277 @@
+"""Rules: which leaf gets which partition spec.
+
+A rule looks at one leaf and says its spec, or nothing.  Rules are put together
+by ``|`` (the second for what the first leaves out) and ``&`` (the second for
+the axes that the first leaves whole).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core._partition import Spec
+from pax_export.core._tree import Node
+from pax_export.sharding._places import Place
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Match:
+    """What rules say of a leaf.
+
+    Attributes:
+        spec: its partition spec, an entry for each axis from the first.
+        rules: the rules that gave it.
+        note: why an axis that a rule would split stays whole.
+    """
+
+    spec: Spec
+    rules: tuple[Rules, ...]
+    note: str = ""
+
+
+class Rules:
+    """Says for the leaves of a module how they lie on a mesh.
+
+    The functions of this room that take rules take a mapping as well, from
+    paths and classes to specs; ``Rules.of(mapping)`` is this as an object, which
+    can be put together with others: ``a | b`` is ``a``, and ``b`` for the leaves
+    of which ``a`` says nothing; ``a & b`` is ``a``, with ``b`` for the axes that
+    ``a`` leaves whole.
+
+    Example:
+        >>> import pax_export as pax
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mine = pax.sharding.Rules.of({"*.head.weight": P("model", None)})
+        >>> print(mine | pax.sharding.tensor_parallel() & pax.sharding.fully_sharded())
+        '*.head.weight' | tensor_parallel & fully_sharded
+    """
+
+    @staticmethod
+    def of(rules: Any) -> Rules:
+        """The rules that a mapping stands for.
+
+        Args:
+            rules: a mapping, rules, or None for no rules.  Its keys are
+
+                * paths in which ``*``, ``?`` and ``[abc]`` stand for text, dots
+                  included: ``"*.attention.*.weight"``,
+                * classes of modules.
+
+                The value is a spec, for a class the spec of its ``weight``; or
+                for a class a mapping from paths below it to specs.  The first
+                key that is for a leaf counts.
+
+        Raises:
+            InvalidArgumentTypeError: (a TypeError) something else.
+        """
+        if isinstance(rules, Rules):
+            return rules
+        if rules is None:
+            return Either(())
+        if not isinstance(rules, Mapping):
+            raise InvalidArgumentTypeError(
+                "Rules are a mapping from paths and classes to partition specs.",
+                got=f"{type(rules).__name__}: {rules!r}"[:120],
+                write='{"*.attention.*.weight": P(None, "model"), pax.Embed: P("model", None)}',
+            )
+        return Either(tuple([rule for pair in rules.items() for rule in _rules_of(*pair)]))
+
+    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
+        """What this says of a leaf.
+
+        Args:
+            place: the leaf.
+            sizes: the axes of the mesh.
+            taken: the spec that it has already; what is None in it is free.
+        """
+        raise NotImplementedError
+
+    def parts(self) -> Iterator[Rules]:
+        """The rules of which this is made."""
+        yield self
+
+    def bound(self, sizes: Sizes) -> Rules:
+        """The same for one mesh."""
+        return self
+
+    #: Whether it is a mistake if it is for no leaf.
+    must_match = True
+    #: Whether it counts more than what a module declares by `with_sharding`.
+    overrides = False
+
+    def __or__(self, other: Any) -> Rules:
+        return Either((*_alternatives(self), *_alternatives(Rules.of(other))))
+
+    def __ror__(self, other: Any) -> Rules:
+        return Rules.of(other) | self
+
+    def __and__(self, other: Any) -> Rules:
+        return Both(self, Rules.of(other))
+
+    def __rand__(self, other: Any) -> Rules:
+        return Both(Rules.of(other), self)
+
+
+def _alternatives(rules: Rules) -> tuple[Rules, ...]:
+    return rules.alternatives if isinstance(rules, Either) else (rules,)
+
+
+@dataclass(frozen=True)
+class Either(Rules):
+    """The first rule that is for a leaf."""
+
+    alternatives: tuple[Rules, ...]
+
+    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
+        """The first match."""
+        matches = (rule.match(place, sizes, taken) for rule in self.alternatives)
+        return next((match for match in matches if match is not None), None)
+
+    def parts(self) -> Iterator[Rules]:
+        """Those of all."""
+        for rule in self.alternatives:
+            yield from rule.parts()
+
+    def bound(self, sizes: Sizes) -> Rules:
+        """All, bound."""
+        return Either(tuple([rule.bound(sizes) for rule in self.alternatives]))
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.alternatives)) or "no rules"
+
+
+@dataclass(frozen=True)
+class Both(Rules):
+    """One rule, and another for the axes that the first leaves whole."""
+
+    first: Rules
+    second: Rules
+
+    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
+        """What both say; either may say nothing."""
+        a = self.first.match(place, sizes, taken)
+        b = self.second.match(place, sizes, taken if a is None else a.spec)
+        if a is None or b is None:
+            return a or b
+        if b.spec == a.spec:
+            return a
+        if not any(entry is not None for entry in a.spec):
+            return replace(b, note=b.note or a.note)
+        return Match(b.spec, a.rules + b.rules, a.note or b.note)
+
+    def parts(self) -> Iterator[Rules]:
+        """Those of the first, then of the second."""
+        yield from self.first.parts()
+        yield from self.second.parts()
+
+    def bound(self, sizes: Sizes) -> Rules:
+        """Both, bound."""
+        return Both(self.first.bound(sizes), self.second.bound(sizes))
+
+    def __str__(self) -> str:
+        return f"{self.first} & {self.second}"
+
+
+@dataclass(frozen=True)
+class PathRule(Rules):
+    """A spec for the leaves whose path fits a pattern."""
+
+    pattern: str
+    spec: Spec
+
+    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
+        """The spec, if the path fits."""
+        if not fnmatchcase(".".join(place.steps), self.pattern):
+            return None
+        return Match(merged(taken, self.spec), (self,))
+
+    def __str__(self) -> str:
+        return repr(self.pattern)
+
+
+@dataclass(frozen=True)
+class ClassRule(Rules):
+    """A spec for the leaves of modules of a class whose path below fits a pattern."""
+
+    cls: type
+    pattern: str
+    spec: Spec
+
+    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
+        """The spec, if such a module is around the leaf; stacked axes stay whole."""
+        for owner in reversed(place.owners):
+            if isinstance(owner.module, self.cls):
+                if fnmatchcase(place.name_in(owner), self.pattern):
+                    return Match(merged(taken, on_own_axes(place, self.spec)), (self,))
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.cls.__qualname__}.{self.pattern}"
+
+
+def _rules_of(key: Any, value: Any) -> list[Rules]:
+    """The rules of one entry of a mapping."""
+    if isinstance(key, str):
+        return [PathRule(key, as_spec(value, repr(key)))]
+    if not (isinstance(key, type) and issubclass(key, Node)):
+        raise InvalidArgumentTypeError(
+            "A rule is for a path or for a class of modules.",
+            got=f"{type(key).__name__}: {key!r}"[:120],
+            write='"*.attention.*.weight", or pax.Embed',
+        )
+    if not isinstance(value, Mapping):
+        value = {"weight": value}
+    name = key.__qualname__
+    return [ClassRule(key, path, as_spec(spec, f"{name}.{path}")) for path, spec in value.items()]
+
+
+def as_spec(value: Any, where: str) -> Spec:
+    """What a user gave as a partition spec.
+
+    Raises:
+        InvalidArgumentTypeError: (a TypeError) it is none.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, (tuple, PartitionSpec)) and all(map(_is_entry, value)):
+        return tuple(value)
+    raise InvalidArgumentTypeError(
+        "A rule gives a partition spec: for each axis of the array the name of a mesh axis, "
+        "several names, or None.",
+        where=where,
+        got=f"{type(value).__name__}: {value!r}"[:120],
+        write='P(None, "model"), or P() for a replicated array',
+    )
+
+
+def _is_entry(entry: Any) -> bool:
+    if isinstance(entry, tuple):
+        return all(isinstance(name, str) for name in entry)
+    return entry is None or isinstance(entry, str)
+
+
+def merged(taken: Sequence[Any], spec: Sequence[Any]) -> Spec:
+    """A spec whose free entries are those of another one."""
+    if not any(entry is not None for entry in taken):
+        return tuple(spec)
+    length = max(len(taken), len(spec))
+    first, second = [(*each, *[None] * (length - len(each))) for each in (taken, spec)]
+    return tuple([b if a is None else a for a, b in zip(first, second)])
+
+
+def on_own_axes(place: Place, spec: Spec) -> Spec:
+    """A spec for the axes that a module knows, as one for all axes of the array."""
+    if not any(axis is not None for axis in place.stacked) or len(spec) > len(place.own_axes):
+        return spec
+    entries: list[Any] = [None] * len(place.shape)
+    for axis, entry in zip(place.own_axes, spec):
+        entries[axis] = entry
+    return tuple(entries)

@@ -1,0 +1,142 @@
+"""Placing: the leaves of a tree go to the devices that their specs say, and back."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import tree_flatten
+
+from pax_export._jax import is_tracer
+from pax_export.sharding._agreement import require_agreement
+from pax_export.sharding._mesh import require_devices
+from pax_export.sharding._placements import shardings_of_leaves
+
+T = TypeVar("T")
+
+
+def shard(tree: T, mesh: Any, rules: Any = None) -> T:
+    """Places the arrays of a module on a mesh.
+
+    With several processes each one calls this with the same values; each keeps
+    its own part of them.  Arrays that lie on the mesh already are sent to where
+    they belong now.  Inside a jitted function it is a constraint.
+
+    Args:
+        tree: a module, or a pytree of modules and arrays.  Of an abstract one, of
+            `jax.eval_shape`, the leaves get their shardings, as
+            ``jax.jit(step).lower`` and checkpoints take them.
+        mesh: a `jax.sharding.Mesh`; for an abstract module an abstract one, too.
+        rules: `Rules`, or a mapping; see `Rules.of`.  What a module declares by
+            `with_sharding` counts more.  For the state of an optimizer,
+            `following`.
+
+    Returns:
+        The same pytree with placed arrays.  Leaves that no rule is for are
+        replicated; `table` lists them.
+
+    Raises:
+        ShardingError: (a ValueError) a rule is for no leaf, a spec does not fit
+            its leaf or the mesh, or two processes have different values.
+        InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> mesh = pax.sharding.make_mesh(data=len(jax.devices()))
+        >>> net = pax.Linear(64, 128 * mesh.size)
+        >>> net = pax.sharding.shard(net, mesh, pax.sharding.fully_sharded())
+        >>> net.weight.sharding.shard_shape(net.weight.shape)
+        (64, 128)
+    """
+    leaves, treedef = tree_flatten(tree)
+    found = shardings_of_leaves(tree, mesh, rules)
+    if not all(map(_needs_no_device, leaves)):
+        require_devices(mesh)
+    require_agreement([leaf for leaf in leaves if _is_held_here(leaf)], mesh)
+    return treedef.unflatten([_placed(leaf, each) for leaf, each in zip(leaves, found)])
+
+
+def _needs_no_device(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) or is_tracer(leaf)
+
+
+def _is_held_here(leaf: Any) -> bool:
+    """True for values that this process holds whole."""
+    if _needs_no_device(leaf):
+        return False
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def _placed(leaf: Any, sharding: NamedSharding) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    if is_tracer(leaf):
+        return jax.lax.with_sharding_constraint(leaf, sharding)
+    if not _is_held_here(leaf):
+        return jax.jit(_same, out_shardings=sharding)(leaf)
+    if not sharding.is_fully_addressable:
+        return _own_part(leaf, sharding)
+    return jax.device_put(leaf if hasattr(leaf, "dtype") else np.asarray(leaf), sharding)
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _own_part(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """What this process holds of an array that spans several."""
+    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+        data = _own_part(jax.random.key_data(leaf), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    value = np.asarray(leaf)
+    value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def gather(tree: T, *, host: bool = False) -> T:
+    """Brings the arrays of a module together: whole on every device, or in numpy.
+
+    With several processes each one must call it.
+
+    Args:
+        tree: a module, or a pytree of modules and arrays.
+        host: numpy arrays, one leaf at a time, so that a device holds no more than
+            one whole leaf beside what it has.  (Typed random keys stay jax
+            arrays, replicated.)
+
+    Returns:
+        The same pytree.  Arrays that lie on no mesh are those of ``tree``, or
+        copies in numpy.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> mesh = pax.sharding.make_mesh(data=len(jax.devices()))
+        >>> net = pax.Linear(64, 128 * mesh.size)
+        >>> net = pax.sharding.shard(net, mesh, pax.sharding.fully_sharded())
+        >>> pax.sharding.gather(net).weight.is_fully_replicated
+        True
+        >>> type(pax.sharding.gather(net, host=True).weight)
+        <class 'numpy.ndarray'>
+    """
+    leaves, treedef = tree_flatten(tree)
+    return treedef.unflatten([_on_host(x) if host else _replicated(x) for x in leaves])
+
+
+def _replicated(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or not isinstance(leaf.sharding, NamedSharding):
+        return leaf
+    whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    if leaf.is_fully_addressable:
+        return jax.device_put(leaf, whole)
+    return jax.jit(_same, out_shardings=whole)(leaf)
+
+
+def _on_host(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return _replicated(leaf)
+    whole = leaf if leaf.is_fully_addressable else _replicated(leaf)
+    return np.array(whole)  # a copy: a view would keep the device's buffer

@@ -1,0 +1,193 @@
+"""Tables: what each device of a mesh would hold, before anything is placed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pax_export.core._partition import Spec
+from pax_export.sharding._bad_specs import spec_text
+from pax_export.sharding._mesh import mesh_text, sizes_of
+from pax_export.sharding._placements import Placement, placements
+from pax_export.sharding._places import places
+from pax_export.sharding._rules import Rules, Sizes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One leaf of a table.
+
+    Attributes:
+        path: with dots.
+        shape: of the whole array.
+        dtype: its name.
+        spec: the partition spec, as a tuple; ``()`` is replicated.
+        shard_shape: the shape of what one device holds.
+        bytes: of the whole array.
+        bytes_per_device: of what one device holds.
+        rule: what gave the spec, and why an axis stays whole; empty if no rule is
+            for this leaf.
+
+    Example:
+        >>> import pax_export as pax
+        >>> mesh = pax.sharding.abstract_mesh(data=4)
+        >>> table = pax.sharding.table(pax.Linear(8, 2), mesh, {"weight": ("data", None)})
+        >>> table["weight"].shard_shape, table["weight"].bytes_per_device, table["weight"].rule
+        ((2, 2), 16, "'weight'")
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    shard_shape: tuple[int, ...]
+    bytes: int
+    bytes_per_device: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The leaves of a tree on a mesh; ``str(table)`` is the text, ``table[path]`` a row.
+
+    Attributes:
+        mesh: the size of each axis.
+        rows: one for each leaf, in tree order.
+
+    Example:
+        >>> import pax_export as pax
+        >>> mesh = pax.sharding.abstract_mesh(data=4)
+        >>> table = pax.sharding.table(pax.Linear(8, 2), mesh, {"weight": ("data", None)})
+        >>> table.bytes, table.bytes_per_device, table.unmatched
+        (72, 24, ('bias',))
+    """
+
+    mesh: dict[str, int]
+    rows: tuple[Row, ...]
+
+    @property
+    def bytes(self) -> int:
+        """All arrays, each once."""
+        return sum(row.bytes for row in self.rows)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """What one device holds."""
+        return sum(row.bytes_per_device for row in self.rows)
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """The paths that no rule is for; these leaves are replicated."""
+        return tuple([row.path for row in self.rows if not row.rule])
+
+    def __getitem__(self, path: str) -> Row:
+        """Returns the row of a leaf.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for row in self.rows:
+            if row.path == path:
+                return row
+        raise KeyError(path)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join([*_lines(self), *_summary(self)])
+
+
+def table(tree: Any, mesh: Any, rules: Any = None) -> Table:
+    """What each device would hold of a module.
+
+    Nothing is placed or computed: the module may be abstract, and so may the
+    mesh.
+
+    Args:
+        tree: a module, or a pytree of modules and arrays; for a model that is too
+            large to be made, ``jax.eval_shape(constructor)``.
+        mesh: a `jax.sharding.Mesh`, or an `abstract_mesh`.
+        rules: `Rules`, or a mapping; see `Rules.of`.
+
+    Returns:
+        A `Table`.
+
+    Raises:
+        ShardingError: (a ValueError) a rule is for no leaf, or a spec does not
+            fit its leaf or the mesh.
+        InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> net = jax.eval_shape(lambda: pax.Linear(512, 1024))
+        >>> mesh = pax.sharding.abstract_mesh(model=4)
+        >>> print(pax.sharding.table(net, mesh, pax.sharding.tensor_parallel()))
+        leaf    shape        dtype    spec              shard       per device  rule
+        weight  (512, 1024)  float32  P(None, 'model')  (512, 256)  512.0 KiB   tensor_parallel
+        bias    (1024,)      float32  P('model')        (256,)      1.0 KiB     tensor_parallel
+        <BLANKLINE>
+        mesh: model=4, 4 devices
+        513.0 KiB per device of 2.0 MiB
+    """
+    sizes = sizes_of(mesh)
+    found = placements(places(tree), sizes, Rules.of(rules))
+    return Table(sizes, tuple([_row(placement, sizes) for placement in found]))
+
+
+def _row(placement: Placement, sizes: Sizes) -> Row:
+    place, shard = placement.place, placement.shard_shape(sizes)
+    return Row(
+        path=place.name,
+        shape=place.shape,
+        dtype=str(place.dtype),
+        spec=placement.spec,
+        shard_shape=shard,
+        bytes=place.size * place.itemsize,
+        bytes_per_device=math.prod(shard) * place.itemsize,
+        rule=placement.source,
+    )
+
+
+_HEAD = ("leaf", "shape", "dtype", "spec", "shard", "per device", "rule")
+
+
+def _lines(table: Table) -> list[str]:
+    cells = [_HEAD, *map(_cells, table.rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return [
+        "  ".join([cell.ljust(width) for cell, width in zip(line, widths)]).rstrip()
+        for line in cells
+    ]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.path, str(row.shape), row.dtype, spec_text(row.spec), str(row.shard_shape),
+        bytes_text(row.bytes_per_device), row.rule or "none: replicated",
+    )  # fmt: skip
+
+
+def _summary(table: Table) -> list[str]:
+    lines = [
+        "",
+        f"mesh: {mesh_text(table.mesh)}, {math.prod(table.mesh.values())} devices",
+        f"{bytes_text(table.bytes_per_device)} per device of {bytes_text(table.bytes)}",
+    ]
+    if table.unmatched:
+        lines.append(f"no rule is for, so replicated: {', '.join(table.unmatched)}")
+    return lines
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes with its unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
