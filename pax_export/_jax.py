@@ -27,6 +27,7 @@ __all__ = [
     "jaxpr_sources",
     "neutral_platform",
     "read_arguments",
+    "scope_constraints",
     "symbolic_convolutions",
     "trace_state",
 ]
@@ -43,6 +44,11 @@ def is_tracer(value: Any) -> bool:
 def dimension_names(dimension: Any) -> tuple[str, ...]:
     """The variables of a symbolic dimension, sorted."""
     return tuple(sorted(dimension._get_vars()))
+
+
+def scope_constraints(scope: Any) -> tuple[str, ...]:
+    """What may be assumed of the symbolic dimensions of a scope, as it was written."""
+    return tuple(each.debug_str for each in scope._explicit_constraints)
 
 
 def dimension_value(dimension: Any, sizes: Mapping[str, int]) -> int:

@@ -58,6 +58,16 @@ def find(package: str, extra: str, purpose: str) -> ModuleSpec:
     return spec
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported.
+
+    Example:
+        >>> is_installed("json"), is_installed("no_such_package")
+        (True, False)
+    """
+    return importlib.util.find_spec(package) is not None
+
+
 def _missing(package: str, extra: str, purpose: str) -> MissingPackageError:
     return MissingPackageError(
         f"{purpose} needs the package {package!r}, which is not installed.",

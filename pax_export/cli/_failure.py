@@ -47,4 +47,11 @@ def fail(error: PaxError) -> None:
     labels = ("where", "got", "write")
     parts = [f"{label}: {text}" for label in labels if (text := getattr(error, label)) is not None]
     line = error.what + (f" {'; '.join(parts)}" if parts else "")
-    print(f"pax-export: error: {' '.join(line.split())}", file=sys.stderr)
+    print(f"pax-export: error: {printable(' '.join(line.split()))}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """Without the characters that a terminal obeys: names in a file may hold anything."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
+from pax_export._optional import require
 from pax_export.cli import _factory
 from pax_export.cli._failure import DONE, EXIT_CODES, told
 
@@ -78,7 +79,7 @@ def _function(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
 
 def _of_export(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
     from pax_export import export
-    from pax_export.export._structure import collect, rebuild
+    from pax_export.export._nested import collect, rebuild
 
     model = export.load(path)
     signature = model.signatures[_chosen(key, model.signatures)]
@@ -95,9 +96,7 @@ def _of_export(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
 
 
 def _of_foreign(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
-    from pax_export.export._tf_functions import tensorflow
-
-    tf = tensorflow("run")
+    tf = require("tensorflow", "tensorflow", "run")
     try:
         model = tf.saved_model.load(str(path))
     except (OSError, ValueError, KeyError, AttributeError, tf.errors.OpError) as error:
@@ -147,7 +146,7 @@ def _inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.n
 
 
 def _load(file: Path, dtype: str, name: str) -> np.ndarray:
-    from pax_export.export._dtypes import numpy_dtype
+    from pax_export.export._dtype_names import numpy_dtype
 
     try:
         array = np.load(file, allow_pickle=False)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pax_export.cli._failure import DONE, EXIT_CODES, told
+from pax_export.cli._failure import DONE, EXIT_CODES, printable, told
 
 
 def add(commands: Any) -> None:
@@ -48,4 +48,4 @@ def _text(found: Any) -> str:
         shape = ", ".join(map(str, variable.shape))
         mark = " trainable" if variable.trainable else ""
         lines.append(f"    {variable.name}: {variable.dtype}[{shape}]{mark}")
-    return "\n".join(lines)
+    return printable("\n".join(lines))

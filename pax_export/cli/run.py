@@ -6,8 +6,9 @@ import argparse
 import os
 from typing import Any
 
+from pax_export._optional import require
 from pax_export.cli import _run_export
-from pax_export.compat import run
+from pax_export.cli._failure import told
 
 _USAGE = (
     "pax-export run DIR [--input [NAME=]FILE.npy ...] [--signature KEY] [--output FILE.npz]\n"
@@ -50,7 +51,15 @@ def _call(options: argparse.Namespace) -> int:
         return 0
     if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
         options.parser.error("an export or a program is expected: a directory, a file, or -m")
-    return _run_export.main(rest) if _is_export(rest[0]) else run(rest)
+    return _run_export.main(rest) if _is_export(rest[0]) else _program(rest)
+
+
+@told
+def _program(rest: list[str]) -> int:
+    require("jax", "all", "a program written for pax")
+    from pax_export.compat import run  # with jax, which an export of TensorFlow does not need
+
+    return run(rest)
 
 
 def _is_export(path: str) -> bool:

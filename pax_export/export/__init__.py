@@ -11,17 +11,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pax_export.export._bundle import LoadedBundle
+from pax_export._optional import is_installed, require
 from pax_export.export._load import LoadedModel, load
-from pax_export.export._loaded_file import LoadedFile
 from pax_export.export._manifest import Report
-from pax_export.export._remade import renew
-from pax_export.export._retarget import RetargetReport, retarget
-from pax_export.export._spec import spec
-from pax_export.export._to_onnx import to_onnx
-from pax_export.export._to_saved_model import to_saved_model
-from pax_export.export._to_stablehlo import to_stablehlo
-from pax_export.export._to_tflite import to_tflite
+
+# A process that serves what was exported may have no jax: it loads SavedModels, and no more.
+if TYPE_CHECKING or is_installed("jax"):
+    from pax_export.export._bundle import LoadedBundle
+    from pax_export.export._loaded_file import LoadedFile
+    from pax_export.export._remade import renew
+    from pax_export.export._retarget import RetargetReport, retarget
+    from pax_export.export._spec import spec
+    from pax_export.export._to_onnx import to_onnx
+    from pax_export.export._to_saved_model import to_saved_model
+    from pax_export.export._to_stablehlo import to_stablehlo
+    from pax_export.export._to_tflite import to_tflite
 
 if TYPE_CHECKING:
     from pax_export.export import orbax
@@ -55,4 +59,6 @@ def __getattr__(name: str) -> Any:
     if name == "orbax" or name in _OF_ORBAX:
         room = importlib.import_module(f"{__name__}.orbax")
         return room if name == "orbax" else getattr(room, name)
+    if name in __all__:
+        require("jax", "all", f"pax_export.export.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

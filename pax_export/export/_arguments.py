@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export import _dtypes
-from pax_export.export._exportable import DEFAULT
-from pax_export.export._manifest import SignatureInfo
-from pax_export.export._structure import collect
+from pax_export.export import _dtype_names
+from pax_export.export._manifest import DEFAULT, SignatureInfo
+from pax_export.export._nested import collect
 
 
 class Arguments:
@@ -21,7 +20,7 @@ class Arguments:
     def __init__(self, key: str, info: SignatureInfo):
         self.key = key
         self._info = info
-        self._dtypes = {entry.name: _dtypes.numpy_dtype(entry.dtype) for entry in info.inputs}
+        self._dtypes = {entry.name: _dtype_names.numpy_dtype(entry.dtype) for entry in info.inputs}
         self._flat = self._names_of_flat_arguments()
 
     def _names_of_flat_arguments(self) -> tuple[str, ...] | None:
@@ -65,22 +64,17 @@ class Arguments:
             InvalidArgumentTypeError: it would change one.
         """
         dtype = self._dtypes[name]
-        if dtype == _dtypes.STRING:
+        if dtype == _dtype_names.STRING:
             return np.asarray(value, object)
         if not hasattr(value, "dtype"):
             return np.asarray(value, dtype)
         if value.dtype == dtype:
             return np.asarray(value)
-        if self.narrows(value.dtype, dtype):
+        if _dtype_names.narrows(value.dtype, dtype):
             narrow = np.asarray(value).astype(dtype)
             if dtype.kind not in "iu" or np.array_equal(narrow, value):
                 return narrow
         raise self.wrong_dtype(name, value.dtype)
-
-    @staticmethod
-    def narrows(given: Any, dtype: np.dtype) -> bool:
-        """Whether jax makes this dtype of the given one, as it does with 64-bit numbers."""
-        return not _dtypes.is_key(given) and jax.dtypes.canonicalize_dtype(given) == dtype
 
     def wrong_dtype(self, name: str, given: Any) -> InvalidArgumentTypeError:
         """The error about an argument of another dtype."""
@@ -88,7 +82,7 @@ class Arguments:
             "An argument has another dtype than the exported one.",
             where=f"{self.key}: {name}",
             got=str(given),
-            write=_dtypes.name_of(self._dtypes[name]),
+            write=_dtype_names.name_of(self._dtypes[name]),
         )
 
     def check_shapes(self, shapes: Mapping[str, tuple], cause: Exception | None = None) -> None:
@@ -115,6 +109,12 @@ class Arguments:
                     got=f"{list(given)}" + "".join(f", {text}" for text in known),
                     write=f"[{', '.join(map(str, entry.shape))}]",
                 ) from cause
+
+
+def is_of_jax(value: Any) -> bool:
+    """Whether this is an array of jax; there is none where jax has not been imported."""
+    jax: Any = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.Array)
 
 
 def default_of(signatures: Mapping[str, Any]) -> Any:

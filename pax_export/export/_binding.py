@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.export._nested import collect
 from pax_export.export._spec import Inputs
-from pax_export.export._structure import collect
 
 
 def bind(inputs: Inputs, given: Any, where: str) -> dict[str, Any]:

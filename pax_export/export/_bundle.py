@@ -15,8 +15,8 @@ from pax_export.export._arguments import Arguments, default_of
 from pax_export.export._caller import caller
 from pax_export.export._exported import Exported
 from pax_export.export._manifest import Report
+from pax_export.export._nested import rebuild
 from pax_export.export._remade import read_function
-from pax_export.export._structure import rebuild
 from pax_export.export.writers import stablehlo
 
 WEIGHT, INPUT, OUTPUT = "weight", "input", "output"

@@ -315,6 +315,7 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
         differentiable=order > 0,
         stablehlo=_exported.oldest(portable),
         module_bytes=len(exported.mlir_module_serialized),
+        constraints=_exported.constraints(exported),
     )
 
     def reference(*flat: Any) -> list[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
 from pax_export._jax import dimension_names
+from pax_export.export._dtype_names import STRING, name_of, numpy_dtype
 
 __all__ = [
     "STRING",
@@ -28,9 +29,6 @@ __all__ = [
     "stored",
     "struct_of",
 ]
-
-#: The dtype of text in numpy; jax has none, so it never reaches a model.
-STRING = np.dtype(object)
 
 _WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
 
@@ -57,17 +55,6 @@ def is_floating(dtype: Any) -> bool:
 def struct_of(array: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an array."""
     return jax.ShapeDtypeStruct(np.shape(array), array.dtype)
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The dtype of a name in a manifest; numpy alone does not know all of them."""
-    return STRING if name == "string" else jax.numpy.dtype(name)
-
-
-def name_of(dtype: Any) -> str:
-    """The inverse of `numpy_dtype`; TensorFlow knows the same names."""
-    dtype = np.dtype(dtype)
-    return "string" if dtype == STRING else dtype.name
 
 
 def check(dtype: Any, where: str) -> None:

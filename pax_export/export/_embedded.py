@@ -7,7 +7,9 @@ fields may be appended, and `metadata_props` is the one for such things.
 
 from __future__ import annotations
 
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -15,6 +17,20 @@ from pathlib import Path
 NAME = "pax_export.json"
 _METADATA_PROPS = 14  # the number of the field in onnx.ModelProto
 _LENGTH_DELIMITED = 2
+#: A report is longer if somebody wants to fill our memory.
+_LARGEST = 1 << 28
+#: What zipfile says of archives that are none, or of a kind that we do not write.
+_OF_DAMAGED_FILES = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+)
 _FIXED = {1: 8, 5: 4}  # bytes of the wire types that have a fixed size
 
 
@@ -36,10 +52,27 @@ def append_field(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str | None:
-    """The report in a file; None if there is none."""
+    """The report in a file; None if there is none.
+
+    Raises:
+        ValueError: what holds the report is damaged.
+    """
+    try:
+        return _read(path)
+    except _OF_DAMAGED_FILES as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _read(path: Path) -> str | None:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            return archive.read(NAME).decode() if NAME in archive.namelist() else None
+            if NAME not in archive.namelist():
+                return None
+            with archive.open(NAME) as entry:
+                text = entry.read(_LARGEST + 1)
+                if len(text) > _LARGEST:
+                    raise ValueError("a report of such a size is none")
+                return text.decode()
     with path.open("rb") as file:
         for field, content in _fields(file):
             if field == _METADATA_PROPS:

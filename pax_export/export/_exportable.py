@@ -30,9 +30,9 @@ from pax_export.core import (
     path_name,
     select_parameters,
 )
-from pax_export.export import _dtypes
+from pax_export.export import _dtypes, _manifest
 
-DEFAULT = "serving_default"
+DEFAULT = _manifest.DEFAULT
 
 #: Gives `(output, the model after the call)`.
 Call = Callable[..., tuple[Any, Any]]

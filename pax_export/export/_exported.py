@@ -11,7 +11,7 @@ import jax
 from jax import export as jax_export
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import neutral_platform
+from pax_export._jax import neutral_platform, scope_constraints
 from pax_export.export import _consumers
 from pax_export.export._portable import XLA_EXPANDS, Portable, portable
 
@@ -185,3 +185,10 @@ def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 def oldest(found: Sequence[Module]) -> str:
     """The version of StableHLO that reads all modules."""
     return _consumers.text(max(each.portable.stablehlo for each in found)) if found else ""
+
+
+def constraints(exported: Exported) -> tuple[str, ...]:
+    """What may be assumed of the symbolic dimensions of a function."""
+    symbolic = (size for aval in exported.in_avals for size in aval.shape)
+    scopes = (size.scope for size in symbolic if not isinstance(size, int))
+    return tuple(dict.fromkeys(text for scope in scopes for text in scope_constraints(scope)))

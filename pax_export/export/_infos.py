@@ -40,6 +40,7 @@ def of_signature(
 ) -> SignatureInfo:
     """One function: its arrays, and the structure of its arguments and of its result."""
     inputs = around.inputs if around else program.inputs
+    constraints = dict.fromkeys((*inputs.constraints, *program.inputs.constraints))
     return SignatureInfo(
         inputs=_inputs(inputs),
         outputs=around.outputs if around else outputs(program),
@@ -53,6 +54,7 @@ def of_signature(
         vjp_order=vjp_order,
         stablehlo=stablehlo,
         module_bytes=module_bytes,
+        constraints=tuple(constraints),
     )
 
 

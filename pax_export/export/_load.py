@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from pax_export._errors import ExportPathError
-from pax_export.export import _bundle, _manifest
-from pax_export.export._arguments import Arguments, default_of
+from pax_export._optional import require
+from pax_export.export import _manifest
+from pax_export.export._arguments import Arguments, default_of, is_of_jax
 from pax_export.export._manifest import Report, SignatureInfo
-from pax_export.export._structure import rebuild
-from pax_export.export._tf_functions import tensorflow
-from pax_export.export.writers import onnx, tflite
+from pax_export.export._nested import rebuild
 
 
 class LoadedModel:
@@ -76,7 +75,7 @@ class LoadedSignature:
         self.key = key
         self.info = info
         self._function = function
-        self._tf = tensorflow("load")
+        self._tf = require("tensorflow", "tensorflow", "load")
         self._arguments = Arguments(key, info)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +88,7 @@ class LoadedSignature:
             if self._tf.is_tensor(value):
                 convert = _unchanged
                 continue
-            if convert is _to_numpy and isinstance(value, jax.Array):
+            if convert is _to_numpy and is_of_jax(value):
                 convert = _to_jax
             named[name] = self._tf.constant(self._arguments.array(name, value))
         try:
@@ -111,7 +110,8 @@ def _to_numpy(tensor: Any) -> np.ndarray:
 
 def _to_jax(tensor: Any) -> Any:
     value = tensor.numpy()
-    return value if tensor.dtype.name == "string" else jax.numpy.asarray(value)
+    as_jax = importlib.import_module("jax.numpy").asarray
+    return value if tensor.dtype.name == "string" else as_jax(value)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -140,18 +140,21 @@ def load(path: str | os.PathLike[str]) -> Any:
         [[2.0, 4.0, 6.0]]
     """
     report = _manifest.read(path)
-    reader = _READERS.get(report.target)
-    if reader is None:
+    if report.target == "saved_model":
+        return _load_saved_model(Path(path), report)
+    if report.target not in _READERS:
         raise ExportPathError(
             "This export was written by a newer pax_export, for a target that is not known here.",
             where=str(path),
             got=report.target,
         )
-    return reader(Path(path), report)
+    # What reads these needs jax, and a process that serves a SavedModel may have none.
+    require("jax", report.target, f"load of {report.target}")
+    return importlib.import_module(_READERS[report.target]).load(Path(path), report)
 
 
 def _load_saved_model(path: Path, report: Report) -> LoadedModel:
-    tf = tensorflow("load")
+    tf = require("tensorflow", "tensorflow", "load")
     try:
         return LoadedModel(tf.saved_model.load(os.fspath(path)), report)
     except (OSError, ValueError, KeyError, AttributeError, tf.errors.OpError) as error:
@@ -163,9 +166,9 @@ def _load_saved_model(path: Path, report: Report) -> LoadedModel:
         ) from error
 
 
+#: By target, the module whose `load` reads it.
 _READERS = {
-    "saved_model": _load_saved_model,
-    "stablehlo": _bundle.load,
-    "tflite": tflite.load,
-    "onnx": onnx.load,
+    "stablehlo": "pax_export.export._bundle",
+    "tflite": "pax_export.export.writers.tflite",
+    "onnx": "pax_export.export.writers.onnx",
 }

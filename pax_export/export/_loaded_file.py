@@ -10,7 +10,7 @@ import numpy as np
 
 from pax_export.export._arguments import Arguments, default_of
 from pax_export.export._manifest import Report, SignatureInfo
-from pax_export.export._structure import rebuild
+from pax_export.export._nested import rebuild
 
 #: Calls the function with this key on named arrays; gives the outputs by name.
 Run = Callable[[str, dict[str, np.ndarray]], Mapping[str, np.ndarray]]

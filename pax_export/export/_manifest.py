@@ -12,12 +12,14 @@ import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pax_export._errors import ExportPathError
-from pax_export.export import _embedded
+from pax_export.export import _embedded, _nested, _read_json
 
 FILE = _embedded.NAME
+#: The signature that a call without a name means.
+DEFAULT = "serving_default"
 _FORMAT = 1
 _FEW = 8  # names that are printed one by one
 _TARGETS = {
@@ -48,6 +50,7 @@ class SignatureInfo:
     `arguments` and `result` hold the nested structure of the Python call, with
     names of inputs and outputs in the places of arrays.  `preprocess` is what a
     preprocessor gives to the model, `postprocess` what a postprocessor is given.
+    `constraints` is what may be assumed of the symbolic dimensions.
     """
 
     inputs: tuple[ArrayInfo, ...]
@@ -62,6 +65,7 @@ class SignatureInfo:
     preprocess: tuple[ArrayInfo, ...] | None = None
     postprocess: tuple[ArrayInfo, ...] | None = None
     vjp_order: int = 0  # how often it can be differentiated
+    constraints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class Report:
     stablehlo: str
     calling_convention: int
     versions: dict[str, str]
-    validated: str | None
+    validated: Literal["here", "process"] | None
     largest_error: dict[str, float]
     seconds: dict[str, float]
     target: str = "saved_model"
@@ -151,6 +155,7 @@ class Report:
             lines += (f"      to the model    {entry}" for entry in signature.preprocess or ())
             lines += (f"      from the model  {entry}" for entry in signature.postprocess or ())
             lines += (f"    out  {self._output(key, entry)}" for entry in signature.outputs)
+            lines += (f"    where {text}" for text in signature.constraints)
             few = signature.assigns if len(signature.assigns) <= _FEW else ()
             lines += (f"    sets {name}" for name in few)
             if signature.assigns and not few:
@@ -251,7 +256,7 @@ def read(path: str | os.PathLike[str]) -> Report:
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportPathError(
-            "The report of this export cannot be read.", where=str(file), got=repr(error)
+            "The report of this export cannot be read.", where=str(file), got=repr(error)[:500]
         ) from error
 
 
@@ -263,17 +268,14 @@ def of_dict(data: dict[str, Any]) -> Report:
 
 
 def _report(data: dict[str, Any]) -> Report:
-    data["signatures"] = {key: _signature(each) for key, each in data["signatures"].items()}
-    data["variables"] = tuple(VariableInfo(**_tuples(each)) for each in data["variables"])
-    return Report(**_tuples(data))
-
-
-def _signature(data: dict[str, Any]) -> SignatureInfo:
-    for key in ("inputs", "outputs", "preprocess", "postprocess"):
-        if data.get(key) is not None:
-            data[key] = tuple(ArrayInfo(**_tuples(each)) for each in data[key])
-    return SignatureInfo(**_tuples(data))
-
-
-def _tuples(data: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+    report: Report = _read_json.read(Report, data)
+    for key, info in report.signatures.items():
+        inputs = {entry.name for entry in info.inputs}
+        for name, tree in info.arguments.items():
+            _nested.check(tree, inputs, f"the argument {name} of {key}")
+        _nested.check(info.result, {entry.name for entry in info.outputs}, f"the result of {key}")
+        if not set(info.positional) <= set(info.arguments):
+            raise ValueError(f"{key} has positional arguments that are not there")
+    if not isinstance(report.details.get("runs_in", ""), str):
+        raise ValueError("details.runs_in is no str")
+    return report

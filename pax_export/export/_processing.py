@@ -17,6 +17,7 @@ from pax_export.export import _dtypes, _infos
 from pax_export.export._binding import bind
 from pax_export.export._making import by_signature
 from pax_export.export._manifest import ArrayInfo
+from pax_export.export._nested import rebuild
 from pax_export.export._plan import Plan
 from pax_export.export._processors import (
     as_function,
@@ -27,7 +28,7 @@ from pax_export.export._processors import (
 from pax_export.export._programs import Program
 from pax_export.export._signature import Processing, Signature
 from pax_export.export._spec import Inputs, resolve
-from pax_export.export._structure import describe, rebuild, tree_names
+from pax_export.export._structure import describe, tree_names
 from pax_export.export._tf_functions import input_specs, output_specs, tensor_spec, tensorflow
 
 

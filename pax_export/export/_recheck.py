@@ -7,26 +7,31 @@ given the model, it must be what the model computes.
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax import export as jax_export
 
-from pax_export._errors import InvalidArgumentError, PaxError, ValidationError
-from pax_export.export import _dtypes, _manifest, _served, _validate
-from pax_export.export._exportable import DEFAULT, Exportable, Method, exportable
+from pax_export._errors import InvalidArgumentError, ValidationError
+from pax_export._optional import require
+from pax_export.export import (
+    _dimensions,
+    _dtype_names,
+    _fresh_process,
+    _manifest,
+    _random_arrays,
+    _served,
+)
 from pax_export.export._manifest import ArrayInfo, Report, SignatureInfo
-from pax_export.export._structure import collect, rebuild
 
-#: Sizes of all symbolic dimensions to try where the usual ones are refused.
-_LARGER = (4, 8, 16, 20, 32, 64, 128, 256, 512)
 #: How a runtime refuses a size that the constraints of an export forbid.
 _REFUSED = re.compile("polymorphic shapes|dimension variable")
+#: A size that the report does not know; a postprocessor has chosen it.
+_UNKNOWN, _ANY_RANK = "?", "..."
 
 
 @dataclass(frozen=True)
@@ -78,100 +83,85 @@ def recheck(
         raise InvalidArgumentError(
             "Exports for this target cannot be tested again.", where=str(path), got=report.target
         )
-    compared = _Model(model, report, methods or {}) if model is not None else None
-    usual = {key: list(_calls(key, info, _usual)) for key, info in report.signatures.items()}
-    checks = _make(report, path, usual, compared, finite)
-    # Sizes that constraints forbid are no failures, if there are others.
-    refused = {key for key in usual if not any(each.signature == key for each in checks)}
-    if refused:
-        larger = {key: list(_calls(key, report.signatures[key], _larger)) for key in refused}
-        checks += _make(report, path, larger, compared, finite)
-        taken = {check.signature for check in checks}
-        checks += [Check(key, {}, "no size was found that it takes") for key in refused - taken]
-    return checks
+    compared = _against(model, report, methods or {})
+    calls = {key: _calls(key, info) for key, info in report.signatures.items()}
+    checks = _make(report, path, calls, compared, finite)
+    # Sizes that constraints forbid are no failures, if there are others: a
+    # preprocessor chooses some of them.
+    tried = {check.signature for check in checks}
+    missing = [key for key in calls if key not in tried]
+    return checks + [Check(key, {}, "no input was found that it takes") for key in missing]
+
+
+def _against(model: Any, report: Report, methods: Mapping[str, str]) -> Any:
+    """The model to compare with, as jax runs it; None if there is none."""
+    if model is None:
+        return None
+    require("jax", "all", "validate --against")
+    return importlib.import_module("pax_export.export._against").Model(model, report, methods)
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     signature: str
     sizes: dict[str, int]
     inputs: dict[str, np.ndarray]
-    outputs: dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape
+    outputs: dict[str, tuple[str, Shape]]  # dtype and shape
 
 
-def _usual(dimensions: Sequence[str]) -> list[dict[str, int]]:
-    steps = len(_validate.SIZES)
-    sizes = [
-        {name: _validate.SIZES[(start + i) % steps] for i, name in enumerate(dimensions)}
-        for start in range(steps)
-    ]
-    return sizes if dimensions else [{}]
+#: None where nothing is known.
+Shape = tuple[int | None, ...] | None
 
 
-def _larger(dimensions: Sequence[str]) -> list[dict[str, int]]:
-    return [dict.fromkeys(dimensions, size) for size in _LARGER] if dimensions else []
-
-
-def _calls(
-    key: str, info: SignatureInfo, sizes: Callable[[Sequence[str]], list[dict[str, int]]]
-) -> Iterator[_Call]:
-    structs = _structs(info.inputs + info.outputs)
-    dimensions = sorted({name for struct in structs for name in _names(struct)})
-    for chosen in sizes(dimensions):
-        yield _call(key, info, structs, chosen)
-
-
-def _structs(entries: Sequence[ArrayInfo]) -> list[jax.ShapeDtypeStruct]:
-    scope = jax_export.SymbolicScope()
+def _calls(key: str, info: SignatureInfo) -> list[Call]:
     try:
-        return [
-            jax.ShapeDtypeStruct(
-                jax_export.symbolic_shape(", ".join(map(str, entry.shape)), scope=scope),
-                _dtypes.numpy_dtype(entry.dtype),
-            )
-            for entry in entries
-        ]
+        shapes = [entry.shape for entry in info.inputs]
+        return [_call(key, info, sizes) for sizes in _dimensions.choose(shapes, info.constraints)]
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
             "This signature takes or gives what no random array can stand for.",
-            got=", ".join(map(str, entries)),
+            where=key,
+            got=f"{', '.join(map(str, info.inputs))}: {error}",
         ) from error
 
 
-def _names(struct: jax.ShapeDtypeStruct) -> Iterator[str]:
-    for size in struct.shape:
-        if not isinstance(size, int):
-            yield from _dtypes.dimension_names(size)
-
-
-def _call(
-    key: str, info: SignatureInfo, structs: Sequence[jax.ShapeDtypeStruct], sizes: dict[str, int]
-) -> _Call:
+def _call(key: str, info: SignatureInfo, sizes: dict[str, int]) -> Call:
     random = np.random.default_rng(0)
-    count = len(info.inputs)
     inputs = {
-        entry.name: _validate.random_array(struct, sizes, random)
-        for entry, struct in zip(info.inputs, structs)
+        entry.name: _random_arrays.random_array(
+            _dimensions.shape(entry.shape, sizes), _dtype_names.numpy_dtype(entry.dtype), random
+        )
+        for entry in info.inputs
     }
-    outputs = {
-        entry.name: (entry.dtype, _validate.shape_of(struct, sizes))
-        for entry, struct in zip(info.outputs, structs[count:])
-    }
-    return _Call(key, sizes, inputs, outputs)
+    outputs = {entry.name: (entry.dtype, _shape(entry, sizes)) for entry in info.outputs}
+    return Call(key, sizes, inputs, outputs)
+
+
+def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
+    if _ANY_RANK in entry.shape:
+        return None
+    return tuple(_size(size, sizes) for size in entry.shape)
+
+
+def _size(size: int | str, sizes: Mapping[str, int]) -> int | None:
+    """A size of an output; None if it depends on what is no size of an input."""
+    if size == _UNKNOWN or not set(_dimensions.names(size)) <= set(sizes):
+        return None
+    return _dimensions.value(size, sizes)
 
 
 def _make(
     report: Report,
     path: Path,
-    calls_of: Mapping[str, Sequence[_Call]],
-    compared: _Model | None,
+    calls_of: Mapping[str, Sequence[Call]],
+    compared: Any,
     finite: bool,
 ) -> list[Check]:
     """Makes all calls in one process; those with forbidden sizes are left out."""
     calls = [call for each in calls_of.values() for call in each]
     given = [{"signature": call.signature, "inputs": call.inputs} for call in calls]
     try:
-        answers = _validate.in_process(report.target, path.absolute(), given, "each")
+        answers = _fresh_process.in_process(report.target, path.absolute(), given, "each")
     except RuntimeError as error:
         raise ValidationError(
             "The export cannot be run.", where=str(path), got=str(error)[-500:]
@@ -184,10 +174,10 @@ def _make(
 
 
 def _check(
-    call: _Call,
+    call: Call,
     answer: Mapping[str, Any],
     info: SignatureInfo,
-    compared: _Model | None,
+    compared: Any,
     finite: bool,
 ) -> Check:
     got = answer.get("results", {})
@@ -202,7 +192,7 @@ def _check(
     return Check(call.signature, call.sizes, problem, shapes, errors)
 
 
-def _wrong(call: _Call, got: _served.Arrays, assigns: Sequence[str], finite: bool) -> str:
+def _wrong(call: Call, got: _served.Arrays, assigns: Sequence[str], finite: bool) -> str:
     """What is not as the report says, or nothing."""
     values = {name: value for name, value in got.items() if not name.startswith("variable:")}
     changed = {name.removeprefix("variable:") for name in got} - set(values)
@@ -212,56 +202,24 @@ def _wrong(call: _Call, got: _served.Arrays, assigns: Sequence[str], finite: boo
         return f"it changes {sorted(changed - set(assigns))}"
     for name, (dtype, shape) in call.outputs.items():
         value = values[name]
-        if (value.dtype.name, value.shape) != (dtype, shape):
-            return (
-                f"{name} is {value.dtype.name}{list(value.shape)} instead of {dtype}{list(shape)}"
-            )
-        if finite and jax.numpy.issubdtype(value.dtype, np.inexact):
+        found = _dtype_names.name_of(value.dtype)
+        if found != dtype or not _fits(value.shape, shape):
+            return f"{name} is {found}{list(value.shape)} instead of {dtype}{_text(shape)}"
+        if finite and _dtype_names.is_inexact(value.dtype):
             count = int((~np.isfinite(value.astype(np.complex128))).sum())
             if count:
                 return f"{name} has {count} of {value.size} elements that are not finite"
     return ""
 
 
-class _Model:
-    """The model that was exported, as jax runs it."""
+def _fits(found: tuple[int, ...], expected: Shape) -> bool:
+    if expected is None:
+        return True
+    sizes = zip(found, expected)
+    return len(found) == len(expected) and all(wanted in (None, size) for size, wanted in sizes)
 
-    def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
-        chosen = {key: names.get(key, self._name(model, key)) for key in report.signatures}
-        self._exportable: Exportable = exportable(model, chosen)
-        self._methods: dict[str, Method] = {each.key: each for each in self._exportable.methods}
 
-    @staticmethod
-    def _name(model: Any, key: str) -> str:
-        has_it = key != DEFAULT and callable(getattr(type(model), key, None))
-        return key if has_it else "__call__"
-
-    def differences(
-        self, call: _Call, info: SignatureInfo, got: _served.Arrays
-    ) -> dict[str, float]:
-        """How far the results are from the model's, by name.
-
-        Raises:
-            ValidationError: further than their dtypes explain.
-        """
-        arguments = {
-            name: rebuild(tree, call.inputs.__getitem__) for name, tree in info.arguments.items()
-        }
-        args = tuple(arguments.pop(name) for name in info.positional)
-        values = [leaf.value for leaf in self._exportable.leaves]
-        expected: dict[str, Any] = {}
-        try:
-            output, _ = self._exportable.run(self._methods[call.signature], values, args, arguments)
-            collect(info.result, output, expected, "the result")
-            arrays = {name: np.asarray(_dtypes.store(value)) for name, value in expected.items()}
-        except (PaxError, TypeError, ValueError, KeyError) as error:
-            raise InvalidArgumentError(
-                "The model to compare with cannot be called as the export can.",
-                where=call.signature,
-                got=f"{type(error).__name__}: {error}",
-                write="the factory that made the exported model; --method KEY=NAME names a method",
-            ) from error
-        values_got = {name: got[name] for name in call.outputs}
-        label = ", ".join(f"{name}={size}" for name, size in call.sizes.items())
-        case = _validate.Case(call.signature, call.inputs, arrays, label=label and f"({label})")
-        return _validate.compare(case, values_got)
+def _text(shape: Shape) -> str:
+    if shape is None:
+        return f"[{_ANY_RANK}]"
+    return f"[{', '.join(_UNKNOWN if size is None else str(size) for size in shape)}]"

@@ -55,8 +55,8 @@ def _from_modules(directory: Path, report: Report, key: str) -> Exported | None:
 
 def _types(report: Report, key: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The types of a function's weights, inputs and results, as the report has them."""
-    scope = jax_export.SymbolicScope(tuple(report.details["constraints"]))
     info = report.signatures[key]
+    scope = jax_export.SymbolicScope(info.constraints)
 
     def struct(entry: Any) -> jax.ShapeDtypeStruct:
         text = ", ".join(map(str, entry.shape))

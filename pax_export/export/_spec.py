@@ -13,6 +13,7 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._jax import scope_constraints
 from pax_export.export import _dtypes
 from pax_export.export._structure import describe, dotted, signature_names
 
@@ -121,6 +122,7 @@ class Inputs:
     tree: Any  # the treedef of `(args, kwargs)`
     arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct
     positional: tuple[str, ...]  # the parameters that are given by position
+    constraints: tuple[str, ...] = ()  # what may be assumed of symbolic dimensions
 
     def structure(self) -> dict[str, Any]:
         """The nested structure of each argument, with the names of the flat inputs."""
@@ -171,7 +173,8 @@ def resolve(
         paths.append(path)
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
     flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs))
-    return Inputs(flat, tree, dict(zip(positional, new_args)) | new_kwargs, positional)
+    arguments = dict(zip(positional, new_args)) | new_kwargs
+    return Inputs(flat, tree, arguments, positional, scope.constraints(constraints))
 
 
 def _parameter_names(
@@ -236,6 +239,10 @@ class _Scope:
                 got=f"constraints={tuple(constraints)}",
                 write='constraints=("length <= 512", "length >= 2")',
             ) from error
+
+    def constraints(self, given: Sequence[str]) -> tuple[str, ...]:
+        """What a user wrote of the dimensions: here, or where he made the scope."""
+        return tuple(given) or scope_constraints(self.scope)
 
     def shape(self, given: InputSpec, path: str) -> tuple:
         text = given.shape

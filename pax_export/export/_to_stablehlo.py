@@ -129,7 +129,6 @@ def to_stablehlo(
             details = {
                 "vjp_order": vjp_order,
                 "weights": weights,
-                "constraints": list(constraints),
                 "functions": {
                     function.key: function.details(file) for file, function in zip(names, functions)
                 },

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,19 +11,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import export as jax_export
 
 from pax_export._errors import ValidationError
-from pax_export._jax import dimension_value
-from pax_export.export import _checkpoint, _dtypes, _served
+from pax_export._jax import dimension_value, scope_constraints
+from pax_export.export import (
+    _checkpoint,
+    _dimensions,
+    _dtypes,
+    _fresh_process,
+    _random_arrays,
+    _served,
+)
 
-#: What the symbolic dimensions are in the tests, different ones side by side.
-SIZES: tuple[int, ...] = (1, 2, 5)
-#: What they are where constraints forbid these.
-OTHER_SIZES: tuple[int, ...] = (3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
-_MOST_TRIES = 2000
-#: What text is in the tests.
-_WORDS = np.array([b"", b"a", b"the quick brown fox", "naïve 0.5 ✓".encode(), b"42"], object)
 #: How far two programs for one computation may differ, relative to its size.
 TOLERANCE = {
     "float64": 1e-9,
@@ -76,44 +71,9 @@ def sizes(
     """Sizes for the symbolic dimensions that their constraints allow."""
     if not dimensions:
         return [{}]
-    allowed = _Allowed(structs)
-    count = len(dimensions)
-    rotated = (itertools.islice(itertools.cycle(SIZES), start, start + count) for start in range(3))
-    first = [
-        chosen for chosen in (dict(zip(dimensions, each)) for each in rotated) if allowed(chosen)
-    ]
-    if first:
-        return first
-    # A constraint wants more; the smallest sizes that it allows must do.
-    every = itertools.product(SIZES + OTHER_SIZES, repeat=count)
-    tries = (dict(zip(dimensions, each)) for each in itertools.islice(every, _MOST_TRIES))
-    return list(itertools.islice(filter(allowed, tries), len(SIZES)))
-
-
-class _Allowed:
-    """Tells whether sizes satisfy the constraints, by asking jax."""
-
-    def __init__(self, structs: Sequence[jax.ShapeDtypeStruct]):
-        self._structs = [_numeric(_dtypes.stored(struct)) for struct in structs]
-        nothing = jax.jit(lambda *operands: 0)
-        self._called = jax_export.export(nothing, platforms=("cpu",))(*self._structs).call
-
-    def __call__(self, chosen: Mapping[str, int]) -> bool:
-        try:
-            given = [
-                jax.ShapeDtypeStruct(shape_of(struct, chosen), struct.dtype)
-                for struct in self._structs
-            ]
-            jax.eval_shape(self._called, *given)
-        except ValueError:
-            return False
-        return True
-
-
-def _numeric(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """A stand-in for text, which jax does not know."""
-    text = struct.dtype == _dtypes.STRING
-    return jax.ShapeDtypeStruct(struct.shape, np.int32) if text else struct
+    symbolic = [size for struct in structs for size in struct.shape if not isinstance(size, int)]
+    constraints = dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope))
+    return _dimensions.choose([tuple(map(str, symbolic))], tuple(constraints))
 
 
 def shape_of(struct: jax.ShapeDtypeStruct, chosen: Mapping[str, int]) -> tuple[int, ...]:
@@ -126,16 +86,7 @@ def random_array(
 ) -> np.ndarray:
     """A random input: normal numbers, small integers, coin tosses, key data."""
     struct = _dtypes.stored(struct)
-    shape, dtype = shape_of(struct, chosen), np.dtype(struct.dtype)
-    if dtype == _dtypes.STRING:
-        return random.choice(_WORDS, shape)
-    if dtype == np.bool_:
-        return random.random(shape) < 0.5
-    if np.issubdtype(dtype, np.complexfloating):
-        return (random.normal(size=shape) + 1j * random.normal(size=shape)).astype(dtype)
-    if jax.numpy.issubdtype(dtype, np.integer):
-        return random.integers(0, 4, shape).astype(dtype)
-    return random.normal(size=shape).astype(dtype)
+    return _random_arrays.random_array(shape_of(struct, chosen), np.dtype(struct.dtype), random)
 
 
 def validate(
@@ -202,37 +153,7 @@ def call(
 
 
 def _in_process(runtime: str, place: Path, calls: list[dict[str, Any]]) -> list[_served.Arrays]:
-    return [entry["results"] for entry in in_process(runtime, place, calls, "all")]
-
-
-def in_process(
-    runtime: str, place: Path, calls: Sequence[Mapping[str, Any]], mode: str
-) -> list[dict[str, Any]]:
-    """Makes calls in a fresh process that cannot import jax.
-
-    Args:
-        runtime: as for `validate`.
-        place: of the export.
-        calls: see `_served.run`.
-        mode: ``"all"``, or ``"each"`` to go on after one that fails.
-
-    Returns:
-        For each call ``{"results": arrays by name}``, or ``{"error": message}``.
-
-    Raises:
-        RuntimeError: the process failed; with the end of what it said.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        cases, results = Path(folder, "cases.npz"), Path(folder, "results.npz")
-        _served.save(cases, calls)
-        program = [sys.executable, _served.__file__, runtime, str(place), str(cases), str(results)]
-        # For the one runtime that needs this package, wherever it was imported from.
-        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        done = subprocess.run([*program, mode], capture_output=True, text=True, env=env)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-1500:])
-        return _served.load(results)
+    return [entry["results"] for entry in _fresh_process.in_process(runtime, place, calls, "all")]
 
 
 def _compare_either(

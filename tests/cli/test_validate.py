@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export.export import _served, _validate, spec, to_saved_model
+from pax_export.export import _fresh_process, _served, spec, to_saved_model
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def quick(monkeypatch):
         assert mode == "each"
         return _served.run_each(runtime, str(place), calls)
 
-    monkeypatch.setattr(_validate, "in_process", here)
+    monkeypatch.setattr(_fresh_process, "in_process", here)
 
 
 @pytest.fixture
@@ -84,6 +84,63 @@ def test_sizes_that_a_constraint_forbids_are_no_failures(here, call, quick):
     assert code == 0
     assert "(n=20): ok, output []" in out
     assert "n=16" not in out
+
+
+def test_sizes_are_those_that_the_constraints_of_the_report_allow(here, call, quick):
+    def fold(params, x, y):
+        return x.reshape(-1, 2).sum(1), y[:5]
+
+    limits = ("mod(n, 2) == 0", "m >= 5", "n <= m", "m <= 2000")
+    to_saved_model(({}, fold), "out", (spec("2*n"), spec("m")), constraints=limits, validate=False)
+    code, out, _ = call("validate", "out", "--json")
+    sizes = [check["sizes"] for check in json.loads(out)["checks"]]
+    assert (code, len(sizes)) == (0, 3)
+    assert all(each["n"] % 2 == 0 and max(5, each["n"]) <= each["m"] for each in sizes)
+    assert "    where n <= m\n" in call("inspect", "out")[1]
+    to_saved_model(
+        ({}, fold), "out", (spec("2*n"), spec("m")), overwrite=True, validate=False,
+        constraints=("m >= 5000", "n >= 5001"),
+    )  # fmt: skip
+    code, out, _ = call("validate", "out")
+    assert (code, "serving_default (n=5001, m=5001): ok, " in out) == (0, True)
+
+
+def test_text_goes_in_and_comes_out(here, call, quick):
+    import tensorflow as tf
+
+    to_saved_model(
+        ({"w": jnp.ones(3)}, lambda params, x: params["w"] * x[:, None]),
+        "out",
+        spec("batch"),
+        preprocess=lambda text: tf.cast(tf.strings.length(text), tf.float32),
+        preprocess_inputs=spec("batch", "string"),
+        postprocess=lambda y: {"y": y, "words": tf.strings.as_string(y[:, 0]), "n": tf.size(y)},
+        validate=False,
+    )
+    code, out, _ = call("validate", "out")
+    assert code == 0
+    assert out.splitlines()[1] == ("serving_default (batch=2): ok, n [], words [2], y [2, 3]")
+    report = here / "out" / "pax_export.json"
+    report.write_text(report.read_text().replace('"string"', '"int32"', 1))
+    code, out, _ = call("validate", "out")
+    assert (code, out.count("FAILED")) == (1, 3)
+
+
+def test_an_output_of_another_shape_is_found_out(affine, call, quick):
+    report = affine / "pax_export.json"
+    data = json.loads(report.read_text())
+    data["signatures"]["serving_default"]["outputs"][0]["shape"] = ["n", "?", 1]
+    report.write_text(json.dumps(data))
+    code, out, _ = call("validate", "out")
+    assert (code, "FAILED: y is float32[2, 4] instead of float32[2, ?, 1]" in out) == (1, True)
+    data["signatures"]["serving_default"]["outputs"][0]["shape"] = ["n", "?"]
+    report.write_text(json.dumps(data))
+    assert call("validate", "out")[0] == 0
+    data["signatures"]["serving_default"]["inputs"][0]["shape"] = ["__import__('os')", 3]
+    report.write_text(json.dumps(data))
+    code, out, error = call("validate", "out")
+    assert (code, out) == (1, "")
+    assert "error: This signature takes or gives what no random array can stand for." in error
 
 
 def test_methods_are_named(here, call, quick, monkeypatch):

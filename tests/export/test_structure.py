@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export._structure import collect, describe, legal_names, rebuild
+from pax_export.export._nested import collect, rebuild
+from pax_export.export._structure import describe, legal_names
 
 import jax  # isort: skip
 

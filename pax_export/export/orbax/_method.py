@@ -21,9 +21,10 @@ from pax_export._errors import (
 from pax_export.export import _dtypes, _plan, _programs, _tf_functions
 from pax_export.export._exportable import Exportable
 from pax_export.export._exportable import Method as Traceable
+from pax_export.export._nested import rebuild
 from pax_export.export._signature import Signature
 from pax_export.export._spec import Input, Inputs
-from pax_export.export._structure import dotted, rebuild, signature_names
+from pax_export.export._structure import dotted, signature_names
 from pax_export.export.orbax import _shapes
 from pax_export.export.orbax._model import Model
 from pax_export.export.orbax._tensorflow import tf

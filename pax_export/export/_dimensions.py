@@ -1,0 +1,201 @@
+"""Symbolic dimensions as the text in a report: their names, sizes and constraints.
+
+jax writes ``2*n + floordiv(m, 2) - n^2``.  Here such text is read without jax,
+and without running it: it may come from a report that is not to be trusted.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+#: What the symbolic dimensions are in tests, different ones side by side.
+SIZES: tuple[int, ...] = (1, 2, 5)
+#: What they are where constraints forbid these.
+OTHER_SIZES: tuple[int, ...] = (3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+_MOST_TRIES = 2000
+_LONGEST, _LARGEST = 1000, 2**63
+
+Size = int | str
+
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": max,
+    "min": min,
+}
+_RELATIONS: dict[str, Callable[[int, int], bool]] = {
+    "==": operator.eq,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
+_RELATION = re.compile("|".join(_RELATIONS))
+
+
+def names(size: Size) -> tuple[str, ...]:
+    """The variables of a dimension, in order of appearance.
+
+    Raises:
+        ValueError: the text is no dimension.
+
+    Example:
+        >>> names("2*n + max(m, 3)"), names(3)
+        (('n', 'm'), ())
+    """
+    found = (node.id for node in ast.walk(_parsed(size)) if isinstance(node, ast.Name))
+    return tuple(dict.fromkeys(name for name in found if name not in _FUNCTIONS))
+
+
+def value(size: Size, sizes: Mapping[str, int]) -> int:
+    """A dimension where its variables have these sizes.
+
+    Raises:
+        ValueError: the text is no dimension, or a variable has no size.
+
+    Example:
+        >>> value("2*n + floordiv(m, 2)", {"n": 3, "m": 5})
+        8
+    """
+    try:
+        return _value(_parsed(size), sizes)
+    except (KeyError, ZeroDivisionError, RecursionError) as error:
+        raise _unreadable(size) from error
+
+
+def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape where its variables have these sizes."""
+    return tuple(value(size, chosen) for size in sizes)
+
+
+def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a constraint, e.g. ``"mod(n, 2) == 0"``, holds for these sizes.
+
+    One over variables that have none holds.
+
+    Raises:
+        ValueError: the text is no constraint.
+    """
+    left, relation, right = _sides(constraint)
+    if not set(names(left) + names(right)) <= set(sizes):
+        return True
+    return _RELATIONS[relation](value(left, sizes), value(right, sizes))
+
+
+def choose(
+    shapes: Iterable[Sequence[Size]], constraints: Sequence[str] = ()
+) -> list[dict[str, int]]:
+    """Sizes for the variables of some shapes that their constraints allow, three at most.
+
+    Args:
+        shapes: of all inputs.
+        constraints: what must hold of the variables.
+
+    Raises:
+        ValueError: something cannot be read.
+
+    Example:
+        >>> choose([("n", "m")], ["m >= 20"])
+        [{'n': 1, 'm': 20}, {'n': 1, 'm': 21}, {'n': 1, 'm': 40}]
+    """
+    dimensions = list(dict.fromkeys(size for shape in shapes for size in shape))
+    variables = tuple(dict.fromkeys(name for size in dimensions for name in names(size)))
+    if not variables:
+        return [{}]
+
+    def allowed(chosen: Mapping[str, int]) -> bool:
+        return all(value(size, chosen) >= (1 if size in chosen else 0) for size in dimensions) and (
+            all(holds(constraint, chosen) for constraint in constraints)
+        )
+
+    count = len(variables)
+    # Different ones side by side; where a constraint wants more, the smallest that it allows.
+    rotated = (itertools.islice(itertools.cycle(SIZES), start, start + count) for start in range(3))
+    candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned(constraints)})
+    every = itertools.chain(map(tuple, rotated), _products(candidates, count))
+    found: dict[tuple[int, ...], dict[str, int]] = {}
+    for sizes in itertools.islice(every, _MOST_TRIES):
+        chosen = dict(zip(variables, sizes))
+        if allowed(chosen):
+            found[sizes] = chosen
+        if len(found) == len(SIZES):
+            break
+    return list(found.values())
+
+
+def _products(candidates: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
+    """All combinations of a few numbers: all equal ones first, for there may be very many."""
+    yield from ((each,) * count for each in candidates)
+    yield from itertools.product(candidates, repeat=count)
+
+
+def _mentioned(constraints: Iterable[str]) -> Iterator[int]:
+    """Numbers that constraints speak of, and some near them."""
+    for text in constraints:
+        for digits in re.findall(r"\d{1,9}", text):
+            number = int(digits)
+            yield from (each for each in (number, number + 1, 2 * number) if each >= 1)
+
+
+def _sides(constraint: str) -> tuple[str, str, str]:
+    parts = _RELATION.split(constraint)
+    relations = _RELATION.findall(constraint)
+    if len(relations) != 1:
+        raise _unreadable(constraint)
+    return parts[0], relations[0], parts[1]
+
+
+@functools.lru_cache(512)
+def _parsed(size: Size) -> ast.expr:
+    if isinstance(size, int):
+        return ast.Constant(size)
+    if len(size) > _LONGEST:
+        raise _unreadable(size)
+    try:
+        # jax writes a power like this.
+        return ast.parse(size.strip().replace("^", "**"), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _unreadable(size) from error
+
+
+def _value(node: Any, sizes: Mapping[str, int]) -> int:
+    found = _unchecked(node, sizes)
+    if abs(found) >= _LARGEST:
+        raise ValueError("a dimension is too large")
+    return found
+
+
+def _unchecked(node: Any, sizes: Mapping[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return number
+        case ast.Name(id=name):
+            return sizes[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, sizes)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand, sizes)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
+            if 0 <= power <= 64:
+                return _value(left, sizes) ** power
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
+        case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]):
+            if name in _FUNCTIONS:
+                return _FUNCTIONS[name](_value(left, sizes), _value(right, sizes))
+        case _:
+            pass
+    raise _unreadable(ast.unparse(node))
+
+
+def _unreadable(text: Size) -> ValueError:
+    return ValueError(f"this is no symbolic dimension, and no constraint: {str(text)[:100]!r}")
