@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
@@ -61,7 +62,88 @@ def named(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def input_spec(text: str) -> tuple[str, Any]:
+def method(text: str) -> tuple[str, str]:
+    """Reads ``KEY=NAME``, a signature and the method that it calls.
+
+    Raises:
+        InvalidArgumentError: it cannot be read.
+    """
+    key, equals, name = (part.strip() for part in text.partition("="))
+    if not (equals and key and name.isidentifier()):
+        raise InvalidArgumentError(
+            "This method cannot be read.", got=text, write="--method encode=encode"
+        )
+    return key, name
+
+
+def methods(texts: Iterable[str]) -> dict[str, str]:
+    """Reads ``KEY=NAME`` each; see `method`.
+
+    Raises:
+        InvalidArgumentError: one cannot be read, or two have one key.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, name = method(text)
+        if key in found:
+            raise InvalidArgumentError("Two methods have one signature.", got=text, where=key)
+        found[key] = name
+    return found
+
+
+class Inputs:
+    """The inputs of a model as they stand on a command line: ``[KEY:][NAME=]SHAPE[:DTYPE]``.
+
+    Args:
+        texts: one for each input.
+        keys: the signatures that were named; none if there is the default only.
+
+    Raises:
+        InvalidArgumentError: one cannot be read, or has no signature or an unknown one.
+    """
+
+    def __init__(self, texts: Iterable[str], keys: Collection[str] = ()):
+        self._positional: dict[str, list[Any]] = {key: [] for key in keys or [_ONLY]}
+        self._named: dict[str, dict[str, Any]] = {key: {} for key in keys or [_ONLY]}
+        for text in texts:
+            key, rest = _signature(text, keys) if keys else (_ONLY, text)
+            name, spec = _input_spec(rest)
+            if not name:
+                self._positional[key].append(spec)
+            elif name in self._named[key]:
+                raise InvalidArgumentError("Two inputs have one name.", got=text)
+            else:
+                self._named[key][name] = spec
+
+    @property
+    def inputs(self) -> Any:
+        """What an export takes as ``inputs``."""
+        found = {key: tuple(each) for key, each in self._positional.items()}
+        return found.get(_ONLY, found)
+
+    @property
+    def kwargs(self) -> Any:
+        """What an export takes as ``kwargs``."""
+        return self._named.get(_ONLY, self._named)
+
+
+_ONLY = ""
+
+
+def _signature(text: str, keys: Collection[str]) -> tuple[str, str]:
+    key, colon, rest = (part.strip() for part in text.partition(":"))
+    if key in keys and colon:
+        return key, rest
+    if len(keys) == 1:
+        return next(iter(keys)), text
+    raise InvalidArgumentError(
+        "With several methods, an input begins with the signature that takes it.",
+        got=text,
+        write=" or ".join(f'--input "{key}:{text}"' for key in keys),
+    )
+
+
+def _input_spec(text: str) -> tuple[str, Any]:
     """Reads ``[NAME=]SHAPE[:DTYPE]``.
 
     Raises:

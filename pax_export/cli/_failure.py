@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from pax_export._errors import PaxError
 
@@ -19,14 +19,14 @@ exit codes:
   0  done    1  refused or failed, the reason is one line on stderr    2  wrong usage
 """
 
-Command = Callable[[argparse.Namespace], int]
+Command = Callable[[Any], int]
 
 
 def told(command: Command) -> Command:
     """Makes a command print an error of this package as one line, without its traceback."""
 
     @functools.wraps(command)
-    def call(options: argparse.Namespace) -> int:
+    def call(options: Any) -> int:
         try:
             code = command(options)
             sys.stdout.flush()

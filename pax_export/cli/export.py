@@ -17,6 +17,8 @@ _TARGETS = {
     "tflite": "to_tflite",
     "onnx": "to_onnx",
 }
+#: Options that are called otherwise than the arguments that they become.
+_FLAGS = {"constraints": "--constraint", "platforms": "--platform", "vjp_order": "--vjp-order"}
 _VALIDATE = {"here": True, "process": "process", "no": False}
 
 _EPILOG = f"""\
@@ -24,6 +26,10 @@ examples:
   pax-export export train:make_model served/1 --input "batch, 8, 8, 1:float32"
   pax-export export train:make_model served/1 --input "batch, length:int32" \\
       --input "mask=batch, length:bool" --constraint "length <= 512"
+  pax-export export train:make_model served/1 --method serving_default=__call__ \\
+      --method encode=encode --input "serving_default:batch, 8" --input "encode:batch, 8"
+  pax-export export train:make_model net.tflite --target tflite --input "1, 8" \\
+      --quantize float16
 
 {EXIT_CODES}"""
 
@@ -48,13 +54,26 @@ def add(commands: Any) -> None:
         "--input",
         action="append",
         required=True,
-        metavar="[NAME=]SHAPE[:DTYPE]",
-        help='an input, e.g. "batch, 8, 8, 1:float32"; those without a name are positional',
+        metavar="[KEY:][NAME=]SHAPE[:DTYPE]",
+        help='an input, e.g. "batch, 8, 8, 1:float32"; those without a name are positional; '
+        "with several methods, the signature that takes it stands first",
+    )
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="KEY=NAME",
+        help="a signature, and the method of the model that it calls; __call__ as "
+        "serving_default, if not given",
     )
     parser.add_argument(
         "--target", choices=tuple(_TARGETS), default="savedmodel", help="savedmodel, if not given"
     )
     parser.add_argument("--constraint", action="append", default=[], metavar='"n >= 2"')
+    parser.add_argument(
+        "--quantize", choices=("float16", "dynamic"), help="of tflite: weights with fewer bits"
+    )
+    parser.add_argument("--opset", type=int, metavar="N", help="of onnx: version of its operators")
     parser.add_argument("--state", choices=("frozen", "update"), help="frozen, if not given")
     parser.add_argument("--trainable", action="store_true", help="keep gradients")
     parser.add_argument(
@@ -76,20 +95,16 @@ def add(commands: Any) -> None:
 def _call(options: argparse.Namespace) -> int:
     from pax_export import export  # with jax.export, which other commands do not need
 
-    positional, named = [], {}
-    for text in options.input:
-        name, spec = _factory.input_spec(text)
-        if name:
-            named[name] = spec
-        else:
-            positional.append(spec)
+    methods = _factory.methods(options.method)
+    given = _factory.Inputs(options.input, methods)
     write = getattr(export, _TARGETS[options.target])
     chosen = _given(options, write)
     report = write(
         _factory.make(options.factory),
         options.directory,
-        tuple(positional),
-        kwargs=named,
+        given.inputs,
+        kwargs=given.kwargs,
+        methods=methods or None,
         validate=_VALIDATE[options.validate],
         overwrite=options.overwrite,
         **chosen,
@@ -112,13 +127,15 @@ def _given(options: argparse.Namespace, write: Any) -> dict[str, Any]:
         "consumer": options.consumer,
         "vjp_order": options.vjp_order,
         "weights": options.weights,
+        "quantize": options.quantize,
+        "opset": options.opset,
     }
     taken = inspect.signature(write).parameters
     for name, value in given.items():
         if value is not None and name not in taken:
             raise InvalidArgumentError(
                 "This target has no such option.",
-                got=f"--{name.replace('_', '-')} with --target {options.target}",
+                got=f"{_FLAGS.get(name, '--' + name)} with --target {options.target}",
                 write=f"--target {' or '.join(_targets_with(name))}",
             )
     return {name: value for name, value in given.items() if value is not None}

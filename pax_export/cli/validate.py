@@ -54,7 +54,7 @@ def _call(options: argparse.Namespace) -> int:
     from pax_export.export import _recheck
 
     model = _factory.make(options.against) if options.against else None
-    methods = dict(_factory.named(text) for text in options.method)
+    methods = _factory.methods(options.method)
     checks = _recheck.recheck(Path(options.path), model, methods, not options.not_finite)
     failed = [check for check in checks if check.problem]
     if options.json:

@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.export import _directory, _plan, _single_file
@@ -109,9 +109,9 @@ class Making:
             return run(self._validate == "process")
 
     @property
-    def validated(self) -> str | None:
+    def validated(self) -> Literal["here", "process"] | None:
         """How the export was tested, as the report says it."""
-        return {True: "here", False: None, "process": "process"}[self._validate]
+        return ("process" if self._validate == "process" else "here") if self._validate else None
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pax_export.cli import main
+from pax_export.export import _fresh_process, _served
 
 FACTORIES = """
 import jax.numpy as jnp
@@ -67,3 +68,14 @@ def foreign(here):
     )
     tf.saved_model.save(module, "foreign", signatures=module.f)
     return here / "foreign"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Makes the calls in this process: a fresh one spends seconds on its imports."""
+
+    def here(runtime, place, calls, mode):
+        assert mode == "each"
+        return _served.run_each(runtime, str(place), calls)
+
+    monkeypatch.setattr(_fresh_process, "in_process", here)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pax_export.cli import main
@@ -33,6 +34,18 @@ def counting():
             self.steps = self.steps + 1
             return x + self.steps
     return Counter()
+
+def coder():
+    class Coder(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.up = pax.Linear(3, 2), pax.Linear(2, 3)
+        def encode(self, x, *, scale):
+            return {"code": self.down(x) * scale}
+        def __call__(self, x):
+            return self.up(self.down(x))
+    pax.seed_rng_key(0)  # every call makes the same model
+    return Coder()
 
 constant = 3
 """
@@ -147,7 +160,7 @@ def test_as_a_command(here):
     assert "There is no export of pax_export here." in done.stderr
 
 
-def test_another_target(here, capsys):
+def test_another_target(here, capsys, quick):
     arguments = ("cli_factories:net", "out", "--input", "n, 3", "--target", "stablehlo")
     assert export(*arguments, "--trainable") == 1
     assert capsys.readouterr().err == (
@@ -160,3 +173,71 @@ def test_another_target(here, capsys):
     assert json.loads(capsys.readouterr().out)["target"] == "stablehlo"
     assert main(["validate", "out"]) == 0
     assert "serving_default (n=2): ok, output [2, 4]" in capsys.readouterr().out
+
+
+def test_several_methods_each_with_inputs_of_its_own(here, capsys, quick):
+    code = export(
+        "cli_factories:coder", "out", "--method", "serving_default=__call__",
+        "--method", "encode=encode", "--input", "serving_default:n, 3", "--validate", "no",
+        "--input", "encode:n, 3:float32", "--input", "encode: scale=:float32", "--json",
+    )  # fmt: skip
+    assert code == 0
+    signatures = json.loads(capsys.readouterr().out)["signatures"]
+    inputs = {
+        key: [(entry["name"], entry["shape"]) for entry in info["inputs"]]
+        for key, info in signatures.items()
+    }
+    assert inputs == {
+        "serving_default": [("x", ["n", 3])],
+        "encode": [("x", ["n", 3]), ("scale", [])],
+    }
+    assert main(["validate", "out", "--against", "cli_factories:coder"]) == 0
+    assert capsys.readouterr().out.count(": ok, ") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "a=encode", "--method", "b=__call__", "--input", "n, 3"),
+         'write: --input "a:n, 3" or --input "b:n, 3"'),
+        (("--method", "a=encode", "--method", "a=__call__", "--input", "n, 3"),
+         "Two methods have one signature. where: a; got: a=__call__"),
+        (("--method", "encode", "--input", "n, 3"), "This method cannot be read. got: encode;"),
+        (("--method", "a=nothing", "--input", "n, 3"), "Coder has no such method."),
+        (("--input", "x=n, 3", "--input", "x=n, 4"), "Two inputs have one name. got: x=n, 4"),
+        (("--method", "a=encode", "--method", "b=__call__", "--input", "a:n, 3",
+          "--input", "a:scale="), "The model cannot be called with these inputs"),
+    ],
+)  # fmt: skip
+def test_methods_that_cannot_be_exported(here, capsys, arguments, message):
+    assert export("cli_factories:coder", "out", *arguments) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("pax-export: error: ")
+    assert message in error
+    assert not (here / "out").exists()
+
+
+def test_a_method_alone_needs_no_key_before_its_inputs(here, capsys):
+    arguments = ("--method", "code=encode", "--input", "n, 3", "--input", "scale=")
+    assert export("cli_factories:coder", "out", *arguments, "--validate", "no") == 0
+    assert "  code\n    in   x: float32[n, 3]\n" in capsys.readouterr().out
+
+
+def test_tflite_from_export_to_run(here, capsys, quick):
+    arguments = ("cli_factories:net", "net.tflite", "--input", "2, 3", "--target", "tflite")
+    assert export(*arguments, "--opset", "21") == 1
+    assert "write: --target onnx" in capsys.readouterr().err
+    assert export(*arguments, "--quantize", "float16") == 0
+    out = capsys.readouterr().out
+    assert "Sequential as a TFLite model" in out
+    assert "quantize=float16" in out
+    assert main(["inspect", "net.tflite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["details"]["quantize"] == "float16"
+    assert main(["validate", "net.tflite"]) == 0
+    assert "serving_default: ok, output [2, 4]" in capsys.readouterr().out
+    np.save("x.npy", np.ones((2, 3), np.float32))
+    assert main(["run", "net.tflite", "--input", "x.npy"]) == 0
+    assert capsys.readouterr().out == "output: float32[2, 4]\n"
+    (here / "net.tflite").write_bytes((here / "net.tflite").read_bytes()[:-9])
+    assert main(["run", "net.tflite", "--input", "x.npy"]) == 1
+    assert "pax-export: error: " in capsys.readouterr().err

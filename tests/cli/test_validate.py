@@ -10,18 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export.export import _fresh_process, _served, spec, to_saved_model
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Makes the calls in this process: a fresh one spends seconds on its imports."""
-
-    def here(runtime, place, calls, mode):
-        assert mode == "each"
-        return _served.run_each(runtime, str(place), calls)
-
-    monkeypatch.setattr(_fresh_process, "in_process", here)
+from pax_export.export import spec, to_saved_model
 
 
 @pytest.fixture

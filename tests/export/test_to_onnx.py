@@ -14,6 +14,7 @@ import pytest
 
 import pax_export as pax
 from pax_export import _errors
+from pax_export.cli import main
 from pax_export.export import Report, load, spec, to_onnx
 from tests.docs.pages import ROOT
 from tests.export.models import Counter, Net, affine, affine_params, random
@@ -182,3 +183,24 @@ def test_the_guide_runs(tmp_path, monkeypatch):
     (block,) = re.findall(r"^```{code-block} python\n(.*?)^```$", page, re.M | re.S)
     monkeypatch.chdir(tmp_path)
     exec(first + block, {})
+
+
+def test_from_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "onnx_factories.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def affine():\n"
+        "    return {'w': jnp.ones((3, 4))}, lambda params, x: x @ params['w']\n"
+    )
+    model = ("onnx_factories:affine", "affine.onnx", "--target", "onnx", "--input", "n, 3")
+    assert main(["export", *model, "--opset", "22"]) == 0
+    assert "opset=22" in capsys.readouterr().out
+    assert main(["export", *model, "--overwrite", "--platform", "cpu"]) == 1
+    assert "got: --platform with --target onnx" in capsys.readouterr().err
+    assert main(["validate", "affine.onnx", "--against", "onnx_factories:affine"]) == 0
+    assert "serving_default (n=5): ok, output [5, 4] off by " in capsys.readouterr().out
+    np.save("x.npy", np.ones((2, 3), np.float32))
+    assert main(["run", "affine.onnx", "--input", "x.npy", "--output", "y.npz"]) == 0
+    with np.load("y.npz") as stored:
+        np.testing.assert_array_equal(stored["output"], np.full((2, 4), 3.0))
