@@ -1,0 +1,319 @@
+"""What devices send each other in a compiled program, read from the compiler's text.
+
+XLA prints a program as computations, each a block of instructions; a loop is an
+instruction that names its body.  This file finds the instructions in which
+devices exchange arrays, and how often each of them runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import InvalidArgumentTypeError
+
+#: What one device sends, as a part of the whole array, where ``n`` exchange it in a ring.
+_SENT = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1.0,
+    "collective-broadcast": lambda n: 1.0,
+}
+
+
+def sent_bytes(kind: str, size: int, devices: int) -> float:
+    """What each device sends at least, when several exchange an array in a ring.
+
+    Args:
+        kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"``,
+            ``"all-to-all"``, ``"collective-permute"`` or ``"collective-broadcast"``.
+        size: the bytes of the whole array: what every device holds before an
+            all-reduce or a reduce-scatter, and after an all-gather.
+        devices: how many exchange it.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        InvalidArgumentTypeError: (a ValueError too) another kind.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.sharding.sent_bytes("all-reduce", 1000, devices=8)
+        1750.0
+    """
+    if kind not in _SENT:
+        raise InvalidArgumentTypeError(
+            "Devices exchange nothing in this way.", got=repr(kind), write=" or ".join(_SENT)
+        )
+    return _SENT[kind](devices) * size if devices > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An instruction of a compiled program in which devices exchange arrays.
+
+    Attributes:
+        kind: ``"all-reduce"``, ``"all-gather"``, ...
+        arrays: the arrays on one device, such as ``("bf16[8192,1024]",)``; of an
+            all-gather those that come out, of a reduce-scatter those that go in
+            are larger, see `size`.
+        size: the bytes of the whole arrays, as `sent_bytes` counts them.
+        group: the devices that exchange them, by their place in the mesh; all
+            other groups are as large.
+        times: how often it runs in one call.
+        times_known: False if it stands in a loop whose length the text does not
+            give; `times` counts one round of that.
+        source: the operation of the model that needs it, as jax names it.
+
+    Example:
+        >>> import pax_export as pax
+        >>> each = pax.sharding.Collective("all-reduce", ("f32[250]",), 1000, (0, 2), times=3)
+        >>> each.sent
+        3000.0
+        >>> each.axes(pax.sharding.abstract_mesh(data=2, model=2))
+        ('data',)
+    """
+
+    kind: str
+    arrays: tuple[str, ...]
+    size: int
+    group: tuple[int, ...]
+    times: int = 1
+    times_known: bool = True
+    source: str = ""
+
+    @property
+    def sent(self) -> float:
+        """The bytes that one device sends in one call, if in rings."""
+        return self.times * sent_bytes(self.kind, self.size, len(self.group))
+
+    def axes(self, mesh: Any) -> tuple[str, ...]:
+        """The axes of the mesh along which devices exchange.
+
+        Args:
+            mesh: the mesh for which the program was compiled.
+        """
+        places = np.unravel_index(self.group, tuple(mesh.shape.values()))
+        return tuple([name for name, at in zip(mesh.shape, places) if len(set(at.tolist())) > 1])
+
+
+def collectives(compiled: Any) -> tuple[Collective, ...]:
+    """What devices send each other in a compiled program.
+
+    Args:
+        compiled: what ``jax.jit(f).lower(...).compile()`` gives, or its text.
+
+    Returns:
+        Each instruction in which devices exchange arrays, with how often it runs.
+        In a conditional every branch is counted.
+
+    Raises:
+        InvalidArgumentTypeError: (a TypeError) neither.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> spec = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+        >>> program = jax.jit(jnp.dot).lower(spec, spec).compile()  # on one device
+        >>> pax.sharding.collectives(program)
+        ()
+    """
+    program = _Program.read(_text(compiled))
+    found = []
+    for computation, (times, known) in program.times().items():
+        for line in program.computations[computation]:
+            found += [_collective(*each, times, known) for each in _exchanges(line, program)]
+    return tuple(found)
+
+
+def _text(compiled: Any) -> str:
+    text = compiled if isinstance(compiled, str) else getattr(compiled, "as_text", lambda: None)()
+    if not isinstance(text, str) or "HloModule" not in text:
+        raise InvalidArgumentTypeError(
+            "Collectives are read from a compiled program.",
+            got=f"{type(compiled).__name__}: {compiled!r}"[:120],
+            write="jax.jit(step).lower(...).compile(); lower(...) alone knows no devices",
+        )
+    return text
+
+
+# --- computations, and how often each runs ------------------------------------------------
+
+_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
+_CALLED = re.compile(r"\b(?:body|to_apply|calls|called_computation|\w+_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
+_WHILE = re.compile(r" while\(.*\bcondition=%?([\w.\-]+)")
+_CONTINUED = re.compile(r" async-(?:update|done)\(")  # name again what async-start runs
+_BODY = re.compile(r"\bbody=%?([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_BOUND = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
+
+
+@dataclass
+class _Program:
+    """The computations of a program, by name, each a list of instructions."""
+
+    entry: str = ""
+    devices: int = 1
+    computations: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> _Program:
+        program, lines = cls(), []
+        for line in text.splitlines():
+            header = _HEADER.match(line)
+            if line.startswith("HloModule"):
+                counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", line)
+                program.devices = math.prod(map(int, counts))
+            elif header is not None:
+                lines = program.computations[header["name"]] = []
+                program.entry = header["name"] if header["entry"] else program.entry
+            else:
+                lines.append(line)
+        return program
+
+    def times(self) -> dict[str, tuple[int, bool]]:
+        """How often each computation that is reached runs, and whether that is sure."""
+        found: dict[str, tuple[int, bool]] = {}
+
+        def visit(name: str, times: int, known: bool) -> None:
+            before, surely = found.get(name, (0, True))
+            found[name] = before + times, surely and known
+            for line in self.computations.get(name, ()):
+                for called, rounds in self._calls(line):
+                    visit(called, times * (rounds or 1), known and rounds is not None)
+
+        visit(self.entry, 1, True)
+        return {name: each for name, each in found.items() if name in self.computations}
+
+    def _calls(self, line: str) -> Iterator[tuple[str, int | None]]:
+        """The computations that an instruction runs, each with how often; None: not known."""
+        if _CONTINUED.search(line):
+            return
+        loop = _WHILE.search(line)
+        body = _BODY.search(line)
+        if loop is not None and body is not None:
+            yield body[1], self._rounds(line, loop[1])
+            return
+        for name in _CALLED.findall(line):
+            yield name, 1
+        for names in _BRANCHES.findall(line):
+            yield from ((name.strip().lstrip("%"), 1) for name in names.split(","))
+
+    def _rounds(self, line: str, condition: str) -> int | None:
+        """How many rounds a loop makes: as annotated, or what its counter is compared with."""
+        known = _TRIPS.search(line)
+        if known is not None:
+            return int(known[1])
+        tests = self.computations.get(condition, ())
+        bounds = [found[1] for test in tests if (found := _BOUND.search(test))]
+        counts_up = any("direction=LT" in test for test in tests)
+        return int(bounds[0]) if len(bounds) == 1 and counts_up else None
+
+
+# --- one instruction ----------------------------------------------------------------------
+
+_EXCHANGE = re.compile(
+    rf"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<types>.*?) (?P<kind>{'|'.join(_SENT)})(?P<start>-start)?\("
+)
+_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_SOURCE = re.compile(r'op_name="([^"]*)"')
+
+
+def _exchanges(
+    line: str, program: _Program
+) -> Iterator[tuple[str, list[tuple[str, str]], tuple[int, ...], str]]:
+    """The kind, the arrays and the first group of an instruction, if it is an exchange."""
+    found = _EXCHANGE.match(line)
+    if found is None:
+        return
+    group = _group(line, program.devices)
+    if len(group) < 2:
+        return
+    arrays = _ARRAY.findall(found["types"])
+    if found["start"] and found["kind"] == "collective-permute":
+        arrays = arrays[1:2]  # operand, result, and two counters
+    elif found["start"] and found["kind"] != "all-reduce":
+        arrays = arrays[len(arrays) // 2 :]  # operands, then results
+    source = _SOURCE.search(line)
+    yield found["kind"], arrays, group, source[1] if source else ""
+
+
+def _collective(
+    kind: str,
+    arrays: Sequence[tuple[str, str]],
+    group: tuple[int, ...],
+    source: str,
+    times: int,
+    known: bool,
+) -> Collective:
+    size = sum([_itemsize(dtype) * _count(sizes) for dtype, sizes in arrays])
+    if kind == "reduce-scatter":  # the text has what comes out
+        size *= len(group)
+    names = tuple([f"{dtype}[{sizes}]" for dtype, sizes in arrays])
+    return Collective(kind, names, math.ceil(size), group, times, known, source)
+
+
+def _count(sizes: str) -> int:
+    return math.prod([int(size) for size in sizes.split(",") if size])
+
+
+def _itemsize(dtype: str) -> float:
+    """Bytes of a number: f32, bf16, s4, f8e4m3fn, pred, c64."""
+    if dtype == "pred":
+        return 1
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) / 8 if bits else 0  # a token has none
+
+
+# --- groups of devices --------------------------------------------------------------------
+
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=(?:@?mesh)\[([^\]]*)\](?:, device_ids=\S+)? \{([^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
+
+
+def _group(line: str, devices: int) -> tuple[int, ...]:
+    """The first group of devices of an exchange; all devices if the text has none."""
+    if found := _PAIRS.search(line):
+        pairs = [pair.split(",") for pair in re.findall(r"\{([\d,]+)\}", found[0])]
+        return next(((int(a), int(b)) for a, b in pairs if a != b), ())
+    if found := _LISTED.search(line):
+        return _numbers(found[1])
+    if found := _IOTA.search(line):
+        grid = np.arange(math.prod(_numbers(found[2]))).reshape(_numbers(found[2]))
+        if found[3]:
+            grid = grid.transpose(_numbers(found[3]))
+        return tuple(grid.reshape(_numbers(found[1]))[0].tolist())
+    if found := _MESH.search(line):
+        return _group_of_mesh(found[1], found[2])
+    return tuple(range(devices))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple([int(number) for number in text.split(",") if number])
+
+
+def _group_of_mesh(mesh: str, along: str) -> tuple[int, ...]:
+    """The first group of ``mesh['a'=8,'b'=4] {'a','b':(1)2}``: along a, and a part of b."""
+    sizes: Mapping[str, int] = {
+        name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)
+    }
+    strides, stride = {}, math.prod(sizes.values())
+    for name, size in sizes.items():
+        stride //= size
+        strides[name] = stride
+    group = np.zeros(1, int)
+    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", along):
+        count = int(part) if part else sizes[name]
+        step = strides[name] * (sizes[name] // (int(before) * count) if part else 1)
+        group = (group[:, None] + step * np.arange(count)).reshape(-1)
+    return tuple(group.tolist())

@@ -1,0 +1,172 @@
+"""Collectives are found in the compiler's text, with their groups and how often they run."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import pax_export as pax
+
+MESH = AbstractMesh((4, 2), ("data", "model"))
+
+
+def program(*lines, devices=8, computations=""):
+    """The text of a program with these instructions."""
+    inside = "\n".join(f"  {line}" for line in lines)
+    return (
+        f"HloModule jit_step, is_scheduled=true, num_partitions={devices}\n\n{computations}\n"
+        f"ENTRY %main.1_spmd (param.4: f32[8]) -> f32[8] {{\n{inside}\n}}\n"
+    )
+
+
+def only(*lines, **options):
+    """The only collective of a program."""
+    (found,) = pax.sharding.collectives(program(*lines, **options))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("groups", "group", "axes"),
+    [
+        ("{{0,1},{2,3},{4,5},{6,7}}", (0, 1), ("model",)),
+        ("{{0,2,4,6},{1,3,5,7}}", (0, 2, 4, 6), ("data",)),
+        ("{}", tuple(range(8)), ("data", "model")),
+        ("[4,2]<=[8]", (0, 1), ("model",)),
+        ("[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6), ("data",)),
+        ("mesh['x'=4,'y'=2] {'x'}", (0, 2, 4, 6), ("data",)),
+        ("mesh['x'=4,'y'=2] {'y'}", (0, 1), ("model",)),
+        ("mesh['x'=4,'y'=2] {'x','y'}", tuple(range(8)), ("data", "model")),
+        ("mesh['x'=4,'y'=2] {'x':(1)2}", (0, 4), ("data",)),
+        ("mesh['x'=4,'y'=2] {'x':(2)2,'y'}", (0, 1, 2, 3), ("data", "model")),
+    ],
+)
+def test_groups_of_devices(groups, group, axes):
+    line = f"%r = f32[16]{{0}} all-reduce(%x), channel_id=1, replica_groups={groups}, to_apply=%add"
+    found = only(line)
+    assert found.group == group
+    assert found.axes(MESH) == axes
+
+
+ALL = "replica_groups=[1,8]<=[8]"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "size", "sent"),
+    [
+        ("f32[16,2]{1,0} all-reduce(%x)", "all-reduce", 128, 224),
+        ("(f32[16]{0}, /*index=1*/bf16[8]{0}) all-reduce(%x, %y)", "all-reduce", 80, 140),
+        ("bf16[16]{0:T(8,128)(2,1)S(1)} all-gather(%x)", "all-gather", 32, 28),
+        ("f32[2]{0} reduce-scatter(%x)", "reduce-scatter", 64, 56),
+        ("(s8[8]{0}, s8[8]{0}) all-to-all(%x, %y)", "all-to-all", 16, 14),
+        ("(f32[2]{0}, f32[16]{0}) all-gather-start(%x)", "all-gather", 64, 56),
+        ("f32[16]{0} all-reduce-start(%x)", "all-reduce", 64, 112),
+        ("pred[16]{0} all-gather(%x)", "all-gather", 16, 14),
+        ("f8e4m3fn[16]{0} all-gather(%x)", "all-gather", 16, 14),
+        ("s4[16]{0} all-gather(%x)", "all-gather", 8, 7),
+        ("f32[] all-reduce(%x)", "all-reduce", 4, 7),
+    ],
+)
+def test_bytes_of_each_kind(line, kind, size, sent):
+    found = only(f"ROOT %result.1 = {line}, channel_id=3, {ALL}, dimensions={{0}}")
+    assert (found.kind, found.size, found.sent, found.times) == (kind, size, sent, 1)
+
+
+def test_a_permutation_sends_the_whole_array():
+    pairs = "channel_id=1, source_target_pairs={{0,0},{1,2},{2,1}}"
+    assert only(f"%p = f32[4]{{0}} collective-permute(%x), {pairs}").sent == 16
+    start = "(f32[4]{0}, f32[4]{0}, u32[], u32[]) collective-permute-start(%x)"
+    assert only(f"%p = {start}, {pairs}").group == (1, 2)
+    assert only(f"%p = {start}, {pairs}").sent == 16
+
+
+def test_what_is_no_exchange_is_not_found():
+    text = program(
+        "%alone = f32[4]{0} all-reduce(%x), replica_groups=[8,1]<=[8], to_apply=%add",
+        "%done = f32[4]{0} all-gather-done(%start)",
+        "%fusion = f32[4]{0} fusion(%all-reduce.1), kind=kLoop, calls=%gone",
+    )
+    assert pax.sharding.collectives(text) == ()
+
+
+LOOPS = """\
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%inner (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %gathered = f32[32]{0} all-gather(%w), replica_groups={}, metadata={op_name="jit(step)/dot"}
+}
+
+%inner_test (p: (s32[], f32[4])) -> pred[] {
+  %end = s32[]{:T(128)} constant(5)
+  ROOT %lt = pred[] compare(%i, %end), direction=LT
+}
+
+%outer (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %r = f32[4]{0} all-reduce(%x), replica_groups={}, to_apply=%add
+  %w = (s32[], f32[4]{0}) while(%t), condition=%inner_test, body=%inner
+}
+
+%branch (p: f32[4]) -> f32[4] {
+  %f = f32[4]{0} fusion(%x), kind=kCustom, calls=%fused
+}
+
+%fused (p: f32[4]) -> f32[4] {
+  %s = f32[4]{0} reduce-scatter(%x), replica_groups={}
+}
+"""
+
+
+def test_loops_are_multiplied():
+    """A known trip count, and one that is read off the condition of a loop inside of it."""
+    text = program(
+        "%w = (s32[], f32[4]{0}) while(%t), condition=%unseen, body=%outer, "
+        'backend_config={"known_trip_count":{"n":"3"}}',
+        "%c = f32[4]{0} conditional(%p, %x, %x), branch_computations={%branch, %add}",
+        computations=LOOPS,
+    )
+    found = {each.kind: each for each in pax.sharding.collectives(text)}
+    times = {kind: each.times for kind, each in found.items()}
+    assert times == {"all-reduce": 3, "all-gather": 15, "reduce-scatter": 1}
+    assert all(each.times_known for each in found.values())
+    assert found["all-gather"].source == "jit(step)/dot"
+    assert found["all-gather"].sent == 15 * 112
+
+
+def test_what_runs_beside_other_work_is_counted_once():
+    text = program(
+        "%start = ((f32[4]), f32[4]) async-start(%x), calls=%fused",
+        "%done = f32[4]{0} async-done(%start), calls=%fused",
+        computations=LOOPS,
+    )
+    (found,) = pax.sharding.collectives(text)
+    assert (found.kind, found.times) == ("reduce-scatter", 1)
+
+
+def test_a_loop_of_unknown_length_is_said():
+    text = program(
+        "%w = (s32[], f32[4]{0}) while(%t), condition=%unseen, body=%outer", computations=LOOPS
+    )
+    first, second = pax.sharding.collectives(text)
+    assert not first.times_known and not second.times_known
+    assert (first.times, second.times) == (1, 5)
+
+
+def test_what_is_not_compiled_is_refused():
+    lowered = jax.jit(jnp.sin).lower(1.0)
+    for wrong in (lowered, "text", None):
+        with pytest.raises(TypeError) as caught:
+            pax.sharding.collectives(wrong)
+        assert "Collectives are read from a compiled program." in str(caught.value)
+        assert "jax.jit(step).lower(...).compile()" in str(caught.value)
+    with pytest.raises(TypeError, match="Devices exchange nothing in this way") as caught:
+        pax.sharding.sent_bytes("gather", 8, 2)
+    assert "all-gather" in caught.value.write
+
+
+def test_one_device_sends_nothing():
+    assert pax.sharding.sent_bytes("all-reduce", 1000, 1) == 0
+    assert pax.sharding.sent_bytes("collective-permute", 1000, 1) == 0
+    assert pax.sharding.collectives(jax.jit(jnp.sin).lower(1.0).compile()) == ()
