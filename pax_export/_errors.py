@@ -108,6 +108,14 @@ class WeightsMismatchError(PaxError, KeyError, ValueError):
     report: object = None
 
 
+class CheckpointError(PaxError, OSError, ValueError):
+    """A checkpoint cannot be written, or is damaged, or is none."""
+
+
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint in this directory, or none of this step."""
+
+
 class MissingPackageError(PaxError, ImportError):
     """An optional package is not installed."""
 

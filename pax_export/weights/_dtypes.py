@@ -71,7 +71,7 @@ def stored(value: Any) -> tuple[np.ndarray, Note | None]:
         TypeError: nothing can be made of this dtype, for example of objects.
     """
     if is_key(value.dtype):
-        return np.asarray(jax.random.key_data(value)), {"key": _algorithm(value.dtype)}
+        return np.asarray(jax.random.key_data(value)), {"key": algorithm(value.dtype)}
     array = np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
     name = array.dtype.name
     if name in _NATIVE:
@@ -105,11 +105,11 @@ class Description:
 def describe(value: Any) -> Description:
     """What an array, or a ShapeDtypeStruct, would be in a file."""
     if is_key(value.dtype):
-        return Description(value.shape, f"key<{_algorithm(value.dtype)}>")
+        return Description(value.shape, f"key<{algorithm(value.dtype)}>")
     return Description(value.shape, np.dtype(value.dtype).name)
 
 
-def _algorithm(key_dtype: Any) -> str:
+def algorithm(key_dtype: Any) -> str:
     """The algorithm of a key dtype, e.g. ``"threefry2x32"``; jax tells it of arrays only."""
     found: list[Any] = []
     one_key = jax.ShapeDtypeStruct((), key_dtype)

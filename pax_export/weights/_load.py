@@ -4,59 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import jax
 import numpy as np
 
-from pax_export._errors import (
-    InvalidArgumentTypeError,
-    UnsupportedDtypeError,
-    WeightsMismatchError,
-)
+from pax_export._errors import InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export._jax import is_tracer
 from pax_export.weights._dtypes import describe, is_key
 from pax_export.weights._file import WeightsFile, opened
 from pax_export.weights._names import leaves_by_name
+from pax_export.weights._report import LoadReport, compare, mismatch
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What `load_weights` found in a file.
-
-    Attributes:
-        loaded: names of the arrays that were taken from the file.
-        missing: names that the module has and the file lacks.
-        unexpected: names that the file has and the module lacks.
-        mismatched: name -> what differs, for arrays of another shape or dtype.
-
-    Example:
-        >>> from pax_export.weights import LoadReport
-        >>> report = LoadReport(("a",), ("b",), (), {"c": "float32[2] in the file, ..."})
-        >>> report.complete
-        False
-    """
-
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    mismatched: dict[str, str]
-
-    @property
-    def complete(self) -> bool:
-        """True if the file has exactly the arrays of the module."""
-        return not (self.missing or self.unexpected or self.mismatched)
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.loaded)} loaded"]
-        lines += [f"missing from the file: {name}" for name in self.missing]
-        lines += [f"unknown to the module: {name}" for name in self.unexpected]
-        lines += [f"{name}: {difference}" for name, difference in self.mismatched.items()]
-        return "\n".join(lines)
 
 
 @overload
@@ -110,9 +71,16 @@ def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = Tr
     for name, leaf in leaves.items():
         _require_shape(name, leaf)
     with opened(Path(path)) as file:
-        report = _compare(leaves, file)
+        there = {name: entry.description for name, entry in file.entries.items()}
+        report = compare({name: describe(leaf) for name, leaf in leaves.items()}, there)
         if strict and not report.complete:
-            raise _mismatch(report, path)
+            raise mismatch(
+                "The weights of the file are not those of the module",
+                report,
+                where=os.fspath(path),
+                write="the module that was saved, or load_weights(module, path, strict=False) "
+                "to load what fits",
+            )
         fitting = set(report.loaded)
         values = [
             _read(file, name, leaf) if name in fitting else leaf for name, leaf in leaves.items()
@@ -131,46 +99,12 @@ def _require_shape(name: str, leaf: Any) -> None:
         )
 
 
-def _compare(leaves: dict[str, Any], file: WeightsFile) -> LoadReport:
-    loaded, missing, mismatched = [], [], {}
-    for name, leaf in leaves.items():
-        if name not in file.entries:
-            missing.append(name)
-            continue
-        there, own = file.entries[name].description, describe(leaf)
-        if there == own:
-            loaded.append(name)
-        else:
-            mismatched[name] = f"{there} in the file, {own} in the module"
-    unexpected = [name for name in file.entries if name not in leaves]
-    return LoadReport(tuple(loaded), tuple(missing), tuple(unexpected), mismatched)
-
-
-def _mismatch(report: LoadReport, path: str | os.PathLike[str]) -> WeightsMismatchError:
-    _, *lines = str(report).splitlines()
-    error = WeightsMismatchError(
-        "The weights of the file are not those of the module:\n"
-        + "\n".join(f"  - {line}" for line in lines),
-        where=os.fspath(path),
-        write="the module that was saved, or load_weights(module, path, strict=False) "
-        "to load what fits",
-    )
-    error.report = report
-    return error
-
-
 def _read(file: WeightsFile, name: str, own: Any) -> Any:
     """The array of a file, of the kind and at the place of the module's own."""
     if isinstance(own, np.ndarray):
         return file.read(name).astype(own.dtype, copy=False)
-    if not is_key(own.dtype) and jax.dtypes.canonicalize_dtype(own.dtype) != own.dtype:
-        raise UnsupportedDtypeError(
-            "jax would narrow an array of this dtype.",
-            where=name,
-            got=own.dtype,
-            write='jax.config.update("jax_enable_x64", True)',
-        )
-    sharding = _sharding(own)
+    refuse_narrowing(name, own)
+    sharding = chosen_sharding(own)
     if sharding is None:
         return jax.device_put(file.read(name))
     if len(sharding.device_set) == 1 or file.entries[name].note is not None:
@@ -180,8 +114,27 @@ def _read(file: WeightsFile, name: str, own: Any) -> Any:
     return jax.make_array_from_callback(own.shape, sharding, read_part)
 
 
-def _sharding(own: Any) -> Any:
-    """Where an array was put on purpose; None if jax may choose."""
+def refuse_narrowing(name: str, own: Any) -> None:
+    """Refuses an array of 64 bits that jax would make one of 32.
+
+    Raises:
+        UnsupportedDtypeError: naming it.
+    """
+    if not is_key(own.dtype) and jax.dtypes.canonicalize_dtype(own.dtype) != own.dtype:
+        raise UnsupportedDtypeError(
+            "jax would narrow an array of this dtype.",
+            where=name,
+            got=own.dtype,
+            write='jax.config.update("jax_enable_x64", True)',
+        )
+
+
+def chosen_sharding(own: Any) -> Any:
+    """Where an array was put on purpose; None if jax may choose.
+
+    Args:
+        own: an array, or a `jax.ShapeDtypeStruct`, which may name a sharding.
+    """
     if is_tracer(own) or (isinstance(own, jax.Array) and not own.committed):
         return None
     sharding = getattr(own, "sharding", None)

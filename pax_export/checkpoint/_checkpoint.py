@@ -1,0 +1,233 @@
+"""Checkpoint: one step on disk, and what is read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pax_export._errors import CheckpointError
+from pax_export.checkpoint import _orbax
+from pax_export.checkpoint._on_host import checksum
+from pax_export.checkpoint._placed import Restored, placed, require_target, sharding_to_read
+from pax_export.checkpoint._saved import Entry, full_name, named
+from pax_export.checkpoint._stored_array import StoredArray
+from pax_export.weights._report import LoadReport, compare, mismatch
+
+
+class Checkpoint:
+    """One checkpoint, opened: what is in it, without its numbers.
+
+    `Checkpoints.open` makes it.
+
+    Attributes:
+        step: its number.
+        directory: where it lies.
+        metrics: that were saved with it.
+
+    Example:
+        >>> import jax, tempfile, pax_export as pax
+        >>> with pax.checkpoint.Checkpoints(tempfile.mkdtemp()) as checkpoints:
+        ...     checkpoints.save(10, model=pax.Linear(2, 3))
+        >>> checkpoint = checkpoints.open()
+        >>> checkpoint.trees
+        ('model',)
+        >>> for name, what in checkpoint.leaves.items():
+        ...     print(name, what)
+        model.weight float32[2,3]
+        model.bias float32[3]
+    """
+
+    def __init__(self, directory: Path, step: int):
+        self.directory = directory
+        self.step = step
+        try:
+            about = _orbax.about(directory)
+            self.metrics: dict[str, float] = dict(about["metrics"])
+            self._entries: dict[str, dict[str, Entry]] = {
+                tree: {name: Entry.from_json(fields) for name, fields in leaves.items()}
+                for tree, leaves in about["trees"].items()
+            }
+        except Exception as error:  # orbax and what it builds on have no common error
+            raise CheckpointError(
+                "This is no checkpoint of pax_export, or only a part of one.",
+                where=str(directory),
+                got=_brief(error),
+                write="a directory that Checkpoints(...).save wrote, or an earlier step of it",
+            ) from error
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """The names under which trees were saved."""
+        return tuple(self._entries)
+
+    @property
+    def leaves(self) -> dict[str, str]:
+        """Shape and dtype of each leaf, by its dotted name."""
+        return {
+            full_name(tree, name): str(entry.description)
+            for tree, entries in self._entries.items()
+            for name, entry in entries.items()
+        }
+
+    def on_disk(self, tree: str, target: Any) -> Any:
+        """A tree whose arrays stay on disk until something reads them, one at a time.
+
+        `pax_export.export.to_saved_model` takes a module of such arrays, and holds
+        no more than one of them in memory.
+
+        Args:
+            tree: the name under which it was saved.
+            target: a tree of its structure, e.g. ``jax.eval_shape(make_model)``.
+
+        Returns:
+            The target, with a `StoredArray` for each array.
+
+        Raises:
+            WeightsMismatchError: the checkpoint is that of another model.
+
+        Example:
+            >>> import jax, tempfile, pax_export as pax
+            >>> with pax.checkpoint.Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.save(10, model=pax.Linear(2, 3))
+            >>> shapes = jax.eval_shape(lambda: pax.Linear(2, 3))
+            >>> checkpoints.open().on_disk("model", shapes).weight
+            StoredArray(model.weight: float32[2, 3])
+        """
+        leaves = named(tree, target)
+        self.compared({tree: leaves}, strict=True)
+        values = [self._stored(tree, name, leaf) for name, leaf in leaves.items()]
+        return jax.tree_util.tree_structure(target).unflatten(values)
+
+    def _stored(self, tree: str, name: str, leaf: Any) -> Any:
+        entry = self._entries[tree][name]
+        if not entry.on_disk:
+            return entry.without_array()
+
+        def read() -> Any:
+            return entry.restored(self._arrays(tree, {name: None})[name])
+
+        return StoredArray(full_name(tree, name), tuple(leaf.shape), leaf.dtype, read)
+
+    def restore(
+        self, targets: Mapping[str, Any], shardings: Mapping[str, Any], strict: bool
+    ) -> Restored:
+        """Makes trees with the arrays of the checkpoint.
+
+        Args:
+            targets: tree -> what it is made from.
+            shardings: tree -> a sharding or None for each of its leaves, in tree
+                order; trees that are not there go where the target is.
+            strict: whether each tree must have exactly the leaves on disk.
+
+        Raises:
+            WeightsMismatchError: with strict, anything differs.
+            CheckpointError: the checkpoint is damaged.
+        """
+        leaves = {tree: named(tree, target) for tree, target in targets.items()}
+        report = self.compared(leaves, strict)
+        fitting = set(report.loaded)
+        trees = {}
+        for tree, target in targets.items():
+            own = leaves[tree]
+            places = dict(zip(own, shardings.get(tree, [None] * len(own))))
+            chosen = {name: own[name] for name in own if full_name(tree, name) in fitting}
+            values = {**own, **self._read(tree, chosen, places)}
+            trees[tree] = jax.tree_util.tree_structure(target).unflatten(values.values())
+        return Restored(trees, self.step, self.metrics, report)
+
+    def compared(self, leaves: Mapping[str, Mapping[str, Any]], strict: bool) -> LoadReport:
+        """Compares leaves by tree and name with those on disk.
+
+        Raises:
+            WeightsMismatchError: with strict, anything differs; lists all of it.
+        """
+        wanted, there = {}, {}
+        for tree, own in leaves.items():
+            for name, leaf in own.items():
+                require_target(full_name(tree, name), leaf)
+                wanted[full_name(tree, name)] = Entry.of(leaf).description
+            for name, entry in self._entries.get(tree, {}).items():
+                there[full_name(tree, name)] = entry.description
+        report = compare(wanted, there)
+        if strict and not report.complete:
+            raise mismatch(
+                "What the checkpoint holds is not what was asked for",
+                report,
+                where=f"{self.directory}, which has {', '.join(self.trees) or 'nothing'}",
+                write="what was saved, or restore(..., strict=False) to load what fits",
+            )
+        return report
+
+    def _read(
+        self, tree: str, leaves: Mapping[str, Any], places: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The values of some leaves, of the kind and at the place of a target's."""
+        entries = self._entries.get(tree, {})
+        wanted = {
+            name: sharding_to_read(full_name(tree, name), own, entries[name], places[name])
+            for name, own in leaves.items()
+            if entries[name].on_disk
+        }
+        arrays = self._arrays(tree, wanted)
+        return {
+            name: placed(
+                entries[name].restored(arrays[name])
+                if name in arrays
+                else entries[name].without_array(),
+                own,
+                places[name],
+            )
+            for name, own in leaves.items()
+        }
+
+    def _arrays(self, tree: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays as they are on disk, with these shardings; those of None as numpy's."""
+        if not wanted:
+            return {}
+        try:
+            arrays = _orbax.read(self.directory / tree, wanted)
+        except Exception as error:
+            raise self._damaged(tree, *self._culprit(tree, wanted, error)) from error
+        for name, array in arrays.items():
+            saved, found = self._entries[tree][name].checksum, checksum(array)
+            if found is not None and saved not in (None, found):
+                differs = ValueError(f"the checksum is {found}, that of what was saved is {saved}")
+                raise self._damaged(tree, name, differs)
+        return arrays
+
+    def _culprit(
+        self, tree: str, wanted: Mapping[str, Any], error: Exception
+    ) -> tuple[str | None, Exception]:
+        """The first array that cannot be read, and why."""
+        if len(wanted) == 1:
+            return next(iter(wanted)), error
+        if jax.process_count() == 1:  # several must read in step, so they look no further
+            for name, sharding in wanted.items():
+                try:
+                    _orbax.read(self.directory / tree, {name: sharding})
+                except Exception as found:
+                    return name, found
+        return None, error
+
+    def _damaged(self, tree: str, name: str | None, error: Exception) -> CheckpointError:
+        what = tree
+        if name is not None:
+            what = f"{full_name(tree, name)}: {self._entries[tree][name].description}"
+        return CheckpointError(
+            "The checkpoint is damaged: an array cannot be read."
+            if name
+            else "The checkpoint is damaged: a tree cannot be read.",
+            where=f"{what}, in {self.directory / tree}",
+            got=_brief(error),
+            write="another step; Checkpoints(...).steps lists them",
+        )
+
+
+def _brief(error: BaseException) -> str:
+    """What an error of orbax says, without its pages of advice."""
+    text = str(error).split(" [tensorstore_spec=")[0]
+    lines = [line for line in text.splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]

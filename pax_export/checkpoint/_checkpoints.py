@@ -1,0 +1,370 @@
+"""Checkpoints: a directory of them, written while training goes on."""
+
+from __future__ import annotations
+
+import operator
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import jax
+
+from pax_export._errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    MissingCheckpointError,
+)
+from pax_export.checkpoint import _orbax
+from pax_export.checkpoint._checkpoint import Checkpoint
+from pax_export.checkpoint._keep import Keep
+from pax_export.checkpoint._placed import Restored
+from pax_export.checkpoint._saved import saved_trees
+from pax_export.checkpoint._shardings import shardings_of
+
+
+class Checkpoints:
+    """A directory of checkpoints.
+
+    `save` copies the arrays and returns; they are written while training goes
+    on, by every process its own shards.  A checkpoint is there when it is
+    complete, however the program ends.  Everything is called by all processes
+    alike, with the same steps and metrics.
+
+    Args:
+        directory: where they lie; made by the first `save`.  All processes must
+            see it.
+        keep: how many of the last ones stay; None keeps all.
+        best: the name of a metric: the checkpoint in which it is best stays, too.
+        mode: whether the best value is the smallest or the largest.
+        asynchronous: False lets `save` wait until everything is on the disk.
+
+    Raises:
+        InvalidArgumentError: an argument has a value that means nothing.
+
+    Example:
+        >>> import tempfile, pax_export as pax
+        >>> with pax.checkpoint.Checkpoints(tempfile.mkdtemp(), keep=2, best="loss") as run:
+        ...     for step, loss in enumerate([0.5, 0.1, 0.3, 0.2]):
+        ...         run.save(step, model=pax.Linear(2, 3), metrics={"loss": loss})
+        >>> run.steps, run.latest, run.best
+        ((1, 2, 3), 3, 1)
+        >>> state = run.restore(model=pax.Linear(2, 3))
+        >>> state.step, state.metrics, type(state["model"]).__name__
+        (3, {'loss': 0.2}, 'Linear')
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep: int | None = 3,
+        best: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        asynchronous: bool = True,
+    ):
+        self.directory = Path(os.path.abspath(os.fspath(directory)))
+        self._keep = Keep(keep, best, mode)
+        self._asynchronous = asynchronous
+        self._manager: Any = None
+        self._metrics: dict[int, dict[str, float]] = {}
+        self._writing: int | None = None
+
+    # --- what is there -------------------------------------------------------------
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps of which there are complete checkpoints, in order.
+
+        One that is still being written is not there yet; `wait` waits for it.
+        """
+        try:
+            names = [entry.name for entry in os.scandir(self.directory) if entry.is_dir()]
+        except FileNotFoundError:
+            return ()
+        except NotADirectoryError as error:
+            raise self._no_directory() from error
+        return tuple(sorted(int(name) for name in names if _is_step(name)))
+
+    @property
+    def latest(self) -> int | None:
+        """The last step, None if there is no checkpoint."""
+        return max(self.steps, default=None)
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best metric, None if there is none."""
+        if self._keep.best is None:
+            raise InvalidArgumentError(
+                "No metric says which checkpoint is the best.",
+                where=str(self.directory),
+                write='Checkpoints(directory, best="loss")',
+            )
+        return self._keep.best_of({step: self._metrics_of(step) for step in self.steps})
+
+    def open(self, step: int | None = None) -> Checkpoint:
+        """Opens one checkpoint, and reads no array of it.
+
+        One that is still being written is waited for.
+
+        Args:
+            step: its number; the last one if None.
+
+        Raises:
+            MissingCheckpointError: (a FileNotFoundError) there is none.
+            CheckpointError: it is damaged.
+        """
+        if step is None or step == self._writing:
+            self.wait()
+        steps = self.steps
+        if not steps or (step is not None and step not in steps):
+            raise self._missing(step, steps)
+        step = steps[-1] if step is None else operator.index(step)
+        return Checkpoint(self.directory / str(step), step)
+
+    # --- writing -------------------------------------------------------------------
+
+    def save(self, step: int, *, metrics: Mapping[str, Any] | None = None, **trees: Any) -> None:
+        """Saves trees under their names.
+
+        Returns when the arrays are copied, so that they may be donated or changed.
+        A checkpoint that is still being written is waited for first, and older
+        ones that are not to be kept are removed after the new one is complete.
+
+        Args:
+            step: its number, larger than those of all checkpoints there.
+            metrics: numbers to tell checkpoints apart by.
+            **trees: ``model=``, ``optimizer=``, ``loss_scale=``, ``rng=`` or any
+                other names: pytrees of arrays, typed keys, numbers and text.
+
+        Raises:
+            InvalidArgumentError: the step is not a new one, the metrics lack that
+                of ``best``, or there is nothing to save.
+            InvalidArgumentTypeError: a leaf can not be saved.
+            CheckpointError: (an OSError) the checkpoint, or the one before, was
+                not written.
+
+        Example:
+            >>> import jax, tempfile, pax_export as pax
+            >>> with pax.checkpoint.Checkpoints(tempfile.mkdtemp()) as run:
+            ...     run.save(7, model=pax.Linear(2, 3), rng=jax.random.key(0), data={"epoch": 2})
+            >>> run.restore(rng=jax.random.key(1), data={"epoch": 0})["data"]
+            {'epoch': 2}
+        """
+        step = self._checked_step(step)
+        numbers = self._keep.checked(metrics)
+        arrays, about = saved_trees(trees)
+        self.wait()
+        self._refuse_old(step)
+        manager = self._opened()
+        self._metrics[step] = numbers
+        self._writing = step
+        try:
+            _orbax.save(manager, step, arrays, {"metrics": numbers, "trees": about})
+        except Exception as error:
+            raise self._unwritten(error) from error
+
+    def wait(self) -> None:
+        """Returns when what was saved is on the disk.
+
+        Raises:
+            CheckpointError: (an OSError) it could not be written.
+        """
+        if self._manager is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._unwritten(error) from error
+        self._writing = None
+        self._remove_deleted()
+
+    def close(self) -> None:
+        """Waits, and ends the threads that write.
+
+        A program that ends without this, or `wait`, may lose what it saved last.
+
+        Raises:
+            CheckpointError: as `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            manager, self._manager = self._manager, None
+            if manager is not None:
+                manager.close()
+
+    def delete(self, step: int) -> None:
+        """Removes a checkpoint.
+
+        Raises:
+            MissingCheckpointError: there is none of this step.
+        """
+        self.wait()
+        if step not in self.steps:
+            raise self._missing(step, self.steps)
+        self._opened().delete(step)
+        self._metrics.pop(step, None)
+        self._remove_deleted()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- reading -------------------------------------------------------------------
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        mesh: Any = None,
+        rules: Any = None,
+        strict: bool = True,
+        **targets: Any,
+    ) -> Restored:
+        """Makes trees with the arrays of a checkpoint, found by name.
+
+        Only the trees that are asked for are read.
+
+        Args:
+            step: its number; the last one if None.
+            mesh: where all arrays go; if None, they go where those of the
+                targets are.
+            rules: how the tree called ``model`` lies on the mesh, as
+                `pax_export.sharding.shard` takes them; other trees follow it.
+            strict: whether each tree must have exactly the leaves on disk, with
+                their shapes and dtypes.  If not, what fits is loaded, the target
+                keeps its own leaves elsewhere, and ``report`` lists the rest.
+            **targets: the name of a tree, and what to make it from: a tree of
+                arrays, which stays as it is, or of shapes,
+                ``jax.eval_shape(make_model)``, which may name shardings.  The
+                mesh may be another than that on which they were saved.
+
+        Returns:
+            The trees by name, with the step, metrics and a report.
+
+        Raises:
+            MissingCheckpointError: (a FileNotFoundError) there is none.
+            WeightsMismatchError: (a ValueError and a KeyError) with strict, a
+                leaf is missing, unexpected, or of another shape or dtype.  The
+                message lists all of them; `report` holds them.
+            ShardingError: (a ValueError) the rules do not fit.
+            CheckpointError: (an OSError) the checkpoint is damaged.
+
+        Example:
+            >>> import jax, tempfile, pax_export as pax
+            >>> with pax.checkpoint.Checkpoints(tempfile.mkdtemp()) as run:
+            ...     run.save(0, model=pax.Linear(2, 3))
+            >>> state = run.restore(model=jax.eval_shape(lambda: pax.Linear(2, 3)))
+            >>> state["model"].weight.shape
+            (2, 3)
+            >>> state = run.restore(model=pax.Linear(2, 4), strict=False)
+            >>> state.report.mismatched["model.bias"]
+            'float32[3] in the file, float32[4] in the module'
+        """
+        if not targets:
+            raise InvalidArgumentError(
+                "There is nothing to restore.",
+                where=str(self.directory),
+                write="restore(model=model, optimizer=optimizer)",
+            )
+        return self.open(step).restore(targets, shardings_of(targets, mesh, rules), strict)
+
+    # --- helpers -------------------------------------------------------------------
+
+    def _opened(self) -> Any:
+        """What writes, made when it is needed: a directory that is only read stays as it is."""
+        if self._manager is None:
+            _orbax.orbax()
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._remove_deleted()
+                self._manager = _orbax.manager(self.directory, self._kept, self._asynchronous)
+            except OSError as error:
+                raise self._no_directory() from error
+        return self._manager
+
+    def _kept(self, steps: Sequence[int]) -> Sequence[int]:
+        return self._keep.steps({step: self._metrics_of(step) for step in steps})
+
+    def _metrics_of(self, step: int) -> dict[str, float]:
+        if step not in self._metrics:
+            try:
+                self._metrics[step] = self.open(step).metrics
+            except CheckpointError:  # a damaged one is not the best, and keeps nobody from saving
+                self._metrics[step] = {}
+        return self._metrics[step]
+
+    def _remove_deleted(self) -> None:
+        if jax.process_index() == 0:
+            shutil.rmtree(self.directory / _orbax.DELETED, ignore_errors=True)
+
+    def _checked_step(self, step: Any) -> int:
+        try:
+            number = operator.index(step)
+        except TypeError:
+            number = -1
+        if number < 0 or isinstance(step, bool):
+            raise InvalidArgumentTypeError(
+                "The step of a checkpoint is a number, 0 or larger.",
+                got=f"step={step!r}",
+                write="checkpoints.save(100, model=model)",
+            )
+        return number
+
+    def _refuse_old(self, step: int) -> None:
+        later = [other for other in self.steps if other >= step]
+        if later:
+            raise InvalidArgumentError(
+                "There are checkpoints of this step or later ones, and training would go on "
+                "from them.",
+                where=str(self.directory),
+                got=f"step {step} after {', '.join(map(str, later))}",
+                write=f"checkpoints.delete({later[-1]}) and so on, to take another way from an "
+                "earlier one; or another directory",
+            )
+
+    def _missing(self, step: int | None, steps: Sequence[int]) -> MissingCheckpointError:
+        if steps:
+            return MissingCheckpointError(
+                "There is no checkpoint of this step.",
+                where=str(self.directory),
+                got=f"step {step!r}; there are {', '.join(map(str, steps))}",
+                write="one of these, or None for the last one",
+            )
+        there = sorted(os.listdir(self.directory))[:5] if self.directory.is_dir() else None
+        return MissingCheckpointError(
+            "There is no checkpoint in this directory.",
+            where=str(self.directory),
+            got="no such directory"
+            if there is None
+            else f"a directory with {', '.join(there) or 'nothing in it'}",
+            write="the directory that Checkpoints(...) was given; checkpoints.latest is None "
+            "as long as there is none",
+        )
+
+    def _no_directory(self) -> CheckpointError:
+        return CheckpointError(
+            "Checkpoints cannot lie here.",
+            where=str(self.directory),
+            got="a file" if self.directory.is_file() else "no directory that can be written",
+            write="a directory that you may write to, or one that does not exist yet",
+        )
+
+    def _unwritten(self, error: Exception) -> CheckpointError:
+        step, self._writing = self._writing, None
+        self._metrics.pop(step, None) if step is not None else None
+        return CheckpointError(
+            f"The checkpoint of step {step} was not written.",
+            where=str(self.directory),
+            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:400],
+            write="a directory that you may write to, on a disk with room",
+        )
+
+
+def _is_step(name: str) -> bool:
+    return name.isdecimal() and name.isascii()

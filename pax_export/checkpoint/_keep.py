@@ -1,0 +1,94 @@
+"""Which checkpoints stay: the last ones, and the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A rule for what stays.
+
+    Attributes:
+        last: how many of the last ones; None for all.
+        best: the metric of which the best one stays; None for no such.
+        mode: whether the smallest or the largest is the best.
+    """
+
+    last: int | None
+    best: str | None
+    mode: Literal["min", "max"]
+
+    def __post_init__(self) -> None:
+        last = self.last
+        number = isinstance(last, int) and not isinstance(last, bool) and last >= 1
+        if not (last is None or number):
+            raise InvalidArgumentError(
+                "At least one checkpoint must be kept.",
+                got=f"keep={last!r}",
+                write="keep=3, or keep=None for all",
+            )
+        if not (self.best is None or isinstance(self.best, str)):
+            raise InvalidArgumentError(
+                "The best checkpoint is chosen by the name of a metric.",
+                got=f"best={self.best!r}",
+                write='best="loss", and save(step, metrics={"loss": loss}, ...)',
+            )
+        if self.mode not in ("min", "max"):
+            raise InvalidArgumentError(
+                "The best value of a metric is its smallest or its largest.",
+                got=f"mode={self.mode!r}",
+                write='mode="min" or mode="max"',
+            )
+
+    def checked(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+        """The metrics of a checkpoint as numbers.
+
+        Raises:
+            InvalidArgumentTypeError: one is no number.
+            InvalidArgumentError: that of the best is missing.
+        """
+        numbers = {}
+        for name, value in (metrics or {}).items():
+            try:
+                numbers[str(name)] = float(value)
+            except (TypeError, ValueError) as error:
+                raise InvalidArgumentTypeError(
+                    "A metric is one number.",
+                    where=f"metrics[{name!r}]",
+                    got=f"{type(value).__name__}: {value!r}"[:200],
+                    write=f"metrics={{{name!r}: float(loss)}}",
+                ) from error
+        if self.best is not None and self.best not in numbers:
+            raise InvalidArgumentError(
+                "The best checkpoint is to be kept, and this one lacks the metric.",
+                where=f"best={self.best!r}",
+                got=f"metrics with {', '.join(numbers) or 'nothing'}",
+                write=f"save(step, metrics={{{self.best!r}: ...}}, ...)",
+            )
+        return numbers
+
+    def best_of(self, metrics: Mapping[int, Mapping[str, float]]) -> int | None:
+        """The best step; the later one of two that are equal.
+
+        Args:
+            metrics: by step.  One without the metric, or with a NaN, is never the best.
+        """
+        if self.best is None:
+            return None
+        sign = -1 if self.mode == "min" else 1
+        values = {step: each.get(self.best, math.nan) for step, each in metrics.items()}
+        rated = [(sign * value, step) for step, value in values.items() if not math.isnan(value)]
+        return max(rated)[1] if rated else None
+
+    def steps(self, metrics: Mapping[int, Mapping[str, float]]) -> Sequence[int]:
+        """The steps that stay, of those with these metrics."""
+        ordered = sorted(metrics)
+        kept = ordered if self.last is None else ordered[-self.last :]
+        best = self.best_of(metrics)
+        return kept if best is None or best in kept else [best, *kept]

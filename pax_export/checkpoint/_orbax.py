@@ -1,0 +1,109 @@
+"""The only file that calls orbax-checkpoint, through its public names.
+
+A checkpoint of step 100 is a directory:
+
+    100/model/       arrays by their dotted names, one flat dict
+    100/optimizer/   likewise; one directory for each tree
+    100/about/       JSON: metrics, and what each leaf was
+
+orbax writes it under another name and renames it when every process has
+written its shards, so a directory named by a number is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._optional import require
+
+#: The tree of JSON; no tree of arrays may have this name.
+ABOUT = "about"
+
+#: Where checkpoints wait to be deleted: moved there in one step, so that a
+#: process killed while it deletes leaves no half of one behind.
+DELETED = ".deleted"
+
+#: ``(steps) -> those to keep``
+Keep = Callable[[Sequence[int]], Iterable[int]]
+
+
+def orbax() -> Any:
+    """orbax.checkpoint, or an error that names the extra which brings it."""
+    return require("orbax.checkpoint", "checkpoint", "Checkpoints")
+
+
+@dataclass(frozen=True)
+class _Preservation:
+    """What orbax asks after each save: which checkpoints stay."""
+
+    keep: Keep
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        kept = set(self.keep([each.step for each in checkpoints]))
+        return [each.step in kept for each in checkpoints]
+
+
+def manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
+    """What writes checkpoints; removes what a killed process has left half-written."""
+    ocp = orbax()
+    return ocp.CheckpointManager(
+        directory,
+        options=ocp.CheckpointManagerOptions(
+            cleanup_tmp_directories=True,
+            preservation_policy=_Preservation(keep),
+            enable_async_checkpointing=asynchronous,
+            todelete_subdir=DELETED,
+        ),
+    )
+
+
+def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Starts to write a checkpoint.
+
+    Args:
+        manager: what `manager` made.
+        step: its number.
+        trees: tree -> name -> array, at least one array in each.
+        about: what JSON can hold.
+    """
+    args = orbax().args
+    items = {tree: args.PyTreeSave(arrays) for tree, arrays in trees.items()}
+    items[ABOUT] = args.JsonSave(about)
+    manager.save(step, args=args.Composite(**items), force=True)
+
+
+def about(directory: Path) -> dict[str, Any]:
+    """The JSON of one checkpoint."""
+    ocp = orbax()
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+        return reader.restore(directory / ABOUT)
+
+
+def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads arrays, and no others.
+
+    Args:
+        directory: of one tree.
+        wanted: name -> a sharding, which makes an array of jax that reads its
+            own shards only, or None, which makes one of numpy.
+    """
+    ocp = orbax()
+
+    def how(sharding: Any) -> Any:
+        if sharding is None:
+            return ocp.RestoreArgs(restore_type=np.ndarray)
+        return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
+
+    args = ocp.args.PyTreeRestore(
+        item=dict.fromkeys(wanted, 0),  # only the names count
+        restore_args={name: how(sharding) for name, sharding in wanted.items()},
+        partial_restore=True,
+    )
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(directory, args=args)

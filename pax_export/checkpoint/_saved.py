@@ -1,0 +1,218 @@
+"""A tree as it is saved: arrays by dotted names, and an entry that says what each leaf was.
+
+orbax and the format below it hold the usual dtypes.  The others are stored as
+these, and what they were is in the entry, as JSON, with a CRC-32 of the array:
+the format below orbax does not notice a bit that flips.
+
+    an array                   itself               {"dtype": "float32", "shape": [2, 3]}
+    typed PRNG keys            their uint32 data    {"dtype": "key<threefry2x32>", "shape": []}
+    uint4, int2, uint2         as int8 or uint8     {"dtype": "uint4", "shape": [8]}
+    arrays without elements    not at all           {"dtype": "float32", "shape": [0, 3]}
+    numbers, text of Python    not at all           {"value": 3}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
+from pax_export._jax import is_tracer
+from pax_export.checkpoint._on_host import checksum
+from pax_export.checkpoint._orbax import ABOUT
+from pax_export.weights._dtypes import Description, describe, is_key
+from pax_export.weights._names import leaves_by_name
+
+#: Kinds of Python values that JSON gives back as they were.
+PLAIN = (bool, int, float, str)
+
+_WIDER = {"uint4": np.uint8, "uint2": np.uint8, "int2": np.int8}
+
+
+def named(tree_name: str, tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by dotted names; a tree that is one leaf has the name of the tree.
+
+    Raises:
+        WeightNameError: two leaves have one name.
+    """
+    return {tree_name: tree} if jax.tree_util.all_leaves([tree]) else leaves_by_name(tree)
+
+
+def full_name(tree_name: str, name: str) -> str:
+    """How a leaf is called in reports and errors: ``model.modules.0.weight``."""
+    return tree_name if name == tree_name else f"{tree_name}.{name}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one leaf was before it was saved.
+
+    Attributes:
+        description: its shape and dtype, or in words what it is.
+        value: the leaf itself, if it lies in the entry.
+        checksum: of the array on disk, if it is known.
+    """
+
+    description: Description | str
+    value: Any = None
+    checksum: int | None = None
+
+    @classmethod
+    def of(cls, leaf: Any) -> Entry:
+        """The entry of a leaf of a tree, or of one that only has a shape and a dtype."""
+        if is_plain(leaf):
+            return cls(f"a Python {type(leaf).__name__}", leaf)
+        return cls(describe(leaf))
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Entry:
+        """The inverse of `to_json`.
+
+        Raises:
+            KeyError, TypeError: it is none.
+        """
+        if "value" in fields:
+            return cls.of(fields["value"])
+        description = Description(tuple(fields["shape"]), str(fields["dtype"]))
+        return cls(description, checksum=fields.get("crc32"))
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as JSON can hold it."""
+        if isinstance(self.description, str):
+            return {"value": self.value}
+        fields = {"dtype": self.description.dtype, "shape": list(self.description.shape)}
+        return fields if self.checksum is None else {**fields, "crc32": self.checksum}
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether an array on disk belongs to it."""
+        return not isinstance(self.description, str) and 0 not in self.description.shape
+
+    @property
+    def stored_as_another(self) -> bool:
+        """Whether the array on disk has another dtype."""
+        return self.on_disk and (self._algorithm is not None or self._dtype in _WIDER)
+
+    def stored(self, leaf: Any) -> Any:
+        """The array that is written for the leaf."""
+        if self._algorithm is not None:
+            return jax.random.key_data(leaf)
+        return leaf.astype(_WIDER[self._dtype]) if self._dtype in _WIDER else leaf
+
+    def restored(self, array: Any) -> Any:
+        """The leaf, from the array that was read."""
+        if self._algorithm is not None:
+            return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=self._algorithm)
+        return array.astype(np.dtype(self._dtype)) if self._dtype in _WIDER else array
+
+    def without_array(self) -> Any:
+        """The leaf, if no array on disk belongs to it."""
+        if isinstance(self.description, str):
+            return self.value
+        if self._algorithm is None:
+            return np.empty(self.description.shape, np.dtype(self._dtype))
+        return jax.random.split(jax.random.key(0, impl=self._algorithm), self.description.shape)
+
+    @property
+    def _dtype(self) -> str:
+        return "" if isinstance(self.description, str) else self.description.dtype
+
+    @property
+    def _algorithm(self) -> str | None:
+        name = self._dtype
+        return name[len("key<") : -1] if name.startswith("key<") else None
+
+
+def is_plain(leaf: Any) -> bool:
+    """Whether a leaf is a value of Python; numpy's numbers are arrays, though some derive."""
+    return isinstance(leaf, PLAIN) and not isinstance(leaf, np.generic)
+
+
+def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays to write, by tree and name, and what JSON says of all leaves.
+
+    Raises:
+        InvalidArgumentError: there is no tree, or one with a name that is taken.
+        InvalidArgumentTypeError: a leaf cannot be saved, or has no value here.
+        UnsupportedDtypeError: an array has a dtype that cannot be saved.
+        WeightNameError: two leaves of a tree have one name.
+    """
+    if not trees:
+        raise InvalidArgumentError(
+            "There is nothing to save.",
+            write="save(step, model=model, optimizer=optimizer)",
+        )
+    if ABOUT in trees:
+        raise InvalidArgumentError(
+            f"No tree can be called {ABOUT!r}: checkpoints keep this name for themselves.",
+            write="another name",
+        )
+    arrays, about = {}, {}
+    for name, tree in trees.items():
+        own, entries = _saved(name, tree)
+        about[name] = {leaf: entry.to_json() for leaf, entry in entries.items()}
+        if own:
+            arrays[name] = own
+    return arrays, about
+
+
+def _saved(tree_name: str, tree: Any) -> tuple[dict[str, Any], dict[str, Entry]]:
+    arrays: dict[str, Any] = {}
+    entries: dict[str, Entry] = {}
+    for name, leaf in named(tree_name, tree).items():
+        if not is_plain(leaf):
+            _require_value(full_name(tree_name, name), leaf)
+        entry = Entry.of(leaf)
+        if entry.on_disk:
+            arrays[name] = _shared(entry.stored(_native(leaf)))
+            entry = replace(entry, checksum=checksum(arrays[name]))
+        entries[name] = entry
+    return arrays, entries
+
+
+def _native(leaf: Any) -> Any:
+    """An array in the order of bytes of this machine, in one piece."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    return np.asarray(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
+
+
+def _shared(array: Any) -> Any:
+    """An array that all processes hold together; one that each has for itself is of numpy."""
+    if jax.process_count() > 1 and isinstance(array, jax.Array) and array.is_fully_addressable:
+        return np.asarray(array)  # the first process writes it
+    return array
+
+
+def _require_value(where: str, leaf: Any) -> None:
+    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+        raise InvalidArgumentTypeError(
+            "A checkpoint holds arrays, numbers and text.",
+            where=where,
+            got=f"{type(leaf).__name__}: {leaf!r}"[:200],
+            write="jnp.asarray(...); an initialised module instead of shapes; anything else "
+            "as a static attribute of a module",
+        )
+    if not is_key(leaf.dtype) and np.dtype(leaf.dtype).kind in "OSUMm":
+        raise UnsupportedDtypeError(
+            "A checkpoint has no place for an array of this dtype.",
+            where=where,
+            got=np.dtype(leaf.dtype).name,
+            write="an array of numbers or booleans, or text as a Python str",
+        )
+    problem = None
+    if is_tracer(leaf):
+        problem = "an array inside a function that jax traces"
+    elif isinstance(leaf, jax.Array) and leaf.is_deleted():
+        problem = "an array that was deleted, for example donated to a jitted function"
+    if problem:
+        raise InvalidArgumentTypeError(
+            "A checkpoint needs arrays whose values are here.",
+            where=where,
+            got=problem,
+            write="checkpoints.save(...) outside of jit, with what the last step returned",
+        )
