@@ -13,73 +13,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import pax_export.checkpoint as checkpoint
-import pax_export.experimental as experimental
-import pax_export.nets as nets
-import pax_export.optim as optim
-import pax_export.precision as precision
-import pax_export.sharding as sharding
-import pax_export.transforms as transforms
-import pax_export.utils as utils
-import pax_export.weights as weights
 from pax_export._optional import is_installed, require
-from pax_export.compat import install_as_pax
-from pax_export.core import (
-    EmptyNode,
-    Module,
-    ParameterModule,
-    StateModule,
-    assert_structure_equal,
-    enable_eval_mode,
-    enable_train_mode,
-    freeze_parameters,
-    module_and_value,
-    next_rng_key,
-    parameters_method,
-    pure,
-    purecall,
-    seed_rng_key,
-    select_parameters,
-    unfreeze_parameters,
-    update_parameters,
-)
-from pax_export.nn import (
-    EMA,
-    GRU,
-    LSTM,
-    BatchNorm1D,
-    BatchNorm2D,
-    Conv1D,
-    Conv1DTranspose,
-    Conv2D,
-    Conv2DTranspose,
-    Dropout,
-    Embed,
-    GroupNorm,
-    GRUState,
-    Identity,
-    Lambda,
-    LayerNorm,
-    Linear,
-    LSTMState,
-    MultiHeadAttention,
-    RngSeq,
-    Sequential,
-    VanillaRNN,
-    VanillaRNNState,
-    avg_pool,
-    dropout,
-    max_pool,
-)
-from pax_export.optim import build_update_fn
-from pax_export.precision import apply_mp_policy, unwrap_mp_policy
-from pax_export.transforms import grad, value_and_grad
-from pax_export.transforms._loop import scan
-from pax_export.weights import load_weights, save_weights
 
 # Without jax there is no library.  But a process that serves what was exported may have none,
 # and the command line inspects, tests and runs SavedModels there.
 if TYPE_CHECKING or is_installed("jax"):
+    import pax_export.checkpoint as checkpoint
     import pax_export.experimental as experimental
     import pax_export.nets as nets
     import pax_export.optim as optim
