@@ -8,7 +8,7 @@ import platform
 import sys
 from importlib.metadata import version
 
-TOPICS = ("imports", "tree", "edit", "step", "trace", "deep", "exports")
+TOPICS = ("imports", "tree", "edit", "step", "trace", "deep", "exports", "scaling")
 
 
 def main(topics: list[str]) -> int:
