@@ -102,10 +102,11 @@ def output_specs(signature: Signature) -> list[Any]:
     return list(map(tensor_spec, signature.output_names, signature.forward.lowered.results))
 
 
-def tensor_spec(name: str, struct: Any) -> Any:
-    """A named input of a `tf.function`."""
+def tensor_spec(name: str | None, struct: Any) -> Any:
+    """An input or output of a `tf.function`."""
     tf = tensorflow("to_saved_model")
-    return tf.TensorSpec(_shape(struct), _dtype(tf, struct), name=name)
+    shape = [size if isinstance(size, int) else None for size in struct.shape]
+    return tf.TensorSpec(shape, tf.as_dtype(_dtypes.name_of(struct.dtype)), name=name)
 
 
 def call_signature(
@@ -231,24 +232,24 @@ def _call(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
     """One XlaCallModule operation."""
     # TensorFlow exports no public name for the operation that it made for jax.
     xla = require("tensorflow.compiler.tf2xla.python.xla", "tensorflow", "to_saved_model")
-    results = xla.call_module(
-        [operands[index] for index in lowered.kept],
-        version=lowered.calling_convention,
-        module=lowered.portable.module,
-        Tout=[_dtype(tf, struct) for struct in lowered.results],
-        Sout=[_shape(struct) for struct in lowered.results],
-        # Several platforms mean a module that is told on which of them it runs.
-        platforms=[name.upper() for name in lowered.platforms[: 1 if lowered.neutral else None]],
-        disabled_checks=["platform"] if lowered.neutral and len(lowered.platforms) > 1 else [],
-        function_list=(),
-        has_token_input_output=False,
+    given = [operands[index] for index in lowered.kept]
+    attributes = module_attributes(lowered)
+    return list(
+        xla.call_module(given, **attributes, function_list=(), has_token_input_output=False)
     )
-    return list(results)
 
 
-def _shape(struct: Any) -> list[int | None]:
-    return [size if isinstance(size, int) else None for size in struct.shape]
-
-
-def _dtype(tf: Any, struct: Any) -> Any:
-    return tf.as_dtype(_dtypes.name_of(struct.dtype))
+def module_attributes(lowered: Lowered) -> dict[str, Any]:
+    """What an XlaCallModule operation says of the module that it runs."""
+    specs = [tensor_spec(None, struct) for struct in lowered.results]
+    # Several platforms mean a module that is told on which of them it runs.
+    platforms = lowered.platforms[: 1 if lowered.neutral else None]
+    unchecked = lowered.neutral and len(lowered.platforms) > 1
+    return {
+        "version": lowered.calling_convention,
+        "module": lowered.portable.module,
+        "Tout": [spec.dtype for spec in specs],
+        "Sout": [spec.shape for spec in specs],
+        "platforms": [name.upper().encode() for name in platforms],
+        "disabled_checks": [b"platform"] if unchecked else [],
+    }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.export import protos
 from pax_export.export._canonical import canonicalize
 from pax_export.export._signature import Signature
 from pax_export.export._tf_functions import (
@@ -22,6 +23,14 @@ from pax_export.export._variables import Store, Variable
 
 def write(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
     """Writes the variables and signatures into a new directory."""
+    if any(each.processing for each in signatures):
+        _save_with_tensorflow(directory, store, signatures)
+    else:
+        protos.write(directory, store, signatures)
+
+
+def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
+    """Functions of TensorFlow may hold tables, files and variables: it knows how to save them."""
     tf = tensorflow("to_saved_model")
     variables = make_variables(store)
     root = _root(tf, store.variables, variables)

@@ -1,0 +1,54 @@
+"""The values of variables, as a checkpoint of TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pax_export.export._tf_functions import tensorflow
+from pax_export.export._variables import Variable
+from pax_export.export.protos._objects import checkpoint_key
+
+#: The name under which TensorFlow looks for the objects.
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
+#: A file of a checkpoint holds about so many bytes, or one larger variable.
+#: What TensorFlow cannot take over as it is, arrays of numpy, is copied for one
+#: file at a time.
+FILE_BYTES = 64 << 20
+
+
+def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: bytes) -> None:
+    """Writes the files of a checkpoint called ``variables``.
+
+    Args:
+        directory: where to, which is there.
+        variables: all of them.
+        objects: see `write_checkpoint_objects`.
+    """
+    tf = tensorflow("to_saved_model")
+    named: list[tuple[str, Any]] = [(checkpoint_key(each.name), each.value) for each in variables]
+    parts = list(_parts([*named, (_OBJECTS, objects)]))
+    prefixes = [str(directory / "parts" / f"part-{number}") for number in range(len(parts))]
+    for prefix, part in zip(prefixes, parts):
+        names, values = zip(*part)
+        tensors = list(map(tf.convert_to_tensor, values))
+        tf.raw_ops.SaveV2(
+            prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors
+        )
+    tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=prefixes, destination_prefix=str(directory / "variables")
+    )
+
+
+def _parts(named: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+    part: list[tuple[str, Any]] = []
+    held = 0
+    for name, value in named:
+        size = getattr(value, "nbytes", len(value) if isinstance(value, bytes) else 0)
+        if part and held + size > FILE_BYTES:
+            yield part
+            part, held = [], 0
+        part.append((name, value))
+        held += size
+    yield part
