@@ -346,8 +346,21 @@ def neutral_platform() -> str:
 
     jax asks its rules by the platform's name, and takes those without a platform
     where it finds none.  `eigh` has no such rule; the one for TPUs is general.
+    `approx_max_k` and its sister are a call into XLA, and exact here.
     """
     name = "pax_export_any"
     rules = mlir._platform_specific_lowerings
     rules[name][jax.lax.linalg.eigh_p] = rules["tpu"][jax.lax.linalg.eigh_p]
+    exact = mlir.lower_fun(_exact_top_k, multiple_results=True)
+    top_k = jax.lax.approx_top_k_p
+    rules[name][top_k] = dataclasses.replace(mlir._lowerings[top_k], rule=exact)
     return name
+
+
+def _exact_top_k(operand: Any, **parameters: Any) -> tuple[Any, Any]:
+    """What jax's approximation gives on CPUs: the best of all, in order."""
+    axis = parameters["reduction_dimension"]
+    like, _ = jax.eval_shape(lambda x: jax.lax.approx_top_k_p.bind(x, **parameters), operand)
+    sign = 1 if parameters["is_max_k"] else -1
+    values, places = jax.lax.top_k(sign * jax.numpy.moveaxis(operand, axis, -1), like.shape[axis])
+    return jax.numpy.moveaxis(sign * values, -1, axis), jax.numpy.moveaxis(places, -1, axis)

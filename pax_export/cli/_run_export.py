@@ -70,9 +70,9 @@ Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 def _function(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
     """A signature as a function of arrays by name, and the dtypes of its inputs."""
-    from pax_export.export import _foreign, _manifest
+    from pax_export.export import _foreign
 
-    if (path / _foreign.FILE).is_file() and not (path / _manifest.FILE).exists():
+    if _foreign.is_foreign(path):
         return _of_foreign(path, key)
     return _of_export(path, key)
 

@@ -34,9 +34,9 @@ def _call(options: argparse.Namespace) -> int:
 
 def _read(path: Path) -> Any:
     from pax_export import export
-    from pax_export.export import _foreign, _manifest
+    from pax_export.export import _foreign
 
-    if (path / _foreign.FILE).is_file() and not (path / _manifest.FILE).exists():
+    if _foreign.is_foreign(path):
         return _foreign.describe(path)
     return export.Report.read(path)
 

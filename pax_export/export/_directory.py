@@ -64,17 +64,29 @@ def replaced(path: str | os.PathLike[str], overwrite: bool, needed: int = 0) -> 
     path = place(path)
     _leftovers.sweep(path)
     check(path, overwrite)
+    with begun(path, needed) as temporary:
+        yield temporary
+        _disk.sync(temporary)
+        _move(temporary, path, overwrite)
+        _disk.sync_directory(path.parent)
+
+
+@contextmanager
+def begun(path: Path, needed: int) -> Iterator[Path]:
+    """Gives a hidden directory beside a path; what is in it when the block ends is gone.
+
+    Parents that are made for it are gone, too, if the block fails.
+
+    Raises:
+        ExportPathError: it cannot be made, or the disk is full.
+    """
     made: list[Path] = []
     try:
         with _disk.full_disk_explained(path, needed):
             _make_parents(path, made)
             _disk.check_room(path, needed)
             with ExitStack() as until_moved:
-                temporary = _claim(path, until_moved)
-                yield temporary
-                _disk.sync(temporary)
-                _move(temporary, path, overwrite)
-                _disk.sync_directory(path.parent)
+                yield _claim(path, until_moved)
     except BaseException:
         for parent in reversed(made):
             with suppress(OSError):  # somebody else has put something there
@@ -150,7 +162,7 @@ def _move(temporary: Path, path: Path, overwrite: bool) -> None:
     for _ in range(_TRIES):  # what is at the place may change between two looks at it
         try:
             if not path.exists():
-                return _rename_to_nothing(temporary, path)
+                return rename_to_nothing(temporary, path)
             if not overwrite:
                 raise _place.taken(path)
             if _rename2(temporary, path, _RENAME_EXCHANGE):
@@ -165,7 +177,12 @@ def _move(temporary: Path, path: Path, overwrite: bool) -> None:
     raise _place.unwritable(path, error) from error
 
 
-def _rename_to_nothing(temporary: Path, path: Path) -> None:
+def rename_to_nothing(temporary: Path, path: Path) -> None:
+    """Gives a file or directory its name, if nothing has that name.
+
+    Raises:
+        OSError: something has.
+    """
     if not _rename2(temporary, path, _RENAME_NOREPLACE):
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

@@ -31,6 +31,9 @@ from pax_export.core import (
     select_parameters,
 )
 from pax_export.export import _dtypes, _manifest
+from pax_export.transforms import All, Not, PathContains, PathIn
+from pax_export.transforms import Any as Any_
+from pax_export.transforms._filters import as_filter
 
 DEFAULT = _manifest.DEFAULT
 
@@ -277,3 +280,28 @@ def layer_of(owners: Iterable[Any]) -> str:
     root, layer = modules[0], modules[-1]
     name = next((name for name, module in named_modules(root) if module is layer), "")
     return f"{name}: {type(layer).__name__}" if name else type(layer).__name__
+
+
+def is_filter(value: Any) -> bool:
+    """Whether this is a filter of `pax_export.transforms` that is not also something else."""
+    kinds = (All, Any_, Not, PathContains, PathIn)
+    return value is ... or isinstance(value, (type, *kinds))
+
+
+def selected(model: Exportable, chosen: Any) -> list[bool]:
+    """Which leaves a filter of `pax_export.transforms` selects; none of an optimizer.
+
+    Raises:
+        InvalidArgumentTypeError: the model is no module, or the filter is none.
+    """
+    root = jax.tree_util.tree_unflatten(model.tree, [leaf.value for leaf in model.leaves])
+    module = root[0] if any(method.trains for method in model.methods) else root
+    if not isinstance(module, Module):
+        raise InvalidArgumentTypeError(
+            "Filters select leaves of modules, and this model is none.",
+            where="trainable",
+            got=repr(chosen),
+            write='names, or a prefix of the parameters: {"head": True, "body": False}',
+        )
+    mask = as_filter(chosen)(module)
+    return mask + [False] * (len(model.leaves) - len(mask))

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import ConsumerError, ExportPathError
+from pax_export._errors import ConsumerError
 from pax_export._optional import require
-from pax_export.export import _consumers
+from pax_export.export import _consumers, _manifest, _saved_model_file
 from pax_export.export._manifest import ArrayInfo, VariableInfo, size
 
-FILE = "saved_model.pb"
 _MAGIC = b"ML\xefR"
 _VERSION = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)\0")
 #: Custom calls into libraries that only jax brings.
@@ -101,6 +100,11 @@ def _module_text(module: Module) -> str:
     )
 
 
+def is_foreign(path: Path) -> bool:
+    """Whether there is a SavedModel that this package has not written."""
+    return (path / _saved_model_file.NAME).is_file() and not (path / _manifest.FILE).exists()
+
+
 def describe(path: Path) -> Foreign:
     """Reads a SavedModel.
 
@@ -108,25 +112,9 @@ def describe(path: Path) -> Foreign:
         ExportPathError: there is none, or it cannot be read.
         MissingPackageError: TensorFlow is not installed.
     """
-    file = path / FILE
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ExportPathError(
-            "There is no SavedModel here.", where=str(path), got=f"no file {FILE}"
-        ) from error
-    protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "inspect")
-    model = protobuf.SavedModel()
-    try:
-        model.ParseFromString(data)
-        (graph, *_) = model.meta_graphs
-    except Exception as error:  # of protobuf, whose classes differ between its versions
-        raise ExportPathError(
-            "The SavedModel cannot be read.",
-            where=str(file),
-            got=f"{type(error).__name__}: {error}",
-        ) from error
-    return _foreign(graph, len(data))
+    model = _saved_model_file.read(path, "inspect")
+    (graph, *_) = model.meta_graphs
+    return _foreign(graph, (path / _saved_model_file.NAME).stat().st_size)
 
 
 def _foreign(graph: Any, graph_bytes: int) -> Foreign:

@@ -92,9 +92,13 @@ class Making:
         """
         return _directory.replaced(self.path, self._overwrite, needed)
 
-    def file(self) -> AbstractContextManager[Path]:
-        """A path for one file that takes the place of the path when the block is done."""
-        return _single_file.replaced(self.path, self._overwrite)
+    def file(self, needed: int = 0) -> AbstractContextManager[Path]:
+        """A path for one file that takes the place of the path when the block is done.
+
+        Args:
+            needed: how many bytes will be written, about.
+        """
+        return _single_file.replaced(self.path, self._overwrite, needed)
 
     def validate(self, run: Callable[[bool], dict[str, float]]) -> dict[str, float]:
         """Tests what was written, if the user wants it.

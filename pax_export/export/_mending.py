@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
-from pax_export._optional import require
 from pax_export.export import _consumers
 from pax_export.export._portable import CALLING_CONVENTION, XLA_EXPANDS, portable
 
-FILE = "saved_model.pb"
 _OPERATION = "XlaCallModule"
 #: How jax2tf calls back into the graph of TensorFlow; with it go functions of the graph.
 _CALLS_OF_TENSORFLOW = frozenset(("tf.call_tf_function",))
@@ -37,27 +35,6 @@ class Module:
     calling_convention: tuple[int, int]
     bytes: tuple[int, int]
     changes: dict[str, int]
-
-
-def read(directory: Path) -> Any:
-    """The protocol buffer of a SavedModel.
-
-    Raises:
-        ExportPathError: there is none, or it cannot be read.
-    """
-    protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "retarget")
-    decode_error = require("google.protobuf.message", "tensorflow", "retarget").DecodeError
-    file, model = directory / FILE, protobuf.SavedModel()
-    try:
-        model.ParseFromString(file.read_bytes())
-    except (OSError, decode_error) as error:
-        raise ExportPathError(
-            "This is no SavedModel.",
-            where=str(directory),
-            got=f"no {FILE}" if isinstance(error, OSError) else f"a {FILE} that cannot be read",
-            write=f"a directory that holds {FILE}, as tf.saved_model.save writes it",
-        ) from error
-    return model
 
 
 def mend(model: Any, directory: Path) -> list[Module]:

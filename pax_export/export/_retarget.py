@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export.export import _consumers, _manifest, _mending
+from pax_export.export import _consumers, _manifest, _mending, _saved_model_file
 from pax_export.export._making import Making
 from pax_export.export._trial import Trial
 
@@ -136,7 +136,9 @@ def retarget(
     """
     _consumers.requested(consumer)
     source, place = Path(path), Path(path if out is None else out)
-    model = _mending.read(source)  # before a place is asked for: there may be nothing to mend
+    model = _saved_model_file.read(
+        source, "retarget"
+    )  # before a place is asked for: there may be nothing to mend
     with Making(place, validate=validate, overwrite=overwrite, phases=3) as making:
         with making.phase("mend"):
             modules = _mending.mend(model, source)
@@ -164,9 +166,9 @@ def _check(consumer: str | None, modules: Sequence[_mending.Module]) -> _consume
 
 def _write(source: Path, directory: Path, model: Any) -> None:
     # A fingerprint holds hashes of the file that is replaced.
-    without = shutil.ignore_patterns(_mending.FILE, "fingerprint.pb", FILE)
+    without = shutil.ignore_patterns(_saved_model_file.NAME, "fingerprint.pb", FILE)
     shutil.copytree(source, directory, ignore=without, dirs_exist_ok=True)
-    (directory / _mending.FILE).write_bytes(model.SerializeToString(deterministic=True))
+    (directory / _saved_model_file.NAME).write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _report(

@@ -1,15 +1,18 @@
-"""Writing an export that is one file whole or not at all, as `_directory` does with others."""
+"""Writing an export that is one file whole or not at all, as `_directory` does with others.
+
+The file is written in a hidden sibling directory, which the next save removes
+if this one is killed.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export.export import _place
+from pax_export.export import _directory, _disk, _leftovers, _place
 
 
 def check(path: Path, overwrite: bool) -> None:
@@ -33,33 +36,35 @@ def check(path: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def replaced(path: Path, overwrite: bool) -> Iterator[Path]:
+def replaced(path: Path, overwrite: bool, needed: int = 0) -> Iterator[Path]:
     """Gives the path of a file that becomes ``path`` if the block succeeds.
 
+    Args:
+        path: where the file will be.
+        overwrite: whether it may replace one that is there.
+        needed: how many bytes will be written, about; refused if they do not fit.
+
     Raises:
-        ExportPathError: as for `check`.
+        ExportPathError: as for `check`; or the disk is full.
     """
-    check(path, overwrite)
     path = path.absolute()
+    _leftovers.sweep(path)
+    check(path, overwrite)
+    with _directory.begun(path, needed) as folder:
+        temporary = folder / path.name  # in a directory, with whatever a runtime leaves beside
+        yield temporary
+        _disk.sync(folder)
+        _move(temporary, path, overwrite)
+        _disk.sync_directory(path.parent)
+
+
+def _move(temporary: Path, path: Path, overwrite: bool) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A sibling, so that it is on the same disk; in it, whatever a runtime leaves beside.
-        folder = tempfile.TemporaryDirectory(
-            prefix=f".{path.name}.", suffix=".part", dir=path.parent, ignore_cleanup_errors=True
-        )
+        if overwrite:
+            temporary.replace(path)
+        else:
+            _directory.rename_to_nothing(temporary, path)  # fails if somebody else was faster
+    except FileExistsError as error:
+        raise _place.taken(path) from error
     except OSError as error:
         raise _place.unwritable(path, error) from error
-    with folder as name:
-        temporary = Path(name, path.name)
-        yield temporary
-        try:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            if overwrite:
-                temporary.replace(path)
-            else:
-                path.hardlink_to(temporary)  # fails if somebody else was faster
-        except FileExistsError as error:
-            raise _place.taken(path) from error
-        except OSError as error:
-            raise _place.unwritable(path, error) from error

@@ -89,8 +89,8 @@ def to_onnx(
             places = [*store.of_leaf, *map(store.of_constant, program.traced.constants)]
             names = [store.variables[place].name for place in places]
             weights = {each.name: each.value for each in store.variables}
-            _check_size(store)
-        with making.file() as file:
+            needed = _checked_size(store)
+        with making.file(needed) as file:
             with making.phase("write"):
                 onnx.write(file, program, names, weights, opset)
             errors = making.validate(
@@ -103,7 +103,12 @@ def to_onnx(
     return report
 
 
-def _check_size(store: Store) -> None:
+def _checked_size(store: Store) -> int:
+    """How many bytes the weights are.
+
+    Raises:
+        UnsupportedOperationError: more than a file holds.
+    """
     size = sum(each.bytes for each in _infos.of_variables(store))
     if size > onnx.LARGEST:
         raise UnsupportedOperationError(
@@ -111,6 +116,7 @@ def _check_size(store: Store) -> None:
             got=_manifest.size(size),
             write="fewer bits, e.g. bfloat16 weights, or another target, e.g. to_stablehlo",
         )
+    return size
 
 
 def _report(

@@ -118,7 +118,7 @@ def to_stablehlo(
                 )
             functions, name, values = lowered.functions, chosen.name, lowered.weights
             variables = () if weights == "constants" else _infos.of_variables(lowered.store)
-        with making.directory() as directory:
+        with making.directory(_needed(functions, variables)) as directory:
             with making.phase("write"):
                 names = legal_names(function.key for function in functions)
                 for file, function in zip(names, functions):
@@ -162,6 +162,13 @@ def _exporteds(model: Any, inputs: Any, methods: Any) -> dict[str, Exported] | N
             write="to_stablehlo(exported, path)",
         )
     return model
+
+
+def _needed(functions: Sequence[Function], variables: Sequence[VariableInfo]) -> int:
+    """About so many bytes will be written."""
+    modules = sum(len(each.exported.mlir_module_serialized) for each in functions)
+    portable = sum(len(module.portable.module) for each in functions for module in each.modules)
+    return modules + portable + sum(variable.bytes for variable in variables)
 
 
 def _name(given: Mapping[str, Exported]) -> str:

@@ -13,6 +13,8 @@ from pax_export.export._manifest import Report
 from pax_export.export._tf_functions import tensorflow
 from pax_export.export.writers import tflite
 
+#: How many bytes of a file a byte of weights is.
+_SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
 #: How much farther from jax than rounding the numbers of a quantised model are.
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
 
@@ -76,7 +78,8 @@ def to_tflite(
         chosen, programs = making.trace(model, methods, inputs, kwargs, constraints)
         with making.phase("lower"):
             plan = _plan.lower(chosen, programs, "frozen", False, ("cpu",), vjp_order=0)
-        with making.file() as file:
+        stored = sum(variable.bytes for variable in _infos.of_variables(plan.store))
+        with making.file(int(stored * _SIZES[quantize])) as file:
             with making.phase("write"):
                 tflite.write(file, plan.store, plan.signatures, quantize)
             errors = making.validate(

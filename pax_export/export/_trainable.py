@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export._exportable import Exportable
+from pax_export.export._exportable import Exportable, is_filter, selected
 
 
 def marked(model: Exportable, trainable: Any) -> Exportable:
@@ -18,16 +18,25 @@ def marked(model: Exportable, trainable: Any) -> Exportable:
     Args:
         model: what is exported.
         trainable: True for all parameters; a name, or names, of leaves or of
-            what they lie in; a function of the name of a leaf and its value;
-            or, for dicts, lists and tuples of parameters, a prefix of them with
-            True and False.
+            what they lie in; a filter of `pax_export.transforms`; a function of
+            the name of a leaf and its value; or, for dicts, lists and tuples of
+            parameters, a prefix of them with True and False.
 
     Raises:
         InvalidArgumentError: nothing is chosen by a name, or a prefix does not fit.
     """
     if isinstance(trainable, bool):
         return model
-    if callable(trainable):
+    if is_filter(trainable):
+        chosen = selected(model, trainable)
+        if not any(leaf.trainable and picked for leaf, picked in zip(model.leaves, chosen)):
+            raise InvalidArgumentError(
+                "No parameter of the model that can be trained is selected by this filter.",
+                where="trainable",
+                got=repr(trainable),
+                write=_known(model),
+            )
+    elif callable(trainable):
         chosen = [bool(trainable(leaf.name, leaf.value)) for leaf in model.leaves]
     elif isinstance(trainable, str):
         chosen = _by_names(model, (trainable,))
@@ -57,16 +66,20 @@ def _by_names(model: Exportable, names: Iterable[Any]) -> list[bool]:
             if leaf.trainable and f"{leaf.name}.".startswith(f"{name}.")
         ]
         if not found:
-            known = ", ".join(leaf.name for leaf in model.leaves if leaf.trainable)
             raise InvalidArgumentError(
                 "No parameter of the model that can be trained has this name, or lies in it.",
                 where="trainable",
                 got=repr(name),
-                write=f"some of {known}" if known else "a model with parameters",
+                write=_known(model),
             )
         for index in found:
             chosen[index] = True
     return chosen
+
+
+def _known(model: Exportable) -> str:
+    known = ", ".join(leaf.name for leaf in model.leaves if leaf.trainable)
+    return f"some of {known}" if known else "a model with parameters"
 
 
 def _by_prefix(model: Exportable, prefix: Any) -> list[bool]:

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentError, NotDifferentiableError
+import pax_export.transforms as T
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    NotDifferentiableError,
+)
 from pax_export.export import spec, to_saved_model
+from pax_export.export._exportable import exportable
+from pax_export.export._trainable import marked
 from tests.export.models import affine_params, random
 
 tf = pytest.importorskip("tensorflow")
@@ -187,6 +194,31 @@ def test_frozen_modules_and_state_are_not_trainable(export):
     assert [variable.name for variable in report.variables if variable.trainable] == [
         "modules.1.scale", "modules.1.offset", "modules.2.weight", "modules.2.bias",
     ]  # fmt: skip
+
+
+def test_filters_of_transforms_choose_parameters(export, tmp_path):
+    net = pax.Sequential(pax.Linear(3, 4), jnp.tanh, pax.BatchNorm1D(4), pax.Linear(4, 2))
+    expected = {
+        T.All(pax.Linear, T.Not("bias")): ["modules.0.weight", "modules.3.weight"],
+        pax.BatchNorm1D: ["modules.2.scale", "modules.2.offset"],
+        T.PathContains(3): ["modules.3.weight", "modules.3.bias"],
+        T.PathIn(("modules", 0, "bias")): ["modules.0.bias"],
+    }
+    chosen = exportable(net, None)
+    for trainable, names in expected.items():
+        found = [leaf.name for leaf in marked(chosen, trainable).leaves if leaf.trainable]
+        assert found == names
+    assert marked(chosen, ...) == chosen == marked(chosen, T.Param)
+    trainable = T.All(pax.Linear, T.Not("bias"))
+    loaded, _ = export(net, spec("n, t, 3"), trainable=trainable, validate=True)
+    assert len(loaded.trainable_variables) == 2
+    with pytest.raises(InvalidArgumentError, match="(?s)is selected by this filter.*0.weight"):
+        to_saved_model(net, tmp_path / "new", spec("n, t, 3"), trainable=pax.Embed)
+    with pytest.raises(InvalidArgumentTypeError, match="Filters select leaves of modules"):
+        to_saved_model(
+            (NESTED, lambda p, x: x), tmp_path / "new", spec("n"), trainable=T.PathContains("w")
+        )
+    assert not (tmp_path / "new").exists()
 
 
 def test_gradients_of_complex_numbers_are_those_of_tensorflow(export):

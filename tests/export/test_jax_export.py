@@ -216,6 +216,29 @@ def test_nodes_need_no_registration(save):
     assert found["x"].tolist() == [1.0, 1.0]
 
 
+def test_nodes_in_a_function_of_jax_are_written_if_jax_is_told_how(tmp_path):
+    def turn(point, x):
+        return Point(point.y, point.x * x)
+
+    point = Point(jnp.ones(3), jnp.zeros(3))
+    exported = jax_export.export(jax.jit(turn))(point, jnp.ones((2, 3)))
+    with pytest.raises(_errors.InvalidArgumentError, match="(?s)Point.*write: .*register_named"):
+        to_stablehlo(exported, tmp_path / "bundle")
+    assert not list(tmp_path.iterdir())
+    jax_export.register_namedtuple_serialization(Point, serialized_name="tests.Point")
+    to_stablehlo(exported, tmp_path / "bundle")
+    bundle = load(tmp_path / "bundle")
+    assert bundle.exported[KEY].call(point, jnp.ones((2, 3))).y.shape == (2, 3)
+    found = bundle(point, np.ones((2, 3), np.float32))  # by field, as all exports give it
+    assert {name: value.shape for name, value in found.items()} == {"x": (3,), "y": (2, 3)}
+    program = "import sys; from pax_export.export import load; load(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "bundle")],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert "write: jax.export.register_namedtuple_serialization or" in done.stderr
+
+
 def test_typed_keys_as_weights_and_as_arguments(save):
     def draw(params, key):
         return jax.random.normal(jax.random.fold_in(key, 1)) + jax.random.normal(params["key"])

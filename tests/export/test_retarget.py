@@ -16,7 +16,7 @@ from pax_export._errors import (
     UnsupportedOperationError,
     ValidationError,
 )
-from pax_export.export import _mending, _served, retarget
+from pax_export.export import _mending, _saved_model_file, _served, retarget
 from tests.consumers.foreign import PARAMS, model, save
 from tests.export.models import random
 
@@ -75,7 +75,7 @@ def test_gradients_are_those_of_jax(mended):
 
 def test_variables_and_signatures_are_untouched(old, mended):
     assert files(old) == files(mended[0]) != {}
-    before, after = _mending.read(old), _mending.read(mended[0])
+    before, after = _saved_model_file.read(old, "test"), _saved_model_file.read(mended[0], "test")
     for one, other in zip(before.meta_graphs, after.meta_graphs):
         assert one.signature_def == other.signature_def
         assert one.object_graph_def == other.object_graph_def
@@ -153,11 +153,14 @@ def test_a_consumer_that_is_too_old_is_refused(tmp_path):
 
 
 def test_what_is_no_saved_model_is_refused(tmp_path):
-    with pytest.raises(ExportPathError, match=r"This is no SavedModel\.") as caught:
+    with pytest.raises(ExportPathError, match=r"There is no SavedModel here\.") as caught:
         retarget(tmp_path, out=tmp_path / "new")
-    assert caught.value.got == "no saved_model.pb"
+    assert caught.value.got == "no file saved_model.pb"
     (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff")
-    with pytest.raises(ExportPathError, match=r"a saved_model\.pb that cannot be read"):
+    with pytest.raises(ExportPathError, match=r"The SavedModel cannot be read\."):
+        retarget(tmp_path, out=tmp_path / "new")
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(ExportPathError, match="there is no graph in it"):
         retarget(tmp_path, out=tmp_path / "new")
 
 
@@ -171,9 +174,9 @@ def test_a_saved_model_without_jax_is_refused(tmp_path):
 
 def test_a_program_that_cannot_be_read_is_refused(old, tmp_path):
     shutil.copytree(old, tmp_path / "old")
-    saved = _mending.read(old)
+    saved = _saved_model_file.read(old, "test")
     for _, node in _mending._operations(saved):
         node.attr["module"].s = b"ML\xefRStableHLO_v99.0.0\x00" + node.attr["module"].s[30:]
-    (tmp_path / "old" / _mending.FILE).write_bytes(saved.SerializeToString())
+    (tmp_path / "old" / _saved_model_file.NAME).write_bytes(saved.SerializeToString())
     with pytest.raises(UnsupportedOperationError, match="cannot read this module"):
         retarget(tmp_path / "old", out=tmp_path / "new")

@@ -19,7 +19,7 @@ from jax import export as jax_export
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from pax_export._errors import ExportPathError
+from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._optional import require
 from pax_export.export._exported import Exported, Module
 from pax_export.weights import load_weights, save_weights
@@ -28,13 +28,35 @@ WEIGHTS = "weights.safetensors"
 #: Constants of more elements are left out of the text; the bytes have them.
 _LARGEST_CONSTANT = 256
 
+#: What jax says of nodes that are neither dict, list, tuple nor None.
+_UNREGISTERED = "unregistered type"
+_REGISTER = (
+    "jax.export.register_namedtuple_serialization or register_pytree_node_serialization, before "
+    "the export and before each load"
+)
+
 
 def write_function(
     directory: Path, name: str, exported: Exported, order: int, modules: Sequence[Module]
 ) -> None:
-    """Writes one function, with its gradients up to an order."""
+    """Writes one function, with its gradients up to an order.
+
+    Raises:
+        InvalidArgumentError: its arguments or results have nodes that jax cannot write.
+    """
     require("flatbuffers", "stablehlo", "to_stablehlo")
-    _file(directory, name, "jax_export").write_bytes(exported.serialize(vjp_order=order))
+    try:
+        content = exported.serialize(vjp_order=order)
+    except ValueError as error:
+        if _UNREGISTERED not in str(error):
+            raise
+        raise InvalidArgumentError(
+            "jax has not been told how to write a node of the arguments or results.",
+            where=name,
+            got=str(error).split(". ")[0],
+            write=_REGISTER,
+        ) from error
+    _file(directory, name, "jax_export").write_bytes(content)
     for place, module in enumerate(modules):
         _module(directory, name, place).write_bytes(module.portable.module)
     if modules:
@@ -71,7 +93,9 @@ def read_function(directory: Path, name: str) -> Exported:
             "This jax does not read this file.",
             where=str(file),
             got=f"{type(error).__name__}: {error}"[:300],
-            write="the jax that wrote it (see pax_export.json), or one less than half a year newer",
+            write=_REGISTER
+            if _UNREGISTERED in str(error)
+            else "the jax that wrote it (see pax_export.json), or one less than half a year newer",
         ) from error
 
 

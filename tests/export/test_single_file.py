@@ -1,0 +1,93 @@
+"""Exports that are one file: whole or not at all, and what killed saves leave is removed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pax_export._errors import ExportPathError
+from pax_export.export import _disk, _leftovers, _single_file
+
+ROOT = Path(__file__).parents[2]
+
+
+def save(path, content=b"new", overwrite=False, needed=0):
+    with _single_file.replaced(path, overwrite, needed) as temporary:
+        (temporary.parent / "beside").write_bytes(b"what a runtime leaves")
+        temporary.write_bytes(content)
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_file_appears_alone(tmp_path):
+    save(tmp_path / "deep" / "model")
+    assert (tmp_path / "deep" / "model").read_bytes() == b"new"
+    assert names(tmp_path / "deep") == ["model"]
+
+
+def test_overwrite_replaces(tmp_path):
+    path = tmp_path / "model"
+    path.write_bytes(b"old")
+    with pytest.raises(ExportPathError, match="overwrite=True"):
+        save(path)
+    assert path.read_bytes() == b"old"
+    save(path, overwrite=True)
+    assert (path.read_bytes(), names(tmp_path)) == (b"new", ["model"])
+
+
+def test_whoever_comes_second_is_refused(tmp_path):
+    path = tmp_path / "model"
+    with pytest.raises(ExportPathError, match="something at this place already"):
+        with _single_file.replaced(path, overwrite=False) as temporary:
+            temporary.write_bytes(b"second")
+            path.write_bytes(b"first")
+    assert (path.read_bytes(), names(tmp_path)) == (b"first", ["model"])
+
+
+def test_a_failure_leaves_what_was_there(tmp_path):
+    with pytest.raises(ZeroDivisionError), _single_file.replaced(tmp_path / "a" / "m", False):
+        raise ZeroDivisionError
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_save_left_is_removed_and_a_living_one_is_not(tmp_path):
+    program = """
+import os, signal, sys
+from pathlib import Path
+from pax_export.export import _single_file
+with _single_file.replaced(Path(sys.argv[1]), False) as temporary:
+    temporary.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = tmp_path / "model"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "-c", program, str(path)], env=environment)
+    assert killed.returncode == -9
+    (leftover,) = names(tmp_path)
+    assert leftover.startswith(".model.")
+    with _leftovers.claimed(path) as living:
+        save(path)
+        assert names(tmp_path) == [living.name, "model"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_what_does_not_fit_is_not_begun(tmp_path):
+    with pytest.raises(ExportPathError, match="not enough room on the disk") as caught:
+        save(tmp_path / "deep" / "model", needed=2**62)
+    assert caught.value.__cause__ is None
+    assert names(tmp_path) == []
+
+
+def test_it_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(_disk, "_sync", lambda path: seen.append((path.name, names(tmp_path))))
+    save(tmp_path / "model")
+    assert {name for name, _ in seen} >= {"model", tmp_path.name}
+    assert all("model" not in there for name, there in seen if name == "model")
+    assert seen[-1] == (tmp_path.name, [seen[0][1][0], "model"])
