@@ -33,7 +33,7 @@ def run_digits(output):
     program = ROOT / "examples" / "digits.py"
     command = [sys.executable, program, "--epochs", str(EPOCHS), "--output", output]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}  # of a checkout that is not installed
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

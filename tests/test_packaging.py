@@ -26,7 +26,7 @@ def wheel(tmp_path_factory):
     for package in ("pax_export", "tests"):
         shutil.copytree(ROOT / package, source / package)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", out, source], check=True, timeout=300)
+    subprocess.run([*command, "--wheel-dir", out, source], check=True, timeout=900)
     (path,) = out.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         yield archive

@@ -48,7 +48,7 @@ def compiled():
         [sys.executable, "-c", COMPILE, json.dumps([vars(SMALL), KINDS])],
         cwd=Path(__file__).parent.parent,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True, text=True, timeout=600,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return dict(zip(KINDS, json.loads(done.stdout)))

@@ -16,7 +16,7 @@ def test_on_eight_devices(tmp_path):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=300,
+        timeout=900,
         env={
             **os.environ,
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",

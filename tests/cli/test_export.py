@@ -155,7 +155,7 @@ def test_nothing_to_inspect(tmp_path, capsys):
 def test_as_a_command(here):
     command = [sys.executable, "-m", "pax_export.cli", "inspect", str(here)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert (done.returncode, done.stdout) == (1, "")
     assert "There is no export of pax_export here." in done.stderr
 

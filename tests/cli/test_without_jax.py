@@ -34,7 +34,7 @@ def without_jax(here):
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         return subprocess.run(
             [sys.executable, "-W", "error", "-c", NO_JAX + program, *arguments],
-            capture_output=True, text=True, env=environment, timeout=300,
+            capture_output=True, text=True, env=environment, timeout=900,
         )  # fmt: skip
 
     return run

@@ -21,7 +21,7 @@ def python(*arguments, check=True, cwd=None):
     """Runs Python on the sources of this checkout."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)], env={**os.environ, **_VARIABLES},
-        capture_output=True, text=True, timeout=300, cwd=cwd,
+        capture_output=True, text=True, timeout=900, cwd=cwd,
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stderr
     return done

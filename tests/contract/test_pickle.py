@@ -64,7 +64,7 @@ def test_pickles_load_in_another_process(tmp_path):
     path.write_bytes(pickle.dumps(saved))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", _LOAD, str(path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=200,
+        cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(len(ROWS))

@@ -293,7 +293,7 @@ def test_several_processes_save_to_one_place(tmp_path, can_exchange):
         writer.stdin.write("go\n")
         writer.stdin.flush()
     for writer in writers:
-        _, errors = writer.communicate(timeout=120)
+        _, errors = writer.communicate(timeout=900)
         assert writer.returncode == 0, errors
     first, second = ((tmp_path / "a" / name).read_text() for name in "ab")
     assert first == second

@@ -217,7 +217,7 @@ except ImportError as error:
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "model")],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "needs the package 'tensorflow', which is not installed" in done.stdout

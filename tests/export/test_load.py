@@ -135,7 +135,7 @@ def test_tensorflow_alone_loads_it(export, tmp_path):
     export((affine_params(), affine), spec("n, 3"), trainable=True)
     done = subprocess.run(
         [sys.executable, "-c", SERVER, str(tmp_path / "model")],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["(4, 4)", "['b', 'w'] 2 2"]

@@ -253,7 +253,7 @@ def test_modules_are_ours():
 def run(code):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

@@ -62,7 +62,7 @@ def test_a_loop_over_split_weights_on_eight_devices():
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         },
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     cost = json.loads(done.stdout)

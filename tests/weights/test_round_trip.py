@@ -57,7 +57,7 @@ print(arrays["net.modules.0.weight"].shape, arrays["key"].dtype, arrays["parts.a
 assert not {{"jax", "pax_export"}} & set(sys.modules)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900
     )
     names, facts = done.stdout.splitlines()
     assert names.split() == sorted(NAMES)
@@ -174,7 +174,7 @@ for target in (tree, shapes):
 print("equal")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=900,
         env={"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu",
              "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip

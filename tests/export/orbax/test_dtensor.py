@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 def run(*arguments):
     done = subprocess.run(
         [sys.executable, "-m", "tests.export.orbax.sharded", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, capture_output=True, text=True, timeout=900,
         env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
