@@ -156,6 +156,10 @@ class ShardingError(InvalidArgumentError):
     """An array cannot lie on a mesh as a spec says, or a rule is for no array."""
 
 
+class ProcessesError(PaxError, RuntimeError):
+    """Processes that are to work together do not find each other, or one of them is lost."""
+
+
 class NotPicklableError(PaxError, TypeError, AttributeError):
     """Something made on the spot was to be pickled, and no name leads to it."""
 

@@ -19,12 +19,14 @@ __all__ = [
     "call_here",
     "call_inlined",
     "call_with_constants",
+    "devices_are_known",
     "dimension_names",
     "dimension_value",
     "is_tracer",
     "jaxpr_constants",
     "jaxpr_equations",
     "jaxpr_sources",
+    "join_processes",
     "neutral_platform",
     "read_arguments",
     "scope_constraints",
@@ -364,3 +366,28 @@ def _exact_top_k(operand: Any, **parameters: Any) -> tuple[Any, Any]:
     sign = 1 if parameters["is_max_k"] else -1
     values, places = jax.lax.top_k(sign * jax.numpy.moveaxis(operand, axis, -1), like.shape[axis])
     return jax.numpy.moveaxis(sign * values, -1, axis), jax.numpy.moveaxis(places, -1, axis)
+
+
+# What many processes need.
+
+
+def devices_are_known() -> bool:
+    """True once jax has looked for the devices of this machine."""
+    from jax._src.xla_bridge import backends_are_initialized
+
+    return backends_are_initialized()
+
+
+def join_processes(*who: Any, within: float, lost_after: float) -> tuple[Any, str, int, int]:
+    """`jax.distributed.initialize`, so that jax does not abort all where one is lost.
+
+    Returns:
+        The client of jax's coordination service, through which processes tell each
+        other what they please; its ``"host:port"``; their number; which one this is.
+    """
+    from jax._src.distributed import global_state as state
+
+    jax.config.update("jax_enable_recoverability", True)
+    seconds = {"initialization_timeout": within, "heartbeat_timeout_seconds": lost_after}
+    jax.distributed.initialize(*who, **{name: int(value) for name, value in seconds.items()})
+    return state.client, str(state.coordinator_address), state.num_processes, state.process_id

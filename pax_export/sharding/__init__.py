@@ -7,6 +7,7 @@ from pax_export.sharding._following import following
 from pax_export.sharding._init import init
 from pax_export.sharding._mesh import abstract_mesh, make_mesh
 from pax_export.sharding._placements import shardings
+from pax_export.sharding._processes import processes
 from pax_export.sharding._ready_made import data_parallel, fully_sharded, tensor_parallel
 from pax_export.sharding._rules import Rules
 from pax_export.sharding._shard import gather, shard
@@ -27,6 +28,7 @@ __all__ = [
     "gather",
     "init",
     "make_mesh",
+    "processes",
     "sent_bytes",
     "shard",
     "shard_batch",

@@ -1,0 +1,174 @@
+"""The meeting of processes, before jax joins them: who came, and who did not.
+
+jax's runtime aborts a process that waits too long for the others, and does not say
+for whom.  So process 0 first holds a meeting at the port that it has for jax's service:
+the others come and give their numbers, and all leave together.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from pax_export._errors import ProcessesError
+
+_HELLO, _GO, _NO = "pax_export", "go", "no"
+_PATIENCE = 10.0  # seconds more than process 0 waits
+
+
+def address_of(coordinator: str) -> tuple[str, int]:
+    """Host and port of ``"host:port"``."""
+    host, _, port = coordinator.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def meet(coordinator: str, count: int, index: int, within: float) -> None:
+    """Waits until all processes are there.
+
+    Args:
+        coordinator: ``"host:port"``, the host that of process 0.
+        count: how many processes there are.
+        index: which one this is.
+        within: seconds to wait.
+
+    Raises:
+        ProcessesError: some did not come, two came with one number, or one counts
+            otherwise; in every process that came.
+    """
+    if index == 0:
+        _hold(coordinator, count, within)
+    else:
+        _attend(coordinator, count, index, within)
+
+
+def _hold(coordinator: str, count: int, within: float) -> None:
+    end, guests = time.monotonic() + within, dict[int, socket.socket]()
+    with _opened(coordinator, count) as door:
+        try:
+            while len(guests) < count - 1:
+                guest, words = _next_guest(door, end)
+                if guest is None:
+                    break
+                problem = _problem(words, count, guests)
+                if problem is not None:
+                    guests[-1] = guest
+                    _say(guests, f"{_NO} {problem}")
+                    raise _refused(problem, count, 0)
+                guests[int(words[1])] = guest
+            if len(guests) < count - 1:
+                problem = _absence(guests, count, within)
+                _say(guests, f"{_NO} {problem}")
+                raise _refused(problem, count, 0)
+        finally:
+            door.close()  # jax's service needs the port now
+    _say(guests, _GO)
+
+
+def _opened(coordinator: str, count: int) -> socket.socket:
+    port = address_of(coordinator)[1]
+    try:
+        if socket.has_dualstack_ipv6():
+            family = socket.AF_INET6
+            return socket.create_server(("", port), family=family, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise ProcessesError(
+            "Process 0, which coordinates the others, cannot have its port.",
+            where=f"process 0 of {count}",
+            got=f"{coordinator}: {os.strerror(error.errno or 0)}",
+            write="a port that is free on the host of process 0, in coordinator=",
+        ) from error
+
+
+def _next_guest(door: socket.socket, end: float) -> tuple[socket.socket | None, list[str]]:
+    """The next process to come, and its words; None when the time is up."""
+    while (left := end - time.monotonic()) > 0:
+        door.settimeout(left)
+        try:
+            guest, _ = door.accept()
+        except TimeoutError:
+            break
+        guest.settimeout(_PATIENCE)
+        words = _line(guest).split()
+        if len(words) == 3 and words[0] == _HELLO and words[1].isdigit():
+            return guest, words
+        guest.close()  # whoever it was
+    return None, []
+
+
+def _problem(words: list[str], count: int, guests: dict[int, socket.socket]) -> str | None:
+    """Why this one cannot stay."""
+    index = int(words[1])
+    if words[2] != str(count):
+        return f"Process 0 counts {count} processes, and process {index} counts {words[2]}."
+    if index in guests or index == 0:
+        return f"Two processes came as process {index} of {count}."
+    return None
+
+
+def _absence(guests: dict[int, socket.socket], count: int, within: float) -> str:
+    absent = [str(index) for index in range(1, count) if index not in guests]
+    shown = ", ".join(absent[:20]) + (", ..." if len(absent) > 20 else "")
+    number = f"{len(guests) + 1} of {count} processes came within {within:g} s"
+    return f"Only {number}; not process {shown}."
+
+
+def _say(guests: dict[int, socket.socket], text: str) -> None:
+    for guest in guests.values():
+        try:
+            guest.sendall(f"{text}\n".encode())
+            guest.close()
+        except OSError:
+            pass  # it is gone; jax's runtime will miss it
+
+
+def _attend(coordinator: str, count: int, index: int, within: float) -> None:
+    address, end = address_of(coordinator), time.monotonic() + within
+    while True:
+        try:
+            seat = socket.create_connection(address, timeout=max(end - time.monotonic(), 0.1))
+            break
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise ProcessesError(
+                    f"Process 0 of {count}, which coordinates the others, did not come.",
+                    where=f"process {index} of {count}",
+                    got=f"{coordinator} within {within:g} s: {error.strerror or error}",
+                    write="the host of process 0 in coordinator=, and a port of it that "
+                    "this machine may reach",
+                ) from error
+            time.sleep(0.2)
+    with seat:
+        seat.settimeout(within + _PATIENCE)
+        try:
+            seat.sendall(f"{_HELLO} {index} {count}\n".encode())
+        except OSError:
+            pass  # it does not listen, and will not answer
+        answer, _, problem = _line(seat).partition(" ")
+    if answer != _GO:
+        known = answer == _NO and problem
+        raise _refused(problem if known else f"{coordinator} is not process 0.", count, index)
+
+
+def _refused(problem: str, count: int, index: int) -> ProcessesError:
+    return ProcessesError(
+        problem,
+        where=f"process {index} of {count}",
+        write=f"start {count} processes with one coordinator= and one count=, each with "
+        f"an index= of its own from 0 to {count - 1}",
+    )
+
+
+def _line(connection: socket.socket) -> str:
+    """What the other side says, up to a line's end; nothing where it does not."""
+    said = b""
+    try:
+        while b"\n" not in said and len(said) < 2000:
+            part = connection.recv(2000)
+            if not part:
+                break
+            said += part
+    except OSError:
+        return ""
+    return said.partition(b"\n")[0].decode(errors="replace")

@@ -1,0 +1,157 @@
+"""Many processes as one program: how they begin together, and end together."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, ProcessesError
+from pax_export._jax import devices_are_known, join_processes
+from pax_export.sharding._meeting import meet
+from pax_export.sharding._watch import Watch
+
+_WRITE = 'processes("host:1234", count=2, index=0), and index=1 in the other process'
+_EXIT = 30  # seconds in which an interpreter that failed must be gone
+
+
+@contextmanager
+def processes(
+    coordinator: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    *,
+    start_within: float = 300,
+    lost_after: float = 100,
+) -> Iterator[None]:
+    """Joins this process to others that run the same program, for the block.
+
+    It is `jax.distributed.initialize` and `shutdown` with an ending for each way
+    to fail.  In the block `jax.devices()` are those of all processes.  A process
+    that raises tells the others why; they print that, and exit with code 75.  One
+    that is killed, or whose machine is gone, is missed by the others after
+    ``lost_after`` seconds, and process 0 at once: they print which one it is, and
+    exit with code 75, too.  The block ends when all have come to its end.
+
+    Args:
+        coordinator: ``"host:port"`` of process 0, a port free there.
+        count: how many processes there are.  1 joins nothing: the block runs as it
+            would without.
+        index: which one this is, from 0.
+        start_within: seconds for all processes to come.
+        lost_after: seconds without a sign of life until one counts as lost.
+
+    With none of ``coordinator``, ``count`` and ``index``, jax takes them from the
+    cluster that started the process: SLURM, Open MPI, GKE, Cloud TPU.
+
+    Raises:
+        ProcessesError: (a RuntimeError) a process did not come; jax knows of no
+            cluster; or jax has been asked for devices or arrays before.
+        InvalidArgumentError: (a ValueError) the arguments do not fit each other.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> with pax.sharding.processes(count=1):  # "host:1234", 2, 0 for the first of two
+        ...     jax.process_count()
+        1
+    """
+    seconds: dict[str, object] = {"start_within": start_within, "lost_after": lost_after}
+    _require_fitting(coordinator, count, index, seconds)
+    if count == 1:
+        yield
+        return
+    watch = _join(coordinator, count, index, start_within, lost_after)
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            watch.finish()
+        else:
+            watch.fail(error)
+            atexit.register(_exit_in_time)
+        raise
+    watch.finish()
+
+
+def _require_fitting(
+    coordinator: object, count: object, index: object, seconds: dict[str, object]
+) -> None:
+    """Raises where the arguments of `processes` cannot be meant."""
+    for name, value in {"count": count, "index": index}.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise InvalidArgumentTypeError(
+                f"{name} must be an integer.",
+                where="processes",
+                got=f"{type(value).__name__}: {value!r}",
+                write=_WRITE,
+            )
+    given = {"coordinator": coordinator, "count": count, "index": index}
+    given = {name: value for name, value in given.items() if value is not None}
+    problem = _misfit(given) or _misfit_of_seconds(seconds)
+    if problem is not None:
+        text = ", ".join([f"{name}={value!r}" for name, value in (given | seconds).items()])
+        raise InvalidArgumentError(problem, where="processes", got=text, write=_WRITE)
+
+
+def _misfit(given: dict[str, Any]) -> str | None:
+    count, index = given.get("count"), given.get("index")
+    if count is not None and count < 1:
+        return "There is at least one process."
+    if count is not None and index is not None and not 0 <= index < count:
+        return f"{count} processes are numbered from 0 to {count - 1}."
+    if count != 1 and len(given) in (1, 2):
+        return "A process needs all of coordinator, count and index, or none of them."
+    if "coordinator" in given and not str(given["coordinator"]).rpartition(":")[2].isdigit():
+        return "The coordinator is the host of process 0 and a port that is free there."
+    return None
+
+
+def _misfit_of_seconds(seconds: dict[str, Any]) -> str | None:
+    for name, value in seconds.items():
+        if not isinstance(value, (int, float)) or not value >= 1:
+            return f"{name} is a number of seconds, 1 or more."
+    return None
+
+
+def _join(
+    coordinator: str | None,
+    count: int | None,
+    index: int | None,
+    start_within: float,
+    lost_after: float,
+) -> Watch:
+    """Begins, together with the others."""
+    if devices_are_known() or jax.distributed.is_initialized():
+        raise ProcessesError(
+            "Processes must join before jax is asked for anything.",
+            got="jax has its devices already: an array, a model or jax.devices() came first",
+            write="with pax.sharding.processes(...) around all of the program that uses jax",
+        )
+    if coordinator is not None and count is not None and index is not None:
+        meet(coordinator, count, index, start_within)
+    try:
+        joined = join_processes(
+            coordinator, count, index, within=start_within, lost_after=lost_after
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ProcessesError(
+            "This process could not join the others.",
+            where=f"process {index} of {count}" if coordinator else None,
+            got=str(error).splitlines()[0],
+            write='processes("host:1234", count=2, index=0), where no cluster that jax '
+            "knows started the program; or count=1",
+        ) from error
+    watch = Watch(*joined, lost_after)
+    watch.begin()
+    return watch
+
+
+def _exit_in_time() -> None:
+    """Ends the interpreter even if results that others should have sent are waited for."""
+    if sys.__stderr__ is not None:
+        faulthandler.dump_traceback_later(_EXIT, exit=True, file=sys.__stderr__)

@@ -1,0 +1,243 @@
+"""The watch that processes keep over each other: who is lost, and what the others do then.
+
+A process whose peer is gone waits in a collective, for ever as far as it knows, and
+no exception reaches it there.  So threads look out: one listens for the last words
+of a process that fails, one calls the roll, one knocks at process 0, which runs jax's
+coordination service.  Any of them ends this process with an error that says which one
+is lost.  Whom the roll call misses is jax's to say: the service hears the heartbeats
+of all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+
+from pax_export._errors import ProcessesError
+from pax_export.sharding._meeting import address_of
+
+#: The exit code of a process that stops because another one is lost: "try again".
+LOST = os.EX_TEMPFAIL
+
+_HERE, _NEWS, _DONE = "pax_export/here", "pax_export/news", "pax_export/done"
+_START, _END = "pax_export start", "pax_export end"
+
+_EVERY = 1.0  # seconds between two roll calls
+_FAREWELL = 10.0  # seconds for what is tried on the way out
+_LONG = 2**31 - 1  # milliseconds
+
+WRITE = (
+    "start all processes again, with the same number: they go on from the last "
+    "checkpoint, where the program saves some"
+)
+
+
+class Watch:
+    """One process's part of the watch.
+
+    Args:
+        client: of jax's coordination service.
+        coordinator: ``"host:port"`` of that service.
+        count: how many processes there are.
+        index: which one this is.
+        lost_after: seconds without a sign of life, for messages.
+    """
+
+    def __init__(self, client: Any, coordinator: str, count: int, index: int, lost_after: float):
+        self._client, self._count, self._index = client, count, index
+        self._address = address_of(coordinator)
+        self._lost_after = lost_after
+        self._names: dict[int, str] = {}
+        self._ended = threading.Event()
+        self._stopping = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self) -> None:
+        """Begins the watch, when all are there."""
+        name = f"{socket.gethostname()}, pid {os.getpid()}"
+        self._client.key_value_set(f"{_HERE}/{self._index}", name)
+        self._client.wait_at_barrier(_START, int(self._lost_after * 1000))
+        self._names = self._read(_HERE)
+        look_outs = [self._listen, self._call_the_roll]
+        if self._index:
+            _hold_aborts()
+            self._answered = time.monotonic()
+            look_outs += [self._ask, self._knock]
+        for look_out in look_outs:
+            self._threads.append(threading.Thread(target=look_out, daemon=True))
+            self._threads[-1].start()
+
+    def finish(self) -> None:
+        """Waits until all are done, and ends the watch."""
+        notice = threading.Timer(self._lost_after, self._say_that_it_waits)
+        notice.daemon = True
+        notice.start()
+        try:
+            self._client.wait_at_barrier(_END, _LONG)
+        except jax.errors.JaxRuntimeError:
+            # Somebody is lost; the roll call says who.
+            time.sleep(self._lost_after + _FAREWELL)
+            raise
+        finally:
+            notice.cancel()
+        self._client.key_value_set(f"{_DONE}/{self._index}", "")
+        self._tell("")
+        self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others that this process stops, and ends the watch."""
+        words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0][:500]
+        try:
+            self._tell(f"{self._index}\n{words}")
+            self._end()
+        except jax.errors.JaxRuntimeError:
+            pass  # what is reported is `error`
+
+    def _tell(self, news: str) -> None:
+        """Sends news to all, unless somebody has been faster."""
+        try:
+            self._client.key_value_set(f"{_NEWS}/0", news)
+        except jax.errors.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._leave()
+        for thread in self._threads:
+            thread.join(_FAREWELL)
+
+    def _leave(self) -> None:
+        """Goes so that nobody takes it for a failure: process 0, whom all need, last."""
+        if self._index == 0:
+            _in_time(self._await_the_others)
+        _in_time(jax.distributed.shutdown)
+
+    def _await_the_others(self) -> None:
+        # This waits for the calls of all that are still there, or for their leaving.
+        while len(self._client.get_live_nodes(list(range(self._count)))) > 1:
+            time.sleep(0.05)
+
+    def _listen(self) -> None:
+        """A thread: waits for news."""
+        while True:
+            try:
+                news = self._client.blocking_key_value_get(f"{_NEWS}/0", _LONG)
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" in str(error):
+                    continue
+                return self._without_coordinator(str(error))
+            return self._heard(news)
+
+    def _heard(self, news: str) -> None:
+        index, _, words = news.partition("\n")
+        if words and int(index) != self._index:
+            self._stop(f"{self._name(int(index))} stopped.", words)
+
+    def _call_the_roll(self) -> None:
+        """A thread: sees who no longer answers."""
+        while not self._ended.wait(_EVERY):
+            try:
+                alive = self._client.get_live_nodes(list(range(self._count)))
+                done = self._read(_DONE) if len(alive) < self._count else {}
+                news = self._read(_NEWS) if len(alive) < self._count else {}
+            except jax.errors.JaxRuntimeError as error:
+                return self._without_coordinator(str(error))
+            if news:
+                return self._heard(news[0])
+            lost = [i for i in range(self._count) if i not in alive and i not in done]
+            if lost:
+                names = _joined([self._name(index) for index in lost])
+                self._stop(
+                    f"{names} {'is' if len(lost) == 1 else 'are'} lost.",
+                    f"no sign of life for {self._lost_after:g} s",
+                )
+
+    def _ask(self) -> None:
+        """A thread: asks process 0 for anything, which no other process can delay."""
+        while not self._ended.wait(_EVERY):
+            try:
+                self._read(_NEWS)
+            except jax.errors.JaxRuntimeError as error:
+                return self._without_coordinator(str(error))
+            self._answered = time.monotonic()
+
+    def _knock(self) -> None:
+        """A thread: sees whether process 0 is still there.
+
+        Where it is not, jax's runtime aborts in the very thread by which the others
+        would hear of it; or they wait for answers.
+        """
+        while not self._ended.wait(_EVERY):
+            try:
+                socket.create_connection(self._address, timeout=_EVERY).close()
+            except ConnectionRefusedError as error:
+                return self._without_coordinator(str(error))
+            except OSError:
+                pass  # a busy network
+            # Not before jax's runtime would give up, and before `_hold_aborts` ends.
+            if time.monotonic() - self._answered > self._lost_after + 3 * _EVERY:
+                self._without_coordinator(f"no answer for {self._lost_after:g} s")
+
+    def _without_coordinator(self, reason: str) -> None:
+        if not self._ended.is_set():
+            what = f"{self._name(0)} is lost, which coordinates the others."
+            self._stop(what, reason.splitlines()[0].partition(";")[0], leave=False)
+
+    def _stop(self, what: str, got: str, leave: bool = True) -> NoReturn:
+        """Ends this process, whatever its main thread waits for."""
+        self._stopping.acquire()  # never released: one of the threads speaks
+        error = ProcessesError(what, where=self._name(self._index), got=got, write=WRITE)
+        sys.stdout.flush()
+        print(f"\npax_export: {error}", file=sys.stderr, flush=True)
+        self._ended.set()
+        if leave:
+            self._leave()
+        os._exit(LOST)
+
+    def _say_that_it_waits(self) -> None:
+        text = f"{self._plain(self._index)} is done, and waits for the others to be."
+        print(f"pax_export: {text}", file=sys.stderr, flush=True)
+
+    def _read(self, folder: str) -> dict[int, str]:
+        entries = self._client.key_value_dir_get(folder)
+        return {int(key.rsplit("/", 1)[1]): value for key, value in entries}
+
+    def _plain(self, index: int) -> str:
+        return f"process {index} of {self._count}"
+
+    def _name(self, index: int) -> str:
+        return f"{self._plain(index)} ({self._names[index]})"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _in_time(action: Callable[[], object]) -> None:
+    """Tries something that may hang where others are lost."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(_FAREWELL)
+
+
+def _hold_aborts() -> None:
+    """Lets other threads go on for some seconds when the process aborts.
+
+    Where process 0 dies, jax's runtime aborts the others at once, with lines of C++
+    that do not say what to do.  A handler in Python would run in the main thread
+    only, which waits in a collective.  C's own `sleep` is one that needs no thread:
+    as it gets the number of the signal, it sleeps for six seconds, in which `_knock`
+    speaks and ends the process; then the abort goes on.
+    """
+    c: Any = ctypes.CDLL(None)
+    c.signal(ctypes.c_int(signal.SIGABRT), c.sleep)

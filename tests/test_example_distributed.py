@@ -1,0 +1,97 @@
+"""The example on distributed training learns the same in one process and in two."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import pax_export as pax
+from tests.sharding.many import PATIENCE, ROOT, Process, free_port
+
+EXAMPLE = ROOT / "examples" / "distributed.py"
+
+
+def start(stack, *arguments, devices):
+    """The example, in one process that is killed with the stack."""
+    return stack.enter_context(Process([EXAMPLE, *arguments], devices))
+
+
+def start_two(stack, *arguments):
+    """The example in two processes with two devices each."""
+    joined = ["--coordinator", f"localhost:{free_port()}", "--processes", 2, "--process"]
+    return [start(stack, *joined, index, *arguments, devices=2) for index in range(2)]
+
+
+def losses(process):
+    found = re.findall(r"^epoch +\d+: loss ([0-9.]+)", process.out, re.M)
+    return [float(loss) for loss in found]
+
+
+# One test, for one set of runs; while one pair waits, others run.
+def test_the_same_losses_on_any_number_of_devices_and_processes(tmp_path):
+    two_epochs, sharded = ("--epochs", 2), "--fully-sharded"
+    with contextlib.ExitStack() as stack:
+        alone = start(stack, *two_epochs, devices=1)
+        endless = start_two(stack, "--epochs", 100_000, "--lost-after", 20)
+        assert alone.end() == 0, alone.err
+        expected = losses(alone)
+        assert expected[1] < expected[0] / 2
+        one_of_two_is_killed(endless, expected)
+
+        four = start(stack, *two_epochs, sharded, devices=4)
+        mixed = start(stack, "--epochs", 1, "--mixed-precision", devices=2)
+        pair = start_two(stack, *two_epochs, sharded, "--output", tmp_path / "model")
+        the_other_misses_it(*endless)
+        one_process_with_four_devices(four, expected)
+        two_processes_that_export(pair, expected, tmp_path / "model")
+        assert mixed.end() == 0, mixed.err
+        assert losses(mixed) == pytest.approx(expected[:1], abs=0.01)
+
+
+def one_process_with_four_devices(process, expected):
+    assert process.end() == 0, process.err
+    assert "1 processes, 4 devices\n" in process.out
+    assert losses(process) == pytest.approx(expected, abs=1e-5)
+
+
+def two_processes_that_export(pair, expected, model):
+    zero, one = pair
+    assert (zero.end(), one.end()) == (0, 0), zero.err + one.err
+    assert "2 processes, 4 devices\n" in zero.out
+    assert losses(zero) == pytest.approx(expected, abs=1e-5)
+    assert losses(one) == []
+    assert float(re.search(r"held-out accuracy: ([0-9.]+)%", zero.out)[1]) > 80
+    served = pax.export.load(model)
+    assert served(np.zeros((3, 8, 8, 1), np.float32)).shape == (3, 10)
+
+
+def one_of_two_is_killed(pair, expected):
+    zero, one = pair
+    deadline = time.monotonic() + PATIENCE
+    while len(losses(zero)) < 3:
+        assert time.monotonic() < deadline and zero.is_running, zero.err
+        time.sleep(0.1)
+    assert losses(zero)[:2] == pytest.approx(expected, abs=1e-5)
+    one.signal(signal.SIGKILL)
+
+
+def the_other_misses_it(zero, one):
+    assert zero.end() == os.EX_TEMPFAIL, zero.err
+    assert re.search(r"pax_export: process 1 of 2 \(.*\) is lost\.\n", zero.err)
+    assert "start all processes again" in zero.err
+
+
+def test_a_batch_that_does_not_divide():
+    with Process([EXAMPLE, "--batch", 30], devices=4) as process:
+        assert process.end() == 1
+        assert process.err.endswith("--batch 30: 4 devices need a multiple of 4\n")
+
+
+def test_it_is_short_enough_to_be_read():
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 160
