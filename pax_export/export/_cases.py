@@ -60,7 +60,8 @@ class _OfSignature:
         self._program = program
         self._pullback = pullback
         self._signature = signature
-        self._leaves = [plan.store.variables[place].value for place in plan.store.of_leaf]
+        names = (plan.store.variables[place].name for place in plan.store.of_leaf)
+        self._leaves = [plan.weights[name] for name in names]
 
     def cases(self, examples: Sequence[Any]) -> Iterator[_validate.Case]:
         """The calls; the first of them with gradients, where there are some."""
@@ -169,19 +170,22 @@ class _OfSignature:
         """Gradients by the names that `_served.run` gives them; those not there are zero."""
         variables, leaves = self._plan.store.variables, self._plan.store.of_leaf
         signature = self._signature
-        named: dict[str, Any] = {
-            each.name: np.zeros_like(each.value) for each in variables if each.trainable
-        }
-        for name, struct in zip(signature.input_names, signature.input_structs):
-            if _dtypes.is_floating(struct.dtype):
-                named[name] = np.zeros_like(case.inputs[name])
+        named: dict[str, np.ndarray] = {}
         for index, value in zip(wrt, found):
             if index < len(leaves):
                 name = variables[leaves[index]].name
             else:
                 name = signature.input_names[index - len(leaves)]
-            named[name] = named[name] + np.asarray(value)  # tied leaves add up
-        return {f"gradient:{name}": value for name, value in named.items()}
+            value = np.asarray(value)  # of a jax array, its own memory
+            named[name] = named[name] + value if name in named else value  # tied leaves add up
+        like = {each.name: each.value for each in variables if each.trainable}
+        for name, struct in zip(signature.input_names, signature.input_structs):
+            if _dtypes.is_floating(struct.dtype):
+                like[name] = case.inputs[name]
+        for name in like.keys() - named.keys():
+            zero = np.zeros((), like[name].dtype)
+            named[name] = np.broadcast_to(zero, np.shape(like[name]))
+        return {f"gradient:{name}": named[name] for name in like}
 
 
 def _examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:

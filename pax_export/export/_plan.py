@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import jax
 
 from pax_export.export import _cases, _consumers, _dtypes, _infos, _lowering, _programs, _validate
 from pax_export.export._exportable import Exportable
@@ -56,6 +59,19 @@ class Plan:
                 signatures are called with random numbers.
         """
         return _cases.cases(self, examples)
+
+    @functools.cached_property
+    def weights(self) -> dict[str, Any]:
+        """The variables by name, for tests: arrays whose memory jax and TensorFlow can share.
+
+        Either of them would copy arrays of numpy, at every call.
+        """
+        weights = {}
+        for variable in self.store.variables:
+            held = jax.numpy.asarray(variable.value)
+            same = held.dtype == variable.value.dtype  # not narrowed
+            weights[variable.name] = held if same else variable.value
+        return weights
 
     def variable_infos(self) -> tuple[VariableInfo, ...]:
         """The stored arrays, for the report."""

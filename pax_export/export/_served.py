@@ -135,7 +135,7 @@ def _call(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None) ->
     )
     results = {name: value.numpy() for name, value in outputs.items()}
     for name, value in gradients.items():
-        results[f"gradient:{name}"] = tf.convert_to_tensor(value).numpy()
+        results[f"gradient:{name}"] = np.asarray(tf.convert_to_tensor(value))  # not copied
     return results
 
 

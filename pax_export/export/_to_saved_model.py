@@ -148,10 +148,12 @@ def to_saved_model(
                 saved_model.write(directory, plan.store, plan.signatures)
             # Functions of TensorFlow may bring variables of their own: read all of them, then.
             plain = preprocess is None and postprocess is None
-            weights = {each.name: each.value for each in plan.store.variables} if plain else None
             errors = making.validate(
                 lambda separate: _validate.validate(
-                    directory, plan.cases(calls), separate, weights=weights
+                    directory,
+                    plan.cases(calls),
+                    separate,
+                    weights=plan.weights if plain else None,
                 )
             )
             report = _report(plan, directory, errors, making)

@@ -23,6 +23,8 @@ from pax_export.export import (
     _served,
 )
 
+#: So many elements are compared at a time.
+_PIECE = 1 << 18
 #: How far two programs for one computation may differ, relative to its size.
 TOLERANCE = {
     "float64": 1e-9,
@@ -54,6 +56,11 @@ class Case:
     unchanged: dict[str, Any] = field(default_factory=dict)  # what a result is if none is given
     stage: str = ""  # "model": without what stands around it; "all": one after the other
     expect: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
+
+    def without_gradients(self) -> Case:
+        """The same call, of which no gradients are wanted."""
+        rest = {k: v for k, v in self.expected.items() if not k.startswith("gradient:")}
+        return dataclasses.replace(self, expected=rest, cotangents={})
 
     def call(self) -> dict[str, Any]:
         """What a process that does not know the answers is given."""
@@ -120,10 +127,20 @@ def validate(
     try:
         results = call(runtime, place, cases, separate, weights)
     except Exception as error:
+        message = f"{type(error).__name__}: {error}"[-2000:]
+        if any(case.cotangents for case in cases):
+            # What is wrong with the results themselves comes first.
+            plain = [case.without_gradients() for case in cases]
+            validate(place, plain, separate, runtime, factor, weights)
+            raise ValidationError(
+                "The gradient of the exported model cannot be computed.",
+                got=message,
+                write="vjp_order=0, if nobody needs gradients, and please report it",
+            ) from error
         processed = any(case.stage == "all" for case in cases)
         raise ValidationError(
             "The exported model cannot be called.",
-            got=f"{type(error).__name__}: {error}"[-2000:],
+            got=message,
             write="examples=[...], arguments that the preprocessor can read" if processed else None,
         ) from error
     errors: dict[str, float] = {}
@@ -219,37 +236,57 @@ def _difference(
             got=f"{got.dtype}{list(got.shape)} instead of {expected.dtype}{list(expected.shape)}",
         )
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
-    wide = np.complex128 if np.issubdtype(expected.dtype, np.complexfloating) else np.float64
-    if not relative:
-        wrong = expected != got
-        return _report(
-            wrong, _largest(expected.astype(object) - got) if wrong.any() else 0.0, where
-        )
-    one, other = expected.astype(wide), got.astype(wide)
-    finite = np.isfinite(one)
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(one - other)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    apart = np.where(same, 0.0, apart)
-    largest = max(_largest(one[finite]), scale)
-    allowed = factor * relative * (np.where(finite, np.abs(one), 0.0) + 0.1 * largest) + slack
-    # `not <=` is true of NaN, so a NaN in one of them only is wrong.
-    return _report(~(apart <= allowed), _largest(apart), where)
-
-
-def _largest(values: Any) -> float:
-    return float(np.max(np.abs(values), initial=0.0))
-
-
-def _report(wrong: np.ndarray, difference: float, where: str) -> float:
-    if wrong.any():
+    largest = max(_largest(expected), scale) if relative else 0.0
+    count, difference = 0, 0.0
+    for one, other in zip(_pieces(expected), _pieces(got)):
+        if relative:
+            wrong, apart = _apart(one, other, factor * relative, largest, slack)
+        else:
+            wrong = one != other
+            apart = one.astype(object) - other if wrong.any() else wrong
+        count += int(np.count_nonzero(wrong))
+        difference = max(difference, float(np.max(np.abs(apart), initial=0.0)))
+    if count:
         raise ValidationError(
             "A result of the exported model differs from the model's.",
             where=where,
-            got=f"{int(wrong.sum())} of {wrong.size} elements differ, by {difference:.3g} at most",
+            got=f"{count} of {expected.size} elements differ, by {difference:.3g} at most",
             write="validate=False to look at the export all the same, and please report it",
         )
     return difference
+
+
+def _apart(
+    one: np.ndarray, other: np.ndarray, relative: float, largest: float, slack: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which elements differ too much, and how far each is apart."""
+    one, other = _wide(one), _wide(other)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(one - other)
+    apart[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
+    size = np.where(np.isfinite(one), np.abs(one), 0.0)
+    # `not <=` is true of NaN, so a NaN in one of them only is wrong.
+    return ~(apart <= relative * (size + 0.1 * largest) + slack), apart
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    is_complex = np.issubdtype(values.dtype, np.complexfloating)
+    return values.astype(np.complex128 if is_complex else np.float64)
+
+
+def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+    """The elements in order, so many at a time that wider copies of them are small."""
+    flat = values.reshape(-1)
+    return (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
+
+
+def _largest(values: Any) -> float:
+    """The largest size of a number that has one."""
+    largest = 0.0
+    for piece in map(_wide, _pieces(np.asarray(values))):
+        sizes = np.abs(piece)
+        largest = max(largest, float(np.max(sizes, initial=0.0, where=np.isfinite(sizes))))
+    return largest
 
 
 def cases(

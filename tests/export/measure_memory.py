@@ -1,8 +1,9 @@
 """Measures how much memory an export needs beyond what the process held before.
 
-python -m tests.export.measure_memory DIRECTORY MEBIBYTES
+python -m tests.export.measure_memory DIRECTORY MEBIBYTES KIND...
 
-Prints the peak in MiB, for each way to validate.  Linux tells of it in /proc.
+A kind is jax, numpy (the arrays of the model) or trainable.  Prints the peak in
+MiB, for each kind and each way to validate.  Linux tells of it in /proc.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pax_export.export import spec, to_saved_model
 
@@ -24,27 +26,35 @@ def mebibytes(field):
     return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 
-def model(size):
+def model(size, kind):
     columns = size * 2**20 // 4 // PARTS // ROWS
-    params = {f"w{part}": jnp.full((ROWS, columns), 0.01 * part) for part in range(PARTS)}
+    full = np.full if kind == "numpy" else jnp.full
+    params = {f"w{part}": full((ROWS, columns), np.float32(0.01 * part)) for part in range(PARTS)}
     return params, lambda p, x: {name: (x @ w).sum(axis=-1) for name, w in p.items()}
 
 
-def peak(path, size, validate):
-    given = jax.block_until_ready(model(size)[0]), model(1)[1]
+def peak(path, size, kind, validate):
+    given = jax.block_until_ready(model(size, kind)[0]), model(1, kind)[1]
     before = mebibytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    to_saved_model(given, path, spec(f"n, {ROWS}"), validate=validate, overwrite=True)
+    export(given, path, kind, validate)
     return mebibytes("VmHWM") - before
 
 
-def main(folder, size):
+def export(given, path, kind, validate):
+    options = {"trainable": kind == "trainable", "vjp_order": 1 if kind == "trainable" else 0}
+    inputs = spec(f"n, {ROWS}")
+    to_saved_model(given, path, inputs, validate=validate, overwrite=True, **options)
+
+
+def main(folder, size, kinds):
     peaks = {}
-    for validate in (False, True):
-        to_saved_model(model(1), folder, spec(f"n, {ROWS}"), validate=validate, overwrite=True)
-        peaks[str(validate)] = round(peak(folder, size, validate), 1)
+    for kind in kinds:
+        for validate in (False, True):
+            export(model(1, kind), folder, kind, validate)
+            peaks[f"{kind} {validate}"] = round(peak(folder, size, kind, validate), 1)
     print(json.dumps(peaks))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from dataclasses import dataclass
 from typing import Any
@@ -146,3 +147,24 @@ def test_damage_is_found_in_a_fresh_process(kind, tmp_path, monkeypatch):
     error = refused(DAMAGES[kind], tmp_path, monkeypatch, "process")
     assert error.what == DAMAGES[kind].what
     assert DAMAGES[kind].where in error.where
+
+
+def test_a_wrong_result_is_named_even_if_it_cannot_be_differentiated(tmp_path, monkeypatch):
+    damage = DAMAGES["a shape that broadcasts"]
+    gradients = dataclasses.replace(damage, options=(("vjp_order", 1),))
+    error = refused(gradients, tmp_path, monkeypatch, True)
+    assert (error.what, error.where.split()[-1]) == (damage.what, damage.where)
+
+
+def test_a_missing_gradient_is_told_from_a_model_that_cannot_be_called(tmp_path, monkeypatch):
+    model = of(lambda x: 2 * x)
+    to_saved_model(model, tmp_path / "wrong", spec("n, 3"), validate=False, vjp_order=0)
+
+    def write(directory, *_):
+        shutil.copytree(tmp_path / "wrong", directory, dirs_exist_ok=True)
+
+    monkeypatch.setattr(saved_model, "write", write)
+    with pytest.raises(ValidationError) as caught:
+        to_saved_model(model, tmp_path / "right", spec("n, 3"))
+    assert caught.value.what == "The gradient of the exported model cannot be computed."
+    assert "this export holds no gradients" in caught.value.got

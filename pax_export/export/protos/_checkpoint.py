@@ -15,7 +15,7 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 #: A file of a checkpoint holds about so many bytes, or one larger variable.
 #: What TensorFlow cannot take over as it is, arrays of numpy, is copied for one
 #: file at a time.
-FILE_BYTES = 64 << 20
+FILE_BYTES = 32 << 20
 
 
 def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: bytes) -> None:
@@ -31,13 +31,19 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
     parts = list(_parts([*named, (_OBJECTS, objects)]))
     prefixes = [str(directory / "parts" / f"part-{number}") for number in range(len(parts))]
     for prefix, part in zip(prefixes, parts):
-        names, values = zip(*part)
-        tensors = list(map(tf.convert_to_tensor, values))
-        tf.raw_ops.SaveV2(
-            prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors
-        )
+        _write_part(prefix, part)
     tf.raw_ops.MergeV2Checkpoints(
         checkpoint_prefixes=prefixes, destination_prefix=str(directory / "variables")
+    )
+
+
+def _write_part(prefix: str, part: Sequence[tuple[str, Any]]) -> None:
+    tf = tensorflow("to_saved_model")
+    tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=[name for name, _ in part],
+        shape_and_slices=[""] * len(part),
+        tensors=[tf.convert_to_tensor(value) for _, value in part],
     )
 
 
