@@ -21,6 +21,7 @@ from pax_export._errors import (
     StructureMismatchError,
     UnsupportedDtypeError,
 )
+from pax_export.checkpoint._stored_array import StoredArray
 from pax_export.core import (
     Module,
     enable_eval_mode,
@@ -195,7 +196,10 @@ def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
     if isinstance(value, (bool, int, float, complex)):
         # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
-    if not (isinstance(value, (jax.Array, np.ndarray, np.generic)) and value.dtype != object):
+    if not (
+        isinstance(value, (jax.Array, np.ndarray, np.generic, StoredArray))
+        and value.dtype != object
+    ):
         raise UnsupportedDtypeError(
             "A leaf of the model is no array.",
             where=name,

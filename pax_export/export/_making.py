@@ -19,11 +19,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.export import _directory, _plan, _single_file
 from pax_export.export._exportable import Exportable, exportable, with_step
+from pax_export.export._manifest import Validated
 from pax_export.export._programs import Program
 from pax_export.export._progress import Progress
 from pax_export.export._train_step import TrainStep
@@ -34,8 +35,16 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 class Making:
     """The phases of one export, the place that it is written to, and how it is tested.
 
+    Args:
+        path: of the export.
+        validate: how it is tested.
+        overwrite: whether it may take the place of another.
+        phases: how many there are, with a test.
+        file: whether it is one file.
+        variables: whether ``validate="variables"`` is a way to test it.
+
     Raises:
-        InvalidArgumentError: ``validate`` is none of its three values.
+        InvalidArgumentError: ``validate`` is none of its values.
         ExportPathError: nothing can be written at the path.
     """
 
@@ -47,8 +56,10 @@ class Making:
         overwrite: bool,
         phases: int,
         file: bool = False,
+        variables: bool = False,
     ):
-        check_choice("validate", validate, (True, False, "process"))
+        choices = (True, False, "process", *(("variables",) if variables else ()))
+        check_choice("validate", validate, choices)
         self.path = _directory.place(path)
         self._overwrite = overwrite
         self._validate = validate
@@ -113,9 +124,16 @@ class Making:
             return run(self._validate == "process")
 
     @property
-    def validated(self) -> Literal["here", "process"] | None:
+    def validated(self) -> Validated:
         """How the export was tested, as the report says it."""
-        return ("process" if self._validate == "process" else "here") if self._validate else None
+        ways: dict[Any, Validated] = {True: "here", False: None}
+        ways.update({"process": "process", "variables": "variables"})
+        return ways[self._validate]
+
+    @property
+    def calls(self) -> bool:
+        """Whether the test makes calls, which needs the whole model in memory."""
+        return self._validate in (True, "process")
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -30,6 +30,10 @@ _TARGETS = {
 }
 
 
+#: How an export was tested.
+Validated = Literal["here", "process", "variables"] | None
+
+
 @dataclass(frozen=True)
 class ArrayInfo:
     """An input or an output of a signature."""
@@ -96,7 +100,8 @@ class Report:
         stablehlo: the version of StableHLO that it needs; empty if it has none.
         calling_convention: of the modules in it; 0 if it has none.
         versions: of the packages that made it.
-        validated: ``"process"``, ``"here"``, or ``None`` for not at all.
+        validated: ``"process"``, ``"here"``, ``"variables"`` for no calls, or
+            ``None`` for not at all.
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
@@ -125,7 +130,7 @@ class Report:
     stablehlo: str
     calling_convention: int
     versions: dict[str, str]
-    validated: Literal["here", "process"] | None
+    validated: Validated
     largest_error: dict[str, float]
     seconds: dict[str, float]
     target: str = "saved_model"
@@ -196,6 +201,7 @@ class Report:
             None: "no",
             "here": "in this process",
             "process": "in a fresh process without jax",
+            "variables": "the variables alone, without calls",
         }[self.validated]
 
 

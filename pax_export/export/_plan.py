@@ -104,8 +104,11 @@ def lower(
     trainable: bool,
     platforms: Sequence[str],
     vjp_order: int | None = None,
+    defer: bool = False,
 ) -> Plan:
     """Lowers all programs, with their gradients, and lays out the variables.
+
+    With `defer`, leaves on several devices or on disk stay there until they are read.
 
     Raises:
         StateChangeError: a call changes state that matters, and is frozen.
@@ -127,7 +130,7 @@ def lower(
             changed.update(program.changed)
         else:
             _programs.refuse_changes(program, model.leaves, read)
-    store = Store(model.leaves, changed, trainable)
+    store = Store(model.leaves, changed, trainable, defer)
     pullbacks, signatures = [], []
     for program, module, update in zip(programs, modules, updates):
         often = Order(0, 0) if program.trains else order

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export.export import _consumers, _manifest, _plan, _validate
+from pax_export.export import _checkpoint, _consumers, _manifest, _plan, _validate
 from pax_export.export._exportable import DEFAULT
 from pax_export.export._gradients import Order
 from pax_export.export._making import (
@@ -44,7 +44,7 @@ def to_saved_model(
     preprocess_inputs: Any = None,
     platforms: Sequence[str] = PLATFORMS,
     consumer: str | None = None,
-    validate: bool | Literal["process"] = True,
+    validate: bool | Literal["process", "variables"] = True,
     examples: Any = None,
     overwrite: bool = False,
 ) -> Report:
@@ -97,6 +97,9 @@ def to_saved_model(
             The export is always made for the oldest that it can be.
         validate: load what was written, make calls at several sizes and compare
             with jax; ``"process"`` does it in a fresh process without jax.
+            ``"variables"`` makes no calls and compares the variables alone, one
+            after the other, for a model on several devices or on disk that is
+            larger than the memory of this machine.
         examples: a list of arguments to make these calls with, where random ones
             mean nothing to the model or its preprocessor; each is a tuple of
             positional arguments, the only one, or a dict of all by name.  With
@@ -133,32 +136,45 @@ def to_saved_model(
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
-    with Making(path, validate=validate, overwrite=overwrite, phases=5) as making:
+    with Making(path, validate=validate, overwrite=overwrite, phases=5, variables=True) as making:
         with making.phase("load TensorFlow"):
             tensorflow("to_saved_model")
         chosen, programs = making.trace(model, methods, inputs, kwargs, constraints, step)
         with making.phase("lower"):
             chosen = marked(chosen, trainable)
-            plan = _plan.lower(chosen, programs, state, learning, platforms, vjp_order)
+            plan = _plan.lower(chosen, programs, state, learning, platforms, vjp_order, defer=True)
             plan = around.around(plan, constraints)
             for signature in plan.signatures:
                 _consumers.check(consumer, plan.oldest_tensorflow, signature.key)
         with making.directory(_needed(plan)) as directory:
             with making.phase("write"):
                 saved_model.write(directory, plan.store, plan.signatures)
-            # Functions of TensorFlow may bring variables of their own: read all of them, then.
-            plain = preprocess is None and postprocess is None
             errors = making.validate(
-                lambda separate: _validate.validate(
-                    directory,
-                    plan.cases(calls),
-                    separate,
-                    weights=plan.weights if plain else None,
-                )
+                lambda separate: _test(directory, plan, around, making, calls, separate)
             )
             report = _report(plan, directory, errors, making)
             _manifest.write(report, directory)
     return report
+
+
+def _test(
+    directory: Path,
+    plan: _plan.Plan,
+    around: Processors,
+    making: Making,
+    calls: Mapping[str, Any],
+    separate: bool,
+) -> dict[str, float]:
+    """Tests what was written; arrays that were deferred are read for good if calls are made."""
+    if making.calls:
+        plan.store.gather()
+    else:
+        _checkpoint.compare(directory, plan.weights)
+        return {}
+    # Functions of TensorFlow may bring variables of their own: read all of them, then.
+    plain = not (around.preprocess or around.postprocess)
+    shared = plan.weights if plain else None
+    return _validate.validate(directory, plan.cases(calls), separate, weights=shared)
 
 
 def _needed(plan: _plan.Plan) -> int:

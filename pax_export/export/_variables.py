@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export import _dtypes
+from pax_export.export._deferred import Deferred, stored
 from pax_export.export._exportable import Leaf
 from pax_export.export._structure import legal_names
 
@@ -30,9 +30,18 @@ class Store:
     Leaves that are one array (tied weights) are one variable, and so is an
     array that a method closes over, however many methods and gradients do.  A
     leaf that calls change is always a variable of its own.
+
+    With `defer`, leaves on several devices or on disk stay there until they are read.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], changed: Iterable[int], trainable: bool):
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        changed: Iterable[int],
+        trainable: bool,
+        defer: bool = False,
+    ):
+        self._defer = defer
         self._sources: list[Any] = []  # keeps the ids below alive
         self._by_id: dict[int, int] = {}
         self._by_content: dict[tuple, int] = {}  # of constants of numpy
@@ -53,17 +62,23 @@ class Store:
 
     def _add(self, value: Any, name: str, trainable: bool) -> int:
         place = len(self.variables)
-        self.variables.append(Variable(name, _dtypes.store(value), trainable))
+        self.variables.append(Variable(name, stored(value, self._defer), trainable))
         self._by_id.setdefault(id(value), place)
         self._sources.append(value)
         return place
+
+    def gather(self) -> None:
+        """Reads everything that was deferred."""
+        for variable in self.variables:
+            if isinstance(variable.value, Deferred):
+                variable.value = np.asarray(variable.value)
 
     def replace(self, place: int, value: Any) -> None:
         """Holds another value of the same shape and dtype; the old one is let go."""
         self._by_id = {key: each for key, each in self._by_id.items() if each != place}
         self._by_id[id(value)] = place
         self._sources[place] = value
-        self.variables[place].value = _dtypes.store(value)
+        self.variables[place].value = stored(value, self._defer)
 
     def of_constant(self, value: Any) -> int:
         """The variable that holds an array that a method closes over."""

@@ -1,0 +1,130 @@
+"""Exports of models on eight devices, and of models on disk.
+
+export XLA_FLAGS=--xla_force_host_platform_device_count=8
+python -m tests.export.deferred DIRECTORY
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pax_export as pax
+from pax_export.checkpoint import Checkpoints
+from pax_export.export import load, spec, to_saved_model, to_stablehlo
+
+X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+RULES = {"*.weight": P("model", None)}
+
+
+def make_model():
+    pax.seed_rng_key(42)
+    return pax.Sequential(pax.Linear(4, 8), jax.nn.relu, pax.Dropout(0.5), pax.Linear(8, 2))
+
+
+def on_mesh(model):
+    return pax.sharding.shard(model, pax.sharding.make_mesh(data=4, model=2), RULES)
+
+
+def expect(path):
+    np.testing.assert_allclose(load(path)(X), make_model().eval()(X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_on_eight_devices(folder):
+    model = on_mesh(make_model())
+    for validate in (True, "process", "variables"):
+        report = to_saved_model(
+            model,
+            folder / "sharded",
+            spec("n, 4"),
+            validate=validate,
+            trainable=True,
+            overwrite=True,
+        )
+        assert report.validated == {True: "here"}.get(validate, validate)
+        expect(folder / "sharded")
+    assert "the variables alone, without calls" in str(report)
+
+
+def test_a_checkpoint_on_disk(folder):
+    with Checkpoints(folder / "run") as checkpoints:
+        checkpoints.save(1, model=on_mesh(make_model()))
+    model = checkpoints.open().on_disk("model", jax.eval_shape(make_model))
+    for validate in (True, "variables"):
+        to_saved_model(model, folder / "disk", spec("n, 4"), validate=validate, overwrite=True)
+        expect(folder / "disk")
+    to_stablehlo(model, folder / "bundle", spec("n, 4"))
+    expect(folder / "bundle")
+
+
+def test_a_variable_that_is_not_the_one_on_disk(folder, monkeypatch):
+    from pax_export.export.writers import saved_model
+
+    write = saved_model.write
+
+    def wrong(directory, store, signatures):
+        correct = store.variables[0].value
+        store.variables[0].value = np.zeros_like(correct)
+        write(directory, store, signatures)
+        store.variables[0].value = correct
+
+    monkeypatch.setattr(saved_model, "write", wrong)
+    for model in (make_model(), on_mesh(make_model())):
+        with pytest.raises(ValueError, match=r"variable .* differs from the model's") as refused:
+            to_saved_model(model, folder / "wrong", spec("n, 4"), validate="variables")
+        assert "where: modules.0.weight" in str(refused.value)
+        assert not (folder / "wrong").exists()
+
+
+def test_keys_and_narrow_integers(folder):
+    mesh = pax.sharding.make_mesh(data=8)
+    params = {
+        "key": jax.random.split(jax.random.key(0), 8),
+        "table": jnp.arange(-8, 8).astype(jnp.int4),
+    }
+    params = jax.device_put(params, NamedSharding(mesh, P("data")))
+
+    def function(params, x):
+        noise = jax.random.normal(params["key"][3], ())
+        return x * params["table"].astype(jnp.float32).sum() + noise
+
+    to_saved_model((params, function), folder / "kinds", spec("n"), validate="process")
+    assert np.isfinite(load(folder / "kinds")(X[0])).all()
+
+
+def test_a_bundle_keeps_how_the_weights_lie(folder):
+    model = on_mesh(make_model())
+    to_stablehlo(model, folder / "placed", jax.ShapeDtypeStruct((3, 4), np.float32))
+    bundle = load(folder / "placed")
+    exported = bundle.exported["serving_default"]
+    assert exported.nr_devices == 8
+    other = jax.sharding.Mesh(np.array(jax.devices()[::-1]).reshape(4, 2), ("data", "model"))
+    shardings = exported.in_shardings_jax(other)
+    shards = {
+        sharding.shard_shape(aval.shape)
+        for sharding, aval in zip(shardings, exported.in_avals)
+        if sharding is not None and not sharding.is_fully_replicated
+    }
+    assert shards == {(2, 8), (4, 2)}
+    x = jax.device_put(X, NamedSharding(other, P()))
+    np.testing.assert_allclose(
+        bundle.placed(other)(x), make_model().eval()(X), rtol=1e-5, atol=1e-6
+    )
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            needs = {"monkeypatch"} & set(test.__code__.co_varnames[: test.__code__.co_argcount])
+            with pytest.MonkeyPatch.context() as patch:
+                test(Path(sys.argv[1]), *([patch] if needs else []))
+            print(name)
