@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
 import jax
 import numpy as np
+
+#: Memory that begins at a multiple of it can be taken over by other libraries.
+_ALIGNMENT = 64
 
 
 def on_host(array: Any) -> np.ndarray:
@@ -20,11 +24,31 @@ def on_host(array: Any) -> np.ndarray:
     """
     if not isinstance(array, jax.Array):
         return np.asarray(array)
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    if len(shards) == 1:
+        return _on_one_device(shards[0].data)
+    whole = _empty(array.shape, array.dtype)
+    for shard in shards:
+        whole[shard.index] = _on_one_device(shard.data)
+    return whole
+
+
+def _on_one_device(array: jax.Array) -> np.ndarray:
+    if next(iter(array.devices())).platform == "cpu":
+        return np.asarray(array)  # the same memory
     try:
         cpu = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # jax was told to see other devices only
         return np.array(array)
-    return np.asarray(array if array.devices() == {cpu} else jax.device_put(array, cpu))
+    return np.asarray(jax.device_put(array, cpu))
+
+
+def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array without values."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def checksum(array: Any) -> int | None:
