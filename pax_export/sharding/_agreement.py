@@ -49,7 +49,7 @@ def _is_ours(mesh: Any) -> bool:
 
 
 def _bytes_of(value: Any) -> bytes:
-    if jax.dtypes.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     array = np.ascontiguousarray(value)
     return f"{array.shape}{array.dtype}".encode() + array.tobytes()

@@ -104,7 +104,7 @@ def _places(tree: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> lis
 
 def _place(leaf: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> Place:
     dtype = getattr(leaf, "dtype", None)
-    declared, is_key = None, dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    declared, is_key = None, dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
     if owners:
         owner = owners[-1]
         attribute = steps[owner.depth]
