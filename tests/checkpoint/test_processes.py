@@ -39,7 +39,7 @@ def test_each_process_writes_its_shards(tmp_path):
         for number in range(COUNT)
     ]
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=900)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -20,7 +20,7 @@ EIGHT = {
 
 def test_on_eight_devices(tmp_path):
     command = [sys.executable, "-m", "tests.export.deferred", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500, env=EIGHT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900, env=EIGHT)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.count("test_") == 5
 
@@ -34,7 +34,7 @@ FIXED = 24
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells of peaks")
 def test_an_export_holds_one_array_at_a_time(tmp_path):
     command = [sys.executable, "-m", "tests.export.measure_deferred", tmp_path, str(SIZE)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500, env=EIGHT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900, env=EIGHT)
     assert done.returncode == 0, done.stderr[-3000:]
     peaks = json.loads(done.stdout)
     assert peaks["devices"] <= LARGEST + FIXED
