@@ -12,6 +12,8 @@ In two processes, on one machine or on two (then with the name of the first):
 Where SLURM, GKE or the like starts the processes:
 
     srun python examples/distributed.py --cluster
+
+With `--checkpoints DIRECTORY` it goes on where it stood, on any number of devices.
 """
 
 import argparse
@@ -50,11 +52,25 @@ def loss_fn(params, net, loss_scale, images, labels):
     return loss_scale.scale(losses.mean()), (net, losses.mean())
 
 
+def make_state(mesh, rules, options):
+    """A net, its optimizer and a loss scale, made in parts on the devices."""
+    adam = pax.optim.from_optax(optax.adam(1e-3))
+    net = pax.sharding.init(lambda: make_net(options.mixed_precision), mesh, rules)
+    following = pax.sharding.following(net, rules)
+    optimizer = pax.sharding.init(lambda: adam(net.parameters()), mesh, following)
+    loss_scale = pax.precision.NoOpLossScale()
+    if options.mixed_precision:
+        loss_scale = pax.precision.DynamicLossScale(jnp.float32(2**15))
+        loss_scale = pax.sharding.shard(loss_scale, mesh)
+    return {"net": net, "optimizer": optimizer, "loss_scale": loss_scale}
+
+
 def make_train_step(mesh, rules):
     """One step; what it returns lies on the mesh as what it is given."""
 
     @jax.jit
-    def train_step(net, optimizer, loss_scale, images, labels):
+    def train_step(state, images, labels):
+        net, optimizer, loss_scale = state["net"], state["optimizer"], state["loss_scale"]
         gradient = jax.grad(loss_fn, has_aux=True)
         grads, (net, loss) = gradient(net.parameters(), net, loss_scale, images, labels)
         net, optimizer, loss_scale = pax.experimental.apply_scaled_gradients(
@@ -62,7 +78,7 @@ def make_train_step(mesh, rules):
         )
         net = pax.sharding.shard(net, mesh, rules)
         optimizer = pax.sharding.shard(optimizer, mesh, pax.sharding.following(net, rules))
-        return net, optimizer, loss_scale, loss
+        return {"net": net, "optimizer": optimizer, "loss_scale": loss_scale}, loss
 
     return train_step
 
@@ -76,24 +92,24 @@ def own_batches(images, labels, batch, epoch):
 
 
 def train(images, labels, mesh, rules, options):
-    """Trains with Adam; returns the net."""
-    adam = pax.optim.from_optax(optax.adam(1e-3))
-    net = pax.sharding.init(lambda: make_net(options.mixed_precision), mesh, rules)
-    following = pax.sharding.following(net, rules)
-    optimizer = pax.sharding.init(lambda: adam(net.parameters()), mesh, following)
-    loss_scale = pax.precision.NoOpLossScale()
-    if options.mixed_precision:
-        loss_scale = pax.precision.DynamicLossScale(jnp.float32(2**15))
-        loss_scale = pax.sharding.shard(loss_scale, mesh)
-    train_step = make_train_step(mesh, rules)
-    for epoch in range(1, options.epochs + 1):
+    """Trains with Adam, from the last checkpoint if there is one; returns the net."""
+    state, train_step = make_state(mesh, rules, options), make_train_step(mesh, rules)
+    done, saved = 0, options.checkpoints and pax.checkpoint.Checkpoints(options.checkpoints)
+    if saved and saved.latest is not None:
+        restored = saved.restore(**state)
+        state, done = {name: restored[name] for name in state}, restored.step
+        say(f"goes on after epoch {done}")
+    for epoch in range(done + 1, options.epochs + 1):
         losses = []
         for own in own_batches(images, labels, options.batch, epoch):
-            batch = pax.sharding.shard_batch(own, mesh)
-            net, optimizer, loss_scale, loss = train_step(net, optimizer, loss_scale, *batch)
+            state, loss = train_step(state, *pax.sharding.shard_batch(own, mesh))
             losses.append(loss)
         say(f"epoch {epoch:2}: loss {np.mean(jax.device_get(losses)):.7f}")
-    return net
+        if saved:
+            saved.save(epoch, **state)  # goes on beside the next epoch
+    if saved:
+        saved.close()
+    return state["net"]
 
 
 def say(text):
@@ -133,6 +149,7 @@ def main():
     parser.add_argument("--fully-sharded", action="store_true")
     parser.add_argument("--mixed-precision", action="store_true")
     parser.add_argument("--output", type=Path, help="where to export the net to")
+    parser.add_argument("--checkpoints", type=Path, help="where to save epochs, and go on from")
     parser.add_argument("--coordinator", help="host:port of process 0")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int, help="which one this is, from 0")

@@ -37,18 +37,22 @@ def losses(process):
 def test_the_same_losses_on_any_number_of_devices_and_processes(tmp_path):
     two_epochs, sharded = ("--epochs", 2), "--fully-sharded"
     with contextlib.ExitStack() as stack:
+        saved = ("--checkpoints", tmp_path / "checkpoints")
+        endless = start_two(stack, "--epochs", 100_000, "--lost-after", 20, *saved)
         alone = start(stack, *two_epochs, devices=1)
-        endless = start_two(stack, "--epochs", 100_000, "--lost-after", 20)
+        one_of_two_is_killed(endless)
         assert alone.end() == 0, alone.err
         expected = losses(alone)
         assert expected[1] < expected[0] / 2
-        one_of_two_is_killed(endless, expected)
+        assert losses(endless[0])[:2] == pytest.approx(expected, abs=1e-5)
 
         four = start(stack, *two_epochs, sharded, devices=4)
         mixed = start(stack, "--epochs", 1, "--mixed-precision", devices=2)
         pair = start_two(stack, *two_epochs, sharded, "--output", tmp_path / "model")
-        the_other_misses_it(*endless)
         one_process_with_four_devices(four, expected)
+        the_other_misses_it(*endless)
+        resumed = start(stack, "--epochs", 100_000, sharded, *saved, devices=4)
+        it_goes_on(resumed, losses(endless[0]))
         two_processes_that_export(pair, expected, tmp_path / "model")
         assert mixed.end() == 0, mixed.err
         assert losses(mixed) == pytest.approx(expected[:1], abs=0.01)
@@ -71,14 +75,27 @@ def two_processes_that_export(pair, expected, model):
     assert served(np.zeros((3, 8, 8, 1), np.float32)).shape == (3, 10)
 
 
-def one_of_two_is_killed(pair, expected):
-    zero, one = pair
+def wait_for_epochs(process, count):
     deadline = time.monotonic() + PATIENCE
-    while len(losses(zero)) < 3:
-        assert time.monotonic() < deadline and zero.is_running, zero.err
+    while len(losses(process)) < count:
+        assert time.monotonic() < deadline and process.is_running, process.err
         time.sleep(0.1)
-    assert losses(zero)[:2] == pytest.approx(expected, abs=1e-5)
-    one.signal(signal.SIGKILL)
+
+
+def one_of_two_is_killed(pair):
+    wait_for_epochs(pair[0], 3)
+    pair[1].signal(signal.SIGKILL)
+
+
+def it_goes_on(process, before):
+    """The checkpoint of two processes, fully sharded over four devices of one."""
+    wait_for_epochs(process, 1)
+    done = int(re.search(r"^goes on after epoch (\d+)$", process.out, re.M)[1])
+    assert 1 <= done <= len(before)
+    if done < len(before):  # the next epoch was not saved any more, but printed
+        assert losses(process)[0] == pytest.approx(before[done], abs=1e-4)
+    assert losses(process)[0] < before[0] / 2
+    process.signal(signal.SIGKILL)
 
 
 def the_other_misses_it(zero, one):
@@ -94,4 +111,4 @@ def test_a_batch_that_does_not_divide():
 
 
 def test_it_is_short_enough_to_be_read():
-    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 160
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 170

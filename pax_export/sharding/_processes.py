@@ -17,6 +17,7 @@ from pax_export.sharding._meeting import meet
 from pax_export.sharding._watch import Watch
 
 _WRITE = 'processes("host:1234", count=2, index=0), and index=1 in the other process'
+_OF_COLLECTIVES = ("Gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 _EXIT = 30  # seconds in which an interpreter that failed must be gone
 
 
@@ -72,6 +73,8 @@ def processes(
         if isinstance(error, SystemExit) and not error.code:
             watch.finish()
         else:
+            if _is_broken_connection(error):
+                watch.await_news(error)
             watch.fail(error)
             atexit.register(_exit_in_time)
         raise
@@ -149,6 +152,15 @@ def _join(
     watch = Watch(*joined, lost_after)
     watch.begin()
     return watch
+
+
+def _is_broken_connection(error: BaseException | None) -> bool:
+    """True for what a collective raises, if it does not hang, when a peer is gone."""
+    while error is not None:
+        if any(word in str(error) for word in _OF_COLLECTIVES):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _exit_in_time() -> None:

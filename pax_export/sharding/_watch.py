@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -36,8 +37,8 @@ _FAREWELL = 10.0  # seconds for what is tried on the way out
 _LONG = 2**31 - 1  # milliseconds
 
 WRITE = (
-    "start all processes again, with the same number: they go on from the last "
-    "checkpoint, where the program saves some"
+    "start all processes again: they go on from the last checkpoint, where the program "
+    "saves some (pax.checkpoint)"
 )
 
 
@@ -101,6 +102,12 @@ class Watch:
             self._end()
         except jax.errors.JaxRuntimeError:
             pass  # what is reported is `error`
+
+    def await_news(self, error: BaseException) -> None:
+        """Waits, where a connection broke, until the threads know why, and end the process."""
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        time.sleep(self._lost_after + 5 * _EVERY)
 
     def _tell(self, news: str) -> None:
         """Sends news to all, unless somebody has been faster."""

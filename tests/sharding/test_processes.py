@@ -37,8 +37,8 @@ def message(what, got, index, process):
         f"pax_export: {what}\n"
         f"  where: {name(index, process)}\n"
         f"  got: {got}\n"
-        "  write: start all processes again, with the same number: they go on from the "
-        "last checkpoint, where the program saves some\n"
+        "  write: start all processes again: they go on from the last checkpoint, where the "
+        "program saves some (pax.checkpoint)\n"
     )
 
 
