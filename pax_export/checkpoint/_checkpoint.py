@@ -76,7 +76,8 @@ class Checkpoint:
         """A tree whose arrays stay on disk until something reads them, one at a time.
 
         `pax_export.export.to_saved_model` takes a module of such arrays, and holds
-        no more than one of them in memory.
+        one of them at a time: up to three times its size, while it is decoded, put
+        together and written.
 
         Args:
             tree: the name under which it was saved.

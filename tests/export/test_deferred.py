@@ -38,5 +38,5 @@ def test_an_export_holds_one_array_at_a_time(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     peaks = json.loads(done.stdout)
     assert peaks["devices"] <= LARGEST + FIXED
-    # An array that is read is there a second time for a moment, as the file has it.
-    assert peaks["disk"] <= 2 * LARGEST + FIXED
+    # One that is read is there three times for a moment: decoded, put together, written.
+    assert peaks["disk"] <= 3 * LARGEST + FIXED < SIZE
