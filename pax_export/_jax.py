@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "devices_are_known",
     "dimension_names",
     "dimension_value",
+    "interpret",
     "is_tracer",
     "jaxpr_constants",
     "jaxpr_equations",
@@ -66,12 +67,20 @@ def _inner(equation: Any) -> Iterator[Any]:
                 yield inner
 
 
+def _equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
+    """Every operation of a traced program, each before those inside of it, and what calls it."""
+    for equation in getattr(program, "jaxpr", program).eqns:
+        yield equation, callers
+        for inner in _inner(equation):
+            yield from _equations(inner, (*callers, equation))
+
+
 def jaxpr_constants(program: Any) -> Iterator[Any]:
     """The arrays that a traced program closes over, those of programs inside of it too."""
     yield from getattr(program, "consts", ())
-    for equation in getattr(program, "jaxpr", program).eqns:
+    for equation, _ in _equations(program):
         for inner in _inner(equation):
-            yield from jaxpr_constants(inner)
+            yield from getattr(inner, "consts", ())
 
 
 def call_with_constants(
@@ -201,6 +210,38 @@ _WRAPPERS = {
 }
 
 
+def _inlined(
+    program: Any,
+    arguments: Sequence[Any],
+    constant: Callable[[Any], Any],
+    operate: Callable[[Any, list[Any]], Sequence[Any] | None],
+) -> list[Any]:
+    """Goes through a traced program with any values, without calls in between.
+
+    Args:
+        program: what `trace(...).jaxpr` gives.
+        arguments: what stands for the flat arguments.
+        constant: gives what stands for an array that the program holds.
+        operate: gives what an equation makes of what stands for its operands;
+            None to go through the program in it.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    constants = map(constant, getattr(program, "consts", ()))
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
+
+    def read(atom: Any) -> Any:
+        return constant(atom.val) if hasattr(atom, "val") else values[atom]
+
+    for equation in jaxpr.eqns:
+        given = [read(atom) for atom in equation.invars]
+        results = operate(equation, given)
+        if results is None:
+            inner = equation.params[_WRAPPERS[equation.primitive.name]]
+            results = _inlined(inner, given, constant, operate)
+        values.update(zip(equation.outvars, results))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
 def call_inlined(
     program: Any,
     replaced: Mapping[int, Any],
@@ -217,39 +258,62 @@ def call_inlined(
             operands, and of the parameters by name, that gives the only result,
             or None to let the primitive be.
     """
-    jaxpr = getattr(program, "jaxpr", program)
-    constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
 
-    def read(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else values[atom]
-
-    for equation in jaxpr.eqns:
-        given = [read(atom) for atom in equation.invars]
+    def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
         name = equation.primitive.name
         other = rules[name](*given, **equation.params) if name in rules else None
         if other is not None:
-            results = [other]
-        elif name in _WRAPPERS:
-            inner = equation.params[_WRAPPERS[name]]
-            results = call_inlined(inner, replaced, given, rules)
-        else:
-            results = _bound(equation, given)
-        values.update(zip(equation.outvars, results))
-    return [read(atom) for atom in jaxpr.outvars]
+            return [other]
+        return None if name in _WRAPPERS else _bound(equation, given)
+
+    return _inlined(program, arguments, lambda value: replaced.get(id(value), value), operate)
+
+
+def interpret(
+    program: Any,
+    arguments: Sequence[Any],
+    operate: Callable[[str, list[Any], Mapping[str, Any], list[tuple]], Sequence[Any]],
+    constant: Callable[[Any], Any],
+) -> list[Any]:
+    """Goes through a traced program with something else in place of arrays.
+
+    Args:
+        program: what `jax.make_jaxpr` gives.
+        arguments: what stands for the flat arguments.
+        operate: ``operate(name, operands, parameters, shapes of the results)``
+            gives what stands for the results of an operation.
+        constant: gives what stands for an array that the program holds.
+    """
+
+    def of_equation(equation: Any, given: list[Any]) -> Sequence[Any] | None:
+        name = equation.primitive.name
+        if name in _WRAPPERS:
+            return None
+        shapes = [tuple(variable.aval.shape) for variable in equation.outvars]
+        return operate(name, given, equation.params, shapes)
+
+    return _inlined(program, arguments, constant, of_equation)
 
 
 def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
     """Where a program has an operation: ``file.py:line (Layer.__call__)``."""
+    for equation, _ in _equations(program):
+        if equation.primitive.name == primitive:
+            yield _source(equation).rsplit("/", 1)[-1]
+
+
+def jaxpr_equations(program: Any) -> Iterator[tuple[str, str]]:
+    """Every operation of a traced program, nested ones too: its name and ``file.py:line``."""
+    for equation, callers in _equations(program):
+        # What jax jits by itself has no line of the user's; the call of it has.
+        places = (_source(each).split(" ")[0] for each in (equation, *reversed(callers)))
+        yield equation.primitive.name, next(filter(None, places), "").rsplit("/", 1)[-1]
+
+
+def _source(equation: Any) -> str:
     from jax.extend import source_info_util
 
-    for equation in getattr(program, "jaxpr", program).eqns:
-        if equation.primitive.name == primitive:
-            yield source_info_util.summarize(equation.source_info).rsplit("/", 1)[-1]
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                    yield from jaxpr_sources(inner, primitive)
+    return source_info_util.summarize(equation.source_info)
 
 
 def _reduced(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
@@ -265,21 +329,6 @@ def read_arguments(program: Any, count: int) -> frozenset[int]:
     """The flat arguments on which the first so many results of a traced program depend."""
     _, read = _reduced(program, count, instantiate=False)
     return frozenset(index for index, is_read in enumerate(read) if is_read)
-
-
-def jaxpr_equations(program: Any, caller: str = "") -> Iterator[tuple[str, str]]:
-    """Every operation of a traced program, nested ones too: its name and ``file.py:line``."""
-    from jax.extend import source_info_util
-
-    for equation in getattr(program, "jaxpr", program).eqns:
-        source = source_info_util.summarize(equation.source_info)
-        # What jax jits by itself has no line of the user's; the call of it has.
-        place = source.split(" ")[0].rsplit("/", 1)[-1] or caller
-        yield equation.primitive.name, place
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                    yield from jaxpr_equations(inner, place)
 
 
 def call_here(exported: Any, operands: Sequence[Any]) -> list[Any]:

@@ -1,12 +1,13 @@
 """Training steps, and optimizers as modules."""
 
 from pax_export.optim._apply import apply_gradients
-from pax_export.optim._optax import OptaxOptimizer, from_optax
+from pax_export.optim._optax import OptaxOptimizer, PackedOptimizer, from_optax
 from pax_export.optim._scaled import apply_scaled_gradients
 from pax_export.optim._update_fn import build_update_fn
 
 __all__ = [
     "OptaxOptimizer",
+    "PackedOptimizer",
     "apply_gradients",
     "apply_scaled_gradients",
     "build_update_fn",

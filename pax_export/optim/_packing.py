@@ -1,0 +1,107 @@
+"""Many arrays as one array for each dtype: what a packed optimizer holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
+
+from pax_export._errors import StructureMismatchError
+from pax_export.core._walk import named_leaves
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of the parameters.
+
+    Attributes:
+        name: its dotted name.
+        shape: its shape.
+        dtype: the name of its dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the arrays of some parameters lie in one vector for each dtype; static data.
+
+    Attributes:
+        entries: the arrays, in tree order; in a vector they follow each other.
+    """
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, params: Any) -> Packing:
+        """The packing of the arrays of a tree."""
+        return cls(tuple([_entry(name, leaf) for name, leaf in named_leaves(params)]))
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The keys of what `pack` returns."""
+        return tuple(sorted({entry.dtype for entry in self.entries}))
+
+    def pack(self, tree: Any, what: str = "parameters") -> dict[str, jax.Array]:
+        """The arrays of a tree, end to end: dtype -> ``[numbers of that dtype]``.
+
+        Args:
+            tree: arrays of the entries' shapes and dtypes, in their order.
+            what: what the tree is, for the message.
+
+        Raises:
+            StructureMismatchError: other arrays.
+        """
+        leaves = tree_leaves(tree)
+        self._check(tree, leaves, what)
+        packed: dict[str, list[Any]] = {dtype: [] for dtype in self.dtypes}
+        for entry, leaf in zip(self.entries, leaves):
+            packed[entry.dtype].append(jnp.ravel(leaf))
+        return {dtype: jnp.concatenate(vectors) for dtype, vectors in packed.items()}
+
+    def unpack(self, packed: dict[str, Any], like: Any) -> Any:
+        """The reverse of `pack`, in the structure of a tree."""
+        start = dict.fromkeys(packed, 0)
+        leaves = []
+        for entry in self.entries:
+            first = start[entry.dtype]
+            start[entry.dtype] = stop = first + math.prod(entry.shape)
+            # With numbers for bounds this is a plain slice, also of a SavedModel.
+            part = jax.lax.slice(packed[entry.dtype], (first,), (stop,))
+            leaves.append(part.reshape(entry.shape))
+        return tree_unflatten(tree_structure(like), leaves)
+
+    def _check(self, tree: Any, leaves: list[Any], what: str) -> None:
+        if len(leaves) == len(self.entries) and all(map(_fits, self.entries, leaves)):
+            return
+        given = [_entry(name, leaf) for name, leaf in named_leaves(tree)]
+        where, got = f"{len(given)} arrays", f"{len(given)} for {len(self.entries)}"
+        for own, other in zip(self.entries, given):
+            if own != other:
+                where, got = own.name, f"{other.name}: {other} for {own}"
+                break
+        raise StructureMismatchError(
+            f"A packed optimizer got {what} other than those that it was made for.",
+            where=where,
+            got=got,
+            write="from_optax(transformation, packed=True)(model.parameters()) again, after "
+            "what is trained has changed",
+        )
+
+
+def _entry(name: str, leaf: Any) -> Entry:
+    return Entry(name, tuple(jnp.shape(leaf)), jnp.result_type(leaf).name)
+
+
+def _fits(entry: Entry, leaf: Any) -> bool:
+    return entry.shape == jnp.shape(leaf) and entry.dtype == jnp.result_type(leaf).name

@@ -1,0 +1,275 @@
+"""Optimizers whose state is one array for each dtype: equal to others, or refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export.optim import apply_gradients, from_optax
+from tests.optim.steps import X, Y, assert_close, grads_of, kinds, loss_fn, make_model
+
+
+def matrices(params):
+    return jax.tree_util.tree_map(lambda x: x.ndim > 1, params)
+
+
+def labels(params):
+    return jax.tree_util.tree_map(lambda x: "matrix" if x.ndim > 1 else "vector", params)
+
+
+class Scaled(pax.Module):
+    """Parameters of two dtypes and of no axes; a constant; a part that may be frozen."""
+
+    parameters = pax.parameters_method("scale", "half")
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = pax.Linear(3, 4), pax.Linear(4, 1)
+        self.scale, self.half = jnp.array(0.5), jnp.ones((4,), jnp.bfloat16)
+        self.constant = jnp.ones(())
+
+    def __call__(self, x):
+        x = self.inner(x) * self.half.astype(jnp.float32)
+        return self.outer(x) * self.scale * self.constant
+
+
+PACKABLE = {
+    "adam": lambda: optax.adam(1e-2),
+    "momentum": lambda: optax.sgd(1e-2, momentum=0.9, nesterov=True),
+    "clip, adamw, schedule": lambda: optax.chain(
+        optax.clip_by_global_norm(0.05),
+        optax.adamw(optax.cosine_decay_schedule(1e-2, 3), weight_decay=0.1),
+    ),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=1e-2),
+}
+
+
+@jax.jit
+def step(model, optimizer):
+    """A step whose gradients are the parameters: cheap to compile, and changes all of them."""
+    return apply_gradients(model, optimizer, model.parameters())
+
+
+@pytest.mark.parametrize("make", PACKABLE.values(), ids=PACKABLE)
+def test_equal_to_an_unpacked_one(make):
+    model = Scaled()
+    plain, packed = [from_optax(make(), packed=p)(model.parameters()) for p in (False, True)]
+    stepped = []
+    for optimizer in (plain, packed):
+        new, first = model, (kinds(optimizer), jax.tree_util.tree_structure(optimizer))
+        for _ in range(2):
+            new, optimizer = step(new, optimizer)
+        same = first == (kinds(optimizer), jax.tree_util.tree_structure(optimizer))
+        stepped.append((new, optimizer, same))
+    (expected, plain, same), (found, packed, packed_same) = stepped
+    assert packed_same == same  # optax itself computes some moments of bfloat16 in float32
+    assert_close(found, expected, rtol=1e-2, atol=1e-4)  # bfloat16
+    assert_close(found.inner, expected.inner)
+    assert_close(packed.unpacked(model.parameters()), plain, rtol=1e-2, atol=1e-4)
+
+
+def test_what_the_module_holds():
+    model = Scaled()
+    optimizer = from_optax(optax.adam(1e-2), packed=True)(model)  # a whole model
+    assert isinstance(optimizer, pax.optim.PackedOptimizer)
+    shapes = {"bfloat16": (4,), "float32": (4 * 3 + 4 + 4 + 1 + 1,)}
+    assert {dtype: x.shape for dtype, x in optimizer.state[0].mu.items()} == shapes
+    assert len(jax.tree_util.tree_leaves(optimizer)) == 5  # a count, and two for mu and nu each
+    assert [entry.name for entry in optimizer.packing.entries][:2] == [
+        "inner.weight",
+        "inner.bias",
+    ]
+    again = optimizer.load_state_dict(optimizer.state_dict())
+    assert again == optimizer
+    assert pax.optim.from_optax(optax.adam(1e-2))(model).state[0].mu.inner.weight.shape == (3, 4)
+
+
+def test_a_step_is_traced_once_and_its_arrays_may_be_donated():
+    traces = []
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(model, optimizer):
+        traces.append(model)
+        grads, (_, model) = pax.grad(loss_fn, has_aux=True)(model, X, Y)
+        return apply_gradients(model, optimizer, grads)
+
+    model = make_model()
+    optimizer = from_optax(optax.adam(1e-2), packed=True)(model.parameters())
+    for _ in range(2):
+        model, optimizer = step(model, optimizer)
+    fresh = make_model()
+    step(fresh, from_optax(optax.adam(1e-2), packed=True)(fresh.parameters()))
+    assert len(traces) == 1
+
+
+def test_one_vector_shares_no_array_with_the_model():
+    class Vector(pax.ParameterModule):
+        def __init__(self):
+            super().__init__()
+            self.vector = jnp.ones(3)
+
+    model = Vector()
+    held = from_optax(optax.contrib.schedule_free_adamw(1e-2), packed=True)(model)
+    assert all(leaf is not model.vector for leaf in jax.tree_util.tree_leaves(held))
+
+
+def test_frozen_parts():
+    model = Scaled()
+    frozen = model.replace(inner=pax.freeze_parameters(model.inner))
+    optimizer = from_optax(optax.adam(1e-2), packed=True)(frozen.parameters())
+    assert optimizer.state[0].mu["float32"].shape == (4 + 1 + 1,)
+    trained, _ = step(frozen, optimizer)
+    assert_close(trained.inner, frozen.inner, 0, 0)
+    assert (trained.outer.weight != frozen.outer.weight).all()
+
+
+def test_where_not_finite_nothing_changes():
+    model = make_model()
+    optimizer = from_optax(optax.adam(1e-2), packed=True)(model)
+    grads = grads_of(model)
+    same, kept = apply_gradients(model, optimizer, grads, all_finite=jnp.array(False))
+    assert_close(same, model, 0, 0)
+    assert_close(kept, optimizer, 0, 0)
+
+
+def test_copies_pickles_and_files(tmp_path):
+    model = make_model()
+    make = functools.partial(optax.adam, 1e-2)
+    optimizer = from_optax(make, packed=True)(model)
+    _, optimizer = apply_gradients(model, optimizer, grads_of(model))
+    for again in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(again) is type(optimizer)
+        assert_close(again, optimizer, 0, 0)
+    file = tmp_path / "optimizer.safetensors"
+    pax.save_weights(optimizer, file)
+    assert_close(pax.load_weights(from_optax(make, packed=True)(model), file), optimizer, 0, 0)
+
+
+def test_an_update_function_takes_it():
+    model = make_model()
+    update = jax.jit(pax.build_update_fn(loss_fn))
+    plain, packed = [from_optax(optax.adam(1e-2), packed=p)(model) for p in (False, True)]
+    assert_close(update(model, packed, X, Y)[0], update(model, plain, X, Y)[0])
+
+
+def test_an_ensemble():
+    models = jax.vmap(lambda seed: pax.Linear(2, 3).replace(bias=jnp.ones(3) * seed))(jnp.ones(2))
+    held = jax.vmap(from_optax(optax.adam(1e-2), packed=True))(models.parameters())
+    assert held.state[0].mu["float32"].shape == (2, 9)
+    new, held = jax.vmap(apply_gradients)(models, held, models.parameters())
+    assert new.weight.shape == models.weight.shape
+
+
+UNPACKABLE = {
+    "adafactor": (lambda: optax.adafactor(1e-2), "reduce_sum over some arrays, not over all"),
+    "lamb": (lambda: optax.lamb(1e-2), "reduce_sum over some arrays, not over all together"),
+    "a mask": (lambda: optax.adamw(1e-2, mask=matrices), "a rule that does not hold for all"),
+    "masked": (lambda: optax.masked(optax.adam(1e-2), matrices), "a state of another structure"),
+    "labels": (
+        lambda: optax.multi_transform(
+            {"matrix": optax.sgd(1e-2), "vector": optax.sgd(1e-3)}, labels
+        ),
+        "a rule that does not hold for all",
+    ),
+    "noise": (
+        lambda: optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(1e-2)),
+        "random numbers?",
+    ),
+    "centralize": (
+        lambda: optax.chain(optax.centralize(), optax.sgd(1e-2)),
+        "reduce_sum, which looks at an array as a whole",
+    ),
+    "cond": (lambda: optax.MultiSteps(optax.adam(1e-2), 2), "cond of several arrays"),
+    "the loss": (optax.polyak_sgd, "missing 1 required keyword-only argument: 'value'"),
+    "lookahead": (lambda: optax.lookahead(optax.sgd(0.1), 2, 0.5), "parameters of its own"),
+    "one for each": (
+        lambda: optax.GradientTransformation(
+            lambda params: {"sizes": jnp.arange(float(len(jax.tree.leaves(params))))},
+            lambda grads, state, params=None: (grads, {"sizes": state["sizes"] * 2}),
+        ),
+        "a number in the state that depends on how the arrays are divided",
+    ),
+    "its neighbour": (
+        lambda: optax.GradientTransformation(
+            lambda params: (),
+            lambda grads, state, params=None: (jax.tree.map(jnp.flip, grads), state),
+        ),
+        "rev, which looks at an array as a whole",
+    ),
+    "a part of the norm": (
+        lambda: optax.GradientTransformation(
+            lambda params: (),
+            lambda grads, state, params=None: (
+                jax.tree.map(lambda g: g * jnp.sum(jax.tree.leaves(grads)[0]), grads),
+                state,
+            ),
+        ),
+        "reduce_sum over some arrays, not over all together",
+    ),
+    "another's": (
+        lambda: optax.GradientTransformation(
+            lambda params: (),
+            lambda grads, state, params=None: (
+                jax.tree.map(lambda g: jax.tree.leaves(grads)[0], grads),
+                state,
+            ),
+        ),
+        "a result that is made of other arrays",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), UNPACKABLE.values(), ids=UNPACKABLE)
+def test_what_would_compute_something_else_is_refused(make, reason):
+    with pytest.raises(NotImplementedError) as error:
+        from_optax(make(), packed=True)(make_model())
+    assert reason in str(error.value)
+
+
+def test_the_message():
+    with pytest.raises(NotImplementedError) as error:
+        from_optax(optax.lamb(1e-2), packed=True)(make_model())
+    assert str(error.value) == (
+        "packed=True needs an optimizer that treats each number by itself, by one rule for all "
+        "parameters of a dtype (as adam, adamw, sgd, lion and rmsprop do; a clip of the global "
+        "norm may stand before them).\n"
+        "  where: modules.0.weight\n"
+        "  got: reduce_sum over some arrays, not over all together\n"
+        "  write: from_optax(transformation), without packed"
+    )
+
+
+def test_parameters_that_it_was_not_made_for():
+    model = Scaled()
+    optimizer = from_optax(optax.adam(1e-2), packed=True)(model)
+    frozen = model.replace(inner=pax.freeze_parameters(model.inner))
+    with pytest.raises(ValueError) as error:
+        apply_gradients(frozen, optimizer, frozen.parameters())
+    assert str(error.value) == (
+        "A packed optimizer got parameters other than those that it was made for.\n"
+        "  where: inner.weight\n"
+        "  got: outer.weight: float32[4,1] for float32[3,4]\n"
+        "  write: from_optax(transformation, packed=True)(model.parameters()) again, after "
+        "what is trained has changed"
+    )
+    params = model.parameters()
+    with pytest.raises(ValueError, match="got gradients other than .*"):
+        optimizer % (params.map(lambda x: x.astype(jnp.float16)), params)
+    with pytest.raises(ValueError, match="parameters other than .*"):
+        optimizer.unpacked(frozen)
+
+
+def test_without_parameters():
+    model = pax.freeze_parameters(make_model())
+    optimizer = from_optax(optax.adam(1e-2), packed=True)(model)
+    same, _ = apply_gradients(model, optimizer, model.parameters())
+    np.testing.assert_equal(len(jax.tree_util.tree_leaves(optimizer.state[0].mu)), 0)
+    assert_close(same, model, 0, 0)
