@@ -5,31 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core._tree import (
-    PURE,
-    STATIC,
-    Node,
-    attributes_of,
-    current_kinds,
-    kind_of,
-    settle,
-    swap_child,
-)
+from pax_export.core._change import note
+from pax_export.core._tree import STATIC, Node, attributes_of, kind_of
 
 
 def store(node: Node, name: str, value: Any) -> None:
-    """Sets an attribute of a settled module and brings its layout up to date."""
+    """Sets an attribute of a settled module; its layout follows."""
     attributes = attributes_of(node)
-    kinds = current_kinds(node)
     object.__setattr__(node, name, value)
-    if name not in attributes:
-        return  # a property or another descriptor took it
-    kind = kind_of(value)
-    if kind is PURE and kinds.get(name) is PURE and not node._pax_layout:
-        swap_child(node, name, value)
-        return
-    kinds[name] = kind
-    settle(node, kinds)
+    if name in attributes:  # else a property or another descriptor took it
+        note(node, name, value)
 
 
 def remove(node: Node, name: str) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pax_export.core._by_name import reduced_call
+from pax_export.core._change import begin
 from pax_export.core._check import check_new
 from pax_export.core._derive import base_of, from_recipe, recipe_of
 from pax_export.core._mutable import opened
-from pax_export.core._tree import Node, begin, fill, register, settle
+from pax_export.core._tree import Node, fill, register, settle
 
 
 class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]

@@ -20,11 +20,11 @@ from typing import Any
 
 from pax_export._errors import ImmutableModuleError
 from pax_export._jax import trace_state
+from pax_export.core._change import refresh
 from pax_export.core._tree import (
     Node,
     attributes_of,
     current_kinds,
-    refresh,
     set_owner,
     settle,
 )
@@ -56,8 +56,6 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Non
     """
     session = Session(constructing)
     for node in nodes:
-        if not constructing:
-            attributes_of(node)  # filled, so that attributes can be set one by one
         set_owner(node, session)
     token = _current.set(session)
     try:
@@ -85,7 +83,6 @@ def adopt(parent: Node, children: Iterable[Node]) -> None:
     if session is None or session.constructing:
         return
     for node in children:
-        attributes_of(node)
         set_owner(node, session)
         session.adopted.append(node)
 

@@ -11,9 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core._change import is_untouched, refresh
 from pax_export.core._check import check_sharing
 from pax_export.core._mutable import opened
-from pax_export.core._tree import Node, refresh
+from pax_export.core._tree import Node
 from pax_export.core._walk import rebuilt
 
 P = ParamSpec("P")
@@ -96,10 +97,12 @@ def open_copies(tree: Any) -> Iterator[None]:
         with opened(modules):
             yield
     finally:
-        for module in modules:
+        touched = [module for module in modules if not is_untouched(module)]
+        for module in touched:
             refresh(module)
-    for root in roots:
-        check_sharing(root)
+    if touched:
+        for root in roots:
+            check_sharing(root)
 
 
 def root_modules(tree: Any) -> list[Any]:

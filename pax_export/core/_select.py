@@ -8,7 +8,7 @@ result for a whole tree depends on the treedef alone and is replayed (see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,15 @@ import jax
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
 from pax_export.core._check import structure_differences
 from pax_export.core._derive import derived, register_aspect
-from pax_export.core._tree import EmptyNode, Node, flatten
+from pax_export.core._tree import EmptyNode, Node, flatten, is_node
 from pax_export.core._variant import with_class
 from pax_export.core._walk import (
     apply_bottom_up,
     map_attributes,
     one_level,
     structural,
+    submodules,
+    upwards,
 )
 
 
@@ -54,7 +56,7 @@ def method_for(selection: Selection) -> Callable[[Any], Any]:
         """Returns the module with an EmptyNode for every array not trained."""
         if selection_of(self) is selection:
             return _select(self)
-        return _keep(selection, self)  # called by an override, through super()
+        return _selected(self, selection)  # called by an override, through super()
 
     parameters.selection = selection  # type: ignore[attr-defined]
     return parameters
@@ -96,34 +98,54 @@ def selection_of(module: Node) -> Selection | None:
 
 
 def _select_afresh(module: Any) -> Any:
-    selection = selection_of(module)
-    return module.parameters() if selection is None else _keep(selection, module)
+    return _selected(module, selection_of(module))
 
 
 _select = structural(runs_foreign_code=lambda m: selection_of(m) is None)(_select_afresh)
 
 
-def _keep(selection: Selection, module: Node) -> Any:
-    """One module with what a selection keeps of it."""
+def _selected(module: Any, of_root: Selection | None) -> Any:
+    """What ``parameters()`` gives for a tree whose root has this selection."""
+
+    def selection(each: Node) -> Selection | None:
+        return of_root if each is module else selection_of(each)
+
+    def below(each: Node) -> list[Any]:
+        found = selection(each)
+        return [] if found is None else _looked_into(found, each)
+
+    def build(each: Node, parts: Iterator[Any]) -> Any:
+        found = selection(each)
+        return each.parameters() if found is None else _kept(found, each, parts)
+
+    return upwards(module, build, below)
+
+
+def _looked_into(selection: Selection, module: Node) -> list[Any]:
+    """The submodules of which parameters are kept."""
     _require_attributes(module, selection)
+    if selection.submodules:
+        return submodules(module)
+    children, layout = flatten(module)
+    kept = [child for name, child in zip(layout.names, children) if selection.keeps(name)]
+    items = jax.tree_util.tree_leaves(kept, is_leaf=is_node)
+    return [item for item in items if is_node(item)]
+
+
+def _kept(selection: Selection, module: Node, parts: Iterator[Any]) -> Any:
+    """One module with what a selection keeps of it; submodules are parts already."""
 
     def keep(name: str, subtree: Any) -> Any:
         kept = selection.keeps(name)
 
         def leaf(x: Any) -> Any:
-            if not isinstance(x, Node):
+            if not is_node(x):
                 return x if kept else EmptyNode()
-            if kept or selection.submodules:
-                return _select_afresh(x)
-            return EmptyNode()
+            return next(parts) if kept or selection.submodules else EmptyNode()
 
-        return jax.tree_util.tree_map(leaf, subtree, is_leaf=_is_node)
+        return jax.tree_util.tree_map(leaf, subtree, is_leaf=is_node)
 
     return map_attributes(module, keep)
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Node)
 
 
 def _require_attributes(module: Node, selection: Selection) -> None:

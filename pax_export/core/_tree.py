@@ -44,12 +44,22 @@ class Node:
         _pax_flat: ``(children, layout)``; absent while a container among the
             attributes may still change what is a subtree.
         _pax_layout: the last layout, kept only while `_pax_flat` is absent.
+        _pax_kinds: what each attribute is, of an open module whose layout waits
+            for the next look (see `_change.py`).
         _pax_owner: who may change this module now (see `_mutable.py`).
         _pax_folded: ``(leaves, treedef)`` of a module that nobody has looked at
             since a jitted function returned it (see `_folded.py`).
     """
 
-    __slots__ = ("_pax_flat", "_pax_folded", "_pax_layout", "_pax_owner", "__dict__", "__weakref__")
+    __slots__ = (
+        "_pax_flat",
+        "_pax_folded",
+        "_pax_kinds",
+        "_pax_layout",
+        "_pax_owner",
+        "__dict__",
+        "__weakref__",
+    )
 
     # The attributes of a class that hold random keys of the legacy kind, uint32.
     rng_attributes: ClassVar[tuple[str, ...]] = ()
@@ -57,7 +67,8 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         """Serves what normal lookup misses: the slots, and unfilled attributes."""
         if name == "_pax_flat":
-            return self._pax_flat if unfold(self) else _flatten_afresh(self)
+            made = unfold(self) or settle_changes(self)
+            return self._pax_flat if made else _flatten_afresh(self)
         if name.startswith("_pax_") and name in Node.__slots__:
             return None
         if fill(self):
@@ -69,10 +80,11 @@ class Node:
         )
 
 
-_attributes = Node.__dict__["__dict__"].__get__  # the dict as it is, maybe unfilled
+attributes_now = Node.__dict__["__dict__"].__get__  # the dict as it is, maybe unfilled
 _get_flat = Node.__dict__["_pax_flat"].__get__
-_set_flat = Node.__dict__["_pax_flat"].__set__
+set_flat = Node.__dict__["_pax_flat"].__set__
 _delete_flat = Node.__dict__["_pax_flat"].__delete__
+set_kinds = Node.__dict__["_pax_kinds"].__set__
 _set_layout = Node.__dict__["_pax_layout"].__set__
 set_folded = Node.__dict__["_pax_folded"].__set__
 set_owner = Node.__dict__["_pax_owner"].__set__
@@ -103,17 +115,17 @@ jax.tree_util.register_pytree_node(
 )
 
 
-_array_types: set[type] = {np.ndarray}  # and those of jax, as they are met
+array_types: set[type] = {np.ndarray}  # and those of jax, as they are met
 
 
 def is_array(value: object) -> bool:
     """True for jax arrays (tracers and typed keys included) and numpy arrays."""
-    if type(value) in _array_types:
+    if type(value) in array_types:
         return True
     if not isinstance(value, (jax.Array, np.ndarray)):
         return False
     if not is_tracer(value):  # whether a tracer is an array depends on its value
-        _array_types.add(type(value))
+        array_types.add(type(value))
     return True
 
 
@@ -165,7 +177,7 @@ def leaves_of_attribute(value: object) -> list[Any]:
 
 def attributes_of(node: Node) -> dict[str, Any]:
     """The instance dict of a module, filled; changing it needs `settle` after."""
-    attributes = _attributes(node)
+    attributes = attributes_now(node)
     if not attributes:
         fill(node)
     return attributes
@@ -182,30 +194,34 @@ def settle(node: Node, kinds: Mapping[str, str] | None = None) -> None:
     known = kinds or {}
     kinds = {name: known.get(name) or kind_of(v) for name, v in attributes.items()}
     layout = _describe(node, kinds)
+    set_kinds(node, None)
     if layout.volatile:
-        _forget(node)
+        forget(node)
         _set_layout(node, layout)
     else:
-        _set_flat(node, (tuple([attributes[n] for n in layout.names]), layout))
+        set_flat(node, (tuple([attributes[n] for n in layout.names]), layout))
         _set_layout(node, None)
 
 
+def settle_changes(node: Node) -> bool:
+    """Settles a module of which attributes were set since; False if none was."""
+    kinds = node._pax_kinds
+    if kinds is None:
+        return False
+    settle(node, kinds)
+    return True
+
+
 def _describe(node: Node, kinds: Mapping[str, str]) -> Layout:
-    attributes = _attributes(node)
+    attributes = attributes_now(node)
     pure = tuple(name for name, kind in kinds.items() if kind is PURE)
     mixed = tuple(name for name, kind in kinds.items() if kind is MIXED)
     static = {n: attributes[n] for n, kind in kinds.items() if kind is STATIC}
     return intern_layout(type(node), tuple(attributes), pure, mixed, static)
 
 
-def swap_child(node: Node, name: str, value: Any) -> None:
-    """Exchanges one subtree of a module for another of its kind."""
-    children, layout = flatten(node)
-    index = layout.names.index(name)
-    _set_flat(node, ((*children[:index], value, *children[index + 1 :]), layout))
-
-
-def _forget(node: Node) -> None:
+def forget(node: Node) -> None:
+    """Drops the pair for jax, which is out of date."""
     try:
         _delete_flat(node)
     except AttributeError:
@@ -218,11 +234,21 @@ def current_kinds(node: Node) -> dict[str, str]:
     Static containers are left out: they may have been filled from outside, so
     whoever asks must look at them again.
     """
-    layout, _ = _settled(node)
+    layout, _ = settled(node)
     kinds = dict.fromkeys(layout.names[: layout.pure_count], PURE)
     kinds |= dict.fromkeys(layout.names[layout.pure_count :], MIXED)
     static = [n for n, v in layout.static.items() if not has_container(v)]
     return kinds | dict.fromkeys(static, STATIC)
+
+
+def settled(node: Node) -> tuple[Layout, Iterable]:
+    """The layout without a look at what the containers hold, and the subtrees as they are now."""
+    settle_changes(node)
+    pair = _kept_flat(node)
+    if pair is not None:
+        return pair[1], pair[0]
+    attributes, layout = attributes_of(node), node._pax_layout
+    return layout, [attributes[name] for name in layout.names]
 
 
 def _flatten_afresh(node: Node) -> tuple[tuple, Layout]:
@@ -282,7 +308,7 @@ def unflatten(layout: Layout, children: Iterable) -> Any:
     """Makes a module of a layout and its children; never runs a constructor."""
     node = _object_new(layout.cls)
     if layout.lazy:
-        _set_flat(node, (children, layout))
+        set_flat(node, (children, layout))
     else:
         _rebuild(node, layout, tuple(children))
     return node
@@ -293,8 +319,8 @@ def _rebuild(node: Node, layout: Layout, children: tuple) -> None:
     if layout.volatile:
         _set_layout(node, layout)
     else:
-        _set_flat(node, (children, layout))
-    attributes = _attributes(node)
+        set_flat(node, (children, layout))
+    attributes = attributes_now(node)
     attributes.update(layout.template)
     for name in layout.containers:
         attributes[name] = copy_containers(attributes[name])
@@ -319,7 +345,7 @@ def unfold(node: Node) -> bool:
     if pair is None:
         return False
     leaves, treedef = pair
-    _set_flat(node, flatten(treedef.unflatten(leaves)))
+    set_flat(node, flatten(treedef.unflatten(leaves)))
     set_folded(node, None)  # last: another thread finds one or the other
     return True
 
@@ -336,7 +362,7 @@ def _kept_flat(node: Node) -> tuple[tuple, Layout] | None:
 
 def fill(node: Node) -> bool:
     """Fills in the attributes of a rebuilt module; False if that was done before."""
-    attributes = _attributes(node)
+    attributes = attributes_now(node)
     if attributes:
         return False
     pair = _kept_flat(node)
@@ -358,39 +384,3 @@ def register(cls: type) -> None:
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten_with_keys, unflatten, flatten_func=flatten
     )
-
-
-# --- a module that is open for change ----------------------------------------------------
-
-
-def begin(node: Node, attributes: Mapping[str, Any]) -> None:
-    """Gives a newborn module its first attributes."""
-    _attributes(node).update(attributes)
-
-
-def refresh(node: Node) -> None:
-    """Looks again at the containers of a module that was open for change.
-
-    A container that was all arrays may hold something else now.  One without
-    any array stays a subtree: it belongs to a tree of masks or shapes.
-    """
-    layout, values = _settled(node)
-    pure = zip(layout.names[: layout.pure_count], values)
-    changed = [name for name, value in pure if _is_mixed_now(value)]
-    if changed:
-        settle(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
-
-
-def _settled(node: Node) -> tuple[Layout, Iterable]:
-    """The layout as last settled, and the subtrees as they are now."""
-    pair = _kept_flat(node)
-    if pair is not None:
-        return pair[1], pair[0]
-    attributes, layout = attributes_of(node), node._pax_layout
-    return layout, [attributes[name] for name in layout.names]
-
-
-def _is_mixed_now(value: object) -> bool:
-    if type(value) in _array_types or isinstance(value, Node):
-        return False
-    return kind_of(value) is MIXED

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pax_export.core._tree import PURE, STATIC, Node, begin, flatten, refresh, settle, unflatten
+from pax_export.core._change import begin, refresh
+from pax_export.core._tree import PURE, STATIC, Node, flatten, settle, unflatten
 
 
 def with_static(node: Node, **changes: Any) -> Any:

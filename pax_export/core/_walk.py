@@ -7,7 +7,7 @@ That function sees every module, so it is also how modules are collected.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -101,10 +101,36 @@ def map_submodules(module: Node, function: Callable[[Any], Any]) -> Any:
     return tree_unflatten(treedef, items)
 
 
-def apply_bottom_up(module: Node, function: Callable[[Any], Any]) -> Any:
+def upwards(
+    module: Node,
+    build: Callable[[Any, Iterator[Any]], Any],
+    below: Callable[[Any], list[Any]] = submodules,
+) -> Any:
+    """What a tree of modules becomes, from the innermost ones up; no tree is too deep.
+
+    Args:
+        module: the root.
+        build: called as ``build(module, what the modules below it became)``.
+        below: the modules below one, which are built before it.
+    """
+    order, left = [], [module]
+    while left:
+        order.append(left.pop())
+        left += below(order[-1])
+    built: list[Any] = []  # of the modules so far whose parent is still to come
+    for each in reversed(order):
+        first = len(built) - len(below(each))
+        parts = built[first:]
+        del built[first:]
+        built.append(build(each, iter(parts)))
+    return built[0]
+
+
+def apply_bottom_up(module: Any, function: Callable[[Any], Any]) -> Any:
     """Applies a function to every module, children before their parents."""
-    rebuilt = map_submodules(module, lambda sub: apply_bottom_up(sub, function))
-    return function(rebuilt)
+    return upwards(
+        module, lambda each, parts: function(map_submodules(each, lambda sub: next(parts)))
+    )
 
 
 # --- functions that only move leaves ------------------------------------------------

@@ -18,12 +18,12 @@ import jmp
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from pax_export.core._assign import store
+from pax_export.core._change import begin
 from pax_export.core._mutable import owner_of, require_open
 from pax_export.core._tree import (
     EmptyNode,
     Node,
     attributes_of,
-    begin,
     current_kinds,
     is_array,
     is_node,

@@ -137,3 +137,14 @@ def test_calls_grow_linearly_with_the_number_of_modules(width):
 def test_deep_trees():
     net = chain(60)
     assert net.eval().train() == net
+
+
+def test_a_tree_may_be_as_deep_as_jax_can_flatten():
+    """jax takes 1000 levels, and a Sequential in a Sequential is two."""
+    net = pax.Linear(1, 1)
+    for _ in range(400):
+        net = pax.Sequential(net)
+    assert len(jax.tree_util.tree_leaves(net.eval().parameters())) == 2
+    assert jax.tree_util.tree_leaves(pax.freeze_parameters(net).parameters()) == []
+    assert net.apply(lambda module: module) == net
+    assert pax.pure(lambda module: module)(net) == net

@@ -1,5 +1,6 @@
 """pure, purecall, module_and_value and ``%``."""
 
+import copy
 import functools
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
+from pax_export.core import _pure, _tree
+from pax_export.core._check import check_sharing
 from tests.core.models import Counter, Dense, Net
 
 
@@ -142,3 +145,57 @@ def test_state_threads_through_jit():
         return counter
 
     assert step(step(Counter())).count == 2
+
+
+def test_attributes_set_one_after_the_other_make_one_layout(monkeypatch):
+    """Counts layouts, not seconds: one for each assignment was quadratic."""
+    made = []
+    intern = _tree.intern_layout
+    monkeypatch.setattr(_tree, "intern_layout", lambda *args: made.append(1) or intern(*args))
+
+    @pax.pure
+    def fill(module, count):
+        for number in range(count):
+            setattr(module, f"text{number}", str(number))
+            setattr(module, f"array{number}", jnp.ones(()))
+        return module
+
+    counts = []
+    for count in (5, 50):
+        made.clear()
+        module = fill(pax.Module(), count)
+        counts.append(len(made))
+        assert len(jax.tree_util.tree_leaves(module)) == count
+        assert getattr(module, f"text{count - 1}") == str(count - 1)
+    assert counts[0] == counts[1]
+
+
+def test_an_open_module_is_flattened_as_it_is_now():
+    @pax.pure
+    def change(module):
+        seen = []
+        for value in (1, jnp.ones(()), [1, jnp.ones(())], None):
+            module.value = value
+            seen.append(len(jax.tree_util.tree_leaves(module)))
+            seen.append("value" in module.pytree_attributes)
+        module.value = jnp.zeros(())
+        del module.text
+        module.again = copy.deepcopy(module)
+        return module, seen
+
+    first = pax.Module().set_attribute("text", "a").set_attribute("value", jnp.ones(()))
+    module, seen = change(first)
+    assert seen == [0, False, 1, True, 1, True, 0, False]
+    assert len(jax.tree_util.tree_leaves(module)) == 2
+    assert not hasattr(module, "text") and not hasattr(module.again, "text")
+    assert first.text == "a" and float(first.value) == 1.0
+
+
+def test_what_was_not_looked_at_is_not_made(monkeypatch):
+    """A `pure` that does nothing fills in no attributes and checks once."""
+    checks = []
+    monkeypatch.setattr(_pure, "check_sharing", lambda x: checks.append(1) or check_sharing(x))
+    net = pax.Sequential(pax.Linear(2, 3), pax.Linear(3, 4))
+    same = pax.pure(lambda module: module)(net)
+    assert same == net and len(checks) == 1
+    assert pax.pure(lambda module: module[0].in_dim)(net) == 2 and len(checks) == 3
