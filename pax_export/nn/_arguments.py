@@ -8,6 +8,7 @@ example.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._jax import is_tracer
 from pax_export.core import Module, next_rng_key
 
 Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
@@ -107,6 +109,27 @@ def zeros(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
 def ones(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
     """An initializer that ignores its key."""
     return jnp.ones(shape)
+
+
+# In a trace these three are asked by every layer; jax's own answers take longer.
+
+
+def as_array(value: Any) -> jax.Array:
+    """``jnp.asarray(value)``."""
+    return value if is_tracer(value) else jnp.asarray(value)
+
+
+def common_dtype(*arrays: jax.Array) -> Any:
+    """``jnp.result_type(*arrays)``."""
+    first = arrays[0].dtype
+    is_common = all(getattr(x, "dtype", None) == first for x in arrays[1:])
+    return first if is_common else jnp.result_type(*arrays)
+
+
+@functools.cache
+def wide(dtype: Any) -> Any:
+    """A dtype, or float32 if that is wider: sums of half-precision numbers overflow."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def cast(x: jax.Array, dtype: Any) -> jax.Array:

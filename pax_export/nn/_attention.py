@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module
-from pax_export.nn._arguments import integer
+from pax_export.nn._arguments import common_dtype, integer, wide
 from pax_export.nn._linear import Linear
 
 # What a hidden logit becomes: small enough that its weight is 0, and finite, so
@@ -103,7 +103,7 @@ class MultiHeadAttention(Module):
     # policy returns is cast, and logits in float16 overflow.
     def _weights(self, query: jax.Array, key: jax.Array, mask: Any) -> jax.Array:
         """``[..., num_heads, t, T]``: how much each query takes of each value."""
-        dtype = jnp.promote_types(jnp.result_type(query, key), jnp.float32)
+        dtype = wide(common_dtype(query, key))
         logits = jnp.einsum("...thd,...Thd->...htT", query, key, preferred_element_type=dtype)
         logits = logits / math.sqrt(self.key_size)
         if mask is not None:

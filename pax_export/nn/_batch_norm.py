@@ -10,12 +10,15 @@ import jax.numpy as jnp
 from pax_export.core import Module, parameters_method
 from pax_export.core._summary import summary_lines
 from pax_export.nn._arguments import (
+    as_array,
     cast,
     choice,
+    common_dtype,
     fraction,
     integer,
     require_channels,
     require_rank,
+    wide,
 )
 from pax_export.nn._ema import EMA
 
@@ -74,20 +77,19 @@ class _BatchNorm(Module):
         """
         x = self._checked_input(x)
         used = [array for array in (x, self.scale, self.offset) if array is not None]
-        dtype = jnp.result_type(*used)
-        # A sum of half-precision numbers would overflow, a square even sooner.
-        wide = cast(x, jnp.promote_types(dtype, jnp.float32))
-        mean, variance = self._statistics(wide)
+        dtype = common_dtype(*used)
+        x = cast(x, wide(dtype))
+        mean, variance = self._statistics(x)
         factor = jax.lax.rsqrt(variance + self.eps)
         if self.scale is not None:
             factor = self.scale * factor
-        y = (wide - mean) * factor
+        y = (x - mean) * factor
         if self.offset is not None:
             y = y + self.offset
         return cast(y, dtype)
 
     def _checked_input(self, x: Any) -> jax.Array:
-        x = jnp.asarray(x)
+        x = as_array(x)
         require_rank(x, len(self.data_format), self.data_format, self)
         require_channels(x, self._channel_axis(), self.num_channels, self)
         if jnp.issubdtype(x.dtype, jnp.inexact):

@@ -13,8 +13,10 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn._arguments import (
     Initializer,
+    as_array,
     cast,
     choice,
+    common_dtype,
     integer,
     key_or_next,
     normal,
@@ -51,11 +53,12 @@ class Convolution(ParameterModule):
 
     def _checked_input(self, x: Any) -> tuple[jax.Array, jax.Array]:
         """The input and the weight, in one dtype; raises if the input does not fit."""
-        x = jnp.asarray(x)
+        x = as_array(x)
         require_rank(x, len(self.data_format), self.data_format, self)
         require_channels(x, self.data_format.index("C"), self.in_features, self)
-        dtype = jnp.result_type(x, self.weight)
-        return cast(x, dtype), cast(jnp.asarray(self.weight), dtype)
+        weight = as_array(self.weight)
+        dtype = common_dtype(x, weight)
+        return cast(x, dtype), cast(weight, dtype)
 
     def _with_bias(self, y: jax.Array) -> jax.Array:
         if self.bias is None:

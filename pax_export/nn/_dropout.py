@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export.core import StateModule, next_rng_key
-from pax_export.nn._arguments import fraction
+from pax_export.nn._arguments import as_array, fraction
 
 
 def dropout(rng_key: jax.Array, dropout_rate: float, x: Any) -> Any:
@@ -35,7 +35,7 @@ def dropout(rng_key: jax.Array, dropout_rate: float, x: Any) -> Any:
     rate = fraction(dropout_rate, "dropout.dropout_rate", one_allowed=False)
     if rate == 0:
         return x
-    x = jnp.asarray(x)
+    x = as_array(x)
     dropped = jax.random.bernoulli(rng_key, rate, x.shape)
     return jnp.where(dropped, 0, x / (1 - rate))
 

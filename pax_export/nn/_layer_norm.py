@@ -11,6 +11,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export.core import ParameterModule
 from pax_export.nn._arguments import (
     Initializer,
+    as_array,
     integer,
     key_or_next,
     ones,
@@ -93,7 +94,7 @@ class LayerNorm(ParameterModule):
             InvalidArgumentError: (a ValueError) a scale or offset that the
                 layer has itself, or another number of channels.
         """
-        x = jnp.asarray(inputs)
+        x = as_array(inputs)
         self._check(x, scale, offset)
         scale = self.scale if self.create_scale else scale
         offset = self.offset if self.create_offset else offset
@@ -102,7 +103,7 @@ class LayerNorm(ParameterModule):
         variance = jnp.var(x, axes, keepdims=True)
         # Another order of these operations would round differently, and trained
         # weights of other libraries would give other last bits.
-        factor = jax.lax.rsqrt(variance + jnp.asarray(self.eps, variance.dtype))
+        factor = jax.lax.rsqrt(variance + self.eps)
         factor = factor if scale is None else scale * factor
         y = factor * (x - mean)
         return y if offset is None else y + offset

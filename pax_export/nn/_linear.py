@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
-from pax_export.nn._arguments import Initializer, integer, key_or_next, normal
+from pax_export.nn._arguments import Initializer, as_array, integer, key_or_next, normal
 
 
 class Linear(ParameterModule):
@@ -77,7 +77,7 @@ class Linear(ParameterModule):
             InvalidArgumentError: (an AssertionError too) less than two axes.
             InvalidArgumentTypeError: (a TypeError) another width than `in_dim`.
         """
-        x = jnp.asarray(x)
+        x = as_array(x)
         self._check(x)
         y = jnp.dot(x, self.weight)
         return y + self.bias if self.with_bias else y
