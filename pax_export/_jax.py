@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+
+# Not from jax.extend.core, which loads Pallas with it: a quarter of our own import.
+from jax._src.core import get_opaque_trace_state as trace_state
 from jax.core import Tracer, eval_jaxpr
-from jax.extend.core import get_opaque_trace_state as trace_state
 from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_jaxpr_consts
 
