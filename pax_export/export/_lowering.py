@@ -22,12 +22,11 @@ from pax_export._jax import (
     allow_symbolic_padding,
     call_here,
     call_with_constants,
-    jaxpr_constants,
-    jaxpr_equations,
     neutral_platform,
     read_arguments,
     symbolic_convolutions,
 )
+from pax_export._jaxpr import jaxpr_constants, jaxpr_equations
 from pax_export.export import _dtypes
 from pax_export.export._portable import CALLING_CONVENTION, XLA_EXPANDS, Portable, portable
 

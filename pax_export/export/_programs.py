@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import HiddenArrayError, InvalidArgumentError, StateChangeError
-from pax_export._jax import jaxpr_constants
+from pax_export._jaxpr import jaxpr_constants
 from pax_export.export import _dtypes, _lowering
 from pax_export.export._diagnose import symbolic_errors
 from pax_export.export._exportable import Exportable, Leaf, Method

@@ -23,7 +23,8 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import interpret, is_tracer
+from pax_export._jax import is_tracer
+from pax_export._jaxpr import interpret
 from pax_export.optim._packing import Packing
 from pax_export.optim._recipe import OptaxRecipe
 

@@ -10,7 +10,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import tree_flatten
 
-from pax_export._jax import call_with_constants, jaxpr_constants
+from pax_export._jax import call_with_constants
+from pax_export._jaxpr import jaxpr_constants
 from pax_export.sharding._agreement import require_same_program
 from pax_export.sharding._mesh import require_devices
 from pax_export.sharding._placements import shardings_of_leaves

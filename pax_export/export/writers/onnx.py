@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
-from pax_export._jax import call_inlined, jaxpr_sources
+from pax_export._jaxpr import call_inlined, jaxpr_sources
 from pax_export._optional import require
 from pax_export.export._loaded_file import LoadedFile
 from pax_export.export._manifest import Report

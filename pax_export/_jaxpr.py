@@ -1,0 +1,161 @@
+"""Traced programs: going through what `jax.make_jaxpr` and `trace` give.
+
+Nothing here is imported from jax's internals: a program is data with names that
+its text shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+#: Equations that only wrap a program: calls, and functions with derivatives of their own.
+_WRAPPERS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+
+def inner_programs(equation: Any) -> Iterator[Any]:
+    """The programs in an equation: what it calls, the body of a loop, branches."""
+    for value in equation.params.values():
+        for inner in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield inner
+
+
+def _equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
+    """Every operation of a traced program, each before those inside of it, and what calls it."""
+    for equation in getattr(program, "jaxpr", program).eqns:
+        yield equation, callers
+        for inner in inner_programs(equation):
+            yield from _equations(inner, (*callers, equation))
+
+
+def jaxpr_constants(program: Any) -> Iterator[Any]:
+    """The arrays that a traced program closes over, those of programs inside of it too."""
+    yield from getattr(program, "consts", ())
+    for equation, _ in _equations(program):
+        for inner in inner_programs(equation):
+            yield from getattr(inner, "consts", ())
+
+
+def bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
+    """The results of one operation, as the program has it."""
+    parameters = equation.primitive.get_bind_params(equation.params)
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*given, **parameters)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _inlined(
+    program: Any,
+    arguments: Sequence[Any],
+    constant: Callable[[Any], Any],
+    operate: Callable[[Any, list[Any]], Sequence[Any] | None],
+) -> list[Any]:
+    """Goes through a traced program with any values, without calls in between.
+
+    Args:
+        program: what `trace(...).jaxpr` gives.
+        arguments: what stands for the flat arguments.
+        constant: gives what stands for an array that the program holds.
+        operate: gives what an equation makes of what stands for its operands;
+            None to go through the program in it.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    constants = map(constant, getattr(program, "consts", ()))
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
+
+    def read(atom: Any) -> Any:
+        return constant(atom.val) if hasattr(atom, "val") else values[atom]
+
+    for equation in jaxpr.eqns:
+        given = [read(atom) for atom in equation.invars]
+        results = operate(equation, given)
+        if results is None:
+            inner = equation.params[_WRAPPERS[equation.primitive.name]]
+            results = _inlined(inner, given, constant, operate)
+        values.update(zip(equation.outvars, results))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def call_inlined(
+    program: Any,
+    replaced: Mapping[int, Any],
+    arguments: Sequence[Any],
+    rules: Mapping[str, Any],
+) -> list[Any]:
+    """Evaluates a traced program operation by operation, without calls in between.
+
+    Args:
+        program: what `trace(...).jaxpr` gives.
+        replaced: the new value, by the `id` of a constant.
+        arguments: the flat arguments.
+        rules: what to do instead of a primitive, by its name: a function of the
+            operands, and of the parameters by name, that gives the only result,
+            or None to let the primitive be.
+    """
+
+    def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
+        name = equation.primitive.name
+        other = rules[name](*given, **equation.params) if name in rules else None
+        if other is not None:
+            return [other]
+        return None if name in _WRAPPERS else bound(equation, given)
+
+    return _inlined(program, arguments, lambda value: replaced.get(id(value), value), operate)
+
+
+def interpret(
+    program: Any,
+    arguments: Sequence[Any],
+    operate: Callable[[str, list[Any], Mapping[str, Any], list[tuple]], Sequence[Any]],
+    constant: Callable[[Any], Any],
+) -> list[Any]:
+    """Goes through a traced program with something else in place of arrays.
+
+    Args:
+        program: what `jax.make_jaxpr` gives.
+        arguments: what stands for the flat arguments.
+        operate: ``operate(name, operands, parameters, shapes of the results)``
+            gives what stands for the results of an operation.
+        constant: gives what stands for an array that the program holds.
+    """
+
+    def of_equation(equation: Any, given: list[Any]) -> Sequence[Any] | None:
+        name = equation.primitive.name
+        if name in _WRAPPERS:
+            return None
+        shapes = [tuple(variable.aval.shape) for variable in equation.outvars]
+        return operate(name, given, equation.params, shapes)
+
+    return _inlined(program, arguments, constant, of_equation)
+
+
+def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
+    """Where a program has an operation: ``file.py:line (Layer.__call__)``."""
+    for equation, _ in _equations(program):
+        if equation.primitive.name == primitive:
+            yield _source(equation).rsplit("/", 1)[-1]
+
+
+def jaxpr_equations(program: Any) -> Iterator[tuple[str, str]]:
+    """Every operation of a traced program, nested ones too: its name and ``file.py:line``."""
+    for equation, callers in _equations(program):
+        # What jax jits by itself has no line of the user's; the call of it has.
+        places = (_source(each).split(" ")[0] for each in (equation, *reversed(callers)))
+        yield equation.primitive.name, next(filter(None, places), "").rsplit("/", 1)[-1]
+
+
+def _source(equation: Any) -> str:
+    from jax.extend import source_info_util
+
+    return source_info_util.summarize(equation.source_info)
