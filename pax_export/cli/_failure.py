@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,15 @@ EXIT_CODES = """\
 exit codes:
   0  done    1  refused or failed, the reason is one line on stderr    2  wrong usage
 """
+
+#: What errors tell a program to write, as it stands on a command line.
+_OPTIONS = {
+    "overwrite=True": "--overwrite",
+    'state="update"': "--state update",
+    "validate=False": "--validate no",
+    'constraints=("length <= 512", "length >= 2")': '--constraint "length <= 512"',
+    "constraints=('n >= 2',)": '--constraint "n >= 2"',
+}
 
 Command = Callable[[Any], int]
 
@@ -38,6 +48,11 @@ def told(command: Command) -> Command:
             # Whoever read it has enough.  Python would complain once more at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return REFUSED
+        except Exception as error:  # of a factory, of a model's code, or a mistake of ours
+            traceback.print_exc()
+            got = f"{type(error).__name__}: {error}"
+            fail(PaxError("This failed in a way that is not foreseen; see the traceback.", got=got))
+            return REFUSED
 
     return call
 
@@ -47,6 +62,8 @@ def fail(error: PaxError) -> None:
     labels = ("where", "got", "write")
     parts = [f"{label}: {text}" for label in labels if (text := getattr(error, label)) is not None]
     line = error.what + (f" {'; '.join(parts)}" if parts else "")
+    for argument, option in _OPTIONS.items():
+        line = line.replace(argument, option)
     print(f"pax-export: error: {printable(' '.join(line.split()))}", file=sys.stderr)
 
 

@@ -6,9 +6,10 @@ import argparse
 import os
 from typing import Any
 
+from pax_export._errors import PaxError
 from pax_export._optional import require
 from pax_export.cli import _run_export
-from pax_export.cli._failure import told
+from pax_export.cli._failure import REFUSED, fail
 
 _USAGE = (
     "pax-export run DIR [--input [NAME=]FILE.npy ...] [--signature KEY] [--output FILE.npz]\n"
@@ -54,12 +55,15 @@ def _call(options: argparse.Namespace) -> int:
     return _run_export.main(rest) if _is_export(rest[0]) else _program(rest)
 
 
-@told
 def _program(rest: list[str]) -> int:
-    require("jax", "all", "a program written for pax")
+    try:
+        require("jax", "all", "a program written for pax")
+    except PaxError as error:
+        fail(error)
+        return REFUSED
     from pax_export.compat import run  # with jax, which an export of TensorFlow does not need
 
-    return run(rest)
+    return run(rest)  # what the program raises is the program's
 
 
 def _is_export(path: str) -> bool:

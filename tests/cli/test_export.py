@@ -47,6 +47,9 @@ def coder():
     pax.seed_rng_key(0)  # every call makes the same model
     return Coder()
 
+def broken():
+    raise RuntimeError("no weights here")
+
 constant = 3
 """
 
@@ -103,13 +106,16 @@ def test_an_existing_directory_needs_overwrite(here, capsys):
         "pax-export: error: There is something at this place already. where: "
     )
     assert captured.err.count("\n") == 1
+    assert captured.err.endswith("write: another path, or --overwrite to replace it\n")
     assert export(*arguments, "--overwrite") == 0
 
 
 def test_state_is_refused_or_updated(here, capsys):
     arguments = ("cli_factories:counting", "out", "--input", "n", "--validate", "no")
     assert export(*arguments) == 1
-    assert "where: steps" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "where: steps" in error
+    assert "--state update" in error
     assert export(*arguments, "--state", "update") == 0
 
 
@@ -126,6 +132,16 @@ def test_a_factory_that_is_not_there(here, capsys, factory, message):
     assert export(factory, "out", "--input", "n, 3") == 1
     assert message in capsys.readouterr().err
     assert not (here / "out").exists()
+
+
+def test_a_factory_that_fails_is_a_traceback_and_one_line(here, capsys):
+    assert export("cli_factories:broken", "out", "--input", "n, 3") == 1
+    error = capsys.readouterr().err
+    assert "in broken\n" in error
+    assert error.splitlines()[-1] == (
+        "pax-export: error: This failed in a way that is not foreseen; see the traceback. "
+        "got: RuntimeError: no weights here"
+    )
 
 
 @pytest.mark.parametrize("text", ["n,,3", "n, 3:float31", "a b=n, 3"])
