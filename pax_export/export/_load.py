@@ -149,7 +149,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             got=report.target,
         )
     # What reads these needs jax, and a process that serves a SavedModel may have none.
-    require("jax", report.target, f"load of {report.target}")
+    require("jax", "all", f"load of {report.target}")
     return importlib.import_module(_READERS[report.target]).load(Path(path), report)
 
 
