@@ -5,6 +5,7 @@ from pax_export.sharding._collectives import Collective, collectives, sent_bytes
 from pax_export.sharding._cost import Cost, cost
 from pax_export.sharding._following import following
 from pax_export.sharding._init import init
+from pax_export.sharding._keep import keep
 from pax_export.sharding._mesh import abstract_mesh, make_mesh
 from pax_export.sharding._placements import shardings
 from pax_export.sharding._processes import processes
@@ -27,6 +28,7 @@ __all__ = [
     "fully_sharded",
     "gather",
     "init",
+    "keep",
     "make_mesh",
     "processes",
     "sent_bytes",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import ShardingError
@@ -49,7 +50,7 @@ def _is_ours(mesh: Any) -> bool:
 
 
 def _bytes_of(value: Any) -> bytes:
-    if jax.numpy.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
+    if jnp.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     array = np.ascontiguousarray(value)
     return f"{array.shape}{array.dtype}".encode() + array.tobytes()

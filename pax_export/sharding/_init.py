@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import tree_flatten
 
+from pax_export._errors import ShardingError
 from pax_export._jax import call_with_constants
 from pax_export._jaxpr import jaxpr_constants
 from pax_export.sharding._agreement import require_same_program
@@ -23,9 +24,9 @@ def init(constructor: Callable[[], T], mesh: Mesh, rules: Any = None) -> T:
     """Builds a module whose arrays lie on a mesh from the first.
 
     The constructor is traced once and compiled; each device computes its own parts
-    of the initial values.  They are those of ``constructor()``, and the ambient
-    stream of keys goes on as after it.  With several processes each one calls
-    this, from the same seed.
+    of the initial values.  They are those of ``constructor()`` up to float rounding,
+    and the ambient stream of keys goes on as after it.  With several processes each
+    one calls this, from the same seed.
 
     Args:
         constructor: builds a module, or a pytree of modules and arrays, without
@@ -39,7 +40,8 @@ def init(constructor: Callable[[], T], mesh: Mesh, rules: Any = None) -> T:
 
     Raises:
         ShardingError: (a ValueError) a rule is for no leaf, a spec does not fit
-            its leaf or the mesh, or two processes build different models.
+            its leaf or the mesh, two processes build different models, or the
+            constructor looks at values.
         InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
 
     Example:
@@ -85,7 +87,10 @@ def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: Any) -> Progra
     require_devices(mesh)
     # A new function each time: jax would not trace one that it knows again, and
     # two models of one constructor would have the same keys.
-    traced, made = jax.make_jaxpr(lambda: constructor(), return_shape=True)()
+    try:
+        traced, made = jax.make_jaxpr(lambda: constructor(), return_shape=True)()
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        raise _looks_at_values(error) from error
     found = shardings_of_leaves(made, mesh, rules)
     constants = list({id(x): x for x in jaxpr_constants(traced)}.values())
     ids = [id(x) for x in constants]
@@ -94,3 +99,13 @@ def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: Any) -> Progra
         return call_with_constants(traced, dict(zip(ids, values)), ())
 
     return Program(build, constants, found, tree_flatten(made)[1])
+
+
+def _looks_at_values(error: Exception) -> ShardingError:
+    return ShardingError(
+        "The constructor looks at the values of arrays that it makes, and init traces it: "
+        "they are not known yet.",
+        got=str(error).splitlines()[0],
+        write="numpy for what is decided by values, or pax.sharding.shard(constructor(), ...) "
+        "for a model that fits on one device",
+    )

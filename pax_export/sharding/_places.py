@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -104,7 +105,7 @@ def _places(tree: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> lis
 
 def _place(leaf: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> Place:
     dtype = getattr(leaf, "dtype", None)
-    declared, is_key = None, dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+    declared, is_key = None, dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if owners:
         owner = owners[-1]
         attribute = steps[owner.depth]

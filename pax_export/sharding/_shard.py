@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import tree_flatten
@@ -87,7 +88,7 @@ def _same(x: Any) -> Any:
 
 def _own_part(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """What this process holds of an array that spans several."""
-    if jax.numpy.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+    if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         data = _own_part(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     value = np.asarray(leaf)
@@ -136,7 +137,7 @@ def _replicated(leaf: Any) -> Any:
 def _on_host(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array):
         return leaf
-    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return _replicated(leaf)
     whole = leaf if leaf.is_fully_addressable else _replicated(leaf)
     return np.array(whole)  # a copy: a view would keep the device's buffer

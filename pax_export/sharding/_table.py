@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,9 @@ class Row:
 @dataclass(frozen=True)
 class Table:
     """The leaves of a tree on a mesh; ``str(table)`` is the text, ``table[path]`` a row.
+
+    In the text the arrays of equal layers are one line; one line's bytes are those
+    of one array.
 
     Attributes:
         mesh: the size of each axis.
@@ -155,10 +159,11 @@ def _row(placement: Placement, sizes: Sizes) -> Row:
 
 
 _HEAD = ("leaf", "shape", "dtype", "spec", "shard", "per device", "rule")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def _lines(table: Table) -> list[str]:
-    cells = [_HEAD, *map(_cells, table.rows)]
+    cells = [_HEAD, *[_cells(path, row) for path, row in _folded(table.rows)]]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return [
         "  ".join([cell.ljust(width) for cell, width in zip(line, widths)]).rstrip()
@@ -166,9 +171,21 @@ def _lines(table: Table) -> list[str]:
     ]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _folded(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """The rows, those of equal layers as one: ``layers.*.weight (80 times)``."""
+    alike: dict[Any, list[Row]] = {}
+    for row in rows:
+        rest = (row.shape, row.dtype, row.spec, row.rule)
+        alike.setdefault((_NUMBER.sub("*", row.path), rest), []).append(row)
+    return [
+        (f"{path} ({len(same)} times)" if len(same) > 1 else same[0].path, same[0])
+        for (path, _), same in alike.items()
+    ]
+
+
+def _cells(path: str, row: Row) -> tuple[str, ...]:
     return (
-        row.path, str(row.shape), row.dtype, spec_text(row.spec), str(row.shard_shape),
+        path, str(row.shape), row.dtype, spec_text(row.spec), str(row.shard_shape),
         bytes_text(row.bytes_per_device), row.rule or "none: replicated",
     )  # fmt: skip
 
@@ -179,8 +196,10 @@ def _summary(table: Table) -> list[str]:
         f"mesh: {mesh_text(table.mesh)}, {math.prod(table.mesh.values())} devices",
         f"{bytes_text(table.bytes_per_device)} per device of {bytes_text(table.bytes)}",
     ]
-    if table.unmatched:
-        lines.append(f"no rule is for, so replicated: {', '.join(table.unmatched)}")
+    others = [row for row in table.rows if not row.rule]
+    if others:
+        names = ", ".join([path for path, _ in _folded(others)])
+        lines.append(f"no rule is for, so replicated: {names}")
     return lines
 
 

@@ -125,6 +125,23 @@ MESSAGES = {
     ),
 }
 
+
+def looks_at_its_weight():
+    layer = pax.Linear(2, 2)
+    return layer if float(layer.weight.sum()) > 0 else pax.Identity()
+
+
+def test_a_constructor_that_looks_at_values():
+    mesh = sharding.make_mesh(data=1, devices=jax.devices()[:1])
+    with pytest.raises(ShardingError) as caught:
+        sharding.init(looks_at_its_weight, mesh)
+    assert str(caught.value).startswith(
+        "The constructor looks at the values of arrays that it makes, and init traces it: "
+        "they are not known yet.\n  got: "
+    )
+    assert "pax.sharding.shard(constructor(), ...)" in caught.value.write
+
+
 WRONG_TYPES = {
     "rules": lambda: table([("*", P())]),
     "key": lambda: table({int: P()}),

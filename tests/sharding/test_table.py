@@ -39,6 +39,20 @@ def test_text():
     ]
 
 
+def test_equal_layers_are_one_line():
+    mesh = sharding.abstract_mesh(model=2)
+    net = pax.Sequential(*[pax.Linear(4, 4) for _ in range(3)], pax.Linear(4, 2))
+    rules = {"modules.0.weight": P("model"), "*.weight": P(None, "model")}
+    lines = [line.split("  ")[0] for line in str(sharding.table(net, mesh, rules)).splitlines()]
+    assert lines[1:5] == [
+        "modules.0.weight",
+        "modules.*.bias (3 times)",
+        "modules.*.weight (2 times)",
+        "modules.3.weight",
+    ]
+    assert lines[-1] == ("no rule is for, so replicated: modules.*.bias (3 times), modules.3.bias")
+
+
 def test_a_model_of_seventy_billion_parameters():
     class Head(pax.Module):
         def __init__(self):

@@ -1,0 +1,88 @@
+"""Training steps after which everything lies where it lay before."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+from jax.tree_util import tree_flatten, tree_map, tree_structure
+
+from pax_export._errors import ShardingError
+
+F = Callable[..., Any]
+
+
+def keep(function: F, *trees: Any) -> F:
+    """Gives a function whose results lie as these trees do.
+
+    The compiler chooses for itself how results of a jitted function lie.  Mostly
+    it keeps what the arguments have, but it may split a small array that was
+    replicated, and then the next call is compiled anew.
+
+    Args:
+        function: for example a training step, to be jitted.
+        *trees: placed modules, such as the model and the optimizer.
+
+    Returns:
+        A function that constrains whatever it returns, alone or in containers, and
+        has the structure of one of the trees, to the shardings of that tree.
+
+    Raises:
+        ShardingError: (a ValueError, when called) it returns nothing of these
+            structures.
+
+    Example:
+        >>> import jax, optax, pax_export as pax
+        >>> mesh = pax.sharding.make_mesh(data=len(jax.devices()))
+        >>> net = pax.sharding.shard(pax.Linear(2, 3), mesh, pax.sharding.data_parallel())
+        >>> grow = jax.jit(pax.sharding.keep(lambda net: net.map(lambda x: 2 * x), net))
+        >>> grow(net).weight.sharding == net.weight.sharding
+        True
+    """
+    known = [(tree_structure(tree), _shardings(tree)) for tree in trees]
+
+    def shardings_of(value: Any) -> list[Any] | None:
+        structure = tree_structure(value)
+        return next((each for own, each in known if own == structure), None)
+
+    def constrained(value: Any) -> Any:
+        shardings = shardings_of(value)
+        if shardings is None:
+            return value
+        leaves, treedef = tree_flatten(value)
+        return treedef.unflatten([_constrained(*pair) for pair in zip(leaves, shardings)])
+
+    @functools.wraps(function)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        found: list[Any] = []
+
+        def is_known(value: Any) -> bool:
+            if shardings_of(value) is not None:
+                found.append(value)
+                return True
+            return False
+
+        results = tree_map(constrained, function(*args, **kwargs), is_leaf=is_known)
+        if not found:
+            raise ShardingError(
+                "The function returns none of the trees whose shardings it is to keep.",
+                got=f"results of structure {tree_structure(results)}"[:300],
+                write="keep(function, net, optimizer) with both as the function returns them: in "
+                "the same mode (train or eval), of the same classes",
+            )
+        return results
+
+    return kept
+
+
+def _shardings(tree: Any) -> list[Any]:
+    return [getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(tree)]
+
+
+def _constrained(leaf: Any, sharding: Any) -> Any:
+    if not isinstance(sharding, NamedSharding):
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, sharding)

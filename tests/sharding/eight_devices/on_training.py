@@ -1,0 +1,107 @@
+"""Training on a mesh: the numbers of one device, and everything stays where it lies."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export import opax, sharding
+from pax_export import transforms as T
+from pax_export._errors import ShardingError
+
+BOTH = sharding.tensor_parallel() & sharding.fully_sharded(min_size=64)
+
+
+class ConvNet(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pax.Conv2D(3, 16, 3)
+        self.norm = pax.BatchNorm2D(16)
+        self.fc = pax.Linear(16, 8)
+
+    def __call__(self, x):
+        return self.fc(jax.nn.relu(self.norm(self.conv(x))).mean((1, 2)))
+
+
+class Stack(pax.Module):
+    def __init__(self):
+        super().__init__()
+
+        class Layer(pax.Sequential):
+            def __call__(self, x):
+                return super().__call__(x), None
+
+        self.layers = T.Scan(Layer, length=2)(pax.Linear(16, 32), jax.nn.gelu, pax.Linear(32, 16))
+
+    def __call__(self, x):
+        return self.layers(x)[0]
+
+
+def transformer():
+    return pax.nets.Transformer(16, num_heads=4, num_layers=1, dropout_rate=0.1)
+
+
+def dense():
+    return pax.Sequential(pax.Linear(16, 32), jax.nn.relu, pax.Linear(32, 16))
+
+
+CASES = {
+    "transformer, tensor parallel and fully sharded": (transformer, (8, 4, 16), "adamw", BOTH),
+    "convolutions, both": (ConvNet, (8, 8, 8, 3), "opax", BOTH),
+    "scanned layers, both": (Stack, (8, 16), "sgd", BOTH),
+    "dense layers, adafactor": (dense, (8, 16), "adafactor", BOTH),
+    "dense layers, data parallel": (dense, (8, 16), "adamw", sharding.data_parallel()),
+}
+OPTIMIZERS = {
+    "adamw": lambda: pax.optim.from_optax(optax.adamw(1e-2)),
+    "sgd": lambda: pax.optim.from_optax(optax.sgd(1e-2)),
+    "adafactor": lambda: pax.optim.from_optax(optax.adafactor(1e-2, min_dim_size_to_factor=8)),
+    "opax": lambda: opax.adam(1e-2),
+}
+
+
+def loss_fn(net, x):
+    net, y = net % x
+    loss = jnp.mean((y - 1) ** 2)
+    return loss, (loss, net)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step(case):
+    make, shape, name, rules = CASES[case]
+    mesh = sharding.make_mesh(data=2, model=4)
+    net = make()
+    optimizer = OPTIMIZERS[name]()(net.parameters())
+    x = np.random.RandomState(0).standard_normal(shape).astype(np.float32)
+
+    placed = sharding.shard(net, mesh, rules)
+    state = sharding.shard(optimizer, mesh, sharding.following(net, rules))
+    step = pax.build_update_fn(loss_fn)
+    one, many = jax.jit(step), jax.jit(sharding.keep(step, placed, state))
+    batch = sharding.shard_batch(x, mesh)
+    now = placed, state
+    for _ in range(2):
+        net, optimizer, expected = one(net, optimizer, x)
+        *now, loss = many(*now, batch)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert many._cache_size() == 1
+    for before, after in zip(jax.tree.leaves((placed, state)), jax.tree.leaves(tuple(now))):
+        assert after.sharding.is_equivalent_to(before.sharding, before.ndim)
+
+
+def test_what_is_kept_may_stand_in_containers():
+    mesh = sharding.make_mesh(data=8)
+    rules = sharding.fully_sharded(min_size=1)
+    net = sharding.shard(pax.Linear(8, 8), mesh, rules)
+
+    def step(net):
+        return {"nets": [net.map(jnp.sin)], "loss": net.weight.sum()}
+
+    result = jax.jit(sharding.keep(step, net))(net)
+    assert result["nets"][0].weight.sharding.is_equivalent_to(net.weight.sharding, 2)
+    with pytest.raises(ShardingError, match="returns none of the trees"):
+        jax.jit(sharding.keep(lambda net: net.eval(), net))(net)
