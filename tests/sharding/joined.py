@@ -10,9 +10,6 @@ import numpy as np
 
 import pax_export as pax
 
-port, count, index, lost_after = map(int, sys.argv[1:5])
-end = sys.argv[5]
-
 
 def step(mesh, number):
     """A sum over all devices: waits for all processes."""
@@ -21,20 +18,25 @@ def step(mesh, number):
     return float(jax.jit(lambda x: x.sum())(whole))
 
 
-with pax.sharding.processes(f"localhost:{port}", count, index, lost_after=lost_after):
-    mesh = pax.sharding.make_mesh(data=jax.device_count())
-    print(f"sum {step(mesh, index + 1):g}", flush=True)
-    if end == "is late":
-        time.sleep(1)
-    if end == "raises":
-        raise ValueError("the data\nis gone")
-    if end == "exits":
-        sys.exit(0)
-    if end == "is killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if end == "stops":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if end == "goes on":
-        while True:
-            step(mesh, 1)
-print("left", flush=True)
+def main(port, count, index, lost_after, end):
+    with pax.sharding.processes(f"localhost:{port}", count, index, lost_after=lost_after):
+        mesh = pax.sharding.make_mesh(data=jax.device_count())
+        print(f"sum {step(mesh, index + 1):g}", flush=True)
+        if end == "is late":
+            time.sleep(1)
+        if end == "raises":
+            raise ValueError("the data\nis gone")
+        if end == "exits":
+            sys.exit(0)
+        if end == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if end == "goes on":
+            while True:
+                step(mesh, 1)
+    print("left", flush=True)
+
+
+if __name__ == "__main__":  # pytest looks for doctests here
+    main(*map(int, sys.argv[1:5]), sys.argv[5])
