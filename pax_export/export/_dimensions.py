@@ -105,7 +105,7 @@ def choose(
 
     Example:
         >>> choose([("n", "m")], ["m >= 20"])
-        [{'n': 1, 'm': 20}, {'n': 1, 'm': 21}, {'n': 1, 'm': 40}]
+        [{'n': 20, 'm': 20}, {'n': 21, 'm': 21}, {'n': 24, 'm': 24}]
     """
     dimensions = list(dict.fromkeys(size for shape in shapes for size in shape))
     variables = tuple(dict.fromkeys(name for size in dimensions for name in names(size)))

@@ -40,8 +40,8 @@ NAMES = {
 }
 # What this package has beside PAX's names.
 OURS = {
-    "export", "install_as_pax", "load_weights", "save_weights", "optim", "precision", "transforms",
-    "weights",
+    "checkpoint", "export", "install_as_pax", "load_weights", "save_weights", "optim", "precision",
+    "sharding", "transforms", "weights",
 }  # fmt: skip
 
 
