@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import pax_export as pax
-from pax_export.export import _validate, spec, to_saved_model
+from pax_export.export import _dimensions, spec, to_saved_model
 from tests.contract.table import ALWAYS, ROWS, Row
 
 SIZES = (2, 3)
@@ -51,7 +51,7 @@ def inputs_of(row: Row) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_results_and_gradients_at_two_sizes(group, tmp_path, monkeypatch):
-    monkeypatch.setattr(_validate, "SIZES", SIZES)
+    monkeypatch.setattr(_dimensions, "SIZES", SIZES)
     rows = SERVED[group::GROUPS]
     report = to_saved_model(
         Layers(rows),
