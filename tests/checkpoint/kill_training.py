@@ -22,6 +22,7 @@ import orbax.checkpoint  # noqa: F401  it is imported once, for all forks
 
 from pax_export.checkpoint import Checkpoints
 from tests.checkpoint.models import batch, make_state, train_step
+from tests.forks import done, in_fork
 
 SAVE_EVERY = 2
 
@@ -46,21 +47,8 @@ def train(folder, steps):
                 checkpoints.save(step, metrics={"loss": loss}, **state)
 
 
-def in_fork(work):
-    """Starts work in a process of its own; gives its number."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-
-
 def finish(folder, steps):
-    assert os.waitpid(in_fork(lambda: train(folder, steps)), 0)[1] == 0
+    done(in_fork(lambda: train(folder, steps)))
 
 
 def count(folder):

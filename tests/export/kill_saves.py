@@ -23,6 +23,7 @@ import tensorflow  # noqa: F401  it is imported once, for all forks
 
 from pax_export.export import Report, load, spec, to_saved_model
 from tests.export.models import affine
+from tests.forks import done, in_fork
 
 VALUES = {"one": 1.0, "two": 2.0}
 
@@ -30,23 +31,6 @@ VALUES = {"one": 1.0, "two": 2.0}
 def save(path, name, validate):
     params = {"w": np.full((3, 4), VALUES[name], np.float32), "b": np.ones(4, np.float32)}
     to_saved_model((params, affine), path, spec("n, 3"), validate=validate, overwrite=True)
-
-
-def in_fork(work):
-    """Starts work in a process of its own; gives its number."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-
-
-def done(child):
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def content(path):
