@@ -74,8 +74,10 @@ def test_gradients_of_inputs_and_weights(bundle, net):
 
     expected = jax.grad(lambda layer, x: (jnp.tanh(layer(x)) ** 2).sum(), (0, 1))(net.layer, x)
     model, found = jax.grad(loss, (0, 1))(bundle, x)
-    np.testing.assert_allclose(found, expected[1], rtol=1e-5)
-    np.testing.assert_allclose(model.weights["layer.weight"], expected[0].weight, rtol=1e-5)
+    np.testing.assert_allclose(found, expected[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model.weights["layer.weight"], expected[0].weight, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_second_order_gradients(bundle, net):
@@ -96,9 +98,9 @@ def test_vmap_of_calls_gradients_and_weights(bundle, net):
     def gradient(model):
         return jax.vmap(jax.grad(lambda x: (model(x) ** 2).sum()))(xs)
 
-    np.testing.assert_allclose(gradient(bundle), gradient(net), rtol=1e-5)
+    np.testing.assert_allclose(gradient(bundle), gradient(net), rtol=1e-5, atol=1e-6)
     of_batch = jax.grad(lambda xs: (jax.vmap(bundle)(xs) ** 2).sum())(xs)
-    np.testing.assert_allclose(of_batch, gradient(net), rtol=1e-5)
+    np.testing.assert_allclose(of_batch, gradient(net), rtol=1e-5, atol=1e-6)
     several = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), bundle)
     ensemble = jax.vmap(lambda model: model(xs[0]))(several)
     np.testing.assert_allclose(ensemble[0], net(xs[0]), rtol=1e-6)
@@ -203,7 +205,7 @@ def test_integer_outputs_beside_gradients(tmp_path):
     bundle = load(tmp_path / "m")
     found = jax.grad(lambda x: bundle(x)["logits"].sum())(random(2, 3))
     expected = np.broadcast_to(affine_params()["w"].sum(1), (2, 3))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert bundle(random(2, 3))["class"].dtype == jnp.int32
 
 
