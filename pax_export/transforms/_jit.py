@@ -9,9 +9,9 @@ from types import MethodType
 from typing import Any
 
 import jax
-from jax.tree_util import tree_map
+from jax.tree_util import tree_leaves, tree_map
 
-from pax_export._errors import UnsupportedOperationError
+from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export.core._mutable import anything_is_open, is_open
 from pax_export.core._rng import keys_changed_by
 from pax_export.core._tree import is_node
@@ -64,7 +64,8 @@ def jit(
         inline: see there.
         abstracted_axes: must be None; jax no longer has it.
         donate_state: whether the arrays of all modules among the arguments are
-            donated, and no others.
+            donated, and no others; beside ``in_shardings`` an argument with
+            modules must hold nothing else.
         constrain_state: True constrains the arrays of modules, at entry and at
             exit, to the partition specs that the modules declare; a function
             takes a module and returns it with constraints of its own.
@@ -75,6 +76,8 @@ def jit(
 
     Raises:
         UnsupportedOperationError: (a NotImplementedError) ``abstracted_axes``.
+        InvalidArgumentError: (a ValueError) by a call, an argument with modules
+            and other arrays beside ``donate_state`` and ``in_shardings``.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -102,8 +105,10 @@ def jit(
     }
     # These are passed only where they are given: jax warns, or will.
     options |= {k: v for k, v in {"device": device, "backend": backend}.items() if v is not None}
-    shardings = {"in_shardings": in_shardings, "out_shardings": out_shardings}
-    options |= {k: fold(v) for k, v in shardings.items() if v is not _UNSPECIFIED}
+    if in_shardings is not _UNSPECIFIED:
+        options["in_shardings"] = fold(in_shardings)
+    if out_shardings is not _UNSPECIFIED:
+        options["out_shardings"] = (fold(out_shardings), None)  # None for what is written back
     return Jitted(fun, options, donate_state, constrain_state)
 
 
@@ -116,17 +121,24 @@ class Jitted:
             if hasattr(fun, name) and not is_node(fun):
                 setattr(self, name, getattr(fun, name))
         self._static = _Static(fun, options["static_argnums"], options["static_argnames"])
-        self._donate = donate
-        program = _program(fun, self._static, constraint)
-        if donate:
+        self._donate, self._constraint = donate, constraint
+        # Beside `in_shardings` jax takes no keywords, so there is a program for each case.
+        self._has_places = "in_shardings" in options
+        if donate and not self._has_places:
             names = options["donate_argnames"] or ()
             names = (names,) if isinstance(names, str) else tuple(names)
             options = {**options, "donate_argnames": (*names, STATE)}
-        self._jitted: Any = jax.jit(_with_signature(program, fun), **options)
+        self._options = options
+        self._jitted: Any = self._compiled(options)
+        self._cases: dict[Any, Any] = {}
+
+    def _compiled(self, options: dict[str, Any], opened: _Opened | None = None) -> Any:
+        program = _program(self.__wrapped__, self._static, self._constraint, opened)
+        return jax.jit(_with_signature(program, self.__wrapped__), **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        folded, keywords = self._arguments(args, kwargs)
-        value, changed = self._jitted(*folded, **keywords)
+        jitted, folded, keywords = self._arguments(args, kwargs)
+        value, changed = jitted(*folded, **keywords)
         if changed.modules:
             roots = roots_of(self._static.hold(args, kwargs))
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
@@ -137,37 +149,77 @@ class Jitted:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit` has it; the program takes and returns the leaves of modules."""
-        folded, keywords = self._arguments(args, kwargs)
-        return self._jitted.lower(*folded, **keywords)
+        jitted, folded, keywords = self._arguments(args, kwargs)
+        return jitted.lower(*folded, **keywords)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit` has it."""
-        folded, keywords = self._arguments(args, kwargs)
-        return self._jitted.trace(*folded, **keywords)
+        jitted, folded, keywords = self._arguments(args, kwargs)
+        return jitted.trace(*folded, **keywords)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """What a call would return, with shapes and dtypes in place of arrays."""
-        folded, keywords = self._arguments(args, kwargs)
-        return unfold(self._jitted.eval_shape(*folded, **keywords)[0])
+        jitted, folded, keywords = self._arguments(args, kwargs)
+        return unfold(jitted.eval_shape(*folded, **keywords)[0])
 
     def clear_cache(self) -> None:
         """Forgets the compiled programs."""
-        self._jitted.clear_cache()
+        for jitted in (self._jitted, *self._cases.values()):
+            jitted.clear_cache()
 
-    def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, dict[str, Any]]:
-        """The arguments as jax gets them."""
+    def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, Any, dict[str, Any]]:
+        """What jax calls, and the arguments as it gets them."""
         held: Any = args
         if self._static:
             held, kwargs = self._static.hold(args, kwargs)
         folded = [fold(x) for x in held]
         keywords = fold(kwargs) if kwargs else kwargs
+        opened = None
         if anything_is_open():
-            opened = tuple(map(is_open, roots_of((tuple(held), kwargs))))
-            keywords = {**keywords, OPEN: _Opened(opened)} if any(opened) else keywords
-        if self._donate:
-            (folded, keywords), state = take_out((folded, keywords))
-            keywords = {**keywords, STATE: state}
-        return self._static.release(folded, keywords) if self._static else (folded, keywords)
+            flags = tuple(map(is_open, roots_of((tuple(held), kwargs))))
+            opened = _Opened(flags) if any(flags) else None
+        jitted = self._jitted
+        if self._has_places:
+            jitted = self._case(opened, folded)
+        else:
+            if opened is not None:
+                keywords = {**keywords, OPEN: opened}
+            if self._donate:
+                (folded, keywords), state = take_out((folded, keywords))
+                keywords = {**keywords, STATE: state}
+        if self._static:
+            folded, keywords = self._static.release(folded, keywords)
+        return jitted, folded, keywords
+
+    def _case(self, opened: _Opened | None, folded: Sequence[Any]) -> Any:
+        """The program for arguments with places: for these open modules, these donated ones."""
+        donated = _only_modules(folded) if self._donate else ()
+        if opened is None and not donated:
+            return self._jitted
+        case = (opened and opened.flags, donated)
+        if case not in self._cases:
+            given = self._options["donate_argnums"]
+            given = (given,) if isinstance(given, int) else given or ()
+            options = {**self._options, "donate_argnums": tuple(sorted({*given, *donated}))}
+            self._cases[case] = self._compiled(options, opened)
+        return self._cases[case]
+
+
+def _only_modules(folded: Sequence[Any]) -> tuple[int, ...]:
+    """Which arguments hold modules; jax donates an argument beside its places as a whole."""
+    numbers = []
+    for number, argument in enumerate(folded):
+        rest, modules = take_out(argument)
+        if modules and tree_leaves(rest):
+            raise InvalidArgumentError(
+                "Beside in_shardings, an argument is donated as a whole.",
+                where=f"argument {number}",
+                got="modules and other arrays",
+                write="the modules as an argument of their own, or donate_argnums",
+            )
+        if modules:
+            numbers.append(number)
+    return tuple(numbers)
 
 
 class _Opened:
@@ -237,13 +289,15 @@ def _with_signature(program: Callable, fun: Callable) -> Callable:
     return program
 
 
-def _program(fun: Callable, static: _Static, constraint: Any) -> Callable:
+def _program(
+    fun: Callable, static: _Static, constraint: Any, opened_here: _Opened | None = None
+) -> Callable:
     """What jax compiles: takes folded modules, returns folded ones and those to write back."""
     warn = _WarnOnce()
     fun = releasing(fun) if static else fun
 
     def program(*args: Any, **kwargs: Any) -> tuple[Any, Changed]:
-        state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, None)
+        state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, opened_here)
         held: Any = static.hold(args, kwargs)
         held = unfold(put_back(held, state) if state else held)
         args, kwargs = _constrained(held, constraint)

@@ -167,6 +167,28 @@ bound = T.jit(
 )
 assert {shard.data.shape for shard in bound(layer).weight.addressable_shards} == {(16, 32)}
 
+where, x = T.get_named_sharding(layer, mesh), jnp.ones(3)
+old = jax.device_put(layer.map(jnp.copy), where)
+new, kept = T.jit(
+    lambda layer, x: (layer.map(lambda leaf: leaf + 1), x), in_shardings=(where, None),
+    out_shardings=(where, None), donate_state=True,
+)(old, x)
+assert old.weight.is_deleted() and old.bias.is_deleted() and not x.is_deleted()
+assert {shard.data.shape for shard in new.weight.addressable_shards} == {(8, 8)}
+
+norm = pax.BatchNorm1D(8)
+call = T.jit(lambda norm, x: norm(x), in_shardings=(None, NamedSharding(mesh, P("data"))))
+changed, _ = pax.module_and_value(call)(norm, jnp.ones((4, 2, 8)))
+assert not jnp.array_equal(changed.ema_mean.averages, norm.ema_mean.averages)
+
+both = T.jit(lambda both: both, in_shardings=(None,), donate_state=True)
+try:
+    both({"layer": layer, "x": x})
+except ValueError as error:
+    assert "argument is donated as a whole" in str(error) and "argument 0" in str(error)
+else:
+    raise AssertionError
+
 def split_rows(layer):
     rows = NamedSharding(mesh, P(("data", "model")))
     return layer.replace(weight=jax.lax.with_sharding_constraint(layer.weight, rows))
