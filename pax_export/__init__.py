@@ -18,12 +18,10 @@ from pax_export._optional import is_installed, require
 # Without jax there is no library.  But a process that serves what was exported may have none,
 # and the command line inspects, tests and runs SavedModels there.
 if TYPE_CHECKING or is_installed("jax"):
-    import pax_export.checkpoint as checkpoint
     import pax_export.experimental as experimental
     import pax_export.nets as nets
     import pax_export.optim as optim
     import pax_export.precision as precision
-    import pax_export.sharding as sharding
     import pax_export.transforms as transforms
     import pax_export.utils as utils
     import pax_export.weights as weights
@@ -87,8 +85,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-# Loaded when first used: they need packages that a training program does not.
-_ON_FIRST_USE = ("export", "opax")
+if TYPE_CHECKING:
+    import pax_export.checkpoint as checkpoint
+    import pax_export.sharding as sharding
+
+# Loaded when first used: many programs do without, and some need packages of their own.
+_ON_FIRST_USE = ("checkpoint", "export", "opax", "sharding")
+_WITHOUT_JAX = ("export",)
 
 __all__ = [
     "BatchNorm1D",
@@ -157,10 +160,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in __all__ and name not in _WITHOUT_JAX:
+        require("jax", "all", f"{__name__}.{name}")
     if name in _ON_FIRST_USE:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in __all__:
-        require("jax", "all", f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
