@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import pax_export as pax
@@ -93,7 +94,6 @@ def test_an_optimizer_of_opax(tmp_path):
 
 
 def test_orbax_alone_reads_it_by_dotted_names(run, trained):
-    ocp = pytest.importorskip("orbax.checkpoint")
     names = dict(pax.core._walk.named_leaves(trained["model"]))
     how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
     with ocp.PyTreeCheckpointer() as reader:

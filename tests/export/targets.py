@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 
 import pax_export as pax
 from pax_export.experimental.graph import build_graph_module
-from pax_export.export import spec
+from pax_export.export import Report, load, spec
 
 
 def _flat(x):
@@ -83,6 +84,16 @@ class Target:
         return tuple(
             [draws.normal(size=(batch, *shape)).astype(np.float32) for shape in self.shapes]
         )
+
+    def check(self, write: Callable[..., Report], path: Path) -> None:
+        """Exports the model; the loaded file gives what the model gives, for any batch."""
+        net = self.build()
+        report = write(net, path, self.inputs)
+        assert max(report.largest_error.values()) < 1e-4
+        loaded = load(path)
+        for batch in (1, 3, 7):
+            arrays = self.arrays(batch)
+            np.testing.assert_allclose(loaded(*arrays), net.eval()(*arrays), rtol=1e-4, atol=1e-5)
 
 
 TARGETS = [

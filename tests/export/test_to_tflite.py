@@ -19,13 +19,7 @@ from tests.export.targets import TARGETS
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_models_run_in_litert_with_any_batch(target, tmp_path):
-    net, path = target.build(), tmp_path / "model.tflite"
-    report = to_tflite(net, path, target.inputs)
-    assert max(report.largest_error.values()) < 1e-4
-    loaded = load(path)
-    for batch in (1, 3, 7):
-        arrays = target.arrays(batch)
-        np.testing.assert_allclose(loaded(*arrays), net.eval()(*arrays), rtol=1e-4, atol=1e-5)
+    target.check(to_tflite, tmp_path / "model.tflite")
 
 
 @pytest.fixture(scope="module")
