@@ -11,6 +11,7 @@ programs can run it.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pax_export._optional import is_installed, require
@@ -18,14 +19,6 @@ from pax_export._optional import is_installed, require
 # Without jax there is no library.  But a process that serves what was exported may have none,
 # and the command line inspects, tests and runs SavedModels there.
 if TYPE_CHECKING or is_installed("jax"):
-    import pax_export.experimental as experimental
-    import pax_export.nets as nets
-    import pax_export.optim as optim
-    import pax_export.precision as precision
-    import pax_export.transforms as transforms
-    import pax_export.utils as utils
-    import pax_export.weights as weights
-    from pax_export.compat import install_as_pax
     from pax_export.core import (
         EmptyNode,
         Module,
@@ -45,6 +38,27 @@ if TYPE_CHECKING or is_installed("jax"):
         unfreeze_parameters,
         update_parameters,
     )
+
+# What loads on first use, as type checkers and editors see it.  `_ROOMS` and `_NAMES` below
+# say the same to Python; a test compares the two, and `__all__`.
+if TYPE_CHECKING:
+    from pax_export import checkpoint as checkpoint
+    from pax_export import compat as compat
+    from pax_export import experimental as experimental
+    from pax_export import export as export
+    from pax_export import flattener as flattener
+    from pax_export import graph as graph
+    from pax_export import lazy as lazy
+    from pax_export import nets as nets
+    from pax_export import nn as nn
+    from pax_export import opax as opax
+    from pax_export import optim as optim
+    from pax_export import precision as precision
+    from pax_export import sharding as sharding
+    from pax_export import transforms as transforms
+    from pax_export import utils as utils
+    from pax_export import weights as weights
+    from pax_export.compat import install_as_pax
     from pax_export.nn import (
         EMA,
         GRU,
@@ -79,19 +93,29 @@ if TYPE_CHECKING or is_installed("jax"):
     from pax_export.transforms._loop import scan
     from pax_export.weights import load_weights, save_weights
 
-if TYPE_CHECKING:
-    from pax_export import export
-    from pax_export import opax as opax
-
 __version__ = "0.1.0.dev0"
 
-if TYPE_CHECKING:
-    import pax_export.checkpoint as checkpoint
-    import pax_export.sharding as sharding
-
-# Loaded when first used: many programs do without, and some need packages of their own.
-_ON_FIRST_USE = ("checkpoint", "export", "opax", "sharding")
-_WITHOUT_JAX = ("export",)
+# Rooms that load on first use, as attributes of the package or by their names: a program pays
+# for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
+_ROOMS = frozenset(
+    "checkpoint compat experimental export flattener graph lazy nets nn opax optim "
+    "precision sharding transforms utils weights".split()
+)
+# Names that the package takes from such a room.
+_NAMES = {
+    "compat": "install_as_pax",
+    "nn": "EMA GRU LSTM BatchNorm1D BatchNorm2D Conv1D Conv1DTranspose Conv2D Conv2DTranspose "
+    "Dropout Embed GroupNorm GRUState Identity Lambda LayerNorm Linear LSTMState "
+    "MultiHeadAttention RngSeq Sequential VanillaRNN VanillaRNNState avg_pool dropout "
+    "max_pool",
+    "optim": "build_update_fn",
+    "precision": "apply_mp_policy unwrap_mp_policy",
+    "transforms": "grad value_and_grad",
+    "transforms._loop": "scan",
+    "weights": "load_weights save_weights",
+}
+_HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
+_WITHOUT_JAX = ("compat", "export")
 
 __all__ = [
     "BatchNorm1D",
@@ -158,13 +182,23 @@ __all__ = [
     "weights",
 ]
 
+if not TYPE_CHECKING:  # it would let type checkers believe in any name
 
-def __getattr__(name: str) -> Any:
-    if name in __all__ and name not in _WITHOUT_JAX:
-        require("jax", "all", f"{__name__}.{name}")
-    if name in _ON_FIRST_USE:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Loads a room, or the room of a name, when it is first used."""
+        if name not in _ROOMS and name not in __all__:
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}",
+                name=name,
+                obj=sys.modules[__name__],  # Python suggests names that are alike
+            )
+        if name not in _WITHOUT_JAX:
+            require("jax", "all", f"{__name__}.{name}")
+        if name in _ROOMS:
+            return importlib.import_module(f"{__name__}.{name}")  # becomes an attribute
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'core')}"), name)
+        globals()[name] = value  # so that this function is not asked again
+        return value
 
 
 def __dir__() -> list[str]:

@@ -32,7 +32,10 @@ each_source = pytest.mark.parametrize(
 
 
 def for_type_checkers_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )
 
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:

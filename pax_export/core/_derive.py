@@ -50,6 +50,11 @@ def aspect_of(cls: type, name: str) -> Any:
     return dict(recipe_of(cls)).get(name)
 
 
+def builders_of(cls: type) -> tuple[Builder, ...]:
+    """The functions that built a class from its recipe, in other rooms too."""
+    return tuple([_aspects[name] for name, _ in recipe_of(cls)])
+
+
 def derived(cls: type, name: str, value: Any) -> type:
     """The class with one aspect set, or taken off if the value is None."""
     values = {**dict(recipe_of(cls)), name: value}
@@ -57,8 +62,15 @@ def derived(cls: type, name: str, value: Any) -> type:
     return from_recipe(base_of(cls), recipe)
 
 
-def from_recipe(base: type, recipe: Recipe) -> type:
-    """The one class derived from a base by a recipe."""
+def from_recipe(base: type, recipe: Recipe, builders: tuple[Builder, ...] = ()) -> type:
+    """The one class derived from a base by a recipe.
+
+    Args:
+        base: a class as the user wrote it.
+        recipe: the aspects, in the order in which they were registered.
+        builders: only written into pickles: a process that reads one must find these
+            functions, and so loads the rooms that register the aspects.
+    """
     if not recipe:
         return base
     if "_pax_derived" not in vars(base):

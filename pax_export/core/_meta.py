@@ -12,7 +12,7 @@ from typing import Any
 from pax_export.core._by_name import reduced_call
 from pax_export.core._change import begin
 from pax_export.core._check import check_new
-from pax_export.core._derive import base_of, from_recipe, recipe_of
+from pax_export.core._derive import base_of, builders_of, from_recipe, recipe_of
 from pax_export.core._mutable import opened
 from pax_export.core._tree import Node, fill, register, settle
 
@@ -95,7 +95,7 @@ def _drop_cached_properties(module: Node) -> None:
 def _reduce_class(cls: type) -> Any:
     """Pickles a derived class as its recipe, a made one as the call, any other by name."""
     if recipe_of(cls):
-        return from_recipe, (base_of(cls), recipe_of(cls))
+        return from_recipe, (base_of(cls), recipe_of(cls), builders_of(cls))
     return reduced_call(cls) or cls.__qualname__
 
 

@@ -1,0 +1,165 @@
+"""The public names: where they come from, what type checkers see of them, when they load."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jmp
+import pytest
+
+import pax_export as pax
+
+ROOT = Path(__file__).parent.parent
+SOURCE = (ROOT / "pax_export" / "__init__.py").read_text(encoding="utf-8")
+ROOMS = {path.stem for path in (ROOT / "pax_export").iterdir() if path.stem.isalpha()} - {"py"}
+
+
+def imported_if(condition):
+    """What the block under this condition imports: name -> room, '' for a room itself."""
+    (block,) = (
+        node for node in ast.parse(SOURCE).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == condition
+    )  # fmt: skip
+    return {
+        alias.asname or alias.name: node.module.removeprefix("pax_export").removeprefix(".")
+        for node in block.body
+        for alias in node.names
+    }
+
+
+AT_ONCE = imported_if("TYPE_CHECKING or is_installed('jax')")
+ON_FIRST_USE = imported_if("TYPE_CHECKING")
+
+
+def process(program, *arguments):
+    """What a new process prints, as words."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_type_checkers_see_what_the_table_says():
+    assert {name for name, room in ON_FIRST_USE.items() if not room} == pax._ROOMS
+    assert {name: room for name, room in ON_FIRST_USE.items() if room} == pax._HOMES
+    assert set(AT_ONCE.values()) == {"core"}
+
+
+def test_every_name_is_public_and_every_public_name_has_a_home():
+    rooms = set(pax.__all__) & pax._ROOMS
+    assert set(pax.__all__) == rooms | set(pax._HOMES) | set(AT_ONCE)
+    assert len(pax.__all__) == len(set(pax.__all__))
+
+
+def test_every_room_is_an_attribute():
+    assert ROOMS - {"cli", "core"} == pax._ROOMS
+    assert all(getattr(pax, room).__name__ == f"pax_export.{room}" for room in ROOMS - {"cli"})
+
+
+def test_no_name_is_that_of_a_room():
+    """Python sets a submodule on its package, over a function of that name."""
+    assert not (set(pax._HOMES) | set(AT_ONCE)) & ROOMS
+    for room in (getattr(pax, name) for name in pax._ROOMS - {"opax"}):
+        files = {
+            path.stem for place in getattr(room, "__path__", ()) for path in Path(place).iterdir()
+        }
+        same = files & set(getattr(room, "__all__", ()))
+        assert all(isinstance(vars(room).get(name, pax), ModuleType) for name in same)
+
+
+@pytest.mark.parametrize("name", pax._HOMES)
+def test_a_name_is_looked_up_once(name, monkeypatch):
+    monkeypatch.delitem(vars(pax), name, raising=False)
+    value = getattr(importlib.import_module(f"pax_export.{pax._HOMES[name]}"), name)
+    assert getattr(pax, name) is value
+    assert vars(pax)[name] is value
+
+
+def test_a_name_that_is_misspelt():
+    with pytest.raises(
+        AttributeError, match="module 'pax_export' has no attribute 'Linaer'"
+    ) as raised:
+        pax.Linaer
+    # What Python makes "Did you mean: 'Linear'?" of.
+    assert (raised.value.name, raised.value.obj) == ("Linaer", pax)
+    with pytest.raises(ImportError, match="cannot import name 'Linaer'"):
+        exec("from pax_export import Linaer")
+
+
+def test_a_room_loads_when_it_is_used():
+    loaded = process(
+        """
+import jax, sys
+before = set(sys.modules)
+import pax_export as pax
+new = set(sys.modules) - before
+print(*sorted({name for name in new if name.split(".")[0] != "pax_export"}), "|")
+own = {name.split(".")[1] for name in new if name.startswith("pax_export.")}
+print(*sorted(own), "|")
+rooms = lambda: {name for name in pax._ROOMS if f"pax_export.{name}" in sys.modules}
+print(*sorted(rooms()), "|")
+pax.Linear
+print(*sorted(rooms()), "|")
+pax.optim.from_optax, pax.build_update_fn
+print(*sorted(rooms()), "|")
+assert "optax" not in sys.modules
+"""
+    )
+    others, own, at_once, layers, training = " ".join(loaded).split("|")[:5]
+    assert {name.split(".")[0] for name in others.split()} == {"jmp"}
+    assert own.split() == ["_errors", "_jax", "_jaxpr", "_optional", "core"]
+    assert at_once.split() == []
+    assert layers.split() == ["nn"]
+    assert training.split() == ["nn", "optim", "precision", "transforms"]
+
+
+def test_all_of_them_and_again_after_a_reload():
+    assert process(
+        """
+import pax_export.nn, importlib
+from pax_export import *
+from pax_export import Linear as one
+assert {*pax_export.__all__} <= {*globals()}
+layer = one(2, 3)
+again = importlib.reload(pax_export)
+assert again is pax_export and again.Linear is Linear is one is pax_export.nn.Linear
+assert again.Module is Module and isinstance(layer, again.Module)
+print(set(dir(again)) == {*again.__all__, "__version__"})
+"""
+    ) == ["True"]
+
+
+def test_threads_may_use_a_name_at_once():
+    assert process(
+        """
+import threading
+import pax_export as pax
+names = [*sorted(pax._HOMES), *sorted({*pax._ROOMS} - {"opax"})]
+found, start = [], threading.Barrier(len(names))
+def look_up(name):
+    start.wait()
+    found.append(getattr(pax, name) is getattr(pax, name))
+threads = [threading.Thread(target=look_up, args=[name]) for name in names]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(found) - len(names), all(found))
+"""
+    ) == ["0", "True"]
+
+
+def test_a_pickle_loads_the_rooms_that_it_needs(tmp_path):
+    """A class under a policy is made by `precision`, which nothing else there uses."""
+    layer = pax.freeze_parameters(pax.apply_mp_policy(pax.Linear(2, 3), jmp.get_policy("half")))
+    (tmp_path / "layer").write_bytes(pickle.dumps(layer))
+    program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).eval())"
+    assert process(program, str(tmp_path / "layer")) == str(layer.eval()).split()
