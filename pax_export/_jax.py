@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,12 +21,14 @@ from pax_export._jaxpr import bound, inner_programs, jaxpr_constants
 __all__ = [
     "allow_symbolic_padding",
     "call_here",
+    "call_part",
     "call_with_constants",
     "devices_are_known",
     "dimension_names",
     "dimension_value",
     "is_tracer",
     "join_processes",
+    "needed_part",
     "neutral_platform",
     "read_arguments",
     "scope_constraints",
@@ -79,6 +81,8 @@ def call_with_constants(
     constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
     if count is not None:
         jaxpr, _ = _reduced(program, count, instantiate=True)
+    if not replaced:
+        return eval_jaxpr(jaxpr, constants, *arguments)
 
     def holds(equation: Any) -> bool:
         inside = (value for inner in inner_programs(equation) for value in jaxpr_constants(inner))
@@ -104,6 +108,20 @@ def call_with_constants(
             results = bound(equation, given)
         values.update(zip(equation.outvars, results))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def call_part(
+    jaxpr: Any, equations: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Callable[..., list[Any]]:
+    """Some equations of a traced program as a function, from these variables to those."""
+    part = jaxpr.replace(
+        constvars=[],
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(equations),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return lambda *values: eval_jaxpr(part, (), *values)
 
 
 def _wrapper(run: Any, params: Any, given: list[Any]) -> list[Any]:
@@ -170,6 +188,11 @@ def _reduced(program: Any, count: int, instantiate: bool) -> tuple[Any, list[boo
     whole = program if hasattr(program, "with_consts") else program.jaxpr
     reduced, _, read = dce_jaxpr_consts(whole, used, instantiate)
     return getattr(reduced, "jaxpr", reduced), read
+
+
+def needed_part(program: Any) -> Any:
+    """The jaxpr of a traced program without what none of its results needs."""
+    return _reduced(program, len(program.jaxpr.outvars), instantiate=True)[0]
 
 
 def read_arguments(program: Any, count: int) -> frozenset[int]:

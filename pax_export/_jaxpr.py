@@ -39,12 +39,30 @@ def _equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]
             yield from _equations(inner, (*callers, equation))
 
 
+def _programs(program: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """A program and those inside of it, each once however often it is called."""
+    seen = set() if seen is None else seen
+    if id(program) not in seen:
+        seen.add(id(program))
+        yield program
+        for equation in getattr(program, "jaxpr", program).eqns:
+            for inner in inner_programs(equation):
+                yield from _programs(inner, seen)
+
+
 def jaxpr_constants(program: Any) -> Iterator[Any]:
     """The arrays that a traced program closes over, those of programs inside of it too."""
-    yield from getattr(program, "consts", ())
-    for equation, _ in _equations(program):
-        for inner in inner_programs(equation):
-            yield from getattr(inner, "consts", ())
+    for each in _programs(program):
+        yield from getattr(each, "consts", ())
+
+
+def jaxpr_primitives(program: Any) -> set[str]:
+    """The names of the operations in a traced program."""
+    return {
+        equation.primitive.name
+        for each in _programs(program)
+        for equation in getattr(each, "jaxpr", each).eqns
+    }
 
 
 def bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
@@ -147,12 +165,13 @@ def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
             yield _source(equation).rsplit("/", 1)[-1]
 
 
-def jaxpr_equations(program: Any) -> Iterator[tuple[str, str]]:
-    """Every operation of a traced program, nested ones too: its name and ``file.py:line``."""
+def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
+    """Where a program has an operation, nested ones too: ``file.py:line``."""
     for equation, callers in _equations(program):
-        # What jax jits by itself has no line of the user's; the call of it has.
-        places = (_source(each).split(" ")[0] for each in (equation, *reversed(callers)))
-        yield equation.primitive.name, next(filter(None, places), "").rsplit("/", 1)[-1]
+        if equation.primitive.name == primitive:
+            # What jax jits by itself has no line of the user's; the call of it has.
+            places = (_source(each).split(" ")[0] for each in (equation, *reversed(callers)))
+            yield next(filter(None, places), "").rsplit("/", 1)[-1]
 
 
 def _source(equation: Any) -> str:

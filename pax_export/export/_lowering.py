@@ -9,7 +9,7 @@ to be stored once, and taken as further operands.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,9 @@ from pax_export._jax import (
     read_arguments,
     symbolic_convolutions,
 )
-from pax_export._jaxpr import jaxpr_constants, jaxpr_equations
+from pax_export._jaxpr import jaxpr_constants, jaxpr_places, jaxpr_primitives
 from pax_export.export import _dtypes
+from pax_export.export._outline import outline
 from pax_export.export._portable import CALLING_CONVENTION, XLA_EXPANDS, Portable, portable
 
 #: A closed-over array of more bytes than this becomes a variable.
@@ -64,13 +65,20 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Traced:
-    """A function that has been traced once: what it is made of, and how to run it again."""
+    """A function that has been traced once: what it is made of, and how to run it again.
+
+    Attributes:
+        jitted: the function, for arrays of any shapes.
+        program: what the trace gave, as a jaxpr, with repeated layers outlined.
+        lowerable: the program as a jitted function, for arrays like `structs` only.
+    """
 
     function: Function
     structs: tuple[jax.ShapeDtypeStruct, ...]
     constants: tuple[Any, ...]
     jitted: Any
-    program: Any  # as a jaxpr
+    program: Any
+    lowerable: Any
     results: tuple[jax.ShapeDtypeStruct, ...]
 
     def read(self, count: int) -> frozenset[int]:
@@ -92,20 +100,31 @@ class Traced:
         return call_with_constants(self.program, replaced, given, count, keep_derivatives)
 
 
-def trace(function: Function, structs: Sequence[jax.ShapeDtypeStruct]) -> Traced:
+def trace(
+    function: Function, structs: Sequence[jax.ShapeDtypeStruct], outlined: bool = True
+) -> Traced:
     """Traces a flat function; refuses what only a running jax can do.
+
+    Args:
+        function: takes and returns lists of arrays.
+        structs: what it takes.
+        outlined: whether to look for repeated layers.
 
     Raises:
         UnsupportedOperationError: the function calls back into Python.
     """
-    jitted = jax.jit(function)
+    jitted = lowerable = jax.jit(function)
     traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
-    constants = {id(value): value for value in jaxpr_constants(traced.jaxpr) if _is_large(value)}
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
-    return Traced(
-        function, tuple(structs), tuple(constants.values()), jitted, traced.jaxpr, results
-    )
+    shorter = outline(traced.jaxpr) if outlined else None
+    if shorter is not None:
+        lowerable = jax.jit(shorter)
+        traced = lowerable.trace(list(structs))
+    program = traced.jaxpr
+    constants = {id(value): value for value in jaxpr_constants(program) if _is_large(value)}
+    held = tuple(constants.values())
+    return Traced(function, tuple(structs), held, jitted, program, lowerable, results)
 
 
 def _is_large(value: Any) -> bool:
@@ -115,16 +134,19 @@ def _is_large(value: Any) -> bool:
 
 
 def _refuse_callbacks(program: Any) -> None:
-    found = {name: source for name, source in jaxpr_equations(program) if _is_callback(name)}
+    found = sorted(filter(_is_callback, jaxpr_primitives(program)))
     if found:
         raise UnsupportedOperationError(
-            "The model calls back into Python, which an export cannot: "
-            + ", ".join(sorted(found))
-            + ".",
-            where=", ".join(sorted(set(found.values()))),
+            f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
+            where=_places(program, found),
             write="the same in operations of jax, or leave jax.debug.print, "
             "jax.pure_callback and the like out in eval mode",
         )
+
+
+def _places(program: Any, primitives: Iterable[str]) -> str:
+    places = {place for name in primitives for place in jaxpr_places(program, name)}
+    return ", ".join(sorted(places))
 
 
 def _is_callback(primitive: str) -> bool:
@@ -146,7 +168,7 @@ def lower(
         names: how messages at run time call the operands with these numbers.
     """
     operands: tuple[Any, ...] = traced.structs
-    function = traced.jitted
+    function = traced.lowerable
     if traced.constants or (count is not None and count < len(traced.results)):
         operands += tuple(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants)
         function = jax.jit(lambda values: traced.with_constants(values, count, False))
@@ -188,10 +210,9 @@ def _export_neutral(
         name = re.search(r"primitive '(\w+)'", str(error))
         if name is None:
             raise
-        sources = {source for each, source in jaxpr_equations(traced.program) if each == name[1]}
         raise UnsupportedOperationError(
             f"The operation {name[1]} exists in jax only.",
-            where=", ".join(sorted(sources)) or None,
+            where=_places(traced.program, [name[1]]) or None,
             write="the same in other operations of jax.numpy and jax.lax",
         ) from error
 
@@ -214,7 +235,8 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
         return pull_back(traced.with_constants, wrt, of)(given, incoming)
 
     with symbolic_convolutions():
-        return trace(run, [*operands, *cotangents])
+        # The gradients of a function that is called often are called as often.
+        return trace(run, [*operands, *cotangents], outlined=False)
 
 
 def pull_back(

@@ -1,0 +1,310 @@
+"""Repeated layers become one function, and nothing else changes."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pax_export as pax
+from pax_export._jaxpr import inner_programs, jaxpr_primitives
+from pax_export.export._lowering import lower, trace, vjp
+from pax_export.export._outline import LEAST_SAVED, outline
+
+(BATCH,) = jax.export.symbolic_shape("batch")
+WIDTH = 4
+X = np.linspace(-1, 1, 3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)
+
+
+def dense(weights, x):
+    """Ten operations, with one that defines its derivative."""
+    first, second = weights
+    mean = x.mean(-1, keepdims=True)
+    scaled = (x - mean) / jnp.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 0.1)
+    return x + jax.nn.relu(scaled @ first) @ second
+
+
+def layers(count, layer=dense):
+    return lambda values: [chain(values, count, layer)]
+
+
+def chain(values, count, layer):
+    *weights, x = values
+    for i in range(count):
+        x = layer(weights[2 * i : 2 * i + 2], x)
+    return x
+
+
+def operands(count, rows=None):
+    """Weights for so many layers, and an input."""
+    random = np.random.default_rng(0)
+    weights = [random.normal(0, 0.3, (WIDTH, WIDTH)).astype(np.float32) for _ in range(2 * count)]
+    return [*weights, X if rows is None else X[:rows]]
+
+
+def structs(count, rows=3):
+    return [
+        *(jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32) for _ in range(2 * count)),
+        jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32),
+    ]
+
+
+def calls(traced):
+    """How often a function that was outlined is called."""
+    text = str(getattr(traced, "program", traced))
+    return len(re.findall(r"name=repeated\b", text))
+
+
+def check(function, count, expected_calls):
+    """Outlines a function, and compares its results and gradients with those of before."""
+    given = operands(count)
+    traced = trace(function, structs(count))
+    assert calls(traced) == expected_calls
+    run = traced.lowerable
+    floating = [i for i, struct in enumerate(traced.results) if struct.dtype == jnp.float32]
+
+    def total(function):
+        return lambda values: sum((function(values)[i] ** 2).sum() for i in floating)
+
+    for got, want in zip(run(given), jax.jit(function)(given), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
+    for got, want in zip(jax.grad(total(run))(given), jax.grad(total(function))(given)):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_layers_become_calls_of_one_function():
+    check(layers(6), 6, 6)
+
+
+def test_what_stands_before_between_and_after_stays():
+    def function(values):
+        x = chain([*values[:6], jnp.sin(values[-1])], 3, dense)
+        y = chain([*values[6:12], jnp.cos(x) @ values[0]], 3, dense)
+        return [y.sum(), jnp.tanh(y), x, values[2]]
+
+    check(function, 6, 6)
+
+
+def test_results_of_copies_that_are_read_later():
+    def function(values):
+        *weights, x = values
+        seen = []
+        for i in range(6):
+            x = dense(weights[2 * i : 2 * i + 2], x)
+            seen.append(x)
+        return [x, seen[1], seen[4] + seen[0]]
+
+    check(function, 6, 6)
+
+
+def test_layers_that_share_weights():
+    check(lambda v: [chain([v[0], v[1]] * 6 + [v[-1]], 6, dense)], 1, 6)
+
+
+def test_layers_with_other_numbers_stay():
+    def layer_with(scale):
+        return lambda weights, x: dense(weights, x) * scale
+
+    def function(values):
+        *weights, x = values
+        for i in range(6):
+            x = layer_with(1.0 + 0.1 * i)(weights[2 * i : 2 * i + 2], x)
+        return [x]
+
+    check(function, 6, 0)
+
+
+def test_layers_that_are_wired_otherwise_stay():
+    """One layer adds its own input, the next one the input of all."""
+
+    def function(values):
+        *weights, first = values
+        x = first
+        for i in range(8):
+            x = dense(weights[2 * i : 2 * i + 2], x) + (first if i == 3 else x)
+        return [x]
+
+    check(function, 8, 3 + 4)
+
+
+def test_short_programs_are_left_alone():
+    traced = trace(layers(2), structs(2))
+    assert len(traced.program.jaxpr.eqns) < 2 * LEAST_SAVED
+    assert traced.lowerable is traced.jitted
+    assert calls(traced) == 0
+
+
+def test_symbolic_sizes():
+    given = structs(6, BATCH)
+    program = trace(layers(6), given)
+    assert calls(program) == 6
+    module = lower(program, ("cpu", "tpu")).portable
+    assert module.module
+
+
+@pytest.mark.parametrize("derivative", ["jvp", "vjp"])
+@pytest.mark.parametrize(
+    ("scales", "expected"), [([2] * 6, 6), ([2, 2, 2, 3, 3, 3], 6), ([2, 3] * 3, 3)]
+)
+def test_layers_with_derivatives_of_their_own(derivative, scales, expected):
+    """The same function, but another derivative: gradients scaled by layer."""
+
+    def scaled_gradient(scale):
+        def plain(x):
+            return x * 1.0
+
+        if derivative == "jvp":
+            function = jax.custom_jvp(plain)
+            function.defjvp(lambda x, t: (x[0] * 1.0, t[0] * scale))
+        else:
+            function = jax.custom_vjp(plain)
+            function.defvjp(lambda x: (x * 1.0, None), lambda _, g: (g * scale,))
+        return function
+
+    def function(values):
+        *weights, x = values
+        for i, scale in enumerate(scales):
+            x = scaled_gradient(scale)(dense(weights[2 * i : 2 * i + 2], x))
+        return [x]
+
+    check(function, 6, expected)
+
+
+def test_second_derivatives_are_compared():
+    """Function and derivative are the same; the derivative of the derivative is not."""
+
+    def slope_of(curvature):
+        @jax.custom_jvp
+        def slope(x):
+            return x * 2.0
+
+        slope.defjvp(lambda x, t: (slope(x[0]), t[0] * curvature))
+
+        @jax.custom_jvp
+        def square(x):
+            return x * x
+
+        square.defjvp(lambda x, t: (square(x[0]), t[0] * slope(x[0])))
+        return square
+
+    def function(curvatures):
+        def run(values):
+            *weights, x = values
+            for i, curvature in enumerate(curvatures):
+                x = slope_of(curvature)(dense(weights[2 * i : 2 * i + 2], x))
+            return [x]
+
+        return run
+
+    assert calls(trace(function([2.0] * 5), structs(5))) == 5
+    assert calls(trace(function([2.0, 2.0, 2.0, 2.0, 5.0]), structs(5))) == 4
+
+
+def test_rules_that_fail_are_left_to_the_export():
+    @jax.custom_vjp
+    def wrong(x):
+        return x * 1.0
+
+    wrong.defvjp(lambda x: (x, None), lambda _, g: 1 / 0)
+    check_free = layers(6, lambda weights, x: wrong(dense(weights, x)))
+    assert calls(trace(check_free, structs(6))) == 0
+
+
+def test_arrays_that_layers_close_over_stay_apart():
+    held = [jnp.full((WIDTH, 100), float(i)) for i in range(6)]
+
+    def function(values):
+        *weights, x = values
+        for i in range(6):
+            x = dense(weights[2 * i : 2 * i + 2], x) + (x @ held[i]).sum(-1, keepdims=True)
+        return [x]
+
+    traced = trace(function, structs(6))
+    assert {id(each) for each in traced.constants} == {id(each) for each in held}
+    want = jax.jit(function)(operands(6))[0]
+    got = traced.with_constants([*operands(6), *traced.constants])[0]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_loops_branches_and_remat_in_layers():
+    def layer(weights, x):
+        x = jax.checkpoint(dense)(weights, x)
+        x = jax.lax.fori_loop(0, 2, lambda i, x: dense(weights, x) * 0.5, x)
+        return jax.lax.cond(x.sum() > 0, jnp.sin, jax.nn.relu, x) + dense(weights, x)
+
+    check(layers(4, layer), 4, 4)
+
+
+def test_a_layer_of_layers_is_one_function():
+    """Where pairs repeat, a pair is what repeats."""
+
+    def pair(weights, x):
+        return jnp.sin(dense(weights, jnp.cos(dense(weights, x))))
+
+    check(layers(4, pair), 4, 4)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=8))
+def test_any_order_of_layers_gives_what_it_gave(order):
+    """Layers of four kinds, in any order."""
+    kinds = [
+        dense,
+        lambda weights, x: dense(weights, x) * 0.5 + x,
+        lambda weights, x: dense(weights[::-1], x),
+        lambda weights, x: jnp.sin(dense(weights, x)),
+    ]
+
+    def function(values):
+        *weights, x = values
+        for i, kind in enumerate(order):
+            x = kinds[kind](weights[2 * i : 2 * i + 2], x)
+        return [x]
+
+    given = operands(len(order))
+    program = trace(function, structs(len(order)))
+    want = function(given)[0]
+    np.testing.assert_allclose(program.lowerable(given)[0], want, rtol=1e-5, atol=1e-5)
+
+
+def operations(program, seen):
+    """How many operations a program has; those of a function count once, however often called."""
+    jaxpr = getattr(program, "jaxpr", program)
+    if id(jaxpr) in seen:
+        return 0
+    seen.add(id(jaxpr))
+    inner = [each for equation in jaxpr.eqns for each in inner_programs(equation)]
+    return len(jaxpr.eqns) + sum(operations(each, seen) for each in inner)
+
+
+def test_layers_more_are_a_few_calls_more():
+    """In the program, in its gradient, and in the gradient of that."""
+    sizes = {}
+    for count in (4, 8):
+        program = trace(layers(count), structs(count, BATCH))
+        sizes[count] = [operations(program.program, set())]
+        for _ in range(2):
+            program = vjp(program, range(2 * count), range(len(program.results)))
+            sizes[count].append(operations(program.program, set()))
+    growth = [large - small for small, large in zip(sizes[4], sizes[8], strict=True)]
+    assert all(more <= 4 * calls for more, calls in zip(growth, (1, 3, 24), strict=True)), sizes
+
+
+def test_a_transformer_is_one_layer_and_calls():
+    net = pax.nets.Transformer(8, 2, 5, 0.0).eval()
+    leaves, tree = jax.tree.flatten(net)
+    given = [*leaves, np.ones((2, 3, 8), np.float32)]
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
+    traced = trace(lambda values: [tree.unflatten(values[:-1])(values[-1])], like)
+    assert calls(traced) == 5
+    assert {"dot_general", "rsqrt"} <= jaxpr_primitives(traced.program)
+    np.testing.assert_allclose(traced.lowerable(given)[0], jax.jit(net)(given[-1]), rtol=1e-5)
+
+
+def test_nothing_repeats():
+    assert outline(jax.make_jaxpr(lambda x: jnp.sin(x) * 2)(X)) is None
