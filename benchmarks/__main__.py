@@ -8,6 +8,8 @@ import platform
 import sys
 from importlib.metadata import version
 
+from pax_export.core._compiled import compiled
+
 TOPICS = ("imports", "tree", "edit", "step", "trace", "deep", "exports", "scaling")
 
 
@@ -28,7 +30,11 @@ def _machine() -> str:
     names = ("jax", "equinox", "flax", "dm-haiku", "tensorflow", "orbax-export")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     cores = os.cpu_count()
-    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, {versions}\n"
+    way = "in C" if compiled else "in Python"
+    return (
+        f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, {versions}; "
+        f"flatten and unflatten of modules {way}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -21,10 +23,11 @@ ROOT = Path(__file__).parent.parent
 def wheel(tmp_path_factory):
     """A wheel built from a copy of the sources, as a release would be."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for package in ("pax_export", "tests"):
-        shutil.copytree(ROOT / package, source / package)
+        built = shutil.ignore_patterns("*.so", "*.pyd")  # in place, for this environment
+        shutil.copytree(ROOT / package, source / package, ignore=built)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", out, source], check=True, timeout=900)
     (path,) = out.glob("*.whl")
@@ -45,6 +48,56 @@ def test_wheel_holds_every_source_file_and_the_typing_marker(wheel):
 def test_wheel_holds_nothing_but_the_package(wheel):
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"pax_export"}
+
+
+def compiled_names(archive):
+    return [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]
+
+
+def test_wheel_holds_the_compiled_round_trip_for_every_python(wheel):
+    if not compiled_names(wheel):
+        pytest.skip("no compiler here, or no headers of Python: the wheel goes without")
+    (name,) = compiled_names(wheel)
+    assert name.startswith("pax_export/core/_round_trip.")
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert "-cp311-abi3-" in Path(wheel.filename).name
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """The names in a source release, and those in a wheel built from it without a compiler."""
+    out = tmp_path_factory.mktemp("release")
+    backend = "import setuptools.build_meta as b; print(b.{}({!r}))"
+    quiet = {**os.environ, "CC": str(out / "no-compiler"), "CFLAGS": ""}
+
+    def build(directory, what):
+        code = backend.format(what, str(out))
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, cwd=directory, env=quiet, capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, done.stderr
+        return out / done.stdout.splitlines()[-1]
+
+    source = out / "source"
+    source.mkdir()
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    shutil.copytree(ROOT / "pax_export", source / "pax_export", ignore=ignored)
+    with tarfile.open(build(source, "build_sdist")) as archive:
+        sources = archive.getnames()
+        archive.extractall(out, filter="data")
+    with zipfile.ZipFile(build(out / sources[0].split("/")[0], "build_wheel")) as archive:
+        return sources, archive.namelist()
+
+
+def test_a_source_release_builds_without_a_compiler(release):
+    sources, names = release
+    ends = {name.split("/", 1)[-1] for name in sources}
+    assert {"setup.py", "pax_export/core/_round_trip.c"} <= ends
+    assert "pax_export/core/_tree.py" in names
+    assert not [name for name in names if name.endswith((".so", ".pyd"))]
 
 
 def test_wheel_metadata(wheel):

@@ -5,7 +5,7 @@ results, so this file is the hot path of the whole library.  Three ideas keep
 it short:
 
 * The pair that jax wants from a flatten, ``(children, layout)``, is kept on the
-  instance.  Flattening is then one attribute read in C.  Only what changes an
+  instance.  Flattening is then one attribute read.  Only what changes an
   attribute brings the pair up to date.
 * A `Layout` says everything about a module that is not a child.  Layouts are
   interned, so treedefs compare by identity.
@@ -13,7 +13,8 @@ it short:
   attributes are filled in when somebody first looks.  Most rebuilt modules are
   only handed on to the next call.
 
-docs/decisions/flatten.md has the measurements and what was tried first.
+The two functions that jax calls have a form in C (see `_compiled.py`), which does
+the same faster.  docs/decisions/flatten.md has the measurements and what was tried first.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import jax
 import numpy as np
 
 from pax_export._jax import is_tracer
+from pax_export.core._compiled import fastest_flatten, fastest_unflatten
 from pax_export.core._layout import Layout, intern_layout
 from pax_export.core._static import StaticLeaf, copy_containers, has_container
 
@@ -69,7 +71,7 @@ class Node:
         if name == "_pax_flat":
             made = unfold(self) or settle_changes(self)
             return self._pax_flat if made else _flatten_afresh(self)
-        if name.startswith("_pax_") and name in Node.__slots__:
+        if name in _MAY_BE_ABSENT:
             return None
         if fill(self):
             return getattr(self, name)
@@ -80,6 +82,8 @@ class Node:
         )
 
 
+_MAY_BE_ABSENT = frozenset([name for name in Node.__slots__ if name.startswith("_pax_")])
+
 attributes_now = Node.__dict__["__dict__"].__get__  # the dict as it is, maybe unfilled
 _get_flat = Node.__dict__["_pax_flat"].__get__
 set_flat = Node.__dict__["_pax_flat"].__set__
@@ -88,7 +92,10 @@ set_kinds = Node.__dict__["_pax_kinds"].__set__
 _set_layout = Node.__dict__["_pax_layout"].__set__
 set_folded = Node.__dict__["_pax_folded"].__set__
 set_owner = Node.__dict__["_pax_owner"].__set__
-flatten: Callable[[Node], tuple[tuple, Layout]] = operator.attrgetter("_pax_flat")
+flatten_in_python = operator.attrgetter("_pax_flat")
+flatten: Callable[[Node], tuple[tuple, Layout]] = fastest_flatten(
+    Node.__dict__["_pax_flat"], flatten_in_python
+)
 
 
 class EmptyNode:
@@ -304,7 +311,7 @@ def _is_wrapped(value: object) -> bool:
 # --- from (children, layout) back to a module --------------------------------
 
 
-def unflatten(layout: Layout, children: Iterable) -> Any:
+def unflatten_in_python(layout: Layout, children: Iterable, /) -> Any:
     """Makes a module of a layout and its children; never runs a constructor."""
     node = _object_new(layout.cls)
     if layout.lazy:
@@ -312,6 +319,11 @@ def unflatten(layout: Layout, children: Iterable) -> Any:
     else:
         _rebuild(node, layout, tuple(children))
     return node
+
+
+unflatten: Callable[[Layout, Iterable], Any] = fastest_unflatten(
+    Node.__dict__["_pax_flat"], Layout, unflatten_in_python
+)
 
 
 def _rebuild(node: Node, layout: Layout, children: tuple) -> None:

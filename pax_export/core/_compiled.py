@@ -1,0 +1,51 @@
+"""Whether modules go through jax in C or in Python, with one behaviour.
+
+`_round_trip.c` is compiled when the package is installed, where that can be
+done.  ``PAX_EXPORT_PURE_PYTHON=1`` in the environment leaves it unused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterable
+from types import MemberDescriptorType
+from typing import Any
+
+
+def _load() -> Any:
+    """The compiled module; None where there is none, or where it is turned off."""
+    if os.environ.get("PAX_EXPORT_PURE_PYTHON", "0") not in ("", "0"):
+        return None
+    try:
+        return importlib.import_module("pax_export.core._round_trip")
+    except ImportError:  # not compiled, or for another kind of machine
+        return None
+
+
+_round_trip = _load()
+compiled = _round_trip is not None
+
+
+def fastest_flatten(
+    flat: MemberDescriptorType, otherwise: Callable[[Any], tuple]
+) -> Callable[[Any], tuple]:
+    """A function that reads the slot `flat`, and asks `otherwise` if it is empty."""
+    return _round_trip.make_flatten(flat, otherwise) if compiled else otherwise
+
+
+def fastest_unflatten(
+    flat: MemberDescriptorType, layout: type, otherwise: Callable[[Any, Iterable], Any]
+) -> Callable[[Any, Iterable], Any]:
+    """A function that makes a module of a layout and its children.
+
+    Args:
+        flat: the slot of a module for ``(children, layout)``.
+        layout: the class of layouts.  Its slot `cls` holds the class of the module,
+            and `lazy` says whether filling the slot `flat` is all there is to do.
+        otherwise: makes all other modules.
+    """
+    if not compiled:
+        return otherwise
+    slots = vars(layout)
+    return _round_trip.make_unflatten(flat, slots["lazy"], slots["cls"], otherwise)

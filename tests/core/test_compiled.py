@@ -1,0 +1,207 @@
+"""Flatten and unflatten in C do what those in Python do."""
+
+import abc
+import copy
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pax_export as pax
+from pax_export._errors import ImmutableModuleError
+from pax_export.core import _compiled, _tree, mutable
+from pax_export.core._layout import Layout
+from tests.core.models import Dense, Net
+
+ROOT = Path(__file__).parent.parent.parent
+
+needs_compiled = pytest.mark.skipif(
+    not _compiled.compiled,
+    reason="flatten and unflatten run in Python here: no compiler when pax_export was "
+    "installed, or PAX_EXPORT_PURE_PYTHON is set",
+)
+
+
+class InPython:
+    flatten = staticmethod(_tree.flatten_in_python)
+    unflatten = staticmethod(_tree.unflatten_in_python)
+
+
+class InC:
+    flatten = staticmethod(_tree.flatten)
+    unflatten = staticmethod(_tree.unflatten)
+
+
+@pytest.fixture(params=[InPython, pytest.param(InC, marks=needs_compiled)])
+def way(request):
+    return request.param
+
+
+def again(way, module):
+    children, layout = way.flatten(module)
+    return way.unflatten(layout, children)
+
+
+def test_the_pair_is_kept_and_nothing_else(way):
+    module = Dense()
+    children, layout = way.flatten(module)
+    new = way.unflatten(layout, children)
+    assert type(new) is Dense and _tree.attributes_now(new) == {}
+    pair = way.flatten(new)
+    assert pair[0] is children and pair[1] is layout and way.flatten(new) is pair
+    assert new == module and list(vars(new)) == list(vars(module))
+
+
+@pytest.mark.parametrize("make", [Dense, Net, pax.Module, lambda: pax.Linear(2, 3)])
+def test_round_trips(way, make):
+    module = make()
+    new = again(way, module)
+    assert new is not module and new == module
+    for other in (pickle.loads(pickle.dumps(new)), copy.deepcopy(again(way, module))):
+        assert jax.tree.structure(other) == jax.tree.structure(module)
+    assert weakref.ref(new)() is new
+    with pytest.raises(ImmutableModuleError):
+        new.anything = 1
+
+
+def test_a_module_with_containers_is_filled_at_once(way):
+    module = Net()
+    new = again(way, module)
+    assert _tree.attributes_now(new)["options"] == module.options
+    assert new.options is not module.options
+    module.layers.append(Dense())
+    assert way.flatten(module)[0] != way.flatten(new)[0]
+
+
+def test_tracers(way):
+    layout = way.flatten(Dense())[1]
+    call = jax.jit(lambda children, x: way.unflatten(layout, children)(x))
+    assert call((jnp.ones((2, 3)), jnp.ones(3)), jnp.ones((1, 2))).tolist() == [[3, 3, 3]]
+
+
+def test_folded_modules_and_changed_ones(way):
+    module = Dense()
+    leaves, treedef = jax.tree.flatten(module)
+    folded = _tree.folded(treedef, leaves)
+    assert way.flatten(folded)[0][0] is module.weight
+    with mutable(module) as changed:
+        changed.bias = jnp.ones(3)
+        assert way.flatten(changed)[0][1] is changed.bias
+
+
+def test_cycles_are_collected(way):
+    children, layout = way.flatten(Dense())
+    box = []
+    new = way.unflatten(layout, (box, *children[1:]))
+    box.append(new)
+    alive = weakref.ref(new)
+    del new, box
+    gc.collect()
+    assert alive() is None
+
+
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def method(self): ...
+
+
+def failures(way):
+    """Calls that go wrong in every way."""
+    empty = Layout.__new__(Layout)
+    no_class = Layout.__new__(Layout)
+    no_class.lazy = True
+    odd = Layout.__new__(Layout)
+    odd.lazy, odd.cls = True, 3
+    abstract = Layout.__new__(Layout)
+    abstract.lazy, abstract.cls = True, Abstract
+    foreign = Layout.__new__(Layout)
+    foreign.lazy, foreign.cls = True, dict
+    yield from ([way.unflatten, x, ()] for x in (3, empty, no_class, odd, abstract, foreign))
+    yield from ([way.flatten, x] for x in (3, None, jnp.ones(1)))
+
+
+def said(function, *arguments):
+    with pytest.raises(Exception) as error:
+        function(*arguments)
+    return type(error.value), str(error.value)
+
+
+@needs_compiled
+def test_errors_are_those_of_python():
+    for in_c, in_python in zip(failures(InC), failures(InPython), strict=True):
+        assert said(*in_c) == said(*in_python)
+    assert said(InC.unflatten, 1) == (TypeError, "unflatten takes 2 arguments, got 1")
+    assert said(InC.unflatten, 1, 2, 3)[0] is said(InPython.unflatten, 1, 2, 3)[0] is TypeError
+    assert said(InC.flatten)[0] is TypeError
+
+
+@needs_compiled
+@pytest.mark.parametrize("arguments", [(), (1, len), (_tree.Node, len)])
+def test_only_slots_are_taken_for_slots(arguments):
+    make = sys.modules["pax_export.core._round_trip"]
+    assert said(make.make_flatten, *arguments)[0] is TypeError
+    assert said(make.make_unflatten, *arguments, *arguments)[0] is TypeError
+
+
+def test_nothing_is_leaked(way):
+    children, layout = way.flatten(Dense())
+    watched = [Dense, layout, children, layout.lazy, None, (), *children]
+
+    def rounds():
+        for _ in range(1000):
+            way.flatten(way.unflatten(layout, children))
+            for function, *arguments in failures(way):
+                try:
+                    function(*arguments)
+                except (TypeError, AttributeError):
+                    pass
+
+    rounds()
+    gc.collect()
+    before, objects = [sys.getrefcount(x) for x in watched], len(gc.get_objects())
+    rounds()
+    gc.collect()
+    assert len(gc.get_objects()) - objects < 500
+    # Objects that are shared by all Python, as True and None, are counted elsewhere too.
+    assert all(sys.getrefcount(x) - old < 500 for x, old in zip(watched, before))
+
+
+def test_threads(way):
+    children, layout = way.flatten(Dense())
+    bad = []
+
+    def work():
+        for _ in range(2000):
+            new = way.unflatten(layout, children)
+            if way.flatten(new)[0] is not children or new.din != 2:
+                bad.append(new)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bad == []
+
+
+@needs_compiled
+def test_the_environment_turns_it_off():
+    """And then all that holds of modules as pytrees holds of the functions of Python."""
+    code = (
+        "import sys, pytest; from pax_export.core import _compiled, _tree; "
+        "assert not _compiled.compiled and _tree.unflatten is _tree.unflatten_in_python; "
+        "sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', 'tests/core/test_tree.py']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900,
+        env={**os.environ, "PAX_EXPORT_PURE_PYTHON": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
