@@ -142,6 +142,28 @@ def test_a_constructor_that_looks_at_values():
     assert "pax.sharding.shard(constructor(), ...)" in caught.value.write
 
 
+@pytest.mark.parametrize(
+    ("given", "got", "write"),
+    [
+        ({"rows": 1, "columns": -1}, "dict for the devices: {'rows': 1, 'columns': -1}",
+         "make_mesh(rows=1, columns=-1)"),
+        ({}, "dict for the devices: {}", "make_mesh(data=4, model=2)"),
+        (8, "int for the devices: 8", "make_mesh(data=4, model=2)"),
+        ((4, 2), "tuple for the devices: (4, 2)", "make_mesh(data=4, model=2)"),
+        ([("data", 1)], "list for the devices: [('data', 1)]", "make_mesh(data=4, model=2)"),
+        ("data", "str for the devices: 'data'", "make_mesh(data=4, model=2)"),
+    ],
+)  # fmt: skip
+def test_axes_where_devices_are_expected(given, got, write):
+    with pytest.raises(InvalidArgumentTypeError) as caught:
+        sharding.make_mesh(given)
+    assert str(caught.value) == (
+        "A mesh is made of devices, and its axes are given by name.\n"
+        f"  got: {got}\n"
+        f"  write: {write}, with devices=jax.devices()[:n] for some of them"
+    )
+
+
 WRONG_TYPES = {
     "rules": lambda: table([("*", P())]),
     "key": lambda: table({int: P()}),
