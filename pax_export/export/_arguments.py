@@ -85,6 +85,16 @@ class Arguments:
             write=_dtype_names.name_of(self._dtypes[name]),
         )
 
+    def check_dtypes(self, given: Mapping[str, str], cause: Exception | None = None) -> None:
+        """Refuses dtypes, given by name, that the function was not exported for.
+
+        Raises:
+            InvalidArgumentTypeError: because of `cause`, if there is one.
+        """
+        for name, dtype in given.items():
+            if dtype != _dtype_names.name_of(self._dtypes[name]):
+                raise self.wrong_dtype(name, dtype) from cause
+
     def check_shapes(self, shapes: Mapping[str, tuple], cause: Exception | None = None) -> None:
         """Refuses shapes that the function was not exported for, naming the input.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pax_export._errors import ExportPathError
 from pax_export._optional import require
 from pax_export.export import _manifest
 from pax_export.export._arguments import Arguments, default_of, is_of_jax
+from pax_export.export._direct_call import direct_call
 from pax_export.export._manifest import Report, SignatureInfo
 from pax_export.export._nested import rebuild
 
@@ -77,27 +78,46 @@ class LoadedSignature:
         self._function = function
         self._tf = require("tensorflow", "tensorflow", "load")
         self._arguments = Arguments(key, info)
+        self._direct = direct_call(self._tf, function, info)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the exported function; see `LoadedModel`."""
         named = self._arguments.named(args, kwargs)
+        convert = self._prepare(named)
+        outputs = self._call(named)
+        return rebuild(self.info.result, lambda name: convert(outputs[name]))
+
+    def _prepare(self, named: dict[str, Any]) -> Callable[[Any], Any]:
+        """Makes tensors and arrays of numpy of all inputs; gives what converts the outputs."""
         # Inside of a tf.function nothing has a value yet.
-        eager = self._tf.executing_eagerly()
-        convert: Callable[[Any], Any] = _to_numpy if eager else _unchanged
+        convert: Callable[[Any], Any] = _to_numpy if self._tf.executing_eagerly() else _unchanged
         for name, value in named.items():
-            if self._tf.is_tensor(value):
+            if is_of_jax(value):
+                convert = _to_jax if convert is _to_numpy else convert
+            elif not isinstance(value, np.ndarray) and self._tf.is_tensor(value):
                 convert = _unchanged
                 continue
-            if convert is _to_numpy and is_of_jax(value):
-                convert = _to_jax
-            named[name] = self._tf.constant(self._arguments.array(name, value))
+            named[name] = self._arguments.array(name, value)
+        return convert
+
+    def _call(self, named: Mapping[str, Any]) -> Any:
+        kind = self._direct and self._direct.kind(named)
+        if self._direct and self._direct.knows(kind):
+            return self._direct(named)
+        tf = self._tf
+        tensors = {
+            name: tf.constant(value) if isinstance(value, np.ndarray) else value
+            for name, value in named.items()
+        }
         try:
-            outputs = self._function(**named)
-        except (TypeError, ValueError, self._tf.errors.InvalidArgumentError) as error:
-            shapes = {name: tuple(value.shape) for name, value in named.items()}
-            self._arguments.check_shapes(shapes, error)
+            outputs = self._function(**tensors)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            self._arguments.check_dtypes({n: t.dtype.name for n, t in tensors.items()}, error)
+            self._arguments.check_shapes({n: tuple(t.shape) for n, t in tensors.items()}, error)
             raise
-        return rebuild(self.info.result, lambda name: convert(outputs[name]))
+        if self._direct:
+            self._direct.learn(kind)
+        return outputs
 
 
 def _unchanged(tensor: Any) -> Any:
