@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from tests.docs.pages import ROOT, PageError, blocks, pages, run
@@ -9,6 +10,16 @@ from tests.docs.pages import ROOT, PageError, blocks, pages, run
 WITH_CODE = [page for page in pages() if any(blocks(page))]
 
 
+@pytest.fixture
+def quick_compiler():
+    """What pages show hardly depends on how well XLA compiles, and it takes less time."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
