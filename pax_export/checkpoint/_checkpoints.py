@@ -362,8 +362,17 @@ class Checkpoints:
             f"The checkpoint of step {step} was not written.",
             where=str(self.directory),
             got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:400],
-            write="a directory that you may write to, on a disk with room",
+            write=_advice(),
         )
+
+
+def _advice() -> str:
+    """What helps where a checkpoint could not be written."""
+    place = "a directory that you may write to, on a disk with room"
+    # Where a process is lost, the others hear of it as an error of the exchange between them.
+    if jax.process_count() == 1:
+        return place
+    return f"all processes started again, if one was lost; else {place}"
 
 
 def _is_step(name: str) -> bool:

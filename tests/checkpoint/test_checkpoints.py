@@ -291,9 +291,21 @@ def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch)
             message = refusal(OSError, checkpoints.save, 2, x=jnp.zeros(3), metrics={"loss": 0})
         assert "The checkpoint of step 2 was not written." in message
         assert "got: OSError: No space left on device" in message
+        assert "write: a directory that you may write to, on a disk with room" in message
         assert checkpoints.best == 1
         checkpoints.save(3, x=jnp.zeros(3), metrics={"loss": 2})
     assert checkpoints.steps == (1, 3)
+
+
+def test_a_save_that_fails_among_processes_may_mean_a_lost_one(tmp_path, monkeypatch):
+    def lost(*_):
+        monkeypatch.setattr(jax, "process_count", lambda *_: 2)
+        raise RuntimeError("Gloo: connection closed by peer")
+
+    checkpoints = Checkpoints(tmp_path / "run")
+    monkeypatch.setattr("pax_export.checkpoint._orbax.save", lost)
+    message = refusal(OSError, checkpoints.save, 2, x=jnp.zeros(3))
+    assert "write: all processes started again, if one was lost; else a directory" in message
 
 
 def _full(*_):
