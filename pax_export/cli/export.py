@@ -19,7 +19,7 @@ _TARGETS = {
 }
 #: Options that are called otherwise than the arguments that they become.
 _FLAGS = {"constraints": "--constraint", "platforms": "--platform", "vjp_order": "--vjp-order"}
-_VALIDATE = {"here": True, "process": "process", "no": False}
+_VALIDATE = {"here": True, "process": "process", "variables": "variables", "no": False}
 
 _EPILOG = f"""\
 examples:
@@ -83,9 +83,20 @@ def add(commands: Any) -> None:
         help="a machine to lower for; all of them without this option",
     )
     parser.add_argument("--consumer", metavar='"tensorflow>=2.17"')
-    parser.add_argument("--vjp-order", type=int, metavar="N", help="of stablehlo: keep gradients")
+    parser.add_argument(
+        "--vjp-order",
+        type=int,
+        metavar="N",
+        help="of savedmodel and stablehlo: how often it can be differentiated",
+    )
     parser.add_argument("--weights", choices=("arguments", "constants"), help="of stablehlo")
-    parser.add_argument("--validate", choices=tuple(_VALIDATE), default="here")
+    parser.add_argument(
+        "--validate",
+        choices=tuple(_VALIDATE),
+        default="here",
+        help="test calls in this process (here) or in another, or, of savedmodel, compare the "
+        "stored variables only; here, if not given",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing directory")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(call=_call)
@@ -138,6 +149,12 @@ def _given(options: argparse.Namespace, write: Any) -> dict[str, Any]:
                 got=f"{_FLAGS.get(name, '--' + name)} with --target {options.target}",
                 write=f"--target {' or '.join(_targets_with(name))}",
             )
+    if options.validate == "variables" and options.target != "savedmodel":
+        raise InvalidArgumentError(
+            "Only a SavedModel has variables to compare.",
+            got=f"--validate variables with --target {options.target}",
+            write="--validate here, or --validate process",
+        )
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -110,6 +110,19 @@ def test_an_existing_directory_needs_overwrite(here, capsys):
     assert export(*arguments, "--overwrite") == 0
 
 
+def test_variables_alone_are_compared(here, capsys):
+    arguments = ("cli_factories:net", "out", "--input", "n, 3", "--validate", "variables")
+    assert export(*arguments, "--target", "tflite") == 1
+    error = capsys.readouterr().err
+    assert "Only a SavedModel has variables to compare." in error
+    assert "got: --validate variables with --target tflite" in error
+    assert not (here / "out").exists()
+    assert export(*arguments, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["validated"] == "variables"
+    assert report["largest_error"] == {}
+
+
 def test_state_is_refused_or_updated(here, capsys):
     arguments = ("cli_factories:counting", "out", "--input", "n", "--validate", "no")
     assert export(*arguments) == 1
