@@ -75,15 +75,24 @@ def _turn(function: Callable[[], object], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def table(title: str, rows: list[Row], goal: str = "") -> str:
-    """The rows as a Markdown table."""
+def table(title: str, rows: list[Row], goal: str = "", pax: str = "") -> str:
+    """The rows as a Markdown table.
+
+    Args:
+        title: stands above it.
+        rows: of the candidates.
+        goal: what this project set out to reach.
+        pax: what PAX 0.5.9 reached, which the jax of today does not run.
+    """
     lines = [f"### {title}", "", "| | median | ratio | least | ratio |", "|---|---|---|---|---|"]
     lines += [
         f"| {row.name} | {_text(row.seconds)} | {row.ratio:.2f} "
         f"| {_text(row.least)} | {row.least_ratio:.2f} |"
         for row in rows
     ]
-    return "\n".join([*lines, *(["", f"Goal: {goal}."] if goal else []), ""])
+    notes = [f"Goal: {goal}."] if goal else []
+    notes += [f"PAX 0.5.9, on another machine: {pax}."] if pax else []
+    return "\n".join([*lines, *([""] if notes else []), " ".join(notes), ""])
 
 
 def _text(seconds: float) -> str:

@@ -29,12 +29,16 @@ def tables() -> Iterator[str]:
             "equinox, jax.jit": _equinox(jitted=False),
             "equinox, filter_jit": _equinox(jitted=True),
             "flax nnx, nnx.jit": _nnx(),
+            "dm-haiku, jax.jit": _haiku(),
         },
         rounds=41,
         least=5e-3,
     )
     yield table(
-        "jitted Adam step, 64 Linear", rows, "1.05 with jax.jit, 0.93 flat inside, 0.66 packed"
+        "jitted Adam step, 64 Linear",
+        rows,
+        "1.05 with jax.jit, 0.93 flat inside, 0.66 packed",
+        "1.33, and 0.94 through its Flattener",
     )
 
 
@@ -160,3 +164,25 @@ def _nnx() -> Callable[[], Any]:
         return loss
 
     return lambda: step(net, optimizer, x, y)
+
+
+def _haiku() -> Callable[[], Any]:
+    import haiku as hk
+
+    def apply(x: jax.Array) -> jax.Array:
+        for _ in range(_LAYERS):
+            x = hk.Linear(_WIDTH)(x)
+        return x
+
+    net = hk.without_apply_rng(hk.transform(apply))
+    params = net.init(jax.random.key(0), _data()[0])
+
+    def loss_of(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.mean((net.apply(params, x) - y) ** 2)
+
+    def step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> tuple:
+        loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+        updates, state = _ADAM.update(grads, state)
+        return optax.apply_updates(params, updates), state, loss
+
+    return _loop(jax.jit(step), params, _ADAM.init(params))
