@@ -16,7 +16,7 @@ from jax.core import Tracer, eval_jaxpr
 from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_jaxpr_consts
 
-from pax_export._jaxpr import bound, inner_programs, jaxpr_constants
+from pax_export._jaxpr import bound, inner_programs, is_literal, jaxpr_constants
 
 __all__ = [
     "allow_symbolic_padding",
@@ -97,7 +97,7 @@ def call_with_constants(
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
 
     def read(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else values[atom]
+        return atom.val if is_literal(atom) else values[atom]
 
     for equation in jaxpr.eqns:
         given, name = [read(atom) for atom in equation.invars], equation.primitive.name

@@ -23,11 +23,21 @@ _WRAPPERS = {
 }
 
 
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a value that stands in the program, and no variable."""
+    return hasattr(atom, "val")
+
+
+def is_program(value: Any) -> bool:
+    """Whether a parameter of an equation is a program."""
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
 def inner_programs(equation: Any) -> Iterator[Any]:
     """The programs in an equation: what it calls, the body of a loop, branches."""
     for value in equation.params.values():
         for inner in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+            if is_program(inner):
                 yield inner
 
 
@@ -93,7 +103,7 @@ def _inlined(
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
 
     def read(atom: Any) -> Any:
-        return constant(atom.val) if hasattr(atom, "val") else values[atom]
+        return constant(atom.val) if is_literal(atom) else values[atom]
 
     for equation in jaxpr.eqns:
         given = [read(atom) for atom in equation.invars]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pax_export._jax import needed_part
-from pax_export._jaxpr import bound, inner_programs
+from pax_export._jaxpr import bound, inner_programs, is_literal, is_program
 
 _OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
@@ -65,7 +65,7 @@ class Alike:
 
     def _comparable(self, value: Any) -> Hashable:
         """A parameter as something that equals that of an equal equation."""
-        if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        if is_program(value):
             return self._program(value)
         if isinstance(value, (tuple, list)):
             return tuple(map(self._comparable, value))
@@ -82,13 +82,11 @@ class Alike:
         wires = {variable: i for i, variable in enumerate((*jaxpr.constvars, *jaxpr.invars))}
         equations = []
         for equation in jaxpr.eqns:
-            read = tuple(wires.get(a) for a in equation.invars if not hasattr(a, "val"))
+            read = tuple(wires.get(a) for a in equation.invars if not is_literal(a))
             equations.append((self._number(equation), read))
             for variable in equation.outvars:
                 wires[variable] = len(wires)
-        results = tuple(
-            _comparable_atom(a) if hasattr(a, "val") else wires[a] for a in jaxpr.outvars
-        )
+        results = tuple(_comparable_atom(a) if is_literal(a) else wires[a] for a in jaxpr.outvars)
         arguments = tuple(variable.aval for variable in jaxpr.invars)
         return arguments, tuple(equations), results, tuple(map(id, constants))
 
@@ -114,7 +112,7 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 def _comparable_atom(atom: Any) -> Hashable:
     """What an operand says of an equation: the value of a literal, the type of a variable."""
-    if not hasattr(atom, "val"):
+    if not is_literal(atom):
         return atom.aval
     if np.ndim(atom.val):
         return id(atom.val)

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from pax_export._jax import call_part
+from pax_export._jaxpr import is_literal
 from pax_export.export._alike import Alike
 
 #: Shorter copies are left where they are: a call says as much as they do.
@@ -88,40 +89,35 @@ def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
 
 
 def _value(atom: Any, values: dict[Any, Any]) -> Any:
-    return atom.val if _is_literal(atom) else values[atom]
-
-
-def _is_literal(atom: Any) -> bool:
-    return hasattr(atom, "val")
+    return atom.val if is_literal(atom) else values[atom]
 
 
 class _Wires:
-    """Where the values of a program are made, and where they are read last.
+    """Where the values of a program are read last, and how many are needed at each place.
 
     Attributes:
-        made: the number of the equation, by variable.
-        last: the number of the last equation that reads it; the number of all
-            equations for a result of the program.
+        last: by variable, the number of the last equation that reads it; for a
+            result of the program, how many equations there are.
         crossing: by equation, how many values are made before, and read by it or later.
     """
 
     def __init__(self, jaxpr: Any):
-        self.made = {out: i for i, equation in enumerate(jaxpr.eqns) for out in equation.outvars}
         self.last: dict[Any, int] = {}
         for i, equation in enumerate(jaxpr.eqns):
-            self.last.update((atom, i) for atom in equation.invars if not _is_literal(atom))
-        self.last.update((a, len(jaxpr.eqns)) for a in jaxpr.outvars if not _is_literal(a))
+            self.last.update((atom, i) for atom in equation.invars if not is_literal(atom))
+        self.last.update((a, len(jaxpr.eqns)) for a in jaxpr.outvars if not is_literal(a))
         change = np.zeros(len(jaxpr.eqns) + 2, np.int64)
-        for variable, place in self.made.items():
-            change[place + 1] += 1
-            change[max(self.last.get(variable, place), place) + 1] -= 1
+        for place, equation in enumerate(jaxpr.eqns):
+            for variable in equation.outvars:
+                change[place + 1] += 1
+                change[self.last.get(variable, place) + 1] -= 1
         self.crossing = np.cumsum(change)
 
     def read_from(self, equations: Sequence[Any]) -> list[Any]:
         """The variables that equations read and do not make, in order."""
         made = {out for equation in equations for out in equation.outvars}
         read = [atom for equation in equations for atom in equation.invars]
-        return list(dict.fromkeys(a for a in read if not _is_literal(a) and a not in made))
+        return list(dict.fromkeys(a for a in read if not is_literal(a) and a not in made))
 
     def used_after(self, equations: Sequence[Any], stop: int) -> set[tuple[int, int]]:
         """Which results of these equations are read later, by equation and place."""
@@ -183,7 +179,7 @@ def _wiring(equations: Sequence[Any]) -> list[Hashable]:
     wiring: list[Hashable] = []
     for i, equation in enumerate(equations):
         for atom in equation.invars:
-            if not _is_literal(atom):
+            if not is_literal(atom):
                 inner = made.get(atom)
                 wiring.append(outside.setdefault(atom, len(outside)) if inner is None else inner)
         made.update((out, (i, place)) for place, out in enumerate(equation.outvars))
