@@ -49,7 +49,7 @@ class Node:
         _pax_kinds: what each attribute is, of an open module whose layout waits
             for the next look (see `_change.py`).
         _pax_owner: who may change this module now (see `_mutable.py`).
-        _pax_folded: ``(leaves, treedef)`` of a module that nobody has looked at
+        _pax_folded: ``((leaves,), treedef)`` of a module that nobody has looked at
             since a jitted function returned it (see `_folded.py`).
     """
 
@@ -341,13 +341,14 @@ def _rebuild(node: Node, layout: Layout, children: tuple) -> None:
         attributes[name] = _unwrap_static_leaves(attributes[name])
 
 
-def folded(treedef: Any, leaves: Any) -> Any:
-    """The module with these leaves, made when somebody looks at it."""
+def folded(pair: tuple[tuple[Any], Any]) -> Any:
+    """The module of ``((leaves,), treedef)``, made when somebody looks at it."""
+    (leaves,), treedef = pair
     cls, layout = treedef.node_data()
     if not layout.lazy:
         return treedef.unflatten(leaves)
     node = _object_new(cls)
-    set_folded(node, (leaves, treedef))
+    set_folded(node, pair)
     return node
 
 
@@ -356,7 +357,7 @@ def unfold(node: Node) -> bool:
     pair = node._pax_folded
     if pair is None:
         return False
-    leaves, treedef = pair
+    (leaves,), treedef = pair
     set_flat(node, flatten(treedef.unflatten(leaves)))
     set_folded(node, None)  # last: another thread finds one or the other
     return True
