@@ -3,11 +3,14 @@
 Turn by turn, because a machine's speed drifts: what slows one candidate down
 slows the others down too, and the ratios of the medians stay.  Where other
 programs take the machine away again and again, the least times are steadier.
+The order is another in each round: whoever always came first, or after the same
+neighbour, would find other things in the processor's caches than the others.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -34,15 +37,18 @@ def compare(
         candidates: by name; the first is the floor that the others are compared with.
         rounds: how often each has its turn.
         least: how many seconds one turn lasts at least; a short function is
-            called as often as that takes.
+            called as often as that takes.  The first call of a turn finds its data
+            out of the caches, so turns are long where a user calls again and again.
     """
     calls = {name: _calls(function, least) for name, function in candidates.items()}
     times: dict[str, list[float]] = {name: [] for name in candidates}
+    turns, order = list(candidates.items()), random.Random(0)
     gc.collect()
     gc.disable()
     try:
         for _ in range(rounds):
-            for name, function in candidates.items():
+            order.shuffle(turns)
+            for name, function in turns:
                 times[name].append(_turn(function, calls[name]))
     finally:
         gc.enable()
