@@ -1,3 +1,5 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,14 @@ def test_key_is_split_for_weight_and_bias():
     weight_key, bias_key = jax.random.split(key)
     assert (layer.weight == jax.random.normal(weight_key, (4, 2)) / 2).all()
     assert (layer.bias == jax.random.normal(bias_key, (2,)) / 2).all()
+
+
+def test_initial_numbers_are_the_same_with_every_jax():
+    key = jax.random.PRNGKey(3)
+    layer = pax.Linear(3, 500, rng_key=key)
+    weight_key, bias_key = jax.random.split(key)
+    assert (layer.weight == jax.random.normal(weight_key, (3, 500)) * (1 / math.sqrt(3))).all()
+    assert (layer.bias == jax.random.normal(bias_key, (500,)) * (1 / math.sqrt(3))).all()
 
 
 def test_draws_one_key_and_none_if_given():
