@@ -48,12 +48,13 @@ class Progress:
         """Counts the time of its block under a name."""
         with self._lock:
             self._current = name
+            self.seconds.setdefault(name, 0.0)
             self._tell()
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.seconds[name] += time.perf_counter() - start
 
     def _begin(self) -> None:
         with self._lock:
@@ -62,7 +63,8 @@ class Progress:
 
     def _tell(self) -> None:
         if self._shown is not None and self._current:
-            self._shown.show(self._current, len(self.seconds))
+            # Phases are numbered as they first began: one may come twice, or be over.
+            self._shown.show(self._current, list(self.seconds).index(self._current))
 
 
 def _display(total: int) -> Any:

@@ -30,6 +30,20 @@ def test_a_long_save_names_its_phases(capfd):
     assert progress.seconds["lower"] >= 0.3
 
 
+def test_a_phase_keeps_its_number_when_it_is_over_or_comes_again(capfd):
+    with Progress(2, patience=0.05) as progress:
+        for name in ("lower", "write"):
+            with progress.phase(name):
+                pass
+        time.sleep(0.3)  # patience ends between two phases
+        with progress.phase("lower"):
+            pass
+    assert capfd.readouterr().err.splitlines() == [
+        "pax_export: write (2/2)",
+        "pax_export: lower (1/2)",
+    ]
+
+
 def test_a_terminal_gets_a_bar(capfd, monkeypatch):
     monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: True, raising=False)
     with Progress(2, patience=0.0) as progress, progress.phase("lower"):
