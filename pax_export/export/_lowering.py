@@ -81,6 +81,19 @@ class Traced:
     lowerable: Any
     results: tuple[jax.ShapeDtypeStruct, ...]
 
+    def run(self, operands: Sequence[Any]) -> Any:
+        """Runs the function on arrays of any shapes, as `jitted` does.
+
+        The arrays that it closes over are arguments here: XLA would copy and fold
+        them, and on the CPU it gives NaN for ``(x @ w).sum(-1)`` where w is a
+        constant of 16 MiB (jax 0.10.2 and 0.12.0.1).
+        """
+        if not self.constants:
+            return self.jitted(operands)
+        structs = [_dtypes.struct_of(value) for value in operands]
+        here = trace(self.function, structs, outlined=False)
+        return jax.jit(here.with_constants)([*operands, *here.constants])
+
     def read(self, count: int) -> frozenset[int]:
         """The operands on which the first so many results depend."""
         return read_arguments(self.program, count)

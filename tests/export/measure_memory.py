@@ -2,8 +2,9 @@
 
 python -m tests.export.measure_memory DIRECTORY MEBIBYTES KIND...
 
-A kind is jax, numpy (the arrays of the model) or trainable.  Prints the peak in
-MiB, for each kind and each way to validate.  Linux tells of it in /proc.
+A kind is jax, numpy (the arrays of the model), closed (arrays of numpy that the
+function closes over) or trainable.  Prints the peak in MiB, for each kind and each
+way to validate.  Linux tells of it in /proc.
 """
 
 from __future__ import annotations
@@ -28,13 +29,20 @@ def mebibytes(field):
 
 def model(size, kind):
     columns = size * 2**20 // 4 // PARTS // ROWS
-    full = np.full if kind == "numpy" else jnp.full
+    full = np.full if kind in ("numpy", "closed") else jnp.full
     params = {f"w{part}": full((ROWS, columns), np.float32(0.01 * part)) for part in range(PARTS)}
-    return params, lambda p, x: {name: (x @ w).sum(axis=-1) for name, w in p.items()}
+    if kind == "closed":
+        return {}, lambda p, x: apply(params, x)
+    return params, apply
+
+
+def apply(params, x):
+    return {name: (x @ w).sum(axis=-1) for name, w in params.items()}
 
 
 def peak(path, size, kind, validate):
-    given = jax.block_until_ready(model(size, kind)[0]), model(1, kind)[1]
+    given = model(size, kind)
+    jax.block_until_ready(given[0])
     before = mebibytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     export(given, path, kind, validate)

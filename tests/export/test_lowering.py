@@ -238,3 +238,11 @@ def test_a_gradient_of_gelu_asks_for_no_accuracy_that_old_readers_do_not_know():
     traced = trace(lambda v: [jax.nn.gelu(v[0], approximate=False)], (X,))
     lowered = lower(vjp(traced, (0,), (0,)), ALL)
     assert lowered.portable.stablehlo == (0, 9, 0)
+
+
+def test_a_traced_function_runs_with_arrays_of_other_sizes():
+    w = np.arange(400.0, dtype=np.float32).reshape(4, 100)
+    traced = trace(lambda given: [given[0] @ w], [jax.ShapeDtypeStruct((2, 4), "float32")])
+    assert len(traced.constants) == 1
+    for size in (2, 3):
+        np.testing.assert_array_equal(traced.run([jnp.ones((size, 4))])[0], [w.sum(0)] * size)

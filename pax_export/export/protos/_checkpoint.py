@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pax_export.export._tf_functions import tensorflow
 from pax_export.export._variables import Variable
 from pax_export.export.protos._objects import checkpoint_key
@@ -13,9 +15,11 @@ from pax_export.export.protos._objects import checkpoint_key
 #: The name under which TensorFlow looks for the objects.
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 #: A file of a checkpoint holds about so many bytes, or one larger variable.
-#: What TensorFlow cannot take over as it is, arrays of numpy, is copied for one
-#: file at a time.
+#: What TensorFlow cannot take over as it is, is copied for one file at a time.
 FILE_BYTES = 32 << 20
+
+#: What numpy and TensorFlow both know, and hand on without a copy.
+_SHARED = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
 
 
 def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: bytes) -> None:
@@ -43,8 +47,20 @@ def _write_part(prefix: str, part: Sequence[tuple[str, Any]]) -> None:
         prefix=prefix,
         tensor_names=[name for name, _ in part],
         shape_and_slices=[""] * len(part),
-        tensors=[tf.convert_to_tensor(value) for _, value in part],
+        tensors=[_tensor(tf, value) for _, value in part],
     )
+
+
+def _tensor(tf: Any, value: Any) -> Any:
+    """A tensor of the value, if possible in the same memory.
+
+    TensorFlow takes over arrays of jax by itself, but copies those of numpy, and
+    keeps a second copy of each that is larger than all before.
+    """
+    if isinstance(value, np.ndarray) and value.dtype in _SHARED:
+        if value.flags.c_contiguous and value.flags.writeable:  # else there is no capsule
+            return tf.experimental.dlpack.from_dlpack(value.__dlpack__())
+    return tf.convert_to_tensor(value)
 
 
 def _parts(named: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:

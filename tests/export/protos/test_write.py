@@ -147,6 +147,28 @@ def test_a_large_checkpoint_is_several_files(tmp_path, monkeypatch):
         np.testing.assert_array_equal(variables[name].numpy(), np.asarray(value))
 
 
+def arrays_of_numpy():
+    """Arrays that TensorFlow can take over as they are, and those that it cannot."""
+    whole = np.arange(1.0, 25.0, dtype=np.float32).reshape(4, 6)
+    bytewise = np.zeros(4 * 24 + 1, np.uint8)[1:].view(np.float32).reshape(4, 6)
+    bytewise[...] = whole
+    fixed = whole.copy()
+    fixed.flags.writeable = False
+    yield from {"whole": whole, "odd": bytewise, "fixed": fixed, "turned": whole.T}.items()
+    yield from {"parts": whole[::2, ::3], "none": whole[:0], "one": np.float32(3)}.items()
+    for dtype in (bool, np.int8, np.uint16, np.int32, np.float16, np.complex64, jnp.bfloat16):
+        yield np.dtype(dtype).name, whole.astype(dtype)
+
+
+def test_arrays_of_numpy_are_written_as_they_are(tmp_path):
+    params = dict(arrays_of_numpy())
+    to_saved_model((params, lambda p, x: x + p["one"]), tmp_path / "m", spec("n"))
+    variables = load(tmp_path / "m").variables
+    for name, value in params.items():
+        assert variables[name].dtype.name == value.dtype.name
+        np.testing.assert_array_equal(variables[name].numpy(), value)
+
+
 def test_odd_names_of_signatures_and_inputs(tmp_path):
     methods = {"a key/of-mine": lambda p, x: x + p, "other": lambda p, x: x["b c"] * p}
     inputs = {"a key/of-mine": spec("n"), "other": {"b c": spec("n"), "NoOp": spec("n")}}
