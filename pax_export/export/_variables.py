@@ -98,4 +98,4 @@ class Store:
 def _digest(array: np.ndarray) -> bytes:
     """Tells one array from another without a copy of it, where it lies in one piece."""
     flat = np.ascontiguousarray(array).reshape(-1)
-    return hashlib.sha256(flat.view(np.uint8)).digest()
+    return hashlib.sha256(flat.view(np.uint8).data).digest()
