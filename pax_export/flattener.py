@@ -8,12 +8,17 @@ from typing import Any, NamedTuple, Self
 from jax.tree_util import tree_flatten, tree_map, tree_structure, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError, MissingValueError
-from pax_export.core import Module
-from pax_export.core._by_name import picklable
-from pax_export.core._edit import set_training
-from pax_export.core._tree import flatten, is_array, is_node
-from pax_export.core._variant import restore, with_static
-from pax_export.core._walk import modules_and_leaves
+from pax_export.core import (
+    Module,
+    flatten,
+    is_array,
+    is_node,
+    modules_and_leaves,
+    picklable,
+    restore,
+    set_training,
+    with_static,
+)
 
 
 class _Structure(NamedTuple):

@@ -15,12 +15,19 @@ from jax.tree_util import (
 )
 
 from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
-from pax_export.core import Module, module_and_value
-from pax_export.core._edit import set_training
-from pax_export.core._mutable import adopt, is_open
-from pax_export.core._pure import require_module
-from pax_export.core._tree import STATIC, is_node, kind_of
-from pax_export.core._walk import modules_and_leaves, rebuilt
+from pax_export.core import (
+    STATIC,
+    Module,
+    adopt,
+    is_node,
+    is_open,
+    kind_of,
+    module_and_value,
+    modules_and_leaves,
+    rebuilt,
+    require_module,
+    set_training,
+)
 
 T = TypeVar("T")
 M = TypeVar("M")

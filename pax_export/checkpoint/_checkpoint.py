@@ -14,7 +14,7 @@ from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._placed import Restored, placed, require_target, sharding_to_read
 from pax_export.checkpoint._saved import Entry, full_name, named
 from pax_export.checkpoint._stored_array import StoredArray
-from pax_export.weights._report import LoadReport, compare, mismatch
+from pax_export.weights import LoadReport, compare, mismatch
 
 
 class Checkpoint:

@@ -10,8 +10,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.checkpoint._saved import Entry, is_plain
-from pax_export.weights._load import chosen_sharding, refuse_narrowing
-from pax_export.weights._report import LoadReport
+from pax_export.weights import LoadReport, chosen_sharding, refuse_narrowing
 
 
 class Restored(dict[str, Any]):

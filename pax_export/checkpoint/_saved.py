@@ -24,8 +24,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, U
 from pax_export._jax import is_tracer
 from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._orbax import ABOUT
-from pax_export.weights._dtypes import Description, describe, is_key
-from pax_export.weights._names import leaves_by_name
+from pax_export.weights import Description, describe, is_key, leaves_by_name
 
 #: Kinds of Python values that JSON gives back as they were.
 PLAIN = (bool, int, float, str)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.weights._dtypes import is_key
+from pax_export.weights import is_key
 
 
 class StoredArray:

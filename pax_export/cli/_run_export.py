@@ -70,16 +70,16 @@ Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 def _function(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
     """A signature as a function of arrays by name, and the dtypes of its inputs."""
-    from pax_export.export import _foreign
+    from pax_export.export.artifact import inspect
 
-    if _foreign.is_foreign(path):
+    if inspect.is_foreign(path):
         return _of_foreign(path, key)
     return _of_export(path, key)
 
 
 def _of_export(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
     from pax_export import export
-    from pax_export.export._nested import collect, rebuild
+    from pax_export.export.artifact.structure import collect, rebuild
 
     model = export.load(path)
     signature = model.signatures[_chosen(key, model.signatures)]
@@ -146,7 +146,7 @@ def _inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.n
 
 
 def _load(file: Path, dtype: str, name: str) -> np.ndarray:
-    from pax_export.export._dtype_names import numpy_dtype
+    from pax_export.export.artifact.dtypes import numpy_dtype
 
     try:
         array = np.load(file, allow_pickle=False)

@@ -34,10 +34,10 @@ def _call(options: argparse.Namespace) -> int:
 
 def _read(path: Path) -> Any:
     from pax_export import export
-    from pax_export.export import _foreign
+    from pax_export.export.artifact import inspect
 
-    if _foreign.is_foreign(path):
-        return _foreign.describe(path)
+    if inspect.is_foreign(path):
+        return inspect.describe(path)
     return export.Report.read(path)
 
 

@@ -51,11 +51,11 @@ def add(commands: Any) -> None:
 
 @told
 def _call(options: argparse.Namespace) -> int:
-    from pax_export.export import _recheck
+    from pax_export.export.validation import recheck
 
     model = _factory.make(options.against) if options.against else None
     methods = _factory.methods(options.method)
-    checks = _recheck.recheck(Path(options.path), model, methods, not options.not_finite)
+    checks = recheck.recheck(Path(options.path), model, methods, not options.not_finite)
     failed = [check for check in checks if check.problem]
     if options.json:
         report = {"valid": not failed, "checks": [dataclasses.asdict(each) for each in checks]}

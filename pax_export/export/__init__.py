@@ -12,20 +12,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pax_export._optional import is_installed, require
-from pax_export.export._load import LoadedModel, load
-from pax_export.export._manifest import Report
+from pax_export.export.artifact.report import Report
+from pax_export.export.formats.saved_model.load import LoadedModel, load
 
 # A process that serves what was exported may have no jax: it loads SavedModels, and no more.
 if TYPE_CHECKING or is_installed("jax"):
-    from pax_export.export._bundle import LoadedBundle
-    from pax_export.export._loaded_file import LoadedFile
-    from pax_export.export._remade import renew
-    from pax_export.export._retarget import RetargetReport, retarget
-    from pax_export.export._spec import spec
-    from pax_export.export._to_onnx import to_onnx
-    from pax_export.export._to_saved_model import to_saved_model
-    from pax_export.export._to_stablehlo import to_stablehlo
-    from pax_export.export._to_tflite import to_tflite
+    from pax_export.export.formats.loaded_file import LoadedFile
+    from pax_export.export.formats.onnx.export import to_onnx
+    from pax_export.export.formats.saved_model.export import to_saved_model
+    from pax_export.export.formats.stablehlo.bundle import LoadedBundle
+    from pax_export.export.formats.stablehlo.export import to_stablehlo
+    from pax_export.export.formats.stablehlo.renew import renew
+    from pax_export.export.formats.tflite.export import to_tflite
+    from pax_export.export.retargeting.retarget import RetargetReport, retarget
+    from pax_export.export.tracing.spec import spec
 
 if TYPE_CHECKING:
     from pax_export.export import orbax

@@ -14,12 +14,8 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import Module
-from pax_export.core._check import describe_array
-from pax_export.core._summary import summary_lines
-from pax_export.core._tree import is_array, is_node
-from pax_export.nn import Lambda
-from pax_export.nn._lambda import function_name
+from pax_export.core import Module, describe_array, is_array, is_node, summary_lines
+from pax_export.nn import Lambda, function_name
 
 
 def identity(x: Any) -> Any:

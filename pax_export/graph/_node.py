@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from pax_export._errors import InvalidArgumentTypeError, NotPicklableError
-from pax_export.core import Module, pure
-from pax_export.core._check import describe_array
-from pax_export.core._tree import is_array
+from pax_export.core import Module, describe_array, is_array, pure
 from pax_export.graph._layer import Spread, as_module, identity
 
 

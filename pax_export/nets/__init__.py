@@ -8,8 +8,9 @@ from pax_export.nets._resnet import (
     ResNet152,
     ResNet200,
 )
-from pax_export.nets._transformer import Transformer
+from pax_export.nets._transformer import DenseBlock, Transformer
 
+# What is imported and not listed is for other rooms of the package.
 __all__ = [
     "ResNet18",
     "ResNet34",

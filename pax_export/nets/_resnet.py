@@ -11,11 +11,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module
-from pax_export.nn._arguments import integer, zeros
-from pax_export.nn._batch_norm import BatchNorm2D
-from pax_export.nn._conv import Conv2D
-from pax_export.nn._linear import Linear
-from pax_export.nn._pool import max_pool
+from pax_export.nn import BatchNorm2D, Conv2D, Linear, integer, max_pool, zeros
 
 _FORMAT = "NCHW"
 

@@ -11,12 +11,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module
-from pax_export.nn._arguments import fraction, integer
-from pax_export.nn._attention import MultiHeadAttention
-from pax_export.nn._dropout import dropout
-from pax_export.nn._layer_norm import LayerNorm
-from pax_export.nn._linear import Linear
-from pax_export.nn._rng_seq import RngSeq
+from pax_export.nn import LayerNorm, Linear, MultiHeadAttention, RngSeq, dropout, fraction, integer
 
 
 class CausalSelfAttention(MultiHeadAttention):

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export.core import Module, parameters_method
-from pax_export.core._summary import summary_lines
+from pax_export.core import Module, parameters_method, summary_lines
 from pax_export.nn._arguments import (
     as_array,
     cast,

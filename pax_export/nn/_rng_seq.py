@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import StateModule
-from pax_export.core._tree import is_array
+from pax_export.core import StateModule, is_array
 from pax_export.nn._arguments import integer, key_or_next
 
 

@@ -15,9 +15,13 @@ import jax.numpy as jnp
 from jax.tree_util import tree_map_with_path
 
 from pax_export._errors import InvalidArgumentTypeError, StructureMismatchError
-from pax_export.core import Module, assert_structure_equal, module_and_value
-from pax_export.core._check import describe_array
-from pax_export.core._walk import path_name
+from pax_export.core import (
+    Module,
+    assert_structure_equal,
+    describe_array,
+    module_and_value,
+    path_name,
+)
 
 M = TypeVar("M", bound=Module)
 O = TypeVar("O", bound=Module)  # noqa: E741

@@ -28,9 +28,7 @@ import jax.numpy as jnp
 
 from pax_export import core
 from pax_export._optional import find
-from pax_export.core._made import remember_call
-from pax_export.core._static import static_key
-from pax_export.core._tree import is_array
+from pax_export.core import is_array, remember_call, static_key
 
 
 def load_opax(module: types.ModuleType) -> None:

@@ -12,9 +12,7 @@ from jax.tree_util import tree_leaves, tree_map, tree_structure
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._optional import require
-from pax_export.core import Module, StateModule
-from pax_export.core._meta import made_of
-from pax_export.core._tree import is_array
+from pax_export.core import Module, StateModule, is_array, made_of
 from pax_export.optim._packable import require_packable
 from pax_export.optim._packing import Packing
 from pax_export.optim._recipe import OptaxRecipe

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from pax_export._errors import StructureMismatchError
-from pax_export.core._walk import named_leaves
+from pax_export.core import named_leaves
 
 
 @dataclass(frozen=True)

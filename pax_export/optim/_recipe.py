@@ -21,8 +21,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError, NotPicklableError
 from pax_export._jax import is_tracer
-from pax_export.core._static import static_key
-from pax_export.core._tree import is_array, is_node
+from pax_export.core import is_array, is_node, static_key
 
 
 class OptaxRecipe:

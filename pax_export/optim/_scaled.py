@@ -8,7 +8,7 @@ import jmp
 
 from pax_export.core import Module
 from pax_export.optim._apply import apply_gradients
-from pax_export.precision._loss_scale import adjust, unscale
+from pax_export.precision import adjust, unscale
 
 M = TypeVar("M", bound=Module)
 O = TypeVar("O", bound=Module)  # noqa: E741

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import Module, assert_structure_equal
-from pax_export.core._walk import rebuilt
+from pax_export.core import Module, assert_structure_equal, rebuilt
 from pax_export.optim._apply import apply_gradients, require_model_and_optimizer
 from pax_export.optim._optax import OptaxOptimizer
 from pax_export.transforms import value_and_grad

@@ -4,10 +4,13 @@ from pax_export.precision._loss_scale import (
     DynamicLossScale,
     NoOpLossScale,
     StaticLossScale,
+    adjust,
+    unscale,
 )
 from pax_export.precision._mixed import mixed_precision, remove_policies
 from pax_export.precision._policy import apply_mp_policy, policy_of, unwrap_mp_policy
 
+# What is imported and not listed is for other rooms of the package.
 __all__ = [
     "DynamicLossScale",
     "NoOpLossScale",

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from pax_export.core._tree import Node, is_array
+from pax_export.core import Node, is_array
 
 
 def cast_floating(tree: Any, dtype: Any) -> Any:

@@ -17,9 +17,7 @@ import jax.numpy as jnp
 import jmp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PolicyError
-from pax_export.core import Module
-from pax_export.core._pure import require_module
-from pax_export.core._walk import apply_bottom_up, map_submodules, named_modules
+from pax_export.core import Module, apply_bottom_up, map_submodules, named_modules, require_module
 from pax_export.precision._policy import (
     apply_mp_policy,
     canonical,

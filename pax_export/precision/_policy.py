@@ -16,13 +16,17 @@ import jax.numpy as jnp
 import jmp
 
 from pax_export._errors import InvalidArgumentTypeError, PolicyError
-from pax_export.core import Module
-from pax_export.core._derive import aspect_of, derived, register_aspect
-from pax_export.core._mutable import is_constructing
-from pax_export.core._pure import require_module
-from pax_export.core._tree import Node
-from pax_export.core._variant import with_class
-from pax_export.core._walk import map_attributes
+from pax_export.core import (
+    Module,
+    Node,
+    aspect_of,
+    derived,
+    is_constructing,
+    map_attributes,
+    register_aspect,
+    require_module,
+    with_class,
+)
 from pax_export.precision._cast import cast_floating
 from pax_export.precision._stand_in import StandIn
 

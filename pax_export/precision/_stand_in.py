@@ -17,18 +17,19 @@ from typing import Any
 import jmp
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
-from pax_export.core._assign import store
-from pax_export.core._change import begin
-from pax_export.core._mutable import owner_of, require_open
-from pax_export.core._tree import (
+from pax_export.core import (
     EmptyNode,
     Node,
     attributes_of,
+    begin,
     current_kinds,
     is_array,
     is_node,
+    owner_of,
+    require_open,
     set_owner,
     settle,
+    store,
 )
 from pax_export.precision._cast import cast_floating, stops
 

@@ -7,7 +7,7 @@ import difflib
 from jax.sharding import PartitionSpec
 
 from pax_export._errors import ShardingError
-from pax_export.core._partition import Spec
+from pax_export.core import Spec
 from pax_export.sharding._mesh import mesh_text, names_in, parts_of
 from pax_export.sharding._places import Place
 from pax_export.sharding._rules import Sizes

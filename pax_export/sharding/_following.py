@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export.core._partition import Spec
+from pax_export.core import Spec
 from pax_export.sharding._placements import Placement, placements
 from pax_export.sharding._places import Place, places
 from pax_export.sharding._rules import Match, Rules, Sizes

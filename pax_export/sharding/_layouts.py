@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pax_export import nn
-from pax_export.nets._transformer import DenseBlock
-from pax_export.nn._conv import Convolution
+from pax_export.nets import DenseBlock
+from pax_export.nn import Convolution
 from pax_export.sharding._places import Owner, Place
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pax_export.core._partition import Spec
+from pax_export.core import Spec
 from pax_export.sharding._bad_specs import require_fit
 from pax_export.sharding._mesh import parts_of, sizes_of
 from pax_export.sharding._places import Place, places

@@ -11,11 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from pax_export.core._partition import Spec, specs_of
-from pax_export.core._tree import Node
-from pax_export.transforms import Scan, Vmap
-from pax_export.transforms._filters import Leaf, is_random_key
-from pax_export.transforms._state_axes import StateAxes
+from pax_export.core import Node, Spec, specs_of
+from pax_export.transforms import Leaf, Scan, StateAxes, Vmap, is_random_key
 
 
 @dataclass(frozen=True, eq=False)

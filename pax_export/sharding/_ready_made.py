@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core._partition import Spec
+from pax_export.core import Spec
 from pax_export.sharding._bad_specs import require_axis
 from pax_export.sharding._layouts import LAYOUTS, Layout
 from pax_export.sharding._mesh import names_in, parts_of

@@ -15,8 +15,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core._partition import Spec
-from pax_export.core._tree import Node
+from pax_export.core import Node, Spec
 from pax_export.sharding._places import Place
 
 Sizes = Mapping[str, int]

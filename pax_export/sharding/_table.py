@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export.core._partition import Spec
+from pax_export.core import Spec
 from pax_export.sharding._bad_specs import spec_text
 from pax_export.sharding._mesh import mesh_text, sizes_of
 from pax_export.sharding._placements import Placement, placements

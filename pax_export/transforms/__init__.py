@@ -3,12 +3,15 @@
 from pax_export.transforms._constructors import Remat, Scan, Vmap
 from pax_export.transforms._filters import (
     All,
+    Leaf,
     Not,
     Param,
     PathContains,
     PathIn,
     RngState,
     State,
+    as_filter,
+    is_random_key,
 )
 from pax_export.transforms._filters import Any_ as Any
 from pax_export.transforms._grad import grad, value_and_grad
@@ -25,6 +28,7 @@ from pax_export.transforms._stack import stack_layers, unstack_layers
 from pax_export.transforms._state_axes import StateAxes
 from pax_export.transforms._vmap import vmap
 
+# What is imported and not listed is for other rooms of the package.
 __all__ = [
     "All",
     "Any",

@@ -13,8 +13,7 @@ from types import MappingProxyType, MethodType
 from typing import Any, ClassVar
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import Module
-from pax_export.core._meta import made_of
+from pax_export.core import Module, made_of
 from pax_export.transforms._mapping import MapOptions, options_of
 from pax_export.transforms._remat import call_recomputed
 from pax_export.transforms._scan import call_scanned, check_out_axes

@@ -15,9 +15,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_structure
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core._select import merge
-from pax_export.core._static import static_key
-from pax_export.core._tree import Node
+from pax_export.core import Node, merge, static_key
 
 Mask = list[bool]
 

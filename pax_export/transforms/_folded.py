@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_map
 
-from pax_export.core._tree import Node, folded, is_node
+from pax_export.core import Node, folded, is_node
 
 
 class Folded:

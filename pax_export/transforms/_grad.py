@@ -18,9 +18,7 @@ from pax_export._errors import (
     NotDifferentiableError,
     UnsupportedOperationError,
 )
-from pax_export.core._check import describe_array
-from pax_export.core._tree import EmptyNode, is_node
-from pax_export.core._walk import join, path_name
+from pax_export.core import EmptyNode, describe_array, is_node, join, path_name
 from pax_export.transforms._filters import Param, as_filter, leaves_of
 from pax_export.transforms._lift import Call, Result, wraps
 

@@ -12,9 +12,7 @@ import jax
 from jax.tree_util import tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
-from pax_export.core._mutable import anything_is_open, is_open
-from pax_export.core._rng import keys_changed_by
-from pax_export.core._tree import is_node
+from pax_export.core import anything_is_open, is_node, is_open, keys_changed_by
 from pax_export.transforms._folded import fold, put_back, take_out, unfold
 from pax_export.transforms._held import Held, hold, releasing
 from pax_export.transforms._lift import Call, Origins, roots_of, write_back

@@ -18,10 +18,15 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
 
-from pax_export.core._mutable import is_open, take_over
-from pax_export.core._pure import open_copies
-from pax_export.core._tree import Node, is_node
-from pax_export.core._walk import map_submodules, modules_and_leaves
+from pax_export.core import (
+    Node,
+    is_node,
+    is_open,
+    map_submodules,
+    modules_and_leaves,
+    open_copies,
+    take_over,
+)
 
 
 @dataclass(frozen=True, eq=False)

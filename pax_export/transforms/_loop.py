@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export.core._tree import is_node
+from pax_export.core import is_node
 
 
 def scan(

@@ -14,8 +14,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     UncoveredStateError,
 )
-from pax_export.core._tree import is_node
-from pax_export.core._walk import join, path_name
+from pax_export.core import is_node, join, path_name
 from pax_export.transforms._filters import leaves_of
 from pax_export.transforms._lift import Call, Part, Result, finish, roots_of
 from pax_export.transforms._rng_fold import SplitRngs, is_stacked, key_mask

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export.core._rng import keys_changed_by
-from pax_export.core._tree import is_node
+from pax_export.core import is_node, keys_changed_by
 from pax_export.transforms._filters import Leaf, as_rule, is_random_key, leaves_of
 
 AMBIENT = "params"

@@ -9,10 +9,17 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import tree_flatten, tree_map, tree_structure
 
-from pax_export.core._partition import SPECS, Spec, specs_of
-from pax_export.core._tree import Node, flatten, is_node
-from pax_export.core._variant import with_static
-from pax_export.core._walk import map_submodules, modules_and_leaves
+from pax_export.core import (
+    SPECS,
+    Node,
+    Spec,
+    flatten,
+    is_node,
+    map_submodules,
+    modules_and_leaves,
+    specs_of,
+    with_static,
+)
 from pax_export.transforms._filters import leaves_of
 
 PARTITION_NAME = "partition_name"

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_structure
 
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
-from pax_export.core._check import describe_array, structure_differences
-from pax_export.core._tree import is_node
+from pax_export.core import describe_array, is_node, structure_differences
 from pax_export.transforms._filters import leaves_of
 from pax_export.transforms._sharding import (
     positive_axis,

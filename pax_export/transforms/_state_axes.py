@@ -10,9 +10,7 @@ import jax
 from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core._static import static_key
-from pax_export.core._tree import EmptyNode, is_node
-from pax_export.core._walk import one_level, path_name
+from pax_export.core import EmptyNode, is_node, one_level, path_name, static_key
 from pax_export.transforms._filters import as_filter
 from pax_export.transforms._lift import parts_of
 

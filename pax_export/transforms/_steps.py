@@ -15,9 +15,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from pax_export._errors import InvalidArgumentTypeError, StructureMismatchError
-from pax_export.core._check import describe_array, structure_differences
-from pax_export.core._tree import is_node
-from pax_export.core._walk import named_leaves
+from pax_export.core import describe_array, is_node, named_leaves, structure_differences
 from pax_export.transforms._lift import Part, Result, parts_of
 from pax_export.transforms._mapping import (
     Inputs,

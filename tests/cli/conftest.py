@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pax_export.cli import main
-from pax_export.export import _fresh_process, _served
+from pax_export.export.validation import fresh_process, serve
 
 FACTORIES = """
 import jax.numpy as jnp
@@ -76,6 +76,6 @@ def quick(monkeypatch):
 
     def here(runtime, place, calls, mode):
         assert mode == "each"
-        return _served.run_each(runtime, str(place), calls)
+        return serve.run_each(runtime, str(place), calls)
 
-    monkeypatch.setattr(_fresh_process, "in_process", here)
+    monkeypatch.setattr(fresh_process, "in_process", here)

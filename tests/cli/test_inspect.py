@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pax_export.export import _foreign
+from pax_export.export.artifact import inspect
 
 
 def test_what_jax2tf_wrote_is_described(foreign, call):
@@ -30,17 +30,17 @@ def test_what_jax2tf_wrote_is_described(foreign, call):
 
 def test_the_oldest_tensorflow_of_others():
     def module(stablehlo, convention, *names):
-        return _foreign.Module(stablehlo, convention, ("cpu",), 1, names)
+        return inspect.Module(stablehlo, convention, ("cpu",), 1, names)
 
-    assert _foreign._oldest(()) == (None, "")
-    assert _foreign._oldest((module(None, 9),)) == (None, "")
-    assert _foreign._oldest((module("0.9.0", 8), module("1.3.0", 9))) == ("2.18", "")
-    oldest, problem = _foreign._oldest((module("1.15.0", 10),))
+    assert inspect._oldest(()) == (None, "")
+    assert inspect._oldest((module(None, 9),)) == (None, "")
+    assert inspect._oldest((module("0.9.0", 8), module("1.3.0", 9))) == ("2.18", "")
+    oldest, problem = inspect._oldest((module("1.15.0", 10),))
     assert oldest is None
     assert problem == (
         "it needs StableHLO 1.15.0, calling convention 10; `pax-export retarget` mends it"
     )
-    oldest, problem = _foreign._oldest((module("0.9.0", 8, "lapack_spotrf_ffi"),))
+    oldest, problem = inspect._oldest((module("0.9.0", 8, "lapack_spotrf_ffi"),))
     assert (oldest, problem) == (None, "it calls lapack_spotrf_ffi, which only jax has")
 
 

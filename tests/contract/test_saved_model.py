@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import pax_export as pax
-from pax_export.export import _dimensions, spec, to_saved_model
+from pax_export.export import spec, to_saved_model
+from pax_export.export.artifact import dimensions as _dimensions
 from tests.contract.table import ALWAYS, ROWS, Row
 
 SIZES = (2, 3)

@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export import _direct_call, load, spec
+from pax_export.export import load, spec
+from pax_export.export.formats.saved_model import direct_call
 from tests.export.models import Counter, affine, affine_params, random
 
 
 @pytest.fixture
 def direct(monkeypatch):
     """The direct calls so far."""
-    calls, call = [], _direct_call.DirectCall.__call__
+    calls, call = [], direct_call.DirectCall.__call__
 
     def counted(self, named):
         calls.append(named)
         return call(self, named)
 
-    monkeypatch.setattr(_direct_call.DirectCall, "__call__", counted)
+    monkeypatch.setattr(direct_call.DirectCall, "__call__", counted)
     return calls
 
 

@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from pax_export._errors import ExportPathError
-from pax_export.export import _directory, _disk, _leftovers
-from pax_export.export._directory import place, replaced
+from pax_export._files import directory as _directory
+from pax_export._files import disk, leftovers
+from pax_export._files.directory import place, replaced
 
 IN_TWO_STEPS = pytest.mark.parametrize("can_exchange", [True, False])
 
@@ -258,7 +259,7 @@ def test_whatever_step_is_the_last_one_export_is_whole(tmp_path, can_exchange):
             assert os.WEXITSTATUS(status) == 0
             break
         if not can_exchange and not path.exists():
-            _leftovers.sweep(path)  # what the next save does first
+            leftovers.sweep(path)  # what the next save does first
             seen.add("aside")
         texts = {(path / name).read_text() for name in "ab"}
         assert texts in ({"old"}, {"new"})
@@ -335,7 +336,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def no_locks(directory):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(_leftovers, "_lock", no_locks)
+    monkeypatch.setattr(leftovers, "_lock", no_locks)
     (tmp_path / ".a.0123456789ab.part").mkdir()
     write(tmp_path / "a", "new")
     assert names(tmp_path) == [".a.0123456789ab.part", "a"]
@@ -343,7 +344,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 def test_everything_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     events = []
-    monkeypatch.setattr(_disk.os, "fsync", lambda handle: events.append(
+    monkeypatch.setattr(disk.os, "fsync", lambda handle: events.append(
         os.readlink(f"/proc/self/fd/{handle}").replace(str(tmp_path), "").rpartition(".part")[2]
     ))  # fmt: skip
     move = _directory._move

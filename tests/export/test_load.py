@@ -15,7 +15,8 @@ from pax_export._errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
 )
-from pax_export.export import Report, _manifest, load, spec
+from pax_export.export import Report, load, spec
+from pax_export.export.artifact import report as _manifest
 from tests.export.models import Net, affine, affine_params, random
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export.export import _consumers
-from pax_export.export._lowering import lower, trace, vjp
+from pax_export.export.artifact import compatibility
+from pax_export.export.lowering.lower import lower, trace, vjp
 from tests.export.models import random
 
 ALL = ("cpu", "cuda", "rocm", "tpu")
@@ -136,7 +136,7 @@ def test_modules_are_written_for_the_oldest_reader(function):
 
 def oldest(module):
     needed = module.portable.stablehlo
-    return _consumers.text(_consumers.oldest_tensorflow(needed, module.calling_convention))
+    return compatibility.text(compatibility.oldest_tensorflow(needed, module.calling_convention))
 
 
 TOO_NEW_FOR_2_15 = {

@@ -177,7 +177,7 @@ def test_text_that_a_preprocessor_cannot_read_needs_examples(tmp_path):
 
 
 def test_examples_take_the_place_of_random_numbers(tmp_path, monkeypatch):
-    from pax_export.export import _validate
+    from pax_export.export.validation import validate as _validate
 
     seen = []
     validate = _validate.validate
@@ -213,7 +213,7 @@ def test_random_preprocessors_are_validated_on_what_they_gave(export):
 
 
 def test_a_wrong_model_behind_a_preprocessor_is_found_out(tmp_path, monkeypatch):
-    from pax_export.export.writers import saved_model
+    from pax_export.export.formats.saved_model import write as saved_model
 
     write = saved_model.write
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from pax_export.export import _progress
-from pax_export.export._progress import Progress
+from pax_export.export.pipeline import progress as _progress
+from pax_export.export.pipeline.progress import Progress
 
 
 def test_a_short_save_is_silent(capfd):

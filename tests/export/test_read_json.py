@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pax_export.cli import main
-from pax_export.export import Report, _embedded, _read_json, spec, to_stablehlo
+from pax_export.export import Report, spec, to_stablehlo
+from pax_export.export.artifact import embedded, strict_json
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def test_a_dataclass_in_a_dataclass():
         "inner": {"a": {"name": "b", "sizes": [1, "n"], "pair": [3, True]}},
         "state": None, "number": 2, "anything": [{"c": 1}],
     }  # fmt: skip
-    assert _read_json.read(Outer, data) == Outer(
+    assert strict_json.read(Outer, data) == Outer(
         {"a": Inner("b", (1, "n"), (3, True))}, None, 2.0, [{"c": 1}]
     )
 
@@ -68,7 +69,7 @@ def test_what_has_another_type_is_named(path, value, message):
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(ValueError, match=message):
-        _read_json.read(Outer, data)
+        strict_json.read(Outer, data)
 
 
 # --- any report -------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def test_a_report_goes_through_unchanged(report, tmp_path):
 def file(report, tmp_path_factory):
     """A file with a report in it, as `to_tflite` writes them, and one as `to_onnx` does."""
     path = tmp_path_factory.mktemp("file")
-    for name, append in (("zip", _embedded.append_zip), ("field", _embedded.append_field)):
+    for name, append in (("zip", embedded.append_zip), ("field", embedded.append_field)):
         (path / name).write_bytes(b"\x08\x07")
         append(path / name, json.dumps(report))
     return path
@@ -175,8 +176,8 @@ def test_no_damage_to_a_file_leads_to_a_traceback(file, tmp_path, kind, data):
 
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_embedded, "_LARGEST", 1 << 20)
+    monkeypatch.setattr(embedded, "_LARGEST", 1 << 20)
     with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(_embedded.NAME, b" " * (1 << 21))
+        archive.writestr(embedded.NAME, b" " * (1 << 21))
     with pytest.raises(ValueError, match="a report of such a size"):
         Report.read(tmp_path / "bomb")

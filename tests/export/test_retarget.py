@@ -16,7 +16,10 @@ from pax_export._errors import (
     UnsupportedOperationError,
     ValidationError,
 )
-from pax_export.export import _mending, _saved_model_file, _served, retarget
+from pax_export.export import retarget
+from pax_export.export.artifact import saved_model_file
+from pax_export.export.retargeting import mend
+from pax_export.export.validation import serve as _served
 from tests.consumers.foreign import PARAMS, model, save
 from tests.export.models import random
 
@@ -75,7 +78,7 @@ def test_gradients_are_those_of_jax(mended):
 
 def test_variables_and_signatures_are_untouched(old, mended):
     assert files(old) == files(mended[0]) != {}
-    before, after = _saved_model_file.read(old, "test"), _saved_model_file.read(mended[0], "test")
+    before, after = saved_model_file.read(old, "test"), saved_model_file.read(mended[0], "test")
     for one, other in zip(before.meta_graphs, after.meta_graphs):
         assert one.signature_def == other.signature_def
         assert one.object_graph_def == other.object_graph_def
@@ -174,9 +177,9 @@ def test_a_saved_model_without_jax_is_refused(tmp_path):
 
 def test_a_program_that_cannot_be_read_is_refused(old, tmp_path):
     shutil.copytree(old, tmp_path / "old")
-    saved = _saved_model_file.read(old, "test")
-    for _, node in _mending._operations(saved):
+    saved = saved_model_file.read(old, "test")
+    for _, node in mend._operations(saved):
         node.attr["module"].s = b"ML\xefRStableHLO_v99.0.0\x00" + node.attr["module"].s[30:]
-    (tmp_path / "old" / _saved_model_file.NAME).write_bytes(saved.SerializeToString())
+    (tmp_path / "old" / saved_model_file.NAME).write_bytes(saved.SerializeToString())
     with pytest.raises(UnsupportedOperationError, match="cannot read this module"):
         retarget(tmp_path / "old", out=tmp_path / "new")

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from pax_export._errors import ExportPathError
-from pax_export.export import _disk, _leftovers, _single_file
+from pax_export._files import disk, leftovers, single_file
 
 ROOT = Path(__file__).parents[2]
 
 
 def save(path, content=b"new", overwrite=False, needed=0):
-    with _single_file.replaced(path, overwrite, needed) as temporary:
+    with single_file.replaced(path, overwrite, needed) as temporary:
         (temporary.parent / "beside").write_bytes(b"what a runtime leaves")
         temporary.write_bytes(content)
 
@@ -44,14 +44,14 @@ def test_overwrite_replaces(tmp_path):
 def test_whoever_comes_second_is_refused(tmp_path):
     path = tmp_path / "model"
     with pytest.raises(ExportPathError, match="something at this place already"):
-        with _single_file.replaced(path, overwrite=False) as temporary:
+        with single_file.replaced(path, overwrite=False) as temporary:
             temporary.write_bytes(b"second")
             path.write_bytes(b"first")
     assert (path.read_bytes(), names(tmp_path)) == (b"first", ["model"])
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
-    with pytest.raises(ZeroDivisionError), _single_file.replaced(tmp_path / "a" / "m", False):
+    with pytest.raises(ZeroDivisionError), single_file.replaced(tmp_path / "a" / "m", False):
         raise ZeroDivisionError
     assert names(tmp_path) == []
 
@@ -71,7 +71,7 @@ with _single_file.replaced(Path(sys.argv[1]), False) as temporary:
     assert killed.returncode == -9
     (leftover,) = names(tmp_path)
     assert leftover.startswith(".model.")
-    with _leftovers.claimed(path) as living:
+    with leftovers.claimed(path) as living:
         save(path)
         assert names(tmp_path) == [living.name, "model"]
     assert names(tmp_path) == ["model"]
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_not_begun(tmp_path):
 
 def test_it_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(_disk, "_sync", lambda path: seen.append((path.name, names(tmp_path))))
+    monkeypatch.setattr(disk, "_sync", lambda path: seen.append((path.name, names(tmp_path))))
     save(tmp_path / "model")
     assert {name for name, _ in seen} >= {"model", tmp_path.name}
     assert all("model" not in there for name, there in seen if name == "model")

@@ -6,7 +6,7 @@ import pytest
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import spec
-from pax_export.export._spec import resolve
+from pax_export.export.tracing.spec import resolve
 
 
 def one(params, x):

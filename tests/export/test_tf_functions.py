@@ -6,16 +6,21 @@ import jax
 import numpy as np
 import pytest
 
-from pax_export.export import _plan, spec
-from pax_export.export._exportable import exportable
-from pax_export.export._tf_functions import call_signature, make_function, make_variables
+from pax_export.export import spec
+from pax_export.export.formats.saved_model.functions import (
+    call_signature,
+    make_function,
+    make_variables,
+)
+from pax_export.export.lowering import lowered_model
+from pax_export.export.tracing.exportable import exportable
 from tests.export.models import Counter, affine, affine_params, random
 
 
 def plan_of(model, inputs, state="frozen", trainable=False):
     chosen = exportable(model, None)
-    traced = _plan.trace(chosen, inputs, None, (), False)
-    return _plan.lower(chosen, traced, state, trainable, ("cpu",))
+    traced = lowered_model.trace(chosen, inputs, None, (), False)
+    return lowered_model.lower(chosen, traced, state, trainable, ("cpu",))
 
 
 @pytest.fixture

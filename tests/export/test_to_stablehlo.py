@@ -283,10 +283,10 @@ def test_foreign_folders_and_missing_hashes(damaged, tmp_path):
 
 def test_bytes_that_this_jax_cannot_read_are_made_again(damaged, net):
     """The bytes of another jax fail; the portable modules beside them do not."""
-    from pax_export.export import _checksums
+    from pax_export._files import checksums
 
     (damaged / "serving_default.jax_export").write_bytes(b"from the future")
-    _checksums.write(damaged)
+    checksums.write(damaged)
     bundle = load(damaged)
     x = random(2, 3)
     np.testing.assert_allclose(bundle(x), net(x), rtol=1e-6)
@@ -301,13 +301,12 @@ def test_bytes_that_this_jax_cannot_read_are_made_again(damaged, net):
 
 
 def test_without_portable_modules_it_says_what_is_missing(damaged):
-    from pax_export.export import _checksums
 
     (damaged / "serving_default.jax_export").write_bytes(b"from the future")
     report = json.loads((damaged / "pax_export.json").read_text())
     report["details"]["functions"]["serving_default"]["kept"] = []
     (damaged / "pax_export.json").write_text(json.dumps(report))
-    _checksums.write(damaged)
+    checksums.write(damaged)
     with pytest.raises(_errors.ExportPathError, match="This jax does not read this file"):
         load(damaged)
     with pytest.raises(_errors.ExportPathError, match="no portable modules"):
@@ -315,7 +314,7 @@ def test_without_portable_modules_it_says_what_is_missing(damaged):
 
 
 def test_it_is_whole_or_not_there(tmp_path, net, monkeypatch):
-    from pax_export.export.writers import stablehlo
+    from pax_export.export.formats.stablehlo import write as stablehlo
 
     def fail(*_):
         raise OSError("disk full")
@@ -327,7 +326,7 @@ def test_it_is_whole_or_not_there(tmp_path, net, monkeypatch):
 
 
 def test_validation_compares_with_the_model(tmp_path, net, monkeypatch):
-    from pax_export.export.writers import stablehlo
+    from pax_export.export.formats.stablehlo import write as stablehlo
 
     write = stablehlo.write_weights
     monkeypatch.setattr(

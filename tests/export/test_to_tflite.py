@@ -105,7 +105,7 @@ def test_validation_in_a_process_without_jax(tmp_path):
 
 
 def test_validation_compares_with_the_model(tmp_path, monkeypatch):
-    from pax_export.export.writers import tflite
+    from pax_export.export.formats.tflite import write as tflite
 
     write = tflite.write
 

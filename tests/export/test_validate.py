@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from pax_export._errors import ValidationError
-from pax_export.export import _served, _validate, spec, to_saved_model
-from pax_export.export._validate import Case, compare, random_array, sizes
-from pax_export.export.writers import saved_model
+from pax_export.export import spec, to_saved_model
+from pax_export.export.formats.saved_model import write as saved_model
+from pax_export.export.validation import serve, validate
+from pax_export.export.validation.validate import Case, compare, random_array, sizes
 from tests.export.models import affine, affine_params
 
 
@@ -90,8 +91,8 @@ def test_arrays_travel_between_processes(tmp_path):
         "b": np.ones((), ml_dtypes.bfloat16),
         "c": np.zeros((0, 2), bool),
     }
-    _served.save(tmp_path / "file.npz", [{"signature": "f", "inputs": arrays}, {"inputs": {}}])
-    first, second = _served.load(tmp_path / "file.npz")
+    serve.save(tmp_path / "file.npz", [{"signature": "f", "inputs": arrays}, {"inputs": {}}])
+    first, second = serve.load(tmp_path / "file.npz")
     assert first["signature"] == "f"
     assert second == {"inputs": {}}
     for name, value in arrays.items():
@@ -125,7 +126,7 @@ def test_an_export_with_wrong_weights_is_not_left_behind(tmp_path, damage, how):
 def test_a_refused_export_leaves_the_old_one(tmp_path, monkeypatch):
     to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), validate=False)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    monkeypatch.setattr(_validate, "validate", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(validate, "validate", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), overwrite=True)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
@@ -133,10 +134,10 @@ def test_a_refused_export_leaves_the_old_one(tmp_path, monkeypatch):
 
 def test_an_export_that_cannot_run_is_explained(tmp_path):
     with pytest.raises(ValidationError) as caught:
-        _validate.validate(tmp_path, [case(y=np.ones(2))], separate=False)
+        validate.validate(tmp_path, [case(y=np.ones(2))], separate=False)
     assert caught.value.what == "The exported model cannot be called."
     with pytest.raises(ValidationError, match="cannot be called"):
-        _validate.validate(tmp_path, [case(y=np.ones(2))], separate=True)
+        validate.validate(tmp_path, [case(y=np.ones(2))], separate=True)
 
 
 def test_the_report_tells_the_largest_error(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from jax import export as jax_export
 
 from pax_export._errors import ExportPathError
-from pax_export.export import _directory
+from pax_export._files import directory as _directory
 
 _SUFFIX = ".jax_exported"
 

@@ -18,16 +18,19 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     UnsupportedDtypeError,
 )
-from pax_export.export import _dtypes, _plan, _programs, _tf_functions
-from pax_export.export._exportable import Exportable
-from pax_export.export._exportable import Method as Traceable
-from pax_export.export._nested import rebuild
-from pax_export.export._signature import Signature
-from pax_export.export._spec import Input, Inputs
-from pax_export.export._structure import dotted, signature_names
+from pax_export.export.artifact.structure import rebuild
+from pax_export.export.formats.saved_model import functions
+from pax_export.export.lowering import lowered_model
+from pax_export.export.lowering.signature import Signature
 from pax_export.export.orbax import _shapes
 from pax_export.export.orbax._model import Model
 from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.tracing import dtypes as _dtypes
+from pax_export.export.tracing import programs
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.exportable import Method as Traceable
+from pax_export.export.tracing.spec import Input, Inputs
+from pax_export.export.tracing.structure import dotted, signature_names
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _OPTIONS = {
@@ -177,8 +180,8 @@ class Method:
         method = Traceable(self.key, call, self._apply_fn, skip=1)
         arrays = jax.tree_util.tree_structure([0] * len(model.leaves))
         exportable = Exportable(self.key, model.leaves, arrays, (method,), keeps_state=False)
-        program = _programs.trace_one(exportable, method, inputs)
-        signature = _plan.sign(
+        program = programs.trace_one(exportable, method, inputs)
+        signature = lowered_model.sign(
             exportable, program, model.store, self._with_gradient, self._options.platforms
         )
         return _Kind(
@@ -190,7 +193,7 @@ class Method:
 
 
 def _called(kind: _Kind, variables: Sequence[Any], tensors: list[Any], known: list[Any]) -> Any:
-    results = _tf_functions.call_signature(kind.signature, variables, tensors)
+    results = functions.call_signature(kind.signature, variables, tensors)
     outputs = [results[name] for name in kind.signature.output_names]
     found = _shapes.sizes(kind.shapes, known)
     for tensor, shape in zip(outputs, kind.results):
@@ -198,7 +201,7 @@ def _called(kind: _Kind, variables: Sequence[Any], tensors: list[Any], known: li
     return kind.rebuild(outputs)
 
 
-def _rebuild(tree: Any, program: _programs.Program) -> Callable[[list[Any]], Any]:
+def _rebuild(tree: Any, program: programs.Program) -> Callable[[list[Any]], Any]:
     """Makes the output of its arrays; what TensorFlow cannot nest becomes a dict."""
     names = list(program.output_names)
     if _nests(jax.tree_util.tree_unflatten(tree, names)):

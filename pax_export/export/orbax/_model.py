@@ -18,10 +18,10 @@ from pax_export._errors import (
     StructureMismatchError,
     UnsupportedDtypeError,
 )
-from pax_export.export._exportable import Leaf, leaf_struct
-from pax_export.export._variables import Store
+from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import _names, _shapes
 from pax_export.export.orbax._variables import Placement
+from pax_export.export.tracing.exportable import Leaf, leaf_struct
 
 
 class Model:

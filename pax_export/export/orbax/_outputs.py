@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pax_export.export._structure import dotted, signature_names
+from pax_export.export.tracing.structure import dotted, signature_names
 
 
 def is_flat(output: Any) -> bool:

@@ -15,7 +15,7 @@ from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import dimension_value
-from pax_export.export import _dtypes
+from pax_export.export.tracing import dtypes
 
 _WRITE = 'input_polymorphic_shape="b, ..."'
 
@@ -171,7 +171,7 @@ def known_shape(shape: Sequence[Any], found: Mapping[str, int]) -> list[int | No
     """A shape in numbers, where they follow from these sizes."""
     return [
         dimension_value(size, found)
-        if isinstance(size, int) or set(_dtypes.dimension_names(size)) <= set(found)
+        if isinstance(size, int) or set(dtypes.dimension_names(size)) <= set(found)
         else None
         for size in shape
     ]

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 
 from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export import _directory, _processors
-from pax_export.export._canonical import canonicalize
+from pax_export._files import directory as _directory
+from pax_export.export.formats.saved_model import processors as _processors
+from pax_export.export.formats.saved_model.canonical import canonicalize
 from pax_export.export.orbax import dtensor_utils, utils
 from pax_export.export.orbax._outputs import flattened, is_flat
 from pax_export.export.orbax._tensorflow import tf

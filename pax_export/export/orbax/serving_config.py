@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export import _processors
+from pax_export.export.formats.saved_model import processors
 from pax_export.export.orbax.typing import PyTree
 
 __all__ = ["ServingConfig"]
@@ -92,7 +92,7 @@ class ServingConfig:
         """
         found = self.input_signature
         if found is None and self.tf_preprocessor is not None:
-            found = _processors.input_signature(self.tf_preprocessor)
+            found = processors.input_signature(self.tf_preprocessor)
         if required and found is None:
             raise InvalidArgumentError(
                 f"Neither the ServingConfig (key={self.signature_key}) nor its `tf_preprocessor` "
@@ -146,8 +146,8 @@ class ServingConfig:
         return dict.fromkeys(self.get_signature_keys(), bound)
 
     def _bound(self, step: Callable[..., Any], require_numpy: bool) -> Callable[..., Any]:
-        before = self.tf_preprocessor and _processors.as_function(self.tf_preprocessor)
-        after = self.tf_postprocessor and _processors.as_function(self.tf_postprocessor)
+        before = self.tf_preprocessor and processors.as_function(self.tf_preprocessor)
+        after = self.tf_postprocessor and processors.as_function(self.tf_postprocessor)
 
         def inference_fn(*inputs: Any) -> Any:
             if before is None:

@@ -8,7 +8,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.export import load, spec, to_saved_model
-from pax_export.export.protos import _checkpoint
+from pax_export.export.formats.saved_model.proto import checkpoint
 
 tf = pytest.importorskip("tensorflow")
 
@@ -135,7 +135,7 @@ def test_a_session_restores_runs_and_saves(by_order, tmp_path):
 
 
 def test_a_large_checkpoint_is_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(_checkpoint, "FILE_BYTES", 100)
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
     params = {str(place): np.full((5, 4), place, np.float32) for place in range(6)}
     params["small"], params["one"] = jnp.ones(3), jnp.full(9, 2, jnp.bfloat16)
     to_saved_model((params, lambda p, x: x + p["5"][0, 0]), tmp_path / "m", spec("n"))

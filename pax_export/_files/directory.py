@@ -1,0 +1,219 @@
+"""Writing a directory whole or not at all.
+
+Everything is written into a sibling with a name of its own, brought to the
+disk, and then takes the place of the old directory in one step.  A process
+that dies at any moment leaves the old directory, or the new one, and perhaps a
+hidden sibling, which the next save to this place removes (`_leftovers`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from pax_export._errors import ExportPathError
+from pax_export._files import disk, leftovers
+from pax_export._files import place as _place
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+#: The place is not as it was a moment ago: another process saves to it, too.
+_CHANGED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)
+_TRIES = 100
+
+
+def place(path: str | os.PathLike[str]) -> Path:
+    """The absolute path of an export, without ``..`` at its end or links before it.
+
+    Raises:
+        ExportPathError: it is no path of this machine's file system.
+    """
+    text = os.fspath(path)
+    if re.match(r"\w+://", text):
+        raise ExportPathError(
+            "An export is written to a directory of this machine.",
+            where=text,
+            write="a local path, and copy the directory when it is there",
+        )
+    if "\0" in text:
+        raise _place.unwritable(Path(text.replace("\0", "\\0")), "a path with a null character")
+    given = Path(text)
+    if given.name in ("", ".."):
+        return given.resolve()
+    return given.parent.resolve() / given.name
+
+
+@contextmanager
+def replaced(path: str | os.PathLike[str], overwrite: bool, needed: int = 0) -> Iterator[Path]:
+    """Gives an empty directory that becomes ``path`` if the block succeeds.
+
+    Args:
+        path: where the directory will be.
+        overwrite: whether it may replace one that is there.
+        needed: how many bytes will be written, about; refused if they do not fit.
+
+    Raises:
+        ExportPathError: ``path`` is there already, cannot be written to, or
+            the disk is full.
+    """
+    path = place(path)
+    leftovers.sweep(path)
+    check(path, overwrite)
+    with begun(path, needed) as temporary:
+        yield temporary
+        disk.sync(temporary)
+        _move(temporary, path, overwrite)
+        disk.sync_directory(path.parent)
+
+
+@contextmanager
+def begun(path: Path, needed: int) -> Iterator[Path]:
+    """Gives a hidden directory beside a path; what is in it when the block ends is gone.
+
+    Parents that are made for it are gone, too, if the block fails.
+
+    Raises:
+        ExportPathError: it cannot be made, or the disk is full.
+    """
+    made: list[Path] = []
+    try:
+        with disk.full_disk_explained(path, needed):
+            _make_parents(path, made)
+            disk.check_room(path, needed)
+            with ExitStack() as until_moved:
+                yield _claim(path, until_moved)
+    except BaseException:
+        for parent in reversed(made):
+            with suppress(OSError):  # somebody else has put something there
+                parent.rmdir()
+        raise
+
+
+def check(path: str | os.PathLike[str], overwrite: bool) -> None:
+    """Refuses a place that cannot take an export, before any work is done.
+
+    Raises:
+        ExportPathError: as for `replaced`.
+    """
+    path = place(path)
+    try:
+        is_there = os.path.lexists(path) and path.lstat() is not None
+        parent = next(parent for parent in (path, *path.parents) if parent.exists())
+    except OSError as error:
+        raise _place.unwritable(path, error) from error
+    if is_there:
+        if not overwrite:
+            raise _place.taken(path)
+        _check_replaceable(path)
+        parent = path.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise _place.unwritable(path, f"{parent} is not a directory that can be written to")
+
+
+def _check_replaceable(path: Path) -> None:
+    if path.is_symlink():
+        raise ExportPathError(
+            "This is a link, so it is not replaced.",
+            where=str(path),
+            got=f"a link to {os.readlink(path)}",
+            write="the path that it leads to, or another one",
+        )
+    if not path.is_dir():
+        raise ExportPathError(
+            "This is no directory, so it is not overwritten.",
+            where=str(path),
+            write="the path of a directory",
+        )
+    if Path.cwd().is_relative_to(path) or path.is_mount():
+        raise ExportPathError(
+            "This directory cannot be replaced: it is the current one, or holds it, or is the "
+            "root of a file system.",
+            where=str(path),
+            write="a directory in it",
+        )
+
+
+def _make_parents(path: Path, made: list[Path]) -> None:
+    missing = [parent for parent in path.parents if not parent.exists()]
+    try:
+        for parent in reversed(missing):
+            with suppress(FileExistsError):  # another process was faster
+                parent.mkdir()
+                made.append(parent)
+    except OSError as error:
+        raise _place.unwritable(path, error) from error
+
+
+def _claim(path: Path, until_moved: ExitStack) -> Path:
+    try:
+        return until_moved.enter_context(leftovers.claimed(path))
+    except OSError as error:
+        raise _place.unwritable(path, error) from error
+
+
+def _move(temporary: Path, path: Path, overwrite: bool) -> None:
+    """Gives the directory its name; of several processes that do so, the last one wins."""
+    error: OSError | None = None
+    for _ in range(_TRIES):  # what is at the place may change between two looks at it
+        try:
+            if not path.exists():
+                return rename_to_nothing(temporary, path)
+            if not overwrite:
+                raise _place.taken(path)
+            if _rename2(temporary, path, _RENAME_EXCHANGE):
+                return None
+            return _replace_in_two_steps(temporary, path)
+        except ExportPathError:
+            raise
+        except OSError as caught:
+            if caught.errno not in _CHANGED:
+                raise _place.unwritable(path, caught) from caught
+            error = caught
+    raise _place.unwritable(path, error) from error
+
+
+def rename_to_nothing(temporary: Path, path: Path) -> None:
+    """Gives a file or directory its name, if nothing has that name.
+
+    Raises:
+        OSError: something has.
+    """
+    if not _rename2(temporary, path, _RENAME_NOREPLACE):
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        temporary.rename(path)
+
+
+def _rename2(one: Path, other: Path, flag: int) -> bool:
+    """Renames in the ways that only Linux has; False if it cannot, or this did not work."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    names = (os.fsencode(one), os.fsencode(other))
+    return renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], flag) == 0
+
+
+def _replace_in_two_steps(temporary: Path, path: Path) -> None:
+    """Where directories cannot be exchanged, the old one stands aside for a moment.
+
+    A process that dies in this moment leaves nothing at the place: the next
+    save finds the old export and puts it back.
+    """
+    with leftovers.held(path):
+        old = temporary.with_suffix(leftovers.OLD)
+        path.rename(old)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if not os.path.lexists(path):
+                old.rename(path)
+            raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)

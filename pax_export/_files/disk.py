@@ -1,0 +1,82 @@
+"""Room on the disk, and what has really reached it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pax_export._errors import ExportPathError
+from pax_export.export.artifact.report import size
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Some file systems cannot do it, and say so with one of these.
+_NOT_DONE_HERE = (errno.EINVAL, errno.ENOTSUP, errno.EROFS)
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Refuses to begin a write that cannot end well.
+
+    Raises:
+        ExportPathError: the disk has less room than needed.
+    """
+    room = os.statvfs(path.parent)
+    # A file system that does not count says that it has no blocks at all.
+    if room.f_blocks and room.f_bavail * room.f_frsize < needed:
+        raise _full(path, needed, f"{size(room.f_bavail * room.f_frsize)} free")
+
+
+@contextmanager
+def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
+    """Says in our words that the disk is full, whoever was the first to notice."""
+    try:
+        yield
+    except ExportPathError:
+        raise
+    except Exception as error:
+        if _is_full(error):
+            raise _full(path, needed, f"{type(error).__name__}: {error}"[:300]) from error
+        raise
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _FULL
+    # TensorFlow passes on what the system said, in a class of its own.
+    return any(os.strerror(number) in str(error) for number in _FULL)
+
+
+def _full(path: Path, needed: int, got: str) -> ExportPathError:
+    return ExportPathError(
+        "There is not enough room on the disk for the export.",
+        where=str(path),
+        got=f"{got}; about {size(needed)} ({needed} bytes) needed" if needed else got,
+        write="a path on another disk, or free some room; an old export is removed only after "
+        "the new one is written",
+    )
+
+
+def sync(directory: Path) -> None:
+    """Brings all files of a directory to the disk, and then their names."""
+    for folder, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            _sync(Path(folder, name))
+        sync_directory(Path(folder))
+
+
+def sync_directory(directory: Path) -> None:
+    """Brings the names in a directory to the disk."""
+    _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NOT_DONE_HERE:
+            raise
+    finally:
+        os.close(handle)

@@ -1,0 +1,144 @@
+"""Calls of an exported function: what is given in Python, as named arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.export.artifact import dtypes
+from pax_export.export.artifact.report import DEFAULT, SignatureInfo
+from pax_export.export.artifact.structure import collect
+
+
+class Arguments:
+    """What one exported function takes, and how a call of it is read."""
+
+    def __init__(self, key: str, info: SignatureInfo):
+        self.key = key
+        self._info = info
+        self._dtypes = {entry.name: dtypes.numpy_dtype(entry.dtype) for entry in info.inputs}
+        self._flat = self._names_of_flat_arguments()
+
+    def _names_of_flat_arguments(self) -> tuple[str, ...] | None:
+        """The input names, if every argument is one array that is given by position."""
+        info = self._info
+        trees = [info.arguments[name] for name in info.positional]
+        flat = len(trees) == len(info.arguments) and all("leaf" in tree for tree in trees)
+        return tuple(tree["leaf"] for tree in trees) if flat else None
+
+    def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays of a call by the names of the inputs.
+
+        Raises:
+            InvalidArgumentError: the arguments have another structure than the
+                exported ones.
+        """
+        if self._flat is not None and len(args) == len(self._flat) and not kwargs:
+            return dict(zip(self._flat, args))  # the common case, and the fast one
+        info = self._info
+        given = {**dict(zip(info.positional, args)), **kwargs}
+        if len(args) > len(info.positional) or sorted(given) != sorted(info.arguments):
+            raise InvalidArgumentError(
+                "The exported model takes other arguments.",
+                where=self.key,
+                got=f"{len(args)} positional, keywords {sorted(kwargs)}",
+                write=f"model({', '.join(info.arguments)})",
+            )
+        named: dict[str, Any] = {}
+        for name, tree in info.arguments.items():
+            collect(tree, given[name], named, name)
+        return named
+
+    def dtype(self, name: str) -> np.dtype:
+        """The dtype of an input."""
+        return self._dtypes[name]
+
+    def array(self, name: str, value: Any) -> np.ndarray:
+        """The value in the dtype of the input, if that changes no number.
+
+        Raises:
+            InvalidArgumentTypeError: it would change one.
+        """
+        dtype = self._dtypes[name]
+        if dtype == dtypes.STRING:
+            return np.asarray(value, object)
+        if not hasattr(value, "dtype"):
+            return np.asarray(value, dtype)
+        if value.dtype == dtype:
+            return np.asarray(value)
+        if dtypes.narrows(value.dtype, dtype):
+            narrow = np.asarray(value).astype(dtype)
+            if dtype.kind not in "iu" or np.array_equal(narrow, value):
+                return narrow
+        raise self.wrong_dtype(name, value.dtype)
+
+    def wrong_dtype(self, name: str, given: Any) -> InvalidArgumentTypeError:
+        """The error about an argument of another dtype."""
+        return InvalidArgumentTypeError(
+            "An argument has another dtype than the exported one.",
+            where=f"{self.key}: {name}",
+            got=str(given),
+            write=dtypes.name_of(self._dtypes[name]),
+        )
+
+    def check_dtypes(self, given: Mapping[str, str], cause: Exception | None = None) -> None:
+        """Refuses dtypes, given by name, that the function was not exported for.
+
+        Raises:
+            InvalidArgumentTypeError: because of `cause`, if there is one.
+        """
+        for name, dtype in given.items():
+            if dtype != dtypes.name_of(self._dtypes[name]):
+                raise self.wrong_dtype(name, dtype) from cause
+
+    def check_shapes(self, shapes: Mapping[str, tuple], cause: Exception | None = None) -> None:
+        """Refuses shapes that the function was not exported for, naming the input.
+
+        Raises:
+            InvalidArgumentError: because of `cause`, if there is one.
+        """
+        sizes: dict[str, tuple[int, str]] = {}
+        for entry in self._info.inputs:
+            given = shapes[entry.name]
+            wrong = len(given) != len(entry.shape)
+            for size, dimension in zip(given, entry.shape):
+                if isinstance(dimension, int):
+                    wrong |= size != dimension
+                elif dimension.isidentifier():  # an expression is the runtime's to check
+                    first = sizes.setdefault(dimension, (size, entry.name))[0]
+                    wrong |= size == 0 or size != first
+            if wrong:
+                known = (f"{name} = {size} by {source}" for name, (size, source) in sizes.items())
+                raise InvalidArgumentError(
+                    "An argument has another shape than the exported one.",
+                    where=f"{self.key}: {entry.name}",
+                    got=f"{list(given)}" + "".join(f", {text}" for text in known),
+                    write=f"[{', '.join(map(str, entry.shape))}]",
+                ) from cause
+
+
+def is_of_jax(value: Any) -> bool:
+    """Whether this is an array of jax; there is none where jax has not been imported."""
+    jax: Any = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.Array)
+
+
+def default_of(signatures: Mapping[str, Any]) -> Any:
+    """The signature that a call of the model means: the default, or the only one.
+
+    Raises:
+        InvalidArgumentError: there are several, and none is the default.
+    """
+    if DEFAULT in signatures:
+        return signatures[DEFAULT]
+    if len(signatures) == 1:
+        return next(iter(signatures.values()))
+    raise InvalidArgumentError(
+        "This export has several signatures, and none is the default.",
+        got=", ".join(signatures),
+        write=f"model.signatures[{next(iter(signatures))!r}](...)",
+    )

@@ -1,0 +1,209 @@
+"""What a SavedModel is that somebody else wrote: jax2tf, orbax, Keras, TensorFlow.
+
+It is read as data.  Nothing of it is loaded or run, so a SavedModel that
+TensorFlow cannot load is described as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import ConsumerError
+from pax_export._optional import require
+from pax_export.export.artifact import compatibility, report, saved_model_file
+from pax_export.export.artifact.report import ArrayInfo, VariableInfo, size
+
+_MAGIC = b"ML\xefR"
+_VERSION = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)\0")
+#: Custom calls into libraries that only jax brings.
+_JAX_ONLY = re.compile(
+    rb"\b(?:lapack|cusolver|cublas|hipsolver|magma|xla_python|xla_ffi_python)\w*"
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One `XlaCallModule` operation."""
+
+    stablehlo: str | None  # None if it is no portable artifact
+    calling_convention: int
+    platforms: tuple[str, ...]
+    bytes: int
+    jax_only: tuple[str, ...]  # custom calls that TensorFlow does not have
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A SavedModel without a report.
+
+    Attributes:
+        signatures: by key, the inputs and the outputs.
+        variables: the stored arrays.
+        variable_bytes: the size of all variables together.
+        graph_bytes: the size of ``saved_model.pb``.
+        tensorflow: the release that wrote it.
+        modules: what it holds of jax programs.
+        oldest_tensorflow: the oldest release that runs its jax programs; None
+            if there are none, or if no release does.
+        problem: why no release of TensorFlow runs it, or empty.
+    """
+
+    signatures: dict[str, dict[str, tuple[ArrayInfo, ...]]]
+    variables: tuple[VariableInfo, ...]
+    variable_bytes: int
+    graph_bytes: int
+    tensorflow: str
+    modules: tuple[Module, ...]
+    oldest_tensorflow: str | None
+    problem: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {"target": "saved_model", "foreign": True, **dataclasses.asdict(self)}
+
+    def __str__(self) -> str:
+        lines = ["a SavedModel without a report of pax_export"]
+        for key, signature in self.signatures.items():
+            lines.append(f"  {key}")
+            lines += (f"    in   {entry}" for entry in signature["inputs"])
+            lines += (f"    out  {entry}" for entry in signature["outputs"])
+        trainable = sum(variable.trainable for variable in self.variables)
+        lines += [
+            f"  variables   {len(self.variables)} ({trainable} trainable), "
+            f"{size(self.variable_bytes)}",
+            f"  graph       {size(self.graph_bytes)}",
+            *(f"  module      {_module_text(module)}" for module in self.modules),
+            f"  runs in     {self._runs_in()}",
+            f"  made by     tensorflow {self.tensorflow}",
+        ]
+        return "\n".join(lines)
+
+    def _runs_in(self) -> str:
+        if self.problem:
+            return f"no TensorFlow: {self.problem}"
+        if self.oldest_tensorflow is None:
+            return f"TensorFlow; it was written by {self.tensorflow}"
+        return f"TensorFlow {self.oldest_tensorflow} and newer"
+
+
+def _module_text(module: Module) -> str:
+    version = f"StableHLO {module.stablehlo}" if module.stablehlo else "no portable artifact"
+    platforms = ", ".join(module.platforms) or "any platform"
+    return (
+        f"{version}, calling convention {module.calling_convention}, {platforms}, "
+        f"{size(module.bytes)}"
+    )
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether there is a SavedModel that this package has not written."""
+    return (path / saved_model_file.NAME).is_file() and not (path / report.FILE).exists()
+
+
+def describe(path: Path) -> Foreign:
+    """Reads a SavedModel.
+
+    Raises:
+        ExportPathError: there is none, or it cannot be read.
+        MissingPackageError: TensorFlow is not installed.
+    """
+    model = saved_model_file.read(path, "inspect")
+    (graph, *_) = model.meta_graphs
+    return _foreign(graph, (path / saved_model_file.NAME).stat().st_size)
+
+
+def _foreign(graph: Any, graph_bytes: int) -> Foreign:
+    dtypes = require("tensorflow.dtypes", "tensorflow", "inspect")
+    variables = tuple(_variables(graph.object_graph_def.nodes, dtypes))
+    modules = tuple(_modules(graph.graph_def))
+    oldest, problem = _oldest(modules)
+    return Foreign(
+        signatures={
+            key: {
+                "inputs": _arrays(signature.inputs, dtypes),
+                "outputs": _arrays(signature.outputs, dtypes),
+            }
+            for key, signature in sorted(graph.signature_def.items())
+            if key != "__saved_model_init_op"
+        },
+        variables=variables,
+        variable_bytes=sum(variable.bytes for variable in variables),
+        graph_bytes=graph_bytes,
+        tensorflow=graph.meta_info_def.tensorflow_version,
+        modules=modules,
+        oldest_tensorflow=oldest,
+        problem=problem,
+    )
+
+
+def _arrays(tensors: Any, dtypes: Any) -> tuple[ArrayInfo, ...]:
+    return tuple(
+        ArrayInfo(name, name, _shape(info.tensor_shape), dtypes.as_dtype(info.dtype).name)
+        for name, info in sorted(tensors.items())
+    )
+
+
+def _shape(shape: Any) -> tuple[int | str, ...]:
+    if shape.unknown_rank:
+        return ("...",)
+    return tuple(each.size if each.size >= 0 else "?" for each in shape.dim)
+
+
+def _variables(nodes: Iterable[Any], dtypes: Any) -> Iterator[VariableInfo]:
+    for node in nodes:
+        if node.HasField("variable"):
+            variable = node.variable
+            dtype = dtypes.as_dtype(variable.dtype)
+            sizes = tuple(each.size for each in variable.shape.dim)
+            count = 1
+            for each in sizes:
+                count *= max(each, 0)
+            yield VariableInfo(
+                variable.name, sizes, dtype.name, count * dtype.size, variable.trainable, ()
+            )
+
+
+def _modules(graph: Any) -> Iterator[Module]:
+    nodes = [node for function in graph.library.function for node in function.node_def]
+    for node in (*graph.node, *nodes):
+        if node.op == "XlaCallModule":
+            module = node.attr["module"].s
+            yield Module(
+                stablehlo=stablehlo_version(module),
+                calling_convention=node.attr["version"].i,
+                platforms=tuple(each.decode().lower() for each in node.attr["platforms"].list.s),
+                bytes=len(module),
+                jax_only=tuple(sorted({each.decode() for each in _JAX_ONLY.findall(module)})),
+            )
+
+
+def stablehlo_version(module: bytes) -> str | None:
+    r"""The version for which a portable artifact was written; it stands in its head.
+
+    Example:
+        >>> stablehlo_version(b"ML\xefR\x0dStableHLO_v1.13.7\x00...")
+        '1.13.7'
+    """
+    found = _VERSION.search(module, 0, 64) if module.startswith(_MAGIC) else None
+    return ".".join(part.decode() for part in found.groups()) if found else None
+
+
+def _oldest(modules: tuple[Module, ...]) -> tuple[str | None, str]:
+    """The oldest TensorFlow that runs all modules, or why there is none."""
+    missing = sorted({name for module in modules for name in module.jax_only})
+    if missing:
+        return None, f"it calls {', '.join(missing)}, which only jax has"
+    known = [module for module in modules if module.stablehlo]
+    if not known:
+        return None, ""
+    newest = max(tuple(map(int, str(module.stablehlo).split("."))) for module in known)
+    convention = max(module.calling_convention for module in modules)
+    try:
+        return compatibility.text(compatibility.oldest_tensorflow(newest, convention)), ""
+    except ConsumerError as error:
+        return None, f"it needs {error.got}; `pax-export retarget` mends it"

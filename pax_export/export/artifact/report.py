@@ -1,0 +1,287 @@
+"""The report: what was made, how big it is, for whom, and how far it was tested.
+
+It is printed, and lies beside the model as ``pax_export.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from pax_export._errors import ExportPathError
+from pax_export.export.artifact import embedded, strict_json, structure
+
+FILE = embedded.NAME
+#: The signature that a call without a name means.
+DEFAULT = "serving_default"
+_FORMAT = 1
+_FEW = 8  # names that are printed one by one
+_TARGETS = {
+    "saved_model": "a SavedModel",
+    "stablehlo": "a StableHLO bundle",
+    "tflite": "a TFLite model",
+    "onnx": "an ONNX model",
+}
+
+
+#: How an export was tested.
+Validated = Literal["here", "process", "variables"] | None
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """An input or an output of a signature."""
+
+    name: str
+    path: str  # of the argument or output in Python, with dots
+    shape: tuple[int | str, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class SignatureInfo:
+    """A function that can be called.
+
+    `arguments` and `result` hold the nested structure of the Python call, with
+    names of inputs and outputs in the places of arrays.  `preprocess` is what a
+    preprocessor gives to the model, `postprocess` what a postprocessor is given.
+    `constraints` is what may be assumed of the symbolic dimensions.
+    """
+
+    inputs: tuple[ArrayInfo, ...]
+    outputs: tuple[ArrayInfo, ...]
+    arguments: dict[str, Any]
+    positional: tuple[str, ...]
+    result: dict[str, Any]
+    assigns: tuple[str, ...]  # the variables that a call changes
+    differentiable: bool
+    stablehlo: str
+    module_bytes: int
+    preprocess: tuple[ArrayInfo, ...] | None = None
+    postprocess: tuple[ArrayInfo, ...] | None = None
+    vjp_order: int = 0  # how often it can be differentiated
+    constraints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class VariableInfo:
+    """A stored array, and the leaves of the model that it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    trainable: bool
+    leaves: tuple[str, ...]  # none for an array that a method closes over
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an export is.
+
+    Attributes:
+        model: the name of the exported class or function.
+        signatures: by key, what can be called.
+        variables: the stored arrays.
+        variable_bytes: the size of all variables together.
+        graph_bytes: the size of ``saved_model.pb``, or of all that is not weights.
+        platforms: the machines for which it was lowered.
+        oldest_tensorflow: the oldest release that runs it, e.g. ``"2.15"``;
+            empty if it is not for TensorFlow.
+        stablehlo: the version of StableHLO that it needs; empty if it has none.
+        calling_convention: of the modules in it; 0 if it has none.
+        versions: of the packages that made it.
+        validated: ``"process"``, ``"here"``, ``"variables"`` for no calls, or
+            ``None`` for not at all.
+        largest_error: the largest absolute difference from jax, by
+            ``"signature: output"``.
+        seconds: wall time by phase.
+        target: ``"saved_model"``, ``"stablehlo"``, ``"tflite"`` or ``"onnx"``.
+        details: what only this target has, e.g. ``{"opset": 23}``.
+
+    Example:
+        >>> import tempfile, pax_export as pax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = pax.export.to_saved_model(
+        ...         pax.Linear(3, 2), folder + "/linear", pax.export.spec("batch, 3")
+        ...     )
+        >>> report.variable_bytes, [variable.name for variable in report.variables]
+        (32, ['weight', 'bias'])
+        >>> report.largest_error["serving_default: output"] < 1e-6
+        True
+    """
+
+    model: str
+    signatures: dict[str, SignatureInfo]
+    variables: tuple[VariableInfo, ...]
+    variable_bytes: int
+    graph_bytes: int
+    platforms: tuple[str, ...]
+    oldest_tensorflow: str
+    stablehlo: str
+    calling_convention: int
+    versions: dict[str, str]
+    validated: Validated
+    largest_error: dict[str, float]
+    seconds: dict[str, float]
+    target: str = "saved_model"
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Report:
+        """Reads the report of an export; TensorFlow is not needed for it.
+
+        Args:
+            path: of the export, a directory or a file.
+
+        Raises:
+            ExportPathError: there is no export, or its report cannot be read.
+        """
+        return read(path)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data, as it stands in ``pax_export.json``."""
+        return {"format": _FORMAT, **dataclasses.asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.model} as {_TARGETS.get(self.target, self.target)}"]
+        for key, signature in self.signatures.items():
+            lines.append(f"  {key}")
+            lines += (f"    in   {entry}" for entry in signature.inputs)
+            lines += (f"      to the model    {entry}" for entry in signature.preprocess or ())
+            lines += (f"      from the model  {entry}" for entry in signature.postprocess or ())
+            lines += (f"    out  {self._output(key, entry)}" for entry in signature.outputs)
+            lines += (f"    where {text}" for text in signature.constraints)
+            few = signature.assigns if len(signature.assigns) <= _FEW else ()
+            lines += (f"    sets {name}" for name in few)
+            if signature.assigns and not few:
+                lines.append(f"    sets {len(signature.assigns)} variables")
+        trainable = sum(variable.trainable for variable in self.variables)
+        lines += [
+            f"  variables   {len(self.variables)} ({trainable} trainable), "
+            f"{size(self.variable_bytes)}",
+            "  graph       " + ", ".join(self._graph()),
+            f"  runs in     {self._runs_in()}",
+            "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
+            "  validated   " + self._validation(),
+            "  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items()),
+        ]
+        return "\n".join(lines)
+
+    def _graph(self) -> list[str]:
+        parts = [size(self.graph_bytes)]
+        if self.stablehlo:
+            parts += [f"StableHLO {self.stablehlo}"]
+        if self.calling_convention:
+            parts += [f"calling convention {self.calling_convention}"]
+        shown = {k: v for k, v in self.details.items() if isinstance(v, (int, str))}
+        return parts + [f"{k}={v}" for k, v in shown.items() if k != "runs_in"]
+
+    def _runs_in(self) -> str:
+        if "runs_in" in self.details:
+            return self.details["runs_in"]
+        platforms = ", ".join(self.platforms)
+        return f"TensorFlow {self.oldest_tensorflow} and newer, on {platforms}"
+
+    def _output(self, key: str, entry: ArrayInfo) -> str:
+        error = self.largest_error.get(f"{key}: {entry.name}")
+        return str(entry) if error is None else f"{entry}  (largest error {error:.1e})"
+
+    def _validation(self) -> str:
+        return {
+            None: "no",
+            "here": "in this process",
+            "process": "in a fresh process without jax",
+            "variables": "the variables alone, without calls",
+        }[self.validated]
+
+
+def size(count: int) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> size(5), size(36 * 2**20)
+        ('5 B', '36.0 MiB')
+    """
+    for unit, exponent in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << exponent:
+            return f"{count / (1 << exponent):.1f} {unit}"
+    return f"{count} B"
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of the packages that take part in an export, jax among them."""
+    found = {name: version(name) for name in ("jax", "jaxlib", *packages)}
+    return {"pax_export": sys.modules["pax_export"].__version__, **found}
+
+
+def text(report: Report) -> str:
+    """The report as it is stored."""
+    return json.dumps(report.as_dict(), indent=1) + "\n"
+
+
+def write(report: Report, directory: Path) -> None:
+    """Writes the report beside the model."""
+    (directory / FILE).write_text(text(report), encoding="utf-8")
+
+
+def read(path: str | os.PathLike[str]) -> Report:
+    """Reads the report of an export.
+
+    Args:
+        path: of the export, a directory or a file.
+
+    Raises:
+        ExportPathError: there is no export, or its report cannot be read.
+    """
+    path = Path(path)
+    file = path if path.is_file() else path / FILE
+    try:
+        stored = embedded.read(path) if path.is_file() else file.read_text(encoding="utf-8")
+        if stored is None:
+            raise FileNotFoundError
+        data = json.loads(stored)
+        if data.pop("format") != _FORMAT:
+            raise ValueError("it was written by a newer pax_export")
+        return _report(data)
+    except FileNotFoundError as error:
+        raise ExportPathError(
+            "There is no export of pax_export here.",
+            where=str(path),
+            got=f"a file without {FILE} in it" if path.is_file() else f"no file {FILE}",
+            write="what to_saved_model, to_stablehlo, to_tflite or to_onnx wrote",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ExportPathError(
+            "The report of this export cannot be read.", where=str(file), got=repr(error)[:500]
+        ) from error
+
+
+def of_dict(data: dict[str, Any]) -> Report:
+    """The inverse of `Report.as_dict`."""
+    data = json.loads(json.dumps(data))
+    data.pop("format")
+    return _report(data)
+
+
+def _report(data: dict[str, Any]) -> Report:
+    report: Report = strict_json.read(Report, data)
+    for key, info in report.signatures.items():
+        inputs = {entry.name for entry in info.inputs}
+        for name, tree in info.arguments.items():
+            structure.check(tree, inputs, f"the argument {name} of {key}")
+        structure.check(info.result, {entry.name for entry in info.outputs}, f"the result of {key}")
+        if not set(info.positional) <= set(info.arguments):
+            raise ValueError(f"{key} has positional arguments that are not there")
+    if not isinstance(report.details.get("runs_in", ""), str):
+        raise ValueError("details.runs_in is no str")
+    return report

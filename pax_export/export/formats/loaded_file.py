@@ -1,0 +1,81 @@
+"""An export that is one file, as a callable again: run by the runtime of its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.artifact.arguments import Arguments, default_of
+from pax_export.export.artifact.report import Report, SignatureInfo
+from pax_export.export.artifact.structure import rebuild
+
+#: Calls the function with this key on named arrays; gives the outputs by name.
+Run = Callable[[str, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+
+class LoadedFile:
+    """A TFLite or ONNX model that has been loaded; call it like the model that was exported.
+
+    It runs in LiteRT or onnxruntime, on the CPU, and so neither under `jax.jit`
+    nor under `jax.grad`.  Outputs are jax arrays if an argument is one, and
+    numpy arrays otherwise.
+
+    Attributes:
+        report: what the export is.
+        signatures: by key, functions like the model itself.
+        runtime: LiteRT's `Interpreter`, or onnxruntime's `InferenceSession`.
+
+    Example:
+        >>> import tempfile, pax_export as pax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = folder + "/linear.tflite"
+        ...     report = pax.export.to_tflite(pax.Linear(3, 2), path, pax.export.spec("1, 3"))
+        ...     model = pax.export.load(path)
+        >>> model
+        LoadedFile(Linear: serving_default)
+        >>> model.signatures["serving_default"]([[1, 2, 3]]).shape
+        (1, 2)
+    """
+
+    def __init__(self, report: Report, runtime: Any, run: Run):
+        self.report = report
+        self.runtime = runtime
+        self.signatures = {
+            key: FileSignature(key, info, run) for key, info in report.signatures.items()
+        }
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the default signature, or the only one.
+
+        Raises:
+            InvalidArgumentError: the arguments have another structure, dtype or
+                shape than the exported ones.
+        """
+        return default_of(self.signatures)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"LoadedFile({self.report.model}: {', '.join(self.signatures)})"
+
+
+class FileSignature:
+    """One function of a `LoadedFile`."""
+
+    def __init__(self, key: str, info: SignatureInfo, run: Run):
+        self.key = key
+        self.info = info
+        self._run = run
+        self._arguments = Arguments(key, info)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the exported function; see `LoadedFile`."""
+        named = self._arguments.named(args, kwargs)
+        in_jax = any(isinstance(value, jax.Array) for value in named.values())
+        arrays = {name: self._arguments.array(name, value) for name, value in named.items()}
+        # These runtimes read beyond what they are given, or give nonsense, if a size is wrong.
+        self._arguments.check_shapes({name: value.shape for name, value in arrays.items()})
+        outputs = self._run(self.key, arrays)
+        convert = jax.numpy.asarray if in_jax else np.asarray
+        return rebuild(self.info.result, lambda name: convert(outputs[name]))

@@ -1,0 +1,199 @@
+"""Writes an ONNX model with jax2onnx, and reads it with onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import ExportPathError, UnsupportedOperationError
+from pax_export._jaxpr import call_inlined, jaxpr_sources
+from pax_export._optional import require
+from pax_export.export.artifact.report import Report
+from pax_export.export.formats.loaded_file import LoadedFile
+from pax_export.export.formats.onnx.rules import RULES
+from pax_export.export.tracing.programs import Program
+
+#: A protobuf message, and so an ONNX file, cannot be longer.
+LARGEST = 2**31 - 1
+
+
+def onnxruntime(purpose: str) -> Any:
+    """The runtime of ONNX models."""
+    return require("onnxruntime", "onnx", purpose)
+
+
+def write(
+    path: Path, program: Program, names: Sequence[str], weights: Mapping[str, Any], opset: int
+) -> None:
+    """Converts a program to an ONNX model.
+
+    Args:
+        path: the file.
+        program: the program.
+        names: of the weights that are its leaves and constants, in order.
+        weights: by name.
+        opset: the version of ONNX's operators.
+
+    Raises:
+        UnsupportedOperationError: ONNX, or jax2onnx, has no such operation.
+    """
+    library = require("jax2onnx", "onnx", "to_onnx")
+    taken = {name: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for name, v in weights.items()}
+    structs = program.traced.structs[len(program.traced.structs) - len(program.inputs.flat) :]
+    inputs = [entry.name for entry in program.inputs.flat]
+    with _quiet():
+        try:
+            model = library.to_onnx(
+                _written_out(program, names, taken, structs),
+                inputs=[*taken.values(), *structs],
+                input_names=[*(f"weight:{name}" for name in taken), *inputs],
+                output_names=list(program.output_names),
+                model_name="pax_export",
+                opset=opset,
+                enable_double_precision=bool(jax.config.read("jax_enable_x64")),
+            )
+        except Exception as error:  # its rules fail with errors of all kinds
+            raise _refused(error, program) from error
+    _check_operators(model, opset)
+    _store_weights(model, weights)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _written_out(
+    program: Program, names: Sequence[str], taken: Mapping[str, Any], structs: Sequence[Any]
+) -> Any:
+    """The program as a function of its weights and inputs, without a call in it.
+
+    jax2onnx exchanges functions of jax for its own while it traces, and these
+    know neither every symbolic dimension nor every version of jax.  A program
+    that is traced already, and whose calls are written out, does not meet them.
+    """
+    traced = program.traced
+    leaves = len(traced.structs) - len(program.inputs.flat)
+
+    def run(*operands: Any) -> list[Any]:
+        weights = dict(zip(taken, operands))
+        values = [weights[name] for name in names]
+        constants = {id(old): new for old, new in zip(traced.constants, values[leaves:])}
+        given = [*values[:leaves], *operands[len(taken) :]]
+        results = call_inlined(traced.program, constants, given, RULES)
+        return results[: len(program.output_names)]
+
+    written = jax.make_jaxpr(run)(*taken.values(), *structs)
+    return lambda *operands: call_inlined(written, {}, operands, {})
+
+
+def _check_operators(model: Any, opset: int) -> None:
+    """Refuses operators that the opset does not have yet, which the converter may write.
+
+    Raises:
+        UnsupportedOperationError: with the opset that has them.
+    """
+    onnx = require("onnx", "onnx", "to_onnx")
+    newer: dict[str, int] = {}
+    for node in _nodes(model.graph):
+        if not node.domain and not onnx.defs.has(node.op_type, max_inclusive_version=opset):
+            newer[node.op_type] = onnx.defs.get_schema(node.op_type).since_version
+    if newer:
+        raise UnsupportedOperationError(
+            "This opset of ONNX does not have all operators of the model: "
+            + ", ".join(sorted(newer))
+            + ".",
+            got=f"opset={opset}",
+            write=f"opset={max(newer.values())}, if what will run the model has it",
+        )
+
+
+def _store_weights(model: Any, weights: Mapping[str, Any]) -> None:
+    """Makes initializers, with the names of the leaves, of the inputs that stand for weights."""
+    onnx = require("onnx", "onnx", "to_onnx")
+    used = {name for node in _nodes(model.graph) for name in node.input}
+    used.update(output.name for output in model.graph.output)
+    kept = [entry for entry in model.graph.input if not entry.name.startswith("weight:")]
+    for name, value in weights.items():
+        if f"weight:{name}" in used:
+            tensor = onnx.numpy_helper.from_array(np.asarray(value), f"weight:{name}")
+            model.graph.initializer.append(tensor)
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    _rename(model.graph, {f"weight:{name}": name for name in weights}, onnx)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """All nodes, those of the bodies of loops and branches too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _rename(graph: Any, wished: Mapping[str, str], onnx: Any) -> None:
+    """Gives weights the names of their leaves, where nothing else has these."""
+    taken = {name for node in _nodes(graph) for name in (*node.input, *node.output)}
+    taken.update(entry.name for entry in graph.initializer)
+    new = {old: name for old, name in wished.items() if name not in taken}
+    for node in _nodes(graph):
+        for index, name in enumerate(node.input):
+            node.input[index] = new.get(name, name)
+    for entry in (*graph.initializer, *graph.value_info):
+        entry.name = new.get(entry.name, entry.name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps remarks of the converter about types that it does not write to itself."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _refused(error: Exception, program: Program) -> UnsupportedOperationError:
+    match = re.search(r"primitive '?([\w-]+)'?", str(error))
+    name = match[1] if match else ""
+    places = dict.fromkeys(jaxpr_sources(program.traced.program, name)) if name else {}
+    return UnsupportedOperationError(
+        f"ONNX has no rule for the operation {name}."
+        if name
+        else "ONNX cannot express this model.",
+        where=", ".join(places) or program.key,
+        got=re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:500],
+        write="the same in other operations of jax.numpy and jax.lax, a size instead of a "
+        "symbolic dimension, or another target, e.g. to_saved_model",
+    )
+
+
+def load(path: Path, report: Report) -> LoadedFile:
+    """Reads an ONNX model.
+
+    Raises:
+        ExportPathError: it is none, or damaged.
+    """
+    runtime = onnxruntime("load")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors; warnings are about what conversion left over
+    try:
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common class
+        raise ExportPathError(
+            "onnxruntime cannot read this file.", where=str(path), got=str(error)[:500]
+        ) from error
+    names = [output.name for output in session.get_outputs()]
+    taken = {entry.name for entry in session.get_inputs()}
+
+    def run(key: str, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
+        given = {name: value for name, value in inputs.items() if name in taken}
+        return dict(zip(names, session.run(names, given)))
+
+    return LoadedFile(report, session, run)

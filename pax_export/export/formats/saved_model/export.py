@@ -1,0 +1,209 @@
+"""`to_saved_model`: a model in, a SavedModel and a report out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pax_export.export.artifact import compatibility
+from pax_export.export.artifact import report as _manifest
+from pax_export.export.artifact.report import Report
+from pax_export.export.formats.saved_model import checkpoint, write
+from pax_export.export.formats.saved_model.functions import tensorflow
+from pax_export.export.formats.saved_model.processing import Processors
+from pax_export.export.lowering import lowered_model
+from pax_export.export.lowering.gradients import Order
+from pax_export.export.pipeline.export_run import (
+    PLATFORMS,
+    Making,
+    by_signature,
+    check_choice,
+    checked_platforms,
+)
+from pax_export.export.tracing.exportable import DEFAULT
+from pax_export.export.tracing.train_step import TrainStep
+from pax_export.export.tracing.trainable import marked
+from pax_export.export.validation import validate as _validate
+
+
+def to_saved_model(
+    model: Any,
+    path: str | os.PathLike[str],
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    methods: Mapping[str, Any] | None = None,
+    constraints: Sequence[str] = (),
+    state: Literal["frozen", "update"] = "frozen",
+    trainable: Any = False,
+    vjp_order: Literal[0, 1, 2] | None = None,
+    train_step: Callable[..., Any] | None = None,
+    optimizer: Any = None,
+    train_inputs: Any = None,
+    preprocess: Any = None,
+    postprocess: Any = None,
+    preprocess_inputs: Any = None,
+    platforms: Sequence[str] = PLATFORMS,
+    consumer: str | None = None,
+    validate: bool | Literal["process", "variables"] = True,
+    examples: Any = None,
+    overwrite: bool = False,
+) -> Report:
+    """Writes a model as a SavedModel that TensorFlow serves without jax.
+
+    Args:
+        model: a `Module`, exported in eval mode, or a pair ``(params,
+            function)`` of any pytree and a function of it and the inputs.
+        path: the directory to make.
+        inputs: what the model is called with: a `spec`, an array, a
+            `jax.ShapeDtypeStruct`, or a pytree of them.  A tuple is several
+            positional arguments.
+        kwargs: the keyword arguments of the call, likewise.
+        methods: a signature for each key: the name of a method, or a function
+            that takes the model first.  `inputs` and `kwargs` are then dicts
+            with the same keys.  All signatures share the variables.
+        constraints: what may be assumed of symbolic dimensions, e.g.
+            ``("length <= 512",)``.
+        state: ``"frozen"`` refuses a model whose calls change what later calls
+            read; ``"update"`` assigns the new state to the variables in every
+            call of the exported model.
+        trainable: make the parameters trainable variables, and keep gradients
+            with respect to them.  True means all that are not frozen; names
+            (``("head", "encoder.norm")``), a filter of `pax_export.transforms`,
+            a function of name and array, or a prefix with True and False choose
+            some of them.
+        vjp_order: 1 keeps gradients of the outputs with respect to floating-point
+            inputs and trainable variables, 2 gradients of these too, 0 none; an
+            export that cannot hold them is refused.  By default it holds what
+            it can: 1, or 2 with `trainable`.
+        train_step: a function ``(model, optimizer, *batch) -> (model, optimizer,
+            metrics)``, which becomes the signature ``"train_step"``: a call
+            gives the metrics, and assigns the new model and optimizer to the
+            variables that all signatures share.  The model is in train mode.
+        optimizer: the optimizer, of any kind that is a pytree; its arrays are
+            variables called ``optimizer.…``.
+        train_inputs: the batch, written like `inputs`.
+        preprocess: a TensorFlow function before the model: a `tf.function`, a
+            function of TensorFlow operations, or a `tf.Module` or Keras layer.
+            It gives what the model is called with: a tuple of positional
+            arguments, the only one, or a dict of all by name.  With `methods`,
+            a dict over some of their keys.
+        postprocess: one after it, which takes what the model gives.
+        preprocess_inputs: what the preprocessor takes, written like `inputs`,
+            text (``spec("batch", "string")``) and `tf.TensorSpec` included.  A
+            `tf.function` with an ``input_signature`` says it by itself.
+        platforms: the machines to lower for.
+        consumer: the oldest TensorFlow that must run it, e.g.
+            ``"tensorflow>=2.17"``; refused if the model needs a newer one.
+            The export is always made for the oldest that it can be.
+        validate: load what was written, make calls at several sizes and compare
+            with jax; ``"process"`` does it in a fresh process without jax.
+            ``"variables"`` makes no calls and compares the variables alone, one
+            after the other, for a model on several devices or on disk that is
+            larger than the memory of this machine.
+        examples: a list of arguments to make these calls with, where random ones
+            mean nothing to the model or its preprocessor; each is a tuple of
+            positional arguments, the only one, or a dict of all by name.  With
+            `methods`, a dict over some of their keys.
+        overwrite: replace a directory that is there.
+
+    Returns:
+        The report, which can be printed, and lies beside the model as
+        ``pax_export.json``.
+
+    Raises:
+        PaxError: of a class for each mistake; see the guide on exporting.
+            Nothing is written then, and what was there is still there.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp
+        >>> from pax_export.export import spec, to_saved_model
+        >>> def scale(params, x):
+        ...     return {"y": params["w"] * x}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = to_saved_model(
+        ...         ({"w": jnp.ones(3)}, scale), folder + "/scale", spec("batch, 3")
+        ...     )
+        >>> print(report.signatures["serving_default"].inputs[0])
+        x: float32[batch, 3]
+    """
+    platforms = checked_platforms(platforms)
+    check_choice("state", state, ("frozen", "update"))
+    compatibility.requested(consumer)
+    keys = list(methods) if methods is not None else [DEFAULT]
+    learning = trainable is not False
+    Order.of(vjp_order, learning)
+    step = TrainStep.of(train_step, optimizer, train_inputs, keys)
+    keys += [TrainStep.key] if step else []
+    calls = by_signature("examples", examples, keys, methods is not None)
+    around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
+    with Making(path, validate=validate, overwrite=overwrite, phases=5, variables=True) as making:
+        with making.phase("load TensorFlow"):
+            tensorflow("to_saved_model")
+        chosen, programs = making.trace(model, methods, inputs, kwargs, constraints, step)
+        with making.phase("lower"):
+            chosen = marked(chosen, trainable)
+            plan = lowered_model.lower(
+                chosen, programs, state, learning, platforms, vjp_order, defer=True
+            )
+            plan = around.around(plan, constraints)
+            for signature in plan.signatures:
+                compatibility.check(consumer, plan.oldest_tensorflow, signature.key)
+        with making.directory(_needed(plan)) as directory:
+            with making.phase("write"):
+                write.write(directory, plan.store, plan.signatures)
+            errors = making.validate(
+                lambda separate: _test(directory, plan, around, making, calls, separate)
+            )
+            report = _report(plan, directory, errors, making)
+            _manifest.write(report, directory)
+    return report
+
+
+def _test(
+    directory: Path,
+    plan: lowered_model.Plan,
+    around: Processors,
+    making: Making,
+    calls: Mapping[str, Any],
+    separate: bool,
+) -> dict[str, float]:
+    """Tests what was written; arrays that were deferred are read for good if calls are made."""
+    if not making.calls:
+        written = {each.name: each.value for each in plan.store.variables}
+        checkpoint.compare(directory, written)
+        return {}
+    plan.store.gather()
+    # Functions of TensorFlow may bring variables of their own: read all of them, then.
+    plain = not (around.preprocess or around.postprocess)
+    shared = plan.weights if plain else None
+    return _validate.validate(directory, plan.cases(calls), separate, weights=shared)
+
+
+def _needed(plan: lowered_model.Plan) -> int:
+    """About so many bytes will be written."""
+    modules = sum(each.module_bytes for each in plan.signature_infos().values())
+    return modules + sum(variable.bytes for variable in plan.variable_infos())
+
+
+def _report(
+    plan: lowered_model.Plan, directory: Path, errors: dict[str, float], making: Making
+) -> Report:
+    variables = plan.variable_infos()
+    return Report(
+        model=plan.model.name,
+        signatures=plan.signature_infos(),
+        variables=variables,
+        variable_bytes=sum(variable.bytes for variable in variables),
+        graph_bytes=(directory / "saved_model.pb").stat().st_size,
+        platforms=plan.platforms,
+        oldest_tensorflow=compatibility.text(plan.oldest_tensorflow),
+        stablehlo=compatibility.text(plan.stablehlo),
+        calling_convention=plan.calling_convention,
+        versions=_manifest.versions("tensorflow"),
+        validated=making.validated,
+        largest_error=errors,
+        seconds=making.seconds,
+    )

@@ -1,0 +1,255 @@
+"""Signatures as TensorFlow functions over variables.
+
+The only file that builds TensorFlow graphs.  A writer makes the variables
+once, and then as many functions over them as it likes:
+
+    variables = make_variables(store)
+    functions = {each.key: make_function(each, variables) for each in signatures}
+
+One call of a signature is one `XlaCallModule` operation, the operation that
+jax2tf writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pax_export._optional import require
+from pax_export.export.lowering.lower import Lowered
+from pax_export.export.lowering.signature import Gradient, Signature
+from pax_export.export.lowering.variables import Store
+from pax_export.export.tracing import dtypes
+
+
+def tensorflow(purpose: str) -> Any:
+    """TensorFlow, or an error that names the extra which brings it."""
+    return require("tensorflow", "tensorflow", purpose)
+
+
+def make_variables(store: Store) -> list[Any]:
+    """A `tf.Variable` for each stored array, in the order of the store."""
+    tf = tensorflow("to_saved_model")
+    # A jax array on the CPU is taken over without a copy of our own.
+    return [
+        tf.Variable(each.value, trainable=each.trainable, name=each.name)
+        for each in store.variables
+    ]
+
+
+def make_function(signature: Signature, variables: Sequence[Any], gradient: Any = None) -> Any:
+    """A `tf.function` of the signature's inputs, by position; gives the outputs by name.
+
+    Its `get_concrete_function()` needs no arguments.  Functions of TensorFlow
+    that stand around the signature are part of it.
+    """
+    if signature.processing is not None:
+        return make_whole(signature, make_stages(signature, variables, gradient))
+
+    def function(*inputs: Any) -> dict[str, Any]:
+        return call_signature(signature, variables, inputs, gradient)
+
+    tf = tensorflow("to_saved_model")
+    # A place for XLA to compile is chosen by whoever calls, so no jit_compile.
+    return tf.function(function, input_signature=input_specs(signature), autograph=False)
+
+
+def make_stages(
+    signature: Signature, variables: Sequence[Any], gradient: Any = None
+) -> dict[str, Any]:
+    """The model, and what stands before and after it, as `tf.function` of their own.
+
+    ``model`` takes its inputs by position and gives its outputs by name;
+    ``preprocess`` gives these inputs, and ``postprocess`` takes these outputs by
+    position.
+    """
+    around = signature.processing
+    assert around is not None
+    model = make_function(replace(signature, processing=None), variables, gradient)
+    stages = {"preprocess": around.preprocess, "model": model, "postprocess": around.postprocess}
+    return {name: stage for name, stage in stages.items() if stage is not None}
+
+
+def make_whole(signature: Signature, stages: Mapping[str, Any]) -> Any:
+    """One `tf.function` of the stages of a signature."""
+    tf = tensorflow("to_saved_model")
+    around = signature.processing
+    assert around is not None
+    if around.preprocess is None:
+        specs = input_specs(signature)
+    else:
+        specs = list(around.preprocess.input_signature)
+
+    def function(*inputs: Any) -> dict[str, Any]:
+        if "preprocess" in stages:
+            inputs = stages["preprocess"](*inputs)
+        outputs = stages["model"](*inputs)
+        if "postprocess" not in stages:
+            return outputs
+        return stages["postprocess"](*(outputs[name] for name in signature.output_names))
+
+    return tf.function(function, input_signature=specs, autograph=False)
+
+
+def input_specs(signature: Signature) -> list[Any]:
+    """What the model takes, as `tf.TensorSpec`."""
+    return list(map(tensor_spec, signature.input_names, signature.input_structs))
+
+
+def output_specs(signature: Signature) -> list[Any]:
+    """What the model gives, as `tf.TensorSpec`."""
+    return list(map(tensor_spec, signature.output_names, signature.forward.lowered.results))
+
+
+def tensor_spec(name: str | None, struct: Any) -> Any:
+    """An input or output of a `tf.function`."""
+    tf = tensorflow("to_saved_model")
+    shape = [size if isinstance(size, int) else None for size in struct.shape]
+    return tf.TensorSpec(shape, tf.as_dtype(dtypes.name_of(struct.dtype)), name=name)
+
+
+def call_signature(
+    signature: Signature,
+    variables: Sequence[Any],
+    inputs: Sequence[Any],
+    gradient: Any = None,
+) -> dict[str, Any]:
+    """Calls a signature inside of a TensorFlow function.
+
+    Args:
+        signature: what to call; its gradient, if it has one, is that of the call.
+        variables: those of the whole store; new state is assigned to them.
+        inputs: a tensor for each input of the signature.
+        gradient: what `make_gradient` made, if it hangs on what will be saved.
+
+    Returns:
+        The outputs by name.
+    """
+    results = _run(tensorflow("to_saved_model"), signature, variables, tuple(inputs), gradient)
+    count = len(signature.output_names)
+    for place, value in zip(signature.assigned, results[count:]):
+        variables[place].assign(value)
+    return dict(zip(signature.output_names, results[:count]))
+
+
+def _run(
+    tf: Any,
+    signature: Signature,
+    variables: Sequence[Any],
+    inputs: tuple,
+    signature_gradient: Any,
+) -> list[Any]:
+    forward, gradient = signature.forward, signature.gradient
+    used = set(forward.lowered.kept).union(
+        *(each.call.lowered.kept for each in signature.gradients), gradient.wrt if gradient else ()
+    )
+    operands = [
+        variables[place].read_value() if index in used else None
+        for index, place in enumerate(forward.variables)
+    ]
+    operands.extend(inputs)
+    constants = [variables[place].read_value() for place in forward.constants]
+    if gradient is None:
+        return _call(tf, forward.lowered, operands + constants)
+    saved = signature_gradient or make_gradient(signature)
+
+    # Integer results pass beside the custom gradient: a saved one cannot be
+    # called with results that have no cotangent.
+    results: list[Any] = []
+
+    def differentiable(*chosen: Any) -> tuple[list[Any], Callable]:
+        given = list(operands)
+        for index, value in zip(gradient.wrt, chosen):
+            given[index] = value
+        results.extend(_call(tf, forward.lowered, given + constants))
+
+        def pull_back(*cotangents: Any) -> list[Any]:
+            extra = [variables[place].read_value() for place in gradient.call.constants]
+            every = [*given, *constants, *cotangents, *extra]
+            if gradient.next is None:
+                return _call(tf, gradient.call.lowered, every)
+            every += [variables[place].read_value() for place in gradient.next.call.constants]
+            return saved(*(every[index] for index in _needed(gradient, gradient.next)))
+
+        return [results[index] for index in gradient.of], pull_back
+
+    chosen = tf.custom_gradient(differentiable)(*(operands[index] for index in gradient.wrt))
+    for index, value in zip(gradient.of, chosen):
+        results[index] = value
+    return results
+
+
+def make_gradient(signature: Signature) -> Any:
+    """The gradient of a signature as a `tf.function` that has a gradient itself, or None.
+
+    A SavedModel keeps the gradients of functions that hang on its root, and not
+    those of gradients: so what is to be differentiated twice must hang there.
+    """
+    first = signature.gradient
+    if first is None or first.next is None:
+        return None
+    tf, second, count = tensorflow("to_saved_model"), first.next, len(first.structs)
+    extra = second.structs[count + len(second.of) :]
+    structs, needed = [*first.structs, *extra], _needed(first, second)
+
+    def gradient(*given: Any) -> list[Any]:
+        every: list[Any] = [None] * len(structs)
+        for index, value in zip(needed, given):
+            every[index] = value
+
+        def differentiable(*chosen: Any) -> tuple[list[Any], Callable]:
+            operands = list(every)
+            for index, value in zip(second.wrt, chosen):
+                operands[index] = value
+            results = _call(tf, first.call.lowered, operands)
+
+            def pull_back(*cotangents: Any) -> list[Any]:
+                values = [*operands[:count], *cotangents, *operands[count:]]
+                return _call(tf, second.call.lowered, values)
+
+            return [results[index] for index in second.of], pull_back
+
+        return tf.custom_gradient(differentiable)(*(every[index] for index in second.wrt))
+
+    specs = [tensor_spec(f"operand_{index}", structs[index]) for index in needed]
+    return tf.function(gradient, input_signature=specs, autograph=False)
+
+
+def _needed(first: Gradient, second: Gradient) -> list[int]:
+    """The operands of a gradient, and constants of its gradient, that either of them uses."""
+    count, cotangents = len(first.structs), len(second.of)
+    used = {*first.call.lowered.kept, *second.wrt}
+    for index in second.call.lowered.kept:
+        if index < count:
+            used.add(index)
+        elif index >= count + cotangents:
+            used.add(index - cotangents)
+    return sorted(used)
+
+
+def _call(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
+    """One XlaCallModule operation."""
+    # TensorFlow exports no public name for the operation that it made for jax.
+    xla = require("tensorflow.compiler.tf2xla.python.xla", "tensorflow", "to_saved_model")
+    given = [operands[index] for index in lowered.kept]
+    attributes = module_attributes(lowered)
+    return list(
+        xla.call_module(given, **attributes, function_list=(), has_token_input_output=False)
+    )
+
+
+def module_attributes(lowered: Lowered) -> dict[str, Any]:
+    """What an XlaCallModule operation says of the module that it runs."""
+    specs = [tensor_spec(None, struct) for struct in lowered.results]
+    # Several platforms mean a module that is told on which of them it runs.
+    platforms = lowered.platforms[: 1 if lowered.neutral else None]
+    unchecked = lowered.neutral and len(lowered.platforms) > 1
+    return {
+        "version": lowered.calling_convention,
+        "module": lowered.portable.module,
+        "Tout": [spec.dtype for spec in specs],
+        "Sout": [spec.shape for spec in specs],
+        "platforms": [name.upper().encode() for name in platforms],
+        "disabled_checks": [b"platform"] if unchecked else [],
+    }

@@ -1,0 +1,211 @@
+"""Puts TensorFlow functions around the signatures of a plan.
+
+What a preprocessor gives must be what the model takes; what a postprocessor
+gives becomes the outputs.  Both are traced here, before anything is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.export.artifact.report import ArrayInfo
+from pax_export.export.artifact.structure import rebuild
+from pax_export.export.formats.saved_model.functions import (
+    input_specs,
+    output_specs,
+    tensor_spec,
+    tensorflow,
+)
+from pax_export.export.formats.saved_model.processors import (
+    as_function,
+    input_signature,
+    python_function,
+    trackables,
+)
+from pax_export.export.lowering.lowered_model import Plan
+from pax_export.export.lowering.signature import Processing, Signature
+from pax_export.export.pipeline import infos
+from pax_export.export.pipeline.export_run import by_signature
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.binding import bind
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.spec import Inputs, resolve
+from pax_export.export.tracing.structure import describe, tree_names
+
+
+@dataclasses.dataclass(frozen=True)
+class Processors:
+    """What a user wrote: for each signature the functions around it."""
+
+    preprocess: Mapping[str, Any]
+    postprocess: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, keys: Sequence[str], several: bool, preprocess: Any, postprocess: Any, inputs: Any
+    ) -> Processors:
+        """Reads the arguments; with several signatures they are dicts over their keys.
+
+        Raises:
+            InvalidArgumentError: they are none, or inputs stand without a preprocessor.
+        """
+        given = {"preprocess": preprocess, "postprocess": postprocess, "preprocess_inputs": inputs}
+        read = {name: by_signature(name, value, keys, several) for name, value in given.items()}
+        for key in set(read["preprocess_inputs"]) - set(read["preprocess"]):
+            raise InvalidArgumentError(
+                "There are inputs for a preprocessor, and no preprocessor.",
+                where=key,
+                write="preprocess=",
+            )
+        return cls(*read.values())
+
+    def around(self, plan: Plan, constraints: Sequence[str]) -> Plan:
+        """The plan with these functions around its signatures."""
+        signatures = tuple(
+            self._around(program, signature, constraints)
+            for program, signature in zip(plan.programs, plan.signatures)
+        )
+        return dataclasses.replace(plan, signatures=signatures)
+
+    def _around(
+        self, program: Program, signature: Signature, constraints: Sequence[str]
+    ) -> Signature:
+        key = signature.key
+        before, after = self.preprocess.get(key), self.postprocess.get(key)
+        if before is None and after is None:
+            return signature
+        inputs, outputs, structure = program.inputs, None, program.output_structure
+        first = last = None
+        if before is not None:
+            inputs = _inputs(before, self.inputs.get(key), key, constraints)
+            first = _preprocess(before, inputs, program, signature)
+        if after is not None:
+            last, outputs, structure = _postprocess(after, program, signature)
+        if outputs is None:
+            outputs = infos.outputs(program)
+        held = tuple(trackables(before, after))
+        around = Processing(inputs, outputs, structure, first, last, held)
+        return dataclasses.replace(signature, processing=around)
+
+
+def _inputs(processor: Any, given: Any, key: str, constraints: Sequence[str]) -> Inputs:
+    """What the preprocessor takes: as the user says, or as its input_signature does."""
+    if given is None:
+        given = input_signature(processor)
+    if given is None:
+        raise InvalidArgumentError(
+            "What the preprocessor takes is not known.",
+            where=key,
+            write='preprocess_inputs=spec("batch", "string"), or a tf.function with an '
+            "input_signature",
+        )
+    return resolve(python_function(processor), 0, given, None, constraints, text=True)
+
+
+def _preprocess(processor: Any, inputs: Inputs, program: Program, signature: Signature) -> Any:
+    tf = tensorflow("preprocess")
+    call = as_function(processor)
+    wanted = dict(zip(signature.input_names, input_specs(signature)))
+
+    def preprocess(*flat: Any) -> list[Any]:
+        args, kwargs = jax.tree_util.tree_unflatten(inputs.tree, flat)
+        given = call(*args, **kwargs)
+        named = bind(program.inputs, given, f"{program.key}: what the preprocessor gives")
+        return [_fitting(tf, named[name], wanted[name], name, program) for name in wanted]
+
+    specs = [tensor_spec(entry.name, dtypes.stored(entry.struct)) for entry in inputs.flat]
+    return _traced(tf, preprocess, specs)
+
+
+def _traced(tf: Any, function: Callable, specs: Sequence[Any]) -> Any:
+    made = tf.function(function, input_signature=specs, autograph=False)
+    made.get_concrete_function()  # now, so that mistakes come to light before anything is written
+    return made
+
+
+def _fitting(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> Any:
+    """A tensor that the model takes under this name."""
+    try:
+        tensor = (
+            value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value, wanted.dtype)
+        )
+    except (TypeError, ValueError):
+        tensor = value
+    same = isinstance(tensor, tf.Tensor) and tensor.dtype == wanted.dtype
+    if not (same and tensor.shape.is_compatible_with(wanted.shape)):
+        entry = next(entry for entry in program.inputs.flat if entry.name == name)
+        raise InvalidArgumentError(
+            "The preprocessor gives something else than the model takes.",
+            where=f"{program.key}: {name}",
+            got=_brief(tf, tensor),
+            write=str(infos.array(name, name, dtypes.stored(entry.struct))),
+        )
+    return tf.ensure_shape(tensor, wanted.shape)
+
+
+def _brief(tf: Any, value: Any) -> str:
+    if not isinstance(value, tf.Tensor):
+        return type(value).__name__
+    return f"{value.dtype.name}{value.shape}"
+
+
+def _postprocess(
+    processor: Any, program: Program, signature: Signature
+) -> tuple[Any, tuple[ArrayInfo, ...], dict[str, Any]]:
+    tf = tensorflow("postprocess")
+    call = as_function(processor)
+    made: dict[str, Any] = {}
+
+    def postprocess(*flat: Any) -> dict[str, Any]:
+        named = dict(zip(program.output_names, flat))
+        output = _plain(call(rebuild(program.output_structure, named.__getitem__)))
+        names = tree_names(output, "output")
+        made["structure"] = describe(output, names)
+        tensors = [_tensor(tf, value) for value in jax.tree_util.tree_leaves(output)]
+        made["outputs"] = tuple(map(_info, names, tensors))
+        return dict(zip(names, tensors))
+
+    function = _traced(tf, postprocess, output_specs(signature))
+    if not made["outputs"]:
+        raise InvalidArgumentError(
+            "The postprocessor gives no tensor, so there is nothing to serve.",
+            where=program.key,
+            write="a function that returns at least one tensor",
+        )
+    return function, made["outputs"], made["structure"]
+
+
+def _tensor(tf: Any, value: Any) -> Any:
+    try:
+        return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            "The postprocessor gives something that is no tensor.",
+            got=type(value).__name__,
+            write="tensors; of a ragged one, .to_tensor() or .flat_values and .row_splits",
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """The value without the wrappers that TensorFlow puts around lists and dicts."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(map(_plain, value))
+    return list(map(_plain, value)) if isinstance(value, list) else value
+
+
+def _info(name: str, tensor: Any) -> ArrayInfo:
+    shape = tensor.shape
+    sizes = (
+        ("...",)
+        if shape.rank is None
+        else tuple("?" if size is None else size for size in shape.as_list())
+    )
+    return ArrayInfo(name, name, sizes, tensor.dtype.name)

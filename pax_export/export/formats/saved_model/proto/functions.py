@@ -1,0 +1,266 @@
+"""Signatures and their gradients as functions of a graph.
+
+A signature is one operation, which runs a module, and so is its gradient.  What
+`tf.custom_gradient` writes stands behind the operation: an `IdentityN` over
+results and operands, with the name of the gradient as an attribute.  TensorFlow
+calls the gradient with a cotangent for each of them, those of the operands
+being zero, and takes a gradient for each.  All else that a gradient needs are
+tensors of the function that it is the gradient of, which it captures: the
+inputs, and what variables were when they were read.
+
+The module of a gradient runs in a function that captures nothing.  Such a
+function can be kept as an object of the SavedModel, and with it its own
+gradient: else this is lost when TensorFlow saves the loaded model again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pax_export.export.formats.saved_model.functions import (
+    module_attributes,
+    tensor_spec,
+    tensorflow,
+)
+from pax_export.export.formats.saved_model.proto.nodes import Body
+from pax_export.export.lowering.lower import Lowered
+from pax_export.export.lowering.signature import Signature
+from pax_export.export.lowering.variables import Store
+from pax_export.export.tracing import dtypes as _dtypes
+
+#: What TensorFlow says where a gradient is asked for that is not there, by the order of the last.
+_NO_GRADIENT = (
+    "this export holds no gradients; pax_export.export.to_saved_model(..., vjp_order=1) keeps them",
+    "this export holds gradients, but no gradients of these; "
+    "pax_export.export.to_saved_model(..., vjp_order=2) keeps them",
+    "this export holds gradients and gradients of these; no export holds more",
+)
+
+
+class Operand(NamedTuple):
+    """What a module is given: a variable, an input or a cotangent, by its place.
+
+    ``passed`` is the cotangent of an operand behind the module, which is zero.
+    """
+
+    kind: str
+    place: int
+    order: int = 0  # of the gradient that takes the cotangent
+
+    @property
+    def name(self) -> str:
+        """How functions call it."""
+        return f"{self.kind}_{self.place}" + (f"_{self.order}" if self.order else "")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the library, and how it is called."""
+
+    name: str
+    arguments: dict[str, Any]  # a tf.TensorSpec for each, by name
+    results: dict[str, Any]  # likewise; None for what has no gradient
+    captured: tuple[Operand, ...]  # what it takes after its arguments
+    captured_from: str | None = None  # the function whose tensors these are; or variables
+    by_keyword: bool = False
+    kept: bool = False  # as an object
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module of a signature: the forward one, its gradient, or the gradient of that."""
+
+    lowered: Lowered
+    operands: tuple[Operand, ...]  # in the order in which it takes them
+    of: tuple[int, ...]  # those of its results that have cotangents
+    wrt: tuple[Operand, ...]  # those of its operands that have gradients
+    needed: tuple[Operand, ...]  # by this one and by those after it
+
+
+def write_functions(library: Any, signature: Signature, store: Store) -> list[Function]:
+    """Adds the functions of a signature to the library of a graph.
+
+    Args:
+        library: a `FunctionDefLibrary`.
+        signature: which has no functions of TensorFlow around it.
+        store: of the variables.
+
+    Returns:
+        The function of the signature, and then those of its gradients.
+    """
+    return _Writer(library, signature, store).write()
+
+
+def _modules(signature: Signature) -> list[_Module]:
+    forward, gradients = signature.forward, signature.gradients
+    variables = [Operand("variable", place) for place in forward.variables]
+    inputs = [Operand("input", place) for place in range(len(signature.input_names))]
+    every = [*variables, *inputs, *(Operand("variable", place) for place in forward.constants)]
+    spaces = [every]
+    for order, gradient in enumerate(gradients, 1):
+        every = [*every, *(Operand("cotangent", place, order) for place in gradient.of)]
+        every += [Operand("variable", place) for place in gradient.call.constants]
+        spaces.append(every)
+    modules: list[_Module] = []
+    needed: dict[Operand, None] = {}
+    calls = [forward, *(gradient.call for gradient in gradients)]
+    for order in reversed(range(len(calls))):
+        lowered = calls[order].lowered
+        operands = tuple(spaces[order][index] for index in lowered.kept)
+        following = gradients[order] if order < len(gradients) else None
+        of = following.of if following else ()
+        wrt = tuple(spaces[order][index] for index in following.wrt) if following else ()
+        later = (each for each in needed if each.order <= order)
+        needed = dict.fromkeys([*operands, *wrt, *later])
+        modules.insert(0, _Module(lowered, operands, of, wrt, tuple(needed)))
+    return modules
+
+
+class _Writer:
+    def __init__(self, library: Any, signature: Signature, store: Store):
+        self._library = library
+        self._signature = signature
+        self._store = store
+        self._modules = _modules(signature)
+        word, number = re.sub(r"\W", "_", signature.key), len(library.function)
+        self._names = [
+            f"__inference_{word}{'_gradient' * order}_{number}"
+            for order in range(len(self._modules))
+        ]
+
+    def write(self) -> list[Function]:
+        before = self._forward()
+        functions = [before]
+        for order in range(1, len(self._modules)):
+            plain = self._plain_gradient(order)
+            functions += [plain, self._gradient(order, plain, before)]
+            before = plain
+        return functions
+
+    def _forward(self) -> Function:
+        """Reads variables, calls the module, and assigns new state to variables."""
+        signature, body = self._signature, Body(self._library, self._names[0])
+        # TensorFlow sorts what is given, and what is given back, by name.
+        inputs = sorted((name, Operand("input", i)) for i, name in enumerate(signature.input_names))
+        outputs = sorted((name, place) for place, name in enumerate(signature.output_names))
+        tensors = {operand: operand.name for _, operand in inputs}
+        for operand in tensors:
+            body.argument(operand.name, self._spec(operand))
+        read = {each for each in self._modules[0].needed if each.kind == "variable"}
+        captured = sorted(read.union(Operand("variable", place) for place in signature.assigned))
+        for operand in captured:
+            body.resource(_resource(operand), self._spec(operand))
+        tensors |= {operand: self._read(body, operand) for operand in captured if operand in read}
+        results = self._call(body, 0, tensors)
+        for place, value in zip(signature.assigned, results[len(outputs) :]):
+            self._assign(body, Operand("variable", place), value, read)
+        for _, place in outputs:
+            body.result(f"output_{place}", results[place], self._result(0, place))
+        return Function(
+            self._names[0],
+            {name: self._spec(operand, name) for name, operand in inputs},
+            {name: self._result(0, place, name) for name, place in outputs},
+            tuple(captured),
+            by_keyword=True,
+        )
+
+    def _read(self, body: Body, operand: Operand) -> str:
+        spec = self._spec(operand)
+        body.node(
+            operand.name,
+            "ReadVariableOp",
+            [_resource(operand)],
+            dtype=spec.dtype,
+            _output_shapes=[spec.shape],
+        )
+        return f"{operand.name}:value:0"
+
+    def _assign(self, body: Body, operand: Operand, value: str, read: set[Operand]) -> None:
+        """Gives a variable a new value, after the old one was read."""
+        given = [_resource(operand), value, *([f"^{operand.name}"] if operand in read else [])]
+        name, dtype = f"assign_{operand.place}", self._spec(operand).dtype
+        body.effect(name, "AssignVariableOp", given, dtype=dtype)
+
+    def _plain_gradient(self, order: int) -> Function:
+        """Runs the module of a gradient; takes all that is needed for it and for those after it."""
+        name, module = f"{self._names[order]}_module", self._modules[order]
+        body, tensors = Body(self._library, name), {each: each.name for each in module.needed}
+        for operand in tensors:
+            body.argument(operand.name, self._spec(operand))
+        results: dict[str, Any] = {}
+        for place, tensor in enumerate(self._call(body, order, tensors)):
+            result = f"gradient_{place}"
+            results[result] = self._result(order, place, result)
+            body.result(result, tensor, results[result])
+        arguments = {each.name: self._spec(each, each.name) for each in tensors}
+        return Function(name, arguments, results, (), kept=bool(module.wrt))
+
+    def _gradient(self, order: int, plain: Function, before: Function) -> Function:
+        """Takes cotangents, and gives gradients, for all that stands behind the module before."""
+        module, body = self._modules[order - 1], Body(self._library, self._names[order])
+        given = [Operand("cotangent", place, order) for place in module.of]
+        given += [Operand("passed", place, order) for place in range(len(module.wrt))]
+        captured = [each for each in self._modules[order].needed if each not in given]
+        for operand in (*given, *captured):
+            body.argument(operand.name, self._spec(operand))
+        body.call("gradient", plain.name, plain.arguments, plain.results.values())
+        for place, (name, spec) in enumerate(plain.results.items()):
+            body.result(name, f"gradient:output:{place}", spec)
+        return Function(
+            self._names[order],
+            {operand.name: self._spec(operand, operand.name) for operand in given},
+            {**{f"none_{place}": None for place in module.of}, **plain.results},
+            tuple(captured),
+            captured_from=before.name,
+        )
+
+    def _call(self, body: Body, order: int, tensors: dict[Operand, str]) -> list[str]:
+        """Runs a module.  Its results can be differentiated, or say why not."""
+        module = self._modules[order]
+        given = [tensors[operand] for operand in module.operands]
+        dtypes = [self._spec(operand).dtype for operand in module.operands]
+        body.node("call", "XlaCallModule", given, Tin=dtypes, **module_attributes(module.lowered))
+        results = [f"call:output:{place}" for place in range(len(module.lowered.results))]
+        if order + 1 == len(self._modules):
+            return [self._last(body, order, place, name) for place, name in enumerate(results)]
+        dtypes = [self._result(order, place).dtype for place in module.of]
+        dtypes += [self._spec(operand).dtype for operand in module.wrt]
+        given = [*(results[place] for place in module.of), *(tensors[each] for each in module.wrt)]
+        function = self._names[order + 1]
+        kind = f"{function}_type"
+        node = body.node("differentiable", "IdentityN", given, T=dtypes)
+        node.attr["_gradient_op_type"].s = kind.encode()
+        self._library.registered_gradients.add(registered_op_type=kind, gradient_func=function)
+        for number, place in enumerate(module.of):
+            results[place] = f"differentiable:output:{number}"
+        return results
+
+    def _last(self, body: Body, order: int, place: int, tensor: str) -> str:
+        """A result that no gradient goes beyond: whoever asks for one is told what to do."""
+        spec = self._result(order, place)
+        if not (spec.dtype.is_floating or spec.dtype.is_complex):
+            return tensor
+        name, message = f"last_{place}", _NO_GRADIENT[order].encode()
+        body.node(name, "PreventGradient", [tensor], T=spec.dtype, message=message)
+        return f"{name}:output:0"
+
+    def _spec(self, operand: Operand, name: str | None = None) -> Any:
+        if operand.kind == "variable":
+            struct = _dtypes.struct_of(self._store.variables[operand.place].value)
+        elif operand.kind == "input":
+            struct = self._signature.input_structs[operand.place]
+        elif operand.kind == "cotangent":
+            struct = self._modules[operand.order - 1].lowered.results[operand.place]
+        else:  # of no shape, so that TensorFlow makes a single zero of it
+            passed = self._spec(self._modules[operand.order - 1].wrt[operand.place])
+            return tensorflow("to_saved_model").TensorSpec(None, passed.dtype, name)
+        return tensor_spec(name, struct)
+
+    def _result(self, order: int, place: int, name: str | None = None) -> Any:
+        return tensor_spec(name, self._modules[order].lowered.results[place])
+
+
+def _resource(operand: Operand) -> str:
+    return f"resource_{operand.place}"

@@ -1,0 +1,194 @@
+"""Functions as `jax.export.Exported`: made, written for old readers, made again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import export as jax_export
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export._jax import neutral_platform, scope_constraints
+from pax_export.export.artifact import compatibility
+from pax_export.export.lowering.portable import XLA_EXPANDS, Portable, portable
+
+Exported = jax_export.Exported
+Structs = Mapping[str, jax.ShapeDtypeStruct]
+
+#: What jax's calls of a `jax.export.Exported` may hold is jax's own check.
+_ANY_CALL = None
+
+
+@dataclass(frozen=True)
+class Module:
+    """A portable module, and which of the flat operands it takes."""
+
+    portable: Portable
+    kept: tuple[int, ...]
+    neutral: bool = False  # lowered for no platform in particular, so not told on which it runs
+
+
+def make(
+    function: Callable[[dict[str, Any], dict[str, Any]], Any],
+    weights: Structs,
+    inputs: Structs,
+    platforms: Sequence[str],
+    disabled_checks: Sequence[Any] = (),
+) -> Exported:
+    """Exports a function of named weights and named inputs.
+
+    Raises:
+        UnsupportedOperationError: it calls something of which jax does not
+            promise that a later jax has it.
+    """
+    export = jax_export.export(
+        jax.jit(function), platforms=tuple(platforms), disabled_checks=tuple(disabled_checks)
+    )
+    try:
+        return export(dict(weights), dict(inputs))
+    except (ValueError, NotImplementedError) as error:
+        if isinstance(error, NotImplementedError) or "custom calls" in str(error):
+            raise UnsupportedOperationError(
+                "jax does not export this model: "
+                + str(error).strip().splitlines()[0].rstrip(".:")
+                + ".",
+                got=f"platforms={tuple(platforms)}",
+                write="other platforms or operations; or, for a call that you keep stable "
+                "yourself, disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name)]",
+            ) from error
+        raise
+
+
+def widened(exported: Exported, order: int) -> Exported:
+    """The same functions in the oldest StableHLO that says them, for older readers.
+
+    Args:
+        exported: the function.
+        order: how many times it can be differentiated.
+    """
+    if exported.nr_devices > 1:
+        return exported  # its shardings are written in a dialect of their own
+    gradient = widened(exported.vjp(), order - 1) if order else None
+    try:
+        module = portable(exported.mlir_module_serialized, _ANY_CALL).module
+    except UnsupportedOperationError:  # some calls of LAPACK stand in no old version
+        module = exported.mlir_module_serialized
+    return dataclasses.replace(exported, mlir_module_serialized=module, _get_vjp=lambda _: gradient)
+
+
+def modules(
+    function: Callable, exported: Exported, weights: Structs, inputs: Structs, order: int
+) -> tuple[Module, ...]:
+    """A function, its gradient, and so on, as modules that need no jax.
+
+    Returns:
+        As many as can be said without what only jax has; none if the function
+        itself cannot.
+    """
+    found = []
+    current, neutral = exported, None
+    for _ in range(order + 1):
+        module = _without_jax(current.mlir_module_serialized)
+        kept = current.module_kept_var_idx
+        if module is None:
+            neutral = neutral or _neutral(function, weights, inputs, len(found))
+            if neutral is None:
+                break
+            module = _without_jax(neutral.mlir_module_serialized, XLA_EXPANDS)
+            kept = neutral.module_kept_var_idx
+        if module is None:
+            break
+        found.append(Module(module, tuple(kept), neutral is not None))
+        if len(found) <= order:
+            current, neutral = current.vjp(), neutral and neutral.vjp()
+    return tuple(found)
+
+
+def without_jax(exported: Exported) -> tuple[Module, ...]:
+    """A function that somebody else exported, as a module that needs no jax; or nothing."""
+    module = _without_jax(exported.mlir_module_serialized) if exported.nr_devices == 1 else None
+    return (Module(module, tuple(exported.module_kept_var_idx)),) if module else ()
+
+
+def _without_jax(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Portable | None:
+    try:
+        return portable(serialized, allowed)
+    except UnsupportedOperationError:
+        return None
+
+
+def _neutral(function: Callable, weights: Structs, inputs: Structs, order: int) -> Any:
+    """The function lowered by rules that hold everywhere, without LAPACK."""
+    unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
+    export = jax_export.export(
+        jax.jit(function), platforms=(neutral_platform(),), disabled_checks=(unchecked,)
+    )
+    try:
+        exported = export(dict(weights), dict(inputs))
+        for _ in range(order):
+            exported = exported.vjp()
+        return exported
+    except NotImplementedError:
+        return None
+
+
+def remade(
+    name: str,
+    found: Sequence[Module],
+    weights: Structs,
+    inputs: Structs,
+    outputs: Any,
+    platforms: Sequence[str],
+) -> Exported:
+    """Makes functions of this jax from modules that may be of any jax.
+
+    Args:
+        name: of the function.
+        found: of the function, of its gradient, and so on.
+        weights: the arguments of the function.
+        inputs: likewise.
+        outputs: the structure of its result, with a `jax.ShapeDtypeStruct` for
+            each array; symbolic dimensions are those of the inputs.
+        platforms: for which the modules were lowered.
+    """
+
+    def same_types(weights: dict[str, Any], inputs: dict[str, Any]) -> Any:
+        return jax.tree.map(lambda out: jax.numpy.zeros(out.shape, out.dtype), outputs)
+
+    # A function of equal types has everything of an Exported but the module.
+    if found[0].neutral:
+        platforms = (jax_export.default_export_platform(),)
+    same_types.__name__ = name
+    frame = make(same_types, weights, inputs, platforms)
+    return _filled(frame, found)
+
+
+def _filled(frame: Exported, found: Sequence[Module]) -> Exported:
+    first, *rest = found
+    gradient = _filled(frame.vjp(), rest) if rest else None
+    return dataclasses.replace(
+        frame,
+        mlir_module_serialized=first.portable.module,
+        module_kept_var_idx=first.kept,
+        _get_vjp=(lambda _: gradient) if gradient else None,
+    )
+
+
+def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """Abstract arrays as what `jax.eval_shape` and the like take."""
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+
+
+def oldest(found: Sequence[Module]) -> str:
+    """The version of StableHLO that reads all modules."""
+    return compatibility.text(max(each.portable.stablehlo for each in found)) if found else ""
+
+
+def constraints(exported: Exported) -> tuple[str, ...]:
+    """What may be assumed of the symbolic dimensions of a function."""
+    symbolic = (size for aval in exported.in_avals for size in aval.shape)
+    scopes = (size.scope for size in symbolic if not isinstance(size, int))
+    return tuple(dict.fromkeys(text for scope in scopes for text in scope_constraints(scope)))

@@ -1,0 +1,345 @@
+"""The functions of a StableHLO bundle: exported by jax, portable, described, and tested."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
+from pax_export.export.formats.stablehlo import exported as _exported
+from pax_export.export.formats.stablehlo.bundle import INPUT, OUTPUT, WEIGHT
+from pax_export.export.formats.stablehlo.exported import Exported, Module, structs_of
+from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline import infos
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing import programs as _programs
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.structure import describe, dotted, signature_names
+from pax_export.export.validation import validate
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of a bundle.
+
+    Its flat operands and results are named: weights, inputs and outputs.
+    """
+
+    key: str
+    exported: Exported
+    modules: tuple[Module, ...]
+    info: SignatureInfo
+    operands: tuple[tuple[str, str], ...]
+    results: tuple[tuple[str, str], ...]
+    weights: Mapping[str, Any]
+    reference: Any  # what it must compute, as a function of flat operands
+    order: int
+    remakable: bool = True
+
+    def details(self, file: str) -> dict[str, Any]:
+        """What the report must have so that the function can be called, and made again."""
+        modules = self.modules if self.remakable else ()
+        return {
+            "file": file,
+            "operands": self.operands,
+            "results": self.results,
+            "kept": [module.kept for module in modules],
+            "neutral": [module.neutral for module in modules],
+        }
+
+    def cases(self) -> Iterator[validate.Case]:
+        """Random calls with what they must give; the first with gradients, if there are any."""
+        avals = dict(zip(self.operands, self.exported.in_avals))
+        structs = {
+            name: jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            for (kind, name), aval in avals.items()
+            if kind == INPUT
+        }
+        if self.exported.nr_devices > 1:
+            return  # it runs where there are as many devices, not here
+        names = {
+            name: None
+            for struct in structs.values()
+            for size in struct.shape
+            if not isinstance(size, int)
+            for name in dtypes.dimension_names(size)
+        }
+        order = self.order
+        for case in validate.cases(self.key, structs, tuple(names), self._expected):
+            if order:
+                self._add_gradients(case)
+                order = 0  # once: each size is one more program to compile
+            yield case
+
+    def _flat(self, inputs: Mapping[str, Any]) -> list[Any]:
+        return [
+            self.weights[name] if kind == WEIGHT else inputs[name] for kind, name in self.operands
+        ]
+
+    def _expected(self, inputs: dict[str, np.ndarray], _: Any) -> dict[str, np.ndarray]:
+        found = self.reference(*self._flat(inputs))
+        return {
+            name if kind == OUTPUT else f"variable:{name}": np.asarray(value)
+            for (kind, name), value in zip(self.results, found)
+            if kind == OUTPUT or not np.array_equal(value, self.weights[name])
+        }
+
+    def _add_gradients(self, case: validate.Case) -> None:
+        random = np.random.default_rng(1)
+        operands = self._flat(case.inputs)
+        wrt = [i for i, value in enumerate(operands) if _is_floating(value.dtype)]
+        of = [
+            i
+            for i, (kind, name) in enumerate(self.results)
+            if kind == OUTPUT and _is_floating(case.expected[name].dtype)
+        ]
+        if not (wrt and of):
+            return
+        for index in of:
+            like = case.expected[self.results[index][1]]
+            cotangent = random.normal(size=like.shape).astype(like.dtype)
+            case.cotangents[self.results[index][1]] = cotangent
+
+        def outputs(*chosen: Any) -> list[Any]:
+            given = list(operands)
+            for index, value in zip(wrt, chosen):
+                given[index] = value
+            results = self.reference(*given)
+            return [results[index] for index in of]
+
+        _, pull_back = jax.vjp(outputs, *(operands[index] for index in wrt))
+        found = pull_back(list(map(jax.numpy.asarray, case.cotangents.values())))
+        for index, value in zip(wrt, found):
+            case.expected[f"gradient:{self.operands[index][1]}"] = np.asarray(value)
+
+
+def _is_floating(dtype: Any) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """All functions of a model, and the weights that they share."""
+
+    functions: list[Function]
+    weights: dict[str, Any]
+    store: Store
+
+
+def lower(
+    model: Exportable,
+    programs: Sequence[Program],
+    shardings: Mapping[str, Sequence[Any]],
+    *,
+    update: bool,
+    order: int,
+    constant: bool,
+    platforms: Sequence[str],
+    disabled_checks: Sequence[Any],
+) -> Lowering:
+    """Exports every method of a model.
+
+    Args:
+        model: the model.
+        programs: its methods, traced.
+        shardings: of the inputs, by signature; None for an input without.
+        update: whether functions give the new state of weights.
+        order: how many times they can be differentiated.
+        constant: whether the weights become constants of the functions.
+        platforms: for which machines.
+        disabled_checks: of jax.export.
+
+    Raises:
+        StateChangeError: a call changes state that matters, and is frozen.
+        UnsupportedOperationError: jax does not export an operation.
+    """
+    read = {index for each in programs for index in each.read}
+    changed: set[int] = set()
+    for program in programs:
+        if update:
+            _programs.check_updates(program, model.leaves)
+            changed.update(program.changed)
+        else:
+            _programs.refuse_changes(program, model.leaves, read)
+    store = Store(model.leaves, changed, trainable=True)
+    places = {each.key: _places(each, store) for each in programs}  # adds all constants first
+    values = {each.name: each.value for each in store.variables}
+    functions = []
+    for program in programs:
+        assigned = tuple(store.of_leaf[index] for index in program.changed) if update else ()
+        names = [store.variables[place].name for place in places[program.key]]
+        new = tuple(store.variables[place].name for place in assigned)
+        run = _function(program, names, new, values if constant else None)
+        weights = {} if constant else {name: _struct(values[name]) for name in names}
+        inputs = {
+            entry.name: _sharded(dtypes.stored(entry.struct), sharding)
+            for entry, sharding in zip(program.inputs.flat, shardings[program.key])
+        }
+        exported = _exported.make(run, weights, inputs, platforms, disabled_checks)
+        modules = _exported.modules(run, exported, weights, inputs, order)
+        functions.append(
+            Function(
+                key=program.key,
+                exported=_exported.widened(exported, order),
+                modules=modules if exported.nr_devices == 1 else (),
+                info=infos.of_signature(
+                    program,
+                    assigns=new,
+                    differentiable=order > 0,
+                    stablehlo=_exported.oldest(modules),
+                    module_bytes=len(exported.mlir_module_serialized),
+                ),
+                operands=(
+                    *((WEIGHT, name) for name in sorted(weights)),
+                    *((INPUT, name) for name in sorted(inputs)),
+                ),
+                results=(
+                    *((OUTPUT, name) for name in sorted(program.output_names)),
+                    *((WEIGHT, name) for name in sorted(new)),
+                ),
+                weights=values,
+                reference=functools.partial(
+                    _reference(
+                        program,
+                        [store.variables[place].name for place in store.of_leaf],
+                        new,
+                        sorted(weights),
+                    ),
+                    values,
+                ),
+                order=order,
+            )
+        )
+    return Lowering(functions, {} if constant else values, store)
+
+
+def _places(program: Program, store: Store) -> list[int]:
+    """The variables that a program takes: for its leaves, then for what it closes over."""
+    return [*store.of_leaf, *map(store.of_constant, program.traced.constants)]
+
+
+def _function(
+    program: Program, names: Sequence[str], new: Sequence[str], constant: Mapping[str, Any] | None
+) -> Any:
+    """The program as a function of named weights and inputs."""
+    count = len(program.output_names)
+    first = len(program.traced.structs) - len(program.inputs.flat)
+
+    def run(weights: dict[str, Any], inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        values = [(weights if constant is None else constant)[name] for name in names]
+        given = [inputs[entry.name] for entry in program.inputs.flat]
+        operands = [*values[:first], *given, *values[first:]]
+        results = program.traced.with_constants(operands, None if new else count)
+        found = {OUTPUT: dict(zip(program.output_names, results))}
+        return found | ({WEIGHT: dict(zip(new, results[count:]))} if new else {})
+
+    run.__name__ = program.key
+    return run
+
+
+def _reference(
+    program: Program, of_leaf: Sequence[str], new: Sequence[str], weights: Sequence[str]
+) -> Any:
+    """The model itself as a function of flat operands: traced anew for every size."""
+    count = len(program.output_names)
+    inputs = sorted(entry.name for entry in program.inputs.flat)
+
+    @jax.jit
+    def flat(values: Mapping[str, Any], named: Mapping[str, Any]) -> list[Any]:
+        leaves = [values[name] for name in of_leaf]
+        given = [named[entry.name] for entry in program.inputs.flat]
+        results = program.traced.function([*leaves, *given])
+        outputs = dict(zip(program.output_names, results))
+        state = dict(zip(new, results[count:]))
+        return [outputs[name] for name in sorted(outputs)] + [state[k] for k in sorted(state)]
+
+    def run(known: Mapping[str, Any], *operands: Any) -> list[Any]:
+        values = {name: known[name] for name in of_leaf} | dict(zip(weights, operands))
+        values = {name: values[name] for name in of_leaf}
+        return flat(values, dict(zip(inputs, operands[len(weights) :])))
+
+    return run
+
+
+def _struct(value: Any) -> jax.ShapeDtypeStruct:
+    struct = jax.ShapeDtypeStruct(np.shape(value), value.dtype)
+    return _sharded(struct, getattr(value, "sharding", None))
+
+
+def _sharded(struct: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+    if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.num_devices == 1:
+        return struct
+    return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
+
+
+def given_shardings(
+    inputs: Any, kwargs: Any, programs: Sequence[Program], several: bool
+) -> dict[str, list[Any]]:
+    """The shardings that the described inputs have, by signature."""
+    found = {}
+    for program in programs:
+        args = inputs[program.key] if several else inputs
+        named = (kwargs or {}).get(program.key, {}) if several else kwargs or {}
+        args = args if type(args) is tuple else (args,)
+        leaves = jax.tree_util.tree_leaves((args, dict(named)))
+        found[program.key] = [getattr(leaf, "sharding", None) for leaf in leaves]
+    return found
+
+
+def of_exported(key: str, exported: Exported, order: int) -> Function:
+    """A function that jax.export has made already."""
+    args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, structs_of(exported.in_avals))
+    tops = {f"arg{index}": value for index, value in enumerate(args)} | kwargs
+    paths = [
+        dotted(f"arg{which.idx}" if place.idx == 0 else which.key, rest)
+        for (place, which, *rest), _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    ]
+    names = signature_names(paths)
+    left = iter(names)
+    outputs = jax.tree_util.tree_unflatten(exported.out_tree, structs_of(exported.out_avals))
+    out_paths = jax.tree_util.tree_flatten_with_path(outputs)[0]
+    out_names = signature_names(
+        dotted("output" if not path or hasattr(path[0], "idx") else "", path)
+        for path, _ in out_paths
+    )
+    portable = _exported.without_jax(exported)
+    info = SignatureInfo(
+        inputs=tuple(map(_info, names, exported.in_avals)),
+        outputs=tuple(map(_info, out_names, exported.out_avals)),
+        arguments={name: describe(tree, left) for name, tree in tops.items()},
+        positional=tuple(f"arg{index}" for index in range(len(args))),
+        result=describe(outputs, iter(out_names)),
+        assigns=(),
+        differentiable=order > 0,
+        stablehlo=_exported.oldest(portable),
+        module_bytes=len(exported.mlir_module_serialized),
+        constraints=_exported.constraints(exported),
+    )
+
+    def reference(*flat: Any) -> list[Any]:
+        args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, flat)
+        return jax.tree_util.tree_leaves(exported.call(*args, **kwargs))
+
+    return Function(
+        key=key,
+        exported=exported,
+        modules=portable,
+        info=info,
+        operands=tuple((INPUT, name) for name in names),
+        results=tuple((OUTPUT, name) for name in out_names),
+        weights={},
+        reference=reference,
+        order=order,
+        remakable=False,
+    )
+
+
+def _info(name: str, aval: Any) -> ArrayInfo:
+    shape = tuple(size if isinstance(size, int) else str(size) for size in aval.shape)
+    return ArrayInfo(name, name, shape, str(aval.dtype))

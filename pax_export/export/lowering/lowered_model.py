@@ -1,0 +1,196 @@
+"""An export before anything is written: programs lowered, variables laid out, tests ready."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pax_export.export.artifact import compatibility
+from pax_export.export.artifact.report import SignatureInfo, VariableInfo
+from pax_export.export.lowering import lower as _lowering
+from pax_export.export.lowering.gradients import Order, differentiate
+from pax_export.export.lowering.signature import Call, Gradient, Pullback, Signature
+from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline import infos
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing import programs as _programs
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.programs import Program
+from pax_export.export.validation import cases as _cases
+from pax_export.export.validation import validate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a writer needs, and what a validation compares with."""
+
+    model: Exportable
+    programs: tuple[Program, ...]
+    pullbacks: tuple[Pullback | None, ...]
+    store: Store
+    signatures: tuple[Signature, ...]
+    platforms: tuple[str, ...]
+
+    @property
+    def _modules(self) -> list[_lowering.Lowered]:
+        calls = [each.forward for each in self.signatures]
+        for each in self.signatures:
+            calls += [gradient.call for gradient in each.gradients]
+        return [call.lowered for call in calls]
+
+    @property
+    def stablehlo(self) -> compatibility.Version:
+        """The newest version of StableHLO that a module needs."""
+        return max(each.portable.stablehlo for each in self._modules)
+
+    @property
+    def calling_convention(self) -> int:
+        """The newest calling convention that a module needs."""
+        return max(each.calling_convention for each in self._modules)
+
+    @property
+    def oldest_tensorflow(self) -> compatibility.Version:
+        """The oldest TensorFlow that runs all signatures."""
+        return compatibility.oldest_tensorflow(self.stablehlo, self.calling_convention)
+
+    def cases(self, examples: Mapping[str, Sequence[Any]] | None = None) -> list[validate.Case]:
+        """Calls of all signatures, with what jax says of them.
+
+        Args:
+            examples: by signature, arguments to make them with; other
+                signatures are called with random numbers.
+        """
+        return _cases.cases(self, examples)
+
+    @functools.cached_property
+    def weights(self) -> dict[str, Any]:
+        """The variables by name, for tests: arrays whose memory jax and TensorFlow can share.
+
+        Either of them would copy arrays of numpy, at every call.
+        """
+        weights = {}
+        for variable in self.store.variables:
+            held = jax.numpy.asarray(variable.value)
+            same = held.dtype == variable.value.dtype  # not narrowed
+            weights[variable.name] = held if same else variable.value
+        return weights
+
+    def variable_infos(self) -> tuple[VariableInfo, ...]:
+        """The stored arrays, for the report."""
+        return infos.of_variables(self.store)
+
+    def signature_infos(self) -> dict[str, SignatureInfo]:
+        """The signatures, for the report."""
+        return {
+            program.key: _info(program, signature, self.store)
+            for program, signature in zip(self.programs, self.signatures)
+        }
+
+
+def trace(
+    model: Exportable,
+    inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    constraints: Sequence[str],
+    several: bool,
+    train_inputs: Any = None,
+) -> tuple[Program, ...]:
+    """Traces every method of a model."""
+    return _programs.trace_all(model, inputs, kwargs, constraints, several, train_inputs)
+
+
+def lower(
+    model: Exportable,
+    programs: Sequence[Program],
+    state: str,
+    trainable: bool,
+    platforms: Sequence[str],
+    vjp_order: int | None = None,
+    defer: bool = False,
+) -> Plan:
+    """Lowers all programs, with their gradients, and lays out the variables.
+
+    With `defer`, leaves on several devices or on disk stay there until they are read.
+
+    Raises:
+        StateChangeError: a call changes state that matters, and is frozen.
+        UnsupportedOperationError: something exists in jax only.
+        ConsumerError: no TensorFlow can read the model.
+    """
+    order = Order.of(vjp_order, trainable)
+    updates = [state == "update" or each.trains for each in programs]
+    counts = [None if update else len(each.output_names) for each, update in zip(programs, updates)]
+    modules = [
+        _lowering.lower(each.traced, platforms, count, each.operand_names)
+        for each, count in zip(programs, counts)
+    ]
+    read = {index for each in programs for index in each.read}
+    changed: set[int] = set()
+    for program, update in zip(programs, updates):
+        if update:
+            _programs.check_updates(program, model.leaves)
+            changed.update(program.changed)
+        else:
+            _programs.refuse_changes(program, model.leaves, read)
+    store = Store(model.leaves, changed, trainable, defer)
+    pullbacks, signatures = [], []
+    for program, module, update in zip(programs, modules, updates):
+        often = Order(0, 0) if program.trains else order
+        pullback, gradient = differentiate(
+            model, program, module, store, platforms, often, trainable
+        )
+        pullbacks.append(pullback)
+        signatures.append(_signature(program, module, gradient, store, update))
+    return Plan(
+        model, tuple(programs), tuple(pullbacks), store, tuple(signatures), tuple(platforms)
+    )
+
+
+def sign(
+    model: Exportable, program: Program, store: Store, trainable: bool, platforms: Sequence[str]
+) -> Signature:
+    """Lowers one more program over variables that are laid out already.
+
+    The arrays that it closes over are added to the store.
+    """
+    count = len(program.output_names)
+    module = _lowering.lower(program.traced, platforms, count, program.operand_names)
+    order = Order.of(1 if trainable else 0, trainable)
+    _, gradient = differentiate(model, program, module, store, platforms, order, trainable)
+    return _signature(program, module, gradient, store, update=False)
+
+
+def _signature(
+    program: Program,
+    module: _lowering.Lowered,
+    gradient: Gradient | None,
+    store: Store,
+    update: bool,
+) -> Signature:
+    constants = tuple(store.of_constant(value) for value in module.constants)
+    return Signature(
+        key=program.key,
+        input_names=tuple(entry.name for entry in program.inputs.flat),
+        input_structs=tuple(dtypes.stored(entry.struct) for entry in program.inputs.flat),
+        output_names=program.output_names,
+        forward=Call(module, tuple(store.of_leaf), constants),
+        assigned=tuple(store.of_leaf[index] for index in program.changed) if update else (),
+        gradient=gradient,
+    )
+
+
+def _info(program: Program, signature: Signature, store: Store) -> SignatureInfo:
+    modules = [signature.forward, *(gradient.call for gradient in signature.gradients)]
+    return infos.of_signature(
+        program,
+        signature.processing,
+        assigns=tuple(store.variables[place].name for place in signature.assigned),
+        differentiable=signature.gradient is not None,
+        vjp_order=len(signature.gradients),
+        stablehlo=compatibility.text(max(each.lowered.portable.stablehlo for each in modules)),
+        module_bytes=sum(len(each.lowered.portable.module) for each in modules),
+    )

@@ -1,0 +1,179 @@
+"""StableHLO that old readers accept: cleaned, then written for the oldest version.
+
+jax writes its newest StableHLO: with composites, unused functions and
+locations that readers of last year cannot parse.  Four things make it
+portable.  Composites are replaced by what they stand for and everything is
+inlined; operations that are new are said in old ones; locations (which also
+name files of this machine) are dropped; and the bytes are written for the
+oldest version that has all of the operations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export.export.artifact import compatibility
+from pax_export.export.lowering import batching_dims
+
+_PIPELINE = (
+    "builtin.module(func.func(stablehlo-legalize-composite-to-call),inline,symbol-dce,"
+    "stablehlo-compatibility-expander{target=0.9.0},strip-debuginfo)"
+)
+#: Version 9 adds tokens for ordered effects, 10 shardings of another dialect;
+#: modules with either are refused, so version 8 says everything.
+CALLING_CONVENTION = 8
+#: Decompositions that XLA itself writes out, where no library does it.
+XLA_EXPANDS = frozenset(("Eigh", "Qr", "ProductOfElementaryHouseholderReflectors"))
+
+
+@dataclass(frozen=True)
+class Portable:
+    """A StableHLO module as portable bytes, and the version they are written for."""
+
+    module: bytes
+    stablehlo: compatibility.Version
+
+
+def portable(
+    serialized: bytes,
+    allowed: frozenset[str] | None = frozenset(),
+    names: Mapping[int, str] | None = None,
+    changes: Counter[str] | None = None,
+) -> Portable:
+    """Makes the serialised module of a `jax.export.Exported` portable.
+
+    Args:
+        serialized: its module.
+        allowed: custom calls that may stand in it, beside those that every
+            consumer has; None for any.
+        names: how messages at run time call the operands with these numbers.
+        changes: is filled with what was said in another way, and how often.
+
+    Raises:
+        UnsupportedOperationError: it calls something that only jax has.
+    """
+    stablehlo.register_stablehlo_passes()
+    with mlir.make_ir_context() as context:
+        module = _parse(context, serialized)
+        if allowed is not None:
+            _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS)
+        _name_operands(module, names or {})
+        composites = sum(
+            each.operation.name == "stablehlo.composite" for each in _operations(module.operation)
+        )
+        hints = sum(map(_drop_accuracy, _operations(module.operation)))
+        passmanager.PassManager.parse(_PIPELINE).run(module.operation)
+        batched = batching_dims.rewrite(list(_operations(module.operation)))
+        if changes is not None:
+            changes.update(
+                {"composites": composites, "batched indexing": batched, "accuracy hints": hints}
+            )
+        return _write_oldest(module, context)
+
+
+def _parse(context: Any, serialized: bytes) -> Any:
+    try:
+        return stablehlo.deserialize_portable_artifact(context, serialized)
+    except Exception as error:  # of a class that the bindings keep to themselves
+        name = serialized[:64].split(b"\0")[0].decode(errors="replace")
+        raise UnsupportedOperationError(
+            "The StableHLO of the installed jax cannot read this module.",
+            got=f"{name!r} for StableHLO {stablehlo.get_current_version()}",
+            write="a newer jax, or the model exported anew",
+        ) from error
+
+
+def _write_oldest(module: Any, context: Any) -> Portable:
+    current = tuple(map(int, stablehlo.get_current_version().split(".")))
+    oldest = compatibility.FOUR_BITS if _has_four_bits(module) else ()
+    targets = [v for v in compatibility.TARGETS if oldest <= v < current] + [current]
+    # A target that lacks an operation is no news to the user.
+    handler = context.attach_diagnostic_handler(lambda diagnostic: True)
+    try:
+        for version in targets:
+            try:
+                written = stablehlo.serialize_portable_artifact(module, compatibility.text(version))
+            except ValueError:
+                continue
+            return Portable(written, version)
+    finally:
+        handler.detach()
+    raise UnsupportedOperationError(
+        "This model cannot be written as portable StableHLO.",
+        got=f"StableHLO {compatibility.text(current)}",
+    )
+
+
+def _drop_accuracy(operation: Any) -> bool:
+    """Drops the hint of StableHLO 1.9 how exactly to compute a function.
+
+    The derivative of `erf` has had one since jax 0.12.  Only TPUs read it; an
+    accuracy in numbers is more than a hint, and stays.
+    """
+    hint = "result_accuracy"
+    if hint not in operation.attributes or "TOLERANCE" in str(operation.attributes[hint]):
+        return False
+    stands_there = "HIGHEST" in str(operation.attributes[hint])
+    del operation.attributes[hint]
+    return stands_there
+
+
+def _has_four_bits(module: Any) -> bool:
+    kinds = (str(value.type) for each in _operations(module.operation) for value in each.results)
+    return any(re.search(r"[x<]u?i4>", kind) for kind in kinds)
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield inner
+                yield from _operations(inner.operation)
+
+
+def _refuse_custom_calls(module: Any, allowed: frozenset[str]) -> None:
+    """Names the calls that no consumer has, and what in the model made them."""
+    found: dict[str, str] = {}
+    for operation in _operations(module.operation):
+        if operation.operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target not in allowed:
+                found.setdefault(target, _source(str(operation.location)))
+    if found:
+        raise UnsupportedOperationError(
+            "The model calls functions that exist in jax only: " + ", ".join(sorted(found)) + ".",
+            where="; ".join(sorted(set(found.values()))),
+            write="the same in operations of jax.numpy and jax.lax, not in kernels of your own",
+        )
+
+
+def _name_operands(module: Any, names: Mapping[int, str]) -> None:
+    """Lets the checks of shapes speak of ``x`` where jax counts ``args[0][7]``."""
+
+    def named(match: re.Match) -> str:
+        return names.get(int(match[1]), match[0])
+
+    for operation in _operations(module.operation):
+        if "error_message" in operation.attributes:
+            message = ir.StringAttr(operation.attributes["error_message"]).value
+            message = re.sub(r"args\[0\]\[(\d+)\]", named, message)
+            operation.attributes["error_message"] = ir.StringAttr.get(message)
+
+
+def _source(location: str) -> str:
+    """``jit(f)/cholesky (model.py:12)`` out of the text of an MLIR location."""
+    name = re.search(r'loc\("([^"]*)"', location)
+    line = re.search(r'"([^"]+\.py)":(\d+)', location)
+    parts = [name[1]] if name else []
+    if line:
+        parts.append(f"({line[1].rsplit('/', 1)[-1]}:{line[2]})")
+    return " ".join(parts) or "unknown"

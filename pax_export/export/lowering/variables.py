@@ -1,0 +1,101 @@
+"""The model's arrays as they are stored: each once, under a legal and unique name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.lowering.deferred import Deferred, stored
+from pax_export.export.tracing.exportable import Leaf
+from pax_export.export.tracing.structure import legal_names
+
+
+@dataclass
+class Variable:
+    """One stored array, and the leaves that it stands for."""
+
+    name: str
+    value: Any  # as it stands outside of jax
+    trainable: bool
+    leaves: list[str] = field(default_factory=list)  # their paths; none for a closed-over array
+
+
+class Store:
+    """All variables of an export, and where each leaf and each constant is.
+
+    Leaves that are one array (tied weights) are one variable, and so is an
+    array that a method closes over, however many methods and gradients do.  A
+    leaf that calls change is always a variable of its own.
+
+    With `defer`, leaves on several devices or on disk stay there until they are read.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        changed: Iterable[int],
+        trainable: bool,
+        defer: bool = False,
+    ):
+        self._defer = defer
+        self._sources: list[Any] = []  # keeps the ids below alive
+        self._by_id: dict[int, int] = {}
+        self._by_content: dict[tuple, int] = {}  # of constants of numpy
+        self._names = legal_names(leaf.name for leaf in leaves)
+        self.variables: list[Variable] = []
+        self.of_leaf: list[int] = []
+        changed = set(changed)
+        for index, leaf in enumerate(leaves):
+            place = None if index in changed else self._by_id.get(id(leaf.value))
+            if place is None:
+                name = self._names[index]
+                value = leaf.value
+                if not hasattr(value, "shape"):  # a Python number has no dtype of its own
+                    value = np.asarray(value, leaf.struct.dtype)
+                place = self._add(value, name, trainable and leaf.trainable)
+            self.variables[place].leaves.append(leaf.path)
+            self.of_leaf.append(place)
+
+    def _add(self, value: Any, name: str, trainable: bool) -> int:
+        place = len(self.variables)
+        self.variables.append(Variable(name, stored(value, self._defer), trainable))
+        self._by_id.setdefault(id(value), place)
+        self._sources.append(value)
+        return place
+
+    def gather(self) -> None:
+        """Reads everything that was deferred."""
+        for variable in self.variables:
+            if isinstance(variable.value, Deferred):
+                variable.value = np.asarray(variable.value)
+
+    def replace(self, place: int, value: Any) -> None:
+        """Holds another value of the same shape and dtype; the old one is let go."""
+        self._by_id = {key: each for key, each in self._by_id.items() if each != place}
+        self._by_id[id(value)] = place
+        self._sources[place] = value
+        self.variables[place].value = stored(value, self._defer)
+
+    def of_constant(self, value: Any) -> int:
+        """The variable that holds an array that a method closes over."""
+        value = getattr(value, "val", value)  # jax wraps numpy arrays anew for every trace
+        place = self._by_id.get(id(value))
+        if place is None and isinstance(value, np.ndarray):  # ... and sometimes copies them
+            content = (value.dtype, value.shape, _digest(value))
+            place = self._by_content.setdefault(content, len(self.variables))
+            place = place if place < len(self.variables) else None
+        if place is None:
+            count = len(self.variables) - len(set(self.of_leaf))
+            name = legal_names([*self._names, f"constants.{count}"])[-1]
+            place = self._add(value, name, trainable=False)
+        return place
+
+
+def _digest(array: np.ndarray) -> bytes:
+    """Tells one array from another without a copy of it, where it lies in one piece."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return hashlib.sha256(flat.view(np.uint8).data).digest()

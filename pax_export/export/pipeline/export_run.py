@@ -1,0 +1,202 @@
+"""One export on its way: what is the same for every target.
+
+A target's call checks the arguments of its own, and goes through the phases:
+
+    with Making(path, validate=validate, overwrite=overwrite, phases=5) as making:
+        model, programs = making.trace(model, methods, inputs, kwargs, constraints)
+        with making.phase("lower"): ...
+        with making.directory() as directory:
+            with making.phase("write"): ...
+            errors = making.validate(lambda separate: ...)
+            ...the report, written beside the model
+
+Nothing stands at the path before the last line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import InvalidArgumentError
+from pax_export._files import directory as _directory
+from pax_export._files import single_file
+from pax_export.export.artifact.report import Validated
+from pax_export.export.lowering import lowered_model
+from pax_export.export.pipeline.progress import Progress
+from pax_export.export.tracing.exportable import Exportable, exportable, with_step
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.train_step import TrainStep
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+class Making:
+    """The phases of one export, the place that it is written to, and how it is tested.
+
+    Args:
+        path: of the export.
+        validate: how it is tested.
+        overwrite: whether it may take the place of another.
+        phases: how many there are, with a test.
+        file: whether it is one file.
+        variables: whether ``validate="variables"`` is a way to test it.
+
+    Raises:
+        InvalidArgumentError: ``validate`` is none of its values.
+        ExportPathError: nothing can be written at the path.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        validate: Any,
+        overwrite: bool,
+        phases: int,
+        file: bool = False,
+        variables: bool = False,
+    ):
+        choices = (True, False, "process", *(("variables",) if variables else ()))
+        check_choice("validate", validate, choices)
+        self.path = _directory.place(path)
+        self._overwrite = overwrite
+        self._validate = validate
+        self._progress = Progress(phases if validate else phases - 1)
+        (single_file if file else _directory).check(self.path, overwrite)
+
+    def __enter__(self) -> Making:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.__exit__(*error)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Counts the time of a block, and tells the user of it if the export takes long."""
+        return self._progress.phase(name)
+
+    def trace(
+        self,
+        model: Any,
+        methods: Mapping[str, Any] | None,
+        inputs: Any,
+        kwargs: Mapping[str, Any] | None,
+        constraints: Sequence[str],
+        step: TrainStep | None = None,
+    ) -> tuple[Exportable, tuple[Program, ...]]:
+        """Reads the model, and traces each of its methods, and a step of training."""
+        with self.phase("trace"):
+            chosen = exportable(model, methods)
+            several = methods is not None
+            if step is None:
+                return chosen, lowered_model.trace(chosen, inputs, kwargs, constraints, several)
+            chosen = with_step(chosen, model, TrainStep.key, step.function, step.optimizer)
+            return chosen, lowered_model.trace(
+                chosen, inputs, kwargs, constraints, several, step.inputs
+            )
+
+    def directory(self, needed: int = 0) -> AbstractContextManager[Path]:
+        """An empty directory that takes the place of the path when the block is done.
+
+        Args:
+            needed: how many bytes will be written, about.
+        """
+        return _directory.replaced(self.path, self._overwrite, needed)
+
+    def file(self, needed: int = 0) -> AbstractContextManager[Path]:
+        """A path for one file that takes the place of the path when the block is done.
+
+        Args:
+            needed: how many bytes will be written, about.
+        """
+        return single_file.replaced(self.path, self._overwrite, needed)
+
+    def validate(self, run: Callable[[bool], dict[str, float]]) -> dict[str, float]:
+        """Tests what was written, if the user wants it.
+
+        Args:
+            run: makes the test, in a process of its own if it is given True;
+                returns the largest error of each output.
+        """
+        if not self._validate:
+            return {}
+        with self.phase("validate"):
+            return run(self._validate == "process")
+
+    @property
+    def validated(self) -> Validated:
+        """How the export was tested, as the report says it."""
+        ways: dict[Any, Validated] = {True: "here", False: None}
+        ways.update({"process": "process", "variables": "variables"})
+        return ways[self._validate]
+
+    @property
+    def calls(self) -> bool:
+        """Whether the test makes calls, which needs the whole model in memory."""
+        return self._validate in (True, "process")
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall time by phase, as the report says it."""
+        return {name: round(value, 4) for name, value in self._progress.seconds.items()}
+
+
+def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
+    """The platforms as a tuple.
+
+    Raises:
+        InvalidArgumentError: there are none, or unknown ones.
+    """
+    platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
+    unknown = [name for name in platforms if name not in PLATFORMS]
+    if unknown or not platforms:
+        raise InvalidArgumentError(
+            "The platforms to lower for are cpu, cuda, rocm and tpu.",
+            got=f"platforms={platforms}",
+            write='platforms=("cpu", "cuda")',
+        )
+    return platforms
+
+
+def check_choice(name: str, value: Any, choices: tuple) -> None:
+    """Refuses a value that is none of a few.
+
+    Raises:
+        InvalidArgumentError: it is none of them.
+    """
+    if not any(value is choice or (value == choice and value != 1) for choice in choices):
+        raise InvalidArgumentError(
+            f"{name} has a value that means nothing.",
+            got=f"{name}={value!r}",
+            write=" or ".join(f"{name}={choice!r}" for choice in choices),
+        )
+
+
+def by_signature(name: str, value: Any, keys: Sequence[str], several: bool) -> dict[str, Any]:
+    """What an argument says of each signature.
+
+    Args:
+        name: of the argument.
+        value: of the argument: for the only signature, or a dict over some keys.
+        keys: of all signatures.
+        several: whether the user named them.
+
+    Raises:
+        InvalidArgumentError: there are several signatures, and it is no dict.
+    """
+    if value is None:
+        return {}
+    if isinstance(value, Mapping) and set(value) <= set(keys) and len(keys) > 1:
+        return dict(value)
+    if not several:
+        return {keys[0]: value}
+    raise InvalidArgumentError(
+        "With several signatures, this is given for some or all of them.",
+        where=name,
+        got=sorted(value) if isinstance(value, Mapping) else type(value).__name__,
+        write=f"{name}={{{keys[0]!r}: ...}}",
+    )

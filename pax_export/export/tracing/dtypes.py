@@ -1,0 +1,127 @@
+"""Which dtypes can leave jax, and how those that cannot stand outside.
+
+Outside of jax a typed random key is its key data, a uint32 array, and four bits
+are eight: numpy and TensorFlow pack two int4 into a byte in different orders.
+Everything else keeps its dtype, or is refused: no number is narrowed in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import UnsupportedDtypeError
+from pax_export._jax import dimension_names
+from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype
+
+__all__ = [
+    "STRING",
+    "check",
+    "dimension_names",
+    "is_floating",
+    "is_key",
+    "name_of",
+    "numpy_dtype",
+    "restore",
+    "store",
+    "stored",
+    "struct_of",
+]
+
+_WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
+
+_SUPPORTED = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 "
+    "float64 float8_e4m3fn float8_e5m2 complex64 complex128".split()
+)
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether this is the dtype of typed random keys."""
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether numbers of this dtype have gradients: floating point, and complex.
+
+    TensorFlow adds no float8, and so has no gradients of it.
+    """
+    inexact = not is_key(dtype) and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
+    return inexact and np.dtype(dtype).itemsize > 1
+
+
+def struct_of(array: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array."""
+    return jax.ShapeDtypeStruct(np.shape(array), array.dtype)
+
+
+def check(dtype: Any, where: str) -> None:
+    """Refuses a dtype that consumers do not have, or that jax would narrow.
+
+    Raises:
+        UnsupportedDtypeError: with the path of the array and the way out.
+    """
+    if is_key(dtype):
+        return
+    dtype = np.dtype(dtype)
+    if dtype == STRING:
+        raise UnsupportedDtypeError(
+            "A model takes and gives numbers, no text.",
+            where=where,
+            got="string",
+            write="numbers here, and preprocess= or postprocess= with TensorFlow functions "
+            "between them and the text",
+        )
+    if dtype.name not in _SUPPORTED and dtype.name not in _WIDENED:
+        raise UnsupportedDtypeError(
+            "This dtype cannot be exported.",
+            where=where,
+            got=dtype.name,
+            write=f"one of {', '.join(sorted({*_SUPPORTED, *_WIDENED}))}",
+        )
+    narrow = jax.dtypes.canonicalize_dtype(dtype)
+    if narrow != dtype:
+        raise UnsupportedDtypeError(
+            f"jax would narrow this array to {narrow} while 64-bit numbers are off.",
+            where=where,
+            got=dtype.name,
+            write=f'"{narrow}", or jax.config.update("jax_enable_x64", True) before exporting',
+        )
+
+
+def stored(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """How an array of this shape and dtype stands outside of jax."""
+    if is_key(struct.dtype):
+        return jax.eval_shape(jax.random.key_data, struct)
+    wide = _WIDENED.get(np.dtype(struct.dtype).name)
+    return struct if wide is None else jax.ShapeDtypeStruct(struct.shape, wide)
+
+
+def store(array: Any) -> Any:
+    """The array as it stands outside of jax."""
+    dtype = jax.numpy.result_type(array)
+    if is_key(dtype):
+        return jax.random.key_data(array)
+    wide = _WIDENED.get(dtype.name)
+    return array if wide is None else array.astype(wide)
+
+
+def restore(array: Any, struct: jax.ShapeDtypeStruct) -> Any:
+    """The inverse of `store`, for an array described by `struct`."""
+    if is_key(struct.dtype):
+        return jax.random.wrap_key_data(array, impl=_key_impl(struct))
+    narrow = np.dtype(struct.dtype).name in _WIDENED
+    return array.astype(struct.dtype) if narrow else array
+
+
+def _key_impl(struct: jax.ShapeDtypeStruct) -> Any:
+    found = []
+
+    def look(key: Any) -> Any:
+        found.append(jax.random.key_impl(key))
+        return key
+
+    jax.eval_shape(look, struct)
+    return found[0]

@@ -1,0 +1,311 @@
+"""What can be exported, as functions over named leaves.
+
+The only file of the exporter that knows `Module`.  A module and a pair
+``(params, function)`` become the same thing here: a list of named leaves, and
+methods that take the leaves' values and give an output and, for a module, the
+leaves as the call left them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    StructureMismatchError,
+    UnsupportedDtypeError,
+)
+from pax_export.checkpoint import StoredArray
+from pax_export.core import (
+    Module,
+    enable_eval_mode,
+    hidden_arrays,
+    module_and_value,
+    named_modules,
+    path_name,
+    select_parameters,
+)
+from pax_export.export.artifact import report
+from pax_export.export.tracing import dtypes
+from pax_export.transforms import All, Not, PathContains, PathIn, as_filter
+from pax_export.transforms import Any as Any_
+
+DEFAULT = report.DEFAULT
+
+#: Gives `(output, the model after the call)`.
+Call = Callable[..., tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the model."""
+
+    name: str  # dotted: modules.0.weight
+    path: str  # unambiguous: .modules[0].weight
+    value: Any
+    struct: jax.ShapeDtypeStruct
+    trainable: bool
+
+
+@dataclass(frozen=True)
+class Method:
+    """One function of the model, to become one signature."""
+
+    key: str
+    call: Call
+    signature_of: Callable  # its parameters name the inputs ...
+    skip: int  # ... after so many that hold the model
+    trains: bool = False  # a step of training, which is there to change leaves
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """A model, ready to be traced."""
+
+    name: str
+    leaves: tuple[Leaf, ...]
+    tree: Any
+    methods: tuple[Method, ...]
+    keeps_state: bool  # whether a call can change leaves at all
+    hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
+
+    def run(
+        self, method: Method, values: list[Any], args: tuple, kwargs: dict
+    ) -> tuple[Any, list[Any]]:
+        """Calls a method on other values of the leaves; gives the output and the new values."""
+        model = jax.tree_util.tree_unflatten(self.tree, values)
+        output, after = method.call(model, *args, **kwargs)
+        new, tree = jax.tree_util.tree_flatten(after)
+        if tree != self.tree:
+            raise StructureMismatchError(
+                "A call changes the structure of the model, so its state cannot be kept in "
+                "variables.",
+                where=method.key,
+                write="a step that returns a model and an optimizer of the structure that it was "
+                "given"
+                if method.trains
+                else "a model that has all of its arrays from the start; of a lazy module, "
+                "pax.experimental.materialize(module, x) with an example input x makes one",
+            )
+        return output, new
+
+
+def exportable(model: Any, methods: Mapping[str, Any] | None) -> Exportable:
+    """Reads a module, or a pair ``(params, function)``.
+
+    Raises:
+        InvalidArgumentTypeError: it is neither.
+        InvalidArgumentError: a method does not exist.
+        HiddenArrayError, SharedNodeError: a module has bugs that `scan_bugs` finds.
+        UnsupportedDtypeError: a leaf is no array that a target has.
+    """
+    if isinstance(model, Module):
+        return _of_module(model, methods)
+    if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
+        return _of_function(*model, methods)
+    raise InvalidArgumentTypeError(
+        "This is nothing that can be exported.",
+        got=type(model).__name__,
+        write="a pax_export Module, or a pair (params, function) with function(params, *inputs)",
+    )
+
+
+def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
+    module.scan_bugs()
+    module = enable_eval_mode(module)
+    paths, _ = jax.tree_util.tree_flatten_with_path(select_parameters(module))
+    trainable = {path for path, _ in paths}
+
+    def method(key: str, given: Any) -> Method:
+        function = _unbound(module, given) if isinstance(given, str) else given
+        if not callable(function):
+            raise _no_method(key, given, type(module).__name__)
+
+        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            after, output = module_and_value(function)(model, *args, **kwargs)
+            return output, after
+
+        return Method(key, call, function, skip=1)
+
+    leaves, tree = _leaves(module, trainable.__contains__)
+    made = _methods(methods, method)
+    hidden = tuple(hidden_arrays(module))
+    return Exportable(type(module).__name__, leaves, tree, made, True, hidden)
+
+
+def _unbound(module: Module, name: str) -> Any:
+    """The method of this name; not that of the metaclass, which makes instances."""
+    found = (vars(owner)[name] for owner in type(module).__mro__ if name in vars(owner))
+    return next(found, None)
+
+
+def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | None) -> Exportable:
+    def method(key: str, given: Any) -> Method:
+        chosen = function if given == "__call__" else given
+        if not callable(chosen):
+            raise _no_method(key, given, "(params, function)")
+
+        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            return chosen(model, *args, **kwargs), model
+
+        return Method(key, call, chosen, skip=1)
+
+    leaves, tree = _leaves(params, lambda path: True)
+    name = getattr(function, "__name__", type(function).__name__)
+    return Exportable(name, leaves, tree, _methods(methods, method), False)
+
+
+def _methods(given: Mapping[str, Any] | None, make: Callable) -> tuple[Method, ...]:
+    return tuple(make(key, method) for key, method in (given or {DEFAULT: "__call__"}).items())
+
+
+def _no_method(key: str, given: Any, owner: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{owner} has no such method.",
+        where=f"methods[{key!r}]",
+        got=repr(given),
+        write='methods={"serving_default": "__call__"}, with names of methods or '
+        "functions that take the model first",
+    )
+
+
+def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Leaf, ...], Any]:
+    paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(_leaf(path, value, is_trainable(path)) for path, value in paths), treedef
+
+
+def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
+    name = path_name(path) or "params"
+    struct = leaf_struct(value, name)
+    floating = dtypes.is_floating(struct.dtype)
+    return Leaf(name, jax.tree_util.keystr(path), value, struct, trainable and floating)
+
+
+def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
+    """What a leaf of a model looks like in jax.
+
+    Raises:
+        UnsupportedDtypeError: it is no array that a target has.
+    """
+    if isinstance(value, (bool, int, float, complex)):
+        # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
+        return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
+    if not (
+        isinstance(value, (jax.Array, np.ndarray, np.generic, StoredArray))
+        and value.dtype != object
+    ):
+        raise UnsupportedDtypeError(
+            "A leaf of the model is no array.",
+            where=name,
+            got=type(value).__name__,
+            write="an array, or a static attribute of the module",
+        )
+    dtypes.check(value.dtype, name)
+    weak = bool(getattr(value, "weak_type", False))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+
+
+def with_step(
+    chosen: Exportable, model: Any, key: str, step: Callable, optimizer: Any
+) -> Exportable:
+    """Adds a step of training to a model, and the optimizer's arrays to its leaves.
+
+    The step is given the model in train mode, or in the modes that the user
+    has set if the model is in train mode already.
+
+    Args:
+        chosen: what `exportable` made of the model.
+        model: that model.
+        key: of the signature that the step becomes.
+        step: ``(model, optimizer, *batch) -> (model, optimizer, metrics)``.
+        optimizer: any pytree.
+    """
+    served = jax.tree_util.tree_unflatten(chosen.tree, [leaf.value for leaf in chosen.leaves])
+    if isinstance(model, Module):
+        training = jax.tree_util.tree_structure(model if model.training else model.train())
+        serving = enable_eval_mode
+    else:
+        training, serving = chosen.tree, _unchanged
+
+    def call(state: Any, *batch: Any) -> tuple[Any, Any]:
+        leaves = jax.tree_util.tree_leaves(state[0])
+        result = step(jax.tree_util.tree_unflatten(training, leaves), state[1], *batch)
+        if not (isinstance(result, tuple) and len(result) == 3):
+            raise InvalidArgumentError(
+                "A step of training gives the new model, the new optimizer, and metrics.",
+                where=key,
+                got=f"{len(result)} values" if isinstance(result, tuple) else "1 value",
+                write="return model, optimizer, {'loss': loss}",
+            )
+        after, advanced, metrics = result
+        return metrics, (serving(after), advanced)
+
+    leaves, _ = _leaves(optimizer, lambda path: False)
+    named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")
+             for leaf in leaves)  # fmt: skip
+    methods = (*map(_beside_optimizer, chosen.methods), Method(key, call, step, 2, trains=True))
+    hidden = tuple(hidden_arrays(optimizer)) if isinstance(optimizer, Module) else ()
+    return replace(
+        chosen,
+        leaves=(*chosen.leaves, *named),
+        tree=jax.tree_util.tree_structure((served, optimizer)),
+        methods=methods,
+        hidden=(*chosen.hidden, *hidden),
+    )
+
+
+def _unchanged(params: Any) -> Any:
+    return params
+
+
+def _beside_optimizer(method: Method) -> Method:
+    def call(state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        output, after = method.call(state[0], *args, **kwargs)
+        return output, (after, state[1])
+
+    return replace(method, call=call)
+
+
+def layer_of(owners: Iterable[Any]) -> str:
+    """Names the layer that ran last: ``encoder.norm: LayerNorm``.
+
+    Args:
+        owners: what methods ran on, outermost first; only modules count.
+    """
+    modules = [owner for owner in owners if isinstance(owner, Module)]
+    if not modules:
+        return ""
+    root, layer = modules[0], modules[-1]
+    name = next((name for name, module in named_modules(root) if module is layer), "")
+    return f"{name}: {type(layer).__name__}" if name else type(layer).__name__
+
+
+def is_filter(value: Any) -> bool:
+    """Whether this is a filter of `pax_export.transforms` that is not also something else."""
+    kinds = (All, Any_, Not, PathContains, PathIn)
+    return value is ... or isinstance(value, (type, *kinds))
+
+
+def selected(model: Exportable, chosen: Any) -> list[bool]:
+    """Which leaves a filter of `pax_export.transforms` selects; none of an optimizer.
+
+    Raises:
+        InvalidArgumentTypeError: the model is no module, or the filter is none.
+    """
+    root = jax.tree_util.tree_unflatten(model.tree, [leaf.value for leaf in model.leaves])
+    module = root[0] if any(method.trains for method in model.methods) else root
+    if not isinstance(module, Module):
+        raise InvalidArgumentTypeError(
+            "Filters select leaves of modules, and this model is none.",
+            where="trainable",
+            got=repr(chosen),
+            write='names, or a prefix of the parameters: {"head": True, "body": False}',
+        )
+    mask = as_filter(chosen)(module)
+    return mask + [False] * (len(model.leaves) - len(mask))

@@ -1,0 +1,235 @@
+"""Repeated layers of a program, made one function that is called for each.
+
+Tracing unrolls a model: twelve layers of a kind are the same operations twelve
+times, and jax differentiates and lowers every copy.  Where operations of a program
+repeat one after the other, the first copy becomes a function here, and all copies
+calls of it, which compilers call outlining.  jax differentiates and lowers that
+function once.  Its calls are written out again in what is exported (see
+`_portable.py`), so the model that is served is the same.
+
+Copies are equal if their operations are, with parameters, literals, shapes and
+dtypes, and if these are wired alike; what they read from outside may differ: the
+weights, and the result of the layer before.
+docs/decisions/outlining.md has the measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._jax import call_part
+from pax_export._jaxpr import is_literal
+from pax_export.export.tracing.equivalence import Alike
+
+#: Shorter copies are left where they are: a call says as much as they do.
+LEAST_LENGTH = 8
+#: So many operations must go, or it is not worth a look.
+LEAST_SAVED = 32
+#: Repeats of kinds that are looked at closely; the others would save little.
+MOST_TRIED = 100
+#: As many derivatives as a SavedModel can hold.
+DERIVATIVES = 2
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Equal copies, one after the other, among the equations of a program."""
+
+    start: int
+    length: int  # of a copy
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """The first equation after the last copy."""
+        return self.start + self.length * self.count
+
+    @property
+    def places(self) -> range:
+        """The first equation of each copy."""
+        return range(self.start, self.stop, self.length)
+
+    @property
+    def saved(self) -> int:
+        """How many equations go when the copies are one function."""
+        return self.length * (self.count - 1)
+
+
+def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
+    """A function of flat arguments that does what a program does, and shares repeated parts.
+
+    Args:
+        program: what `trace(...).jaxpr` gives.
+
+    Returns:
+        The function, to be traced; None if nothing repeats.
+    """
+    jaxpr = program.jaxpr
+    wires = _Wires(jaxpr)
+    repeats = sorted(_repeats(jaxpr.eqns, wires), key=lambda repeat: repeat.start)
+    if not repeats:
+        return None
+    parts = list(_parts(jaxpr, wires, repeats))
+    known = dict(zip(jaxpr.constvars, program.consts))
+
+    def run(operands: list[Any]) -> list[Any]:
+        values = known | dict(zip(jaxpr.invars, operands))
+        for part in parts:
+            results = part.call(*[values[variable] for variable in part.inputs])
+            values.update(zip(part.outputs, results))
+        return [_value(atom, values) for atom in jaxpr.outvars]
+
+    return run
+
+
+def _value(atom: Any, values: dict[Any, Any]) -> Any:
+    return atom.val if is_literal(atom) else values[atom]
+
+
+class _Wires:
+    """Where the values of a program are read last, and how many are needed at each place.
+
+    Attributes:
+        last: by variable, the number of the last equation that reads it; for a
+            result of the program, how many equations there are.
+        crossing: by equation, how many values are made before, and read by it or later.
+    """
+
+    def __init__(self, jaxpr: Any):
+        self.last: dict[Any, int] = {}
+        for i, equation in enumerate(jaxpr.eqns):
+            self.last.update((atom, i) for atom in equation.invars if not is_literal(atom))
+        self.last.update((a, len(jaxpr.eqns)) for a in jaxpr.outvars if not is_literal(a))
+        change = np.zeros(len(jaxpr.eqns) + 2, np.int64)
+        for place, equation in enumerate(jaxpr.eqns):
+            for variable in equation.outvars:
+                change[place + 1] += 1
+                change[self.last.get(variable, place) + 1] -= 1
+        self.crossing = np.cumsum(change)
+
+    def read_from(self, equations: Sequence[Any]) -> list[Any]:
+        """The variables that equations read and do not make, in order."""
+        made = {out for equation in equations for out in equation.outvars}
+        read = [atom for equation in equations for atom in equation.invars]
+        return list(dict.fromkeys(a for a in read if not is_literal(a) and a not in made))
+
+    def used_after(self, equations: Sequence[Any], stop: int) -> set[tuple[int, int]]:
+        """Which results of these equations are read later, by equation and place."""
+        return {
+            (i, place)
+            for i, equation in enumerate(equations)
+            for place, out in enumerate(equation.outvars)
+            if self.last.get(out, -1) >= stop
+        }
+
+
+# --- finding what repeats ----------------------------------------------------
+
+
+def _repeats(equations: Sequence[Any], wires: _Wires) -> list[Repeat]:
+    """Repeats that do not overlap, those first that save most."""
+    if len(equations) < LEAST_LENGTH + LEAST_SAVED:
+        return []
+    kinds, exactly = Alike(0).numbers(equations), Alike(DERIVATIVES)
+    chosen: list[Repeat] = []
+    candidates = sorted(_candidates(kinds), key=lambda each: (-each[0].saved, each[0].length))
+    for found, slack in candidates[:MOST_TRIED]:
+        if any(found.start < old.stop and old.start < found.stop + slack for old in chosen):
+            continue
+        starts = range(found.start, found.start + slack + 1)
+        start = min(starts, key=lambda start: wires.crossing[start + found.length])
+        repeats = _alike(equations, Repeat(start, found.length, found.count), exactly)
+        chosen.extend(repeat for repeat in repeats if repeat.saved >= LEAST_SAVED)
+    return chosen
+
+
+def _candidates(kinds: np.ndarray) -> Iterator[tuple[Repeat, int]]:
+    """Where equations of the same kinds repeat, and how much later the copies may begin."""
+    for length in range(LEAST_LENGTH, len(kinds) // 2 + 1):
+        same = np.concatenate([[False], kinds[:-length] == kinds[length:], [False]])
+        starts, stops = np.flatnonzero(np.diff(same)).reshape(-1, 2).T
+        for start, stop in zip(starts.tolist(), stops.tolist()):
+            count, slack = divmod(stop - start + length, length)
+            repeat = Repeat(start, length, count)
+            if count > 1 and repeat.saved >= LEAST_SAVED:
+                yield repeat, slack
+
+
+def _alike(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Iterator[Repeat]:
+    """The runs among the copies that are equal indeed, and wired alike."""
+    copies = [equations[place : place + repeat.length] for place in repeat.places]
+    described = [(_wiring(copy), exactly.numbers(copy).tolist()) for copy in copies]
+    start = repeat.start
+    for _, run in groupby(described):
+        count = len(list(run))
+        yield Repeat(start, repeat.length, count)
+        start += count * repeat.length
+
+
+def _wiring(equations: Sequence[Any]) -> list[Hashable]:
+    """What each operand is: the result of which equation, or which value from outside."""
+    made: dict[Any, Hashable] = {}
+    outside: dict[Any, int] = {}
+    wiring: list[Hashable] = []
+    for i, equation in enumerate(equations):
+        for atom in equation.invars:
+            if not is_literal(atom):
+                inner = made.get(atom)
+                wiring.append(outside.setdefault(atom, len(outside)) if inner is None else inner)
+        made.update((out, (i, place)) for place, out in enumerate(equation.outvars))
+    return wiring
+
+
+# --- making the function -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some equations, as a function of what they read that gives what is read later."""
+
+    call: Callable[..., Sequence[Any]]
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def _parts(jaxpr: Any, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Part]:
+    place = 0
+    for repeat in repeats:
+        yield _plain(jaxpr, wires, place, repeat.start)
+        yield from _copies(jaxpr, wires, repeat)
+        place = repeat.stop
+    yield _plain(jaxpr, wires, place, len(jaxpr.eqns))
+
+
+def _plain(jaxpr: Any, wires: _Wires, start: int, stop: int) -> _Part:
+    equations = jaxpr.eqns[start:stop]
+    inputs = wires.read_from(equations)
+    outputs = _outputs(equations, wires.used_after(equations, stop))
+    return _Part(call_part(jaxpr, equations, inputs, outputs), inputs, outputs)
+
+
+def _copies(jaxpr: Any, wires: _Wires, repeat: Repeat) -> Iterator[_Part]:
+    """All copies, as calls of the first one."""
+    copies = [jaxpr.eqns[place : place + repeat.length] for place in repeat.places]
+    used: set[tuple[int, int]] = set()
+    for place, copy in zip(repeat.places, copies):
+        used |= wires.used_after(copy, place + repeat.length)
+    first = copies[0]
+    call = call_part(jaxpr, first, wires.read_from(first), _outputs(first, used))
+
+    def repeated(*values: Any) -> Sequence[Any]:
+        return call(*values)
+
+    shared = jax.jit(repeated)
+    for copy in copies:
+        yield _Part(shared, wires.read_from(copy), _outputs(copy, used))
+
+
+def _outputs(equations: Sequence[Any], used: set[tuple[int, int]]) -> list[Any]:
+    return [equations[i].outvars[place] for i, place in sorted(used)]

@@ -1,0 +1,193 @@
+"""Each method of a model, traced with its inputs: what is lowered, and what is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import HiddenArrayError, InvalidArgumentError, StateChangeError
+from pax_export._jaxpr import jaxpr_constants
+from pax_export.export.lowering import lower
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.diagnose import symbolic_errors
+from pax_export.export.tracing.exportable import Exportable, Leaf, Method
+from pax_export.export.tracing.spec import Inputs, resolve
+from pax_export.export.tracing.structure import describe, tree_names
+
+
+@dataclass(frozen=True)
+class Program:
+    """One method with its inputs, traced.
+
+    The operands of `traced` are all leaves of the model, then all inputs; its
+    results are all outputs, then the leaves that the call changes.
+    """
+
+    key: str
+    inputs: Inputs
+    traced: lower.Traced
+    output_names: tuple[str, ...]
+    output_structure: dict[str, Any]
+    changed: tuple[int, ...]
+    trains: bool = False  # a step of training: what it changes is assigned, whatever `state` says
+
+    @property
+    def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The outputs as they stand outside of jax."""
+        return self.traced.results[: len(self.output_names)]
+
+    @property
+    def operand_names(self) -> dict[int, str]:
+        """The operands that are inputs, by number, with the names of the inputs."""
+        first = len(self.traced.structs) - len(self.inputs.flat)
+        return {first + index: entry.name for index, entry in enumerate(self.inputs.flat)}
+
+    @property
+    def read(self) -> frozenset[int]:
+        """The operands on which the outputs depend."""
+        return self.traced.read(len(self.output_names))
+
+
+def trace_all(
+    model: Exportable,
+    inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    constraints: Sequence[str],
+    several: bool,
+    train_inputs: Any = None,
+) -> tuple[Program, ...]:
+    """Traces every method; with several, inputs and kwargs are dicts over their keys."""
+    if several:
+        keys = [method.key for method in model.methods if not method.trains]
+        _check_keys(keys, inputs, "inputs")
+        if kwargs:
+            _check_keys(keys, dict.fromkeys(keys) | dict(kwargs), "kwargs")
+    programs = []
+    for method in model.methods:
+        if method.trains:
+            batch = resolve(method.signature_of, method.skip, train_inputs, None, constraints)
+            programs.append(trace_one(model, method, batch))
+            continue
+        given = inputs[method.key] if several else inputs
+        named = (kwargs or {}).get(method.key) if several else kwargs
+        resolved = resolve(method.signature_of, method.skip, given, named, constraints)
+        programs.append(trace_one(model, method, resolved))
+    return tuple(programs)
+
+
+def _check_keys(keys: Sequence[str], given: Any, argument: str) -> None:
+    if not isinstance(given, Mapping) or sorted(given) != sorted(keys):
+        raise InvalidArgumentError(
+            "With methods=, inputs and kwargs are given for each of them.",
+            where=argument,
+            got=sorted(given) if isinstance(given, Mapping) else type(given).__name__,
+            write=f"{argument}={{" + ", ".join(f"{key!r}: ..." for key in keys) + "}",
+        )
+
+
+def trace_one(model: Exportable, method: Method, inputs: Inputs) -> Program:
+    """Traces one method with inputs that are named and abstract already."""
+    seen: dict[str, Any] = {}
+    structs = [leaf.struct for leaf in model.leaves] + [entry.struct for entry in inputs.flat]
+
+    def run(operands: list[Any]) -> list[Any]:
+        values = [dtypes.restore(value, struct) for value, struct in zip(operands, structs)]
+        leaves, flat = values[: len(model.leaves)], values[len(model.leaves) :]
+        args, kwargs = jax.tree_util.tree_unflatten(inputs.tree, flat)
+        output, after = model.run(method, leaves, args, kwargs)
+        changed = [i for i, (old, new) in enumerate(zip(leaves, after)) if new is not old]
+        outputs, seen["tree"] = jax.tree_util.tree_flatten(output)
+        seen["changed"] = tuple(changed)
+        return [dtypes.store(value) for value in (*outputs, *(after[i] for i in changed))]
+
+    with symbolic_errors(run, structs, inputs):
+        traced = lower.trace(run, [dtypes.stored(struct) for struct in structs])
+    _refuse_hidden(model, traced)
+    count = len(traced.results) - len(seen["changed"])
+    tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
+    names = tree_names(tree, "output")
+    _check_outputs(names, traced.results)
+    structure = describe(tree, names)
+    return Program(method.key, inputs, traced, names, structure, seen["changed"], method.trains)
+
+
+def _refuse_hidden(model: Exportable, traced: lower.Traced) -> None:
+    """Refuses arrays that a call uses and jax does not see as leaves.
+
+    What a function closes over is stored as a variable; an array in the static
+    data of a module is a mistake: it was never trained, and never saved.
+    """
+    if not model.hidden:
+        return
+    used = list(jaxpr_constants(traced.program))
+    names = [n for n, array in model.hidden if any(_came_from(c, array) for c in used)]
+    if names:
+        raise HiddenArrayError(
+            "The model uses an array that is no leaf of it: it lies in static data, where "
+            "it is neither trained nor saved.",
+            where=", ".join(names),
+            write="the array as an attribute of the module itself, alone or in a list, tuple "
+            "or dict",
+        )
+
+
+def _came_from(constant: Any, array: Any) -> bool:
+    """True if a constant of a program is this array; jax copies those of numpy."""
+    if constant is array or not isinstance(array, np.ndarray):
+        return constant is array
+    same_kind = np.shape(constant) == array.shape and not dtypes.is_key(constant.dtype)
+    return same_kind and np.array_equal(constant, array.astype(constant.dtype))
+
+
+def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]) -> None:
+    if not names:
+        raise InvalidArgumentError(
+            "The model returns no array, so there is nothing to serve.",
+            write="a model that returns at least one array",
+        )
+    for name, struct in zip(names, results):
+        dtypes.check(struct.dtype, f"output {name}")
+
+
+def check_updates(program: Program, leaves: Sequence[Leaf]) -> None:
+    """Refuses new state that does not fit the variable of the old.
+
+    Raises:
+        StateChangeError: naming the leaf.
+    """
+    for index, new in zip(program.changed, program.traced.results[len(program.output_names) :]):
+        old = dtypes.stored(leaves[index].struct)
+        if (new.shape, new.dtype) != (old.shape, old.dtype):
+            raise StateChangeError(
+                "A call changes the shape or dtype of a leaf, so no variable can hold it.",
+                where=leaves[index].name,
+                got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
+                write=f"new state of dtype {old.dtype}, e.g. by .astype",
+            )
+
+
+def refuse_changes(program: Program, leaves: Sequence[Leaf], read: set[int]) -> None:
+    """Refuses a frozen export of a model whose calls would influence later calls.
+
+    Args:
+        program: the method.
+        leaves: of the model.
+        read: the leaves on which any output of any method depends.  A change of
+            others (a step counter that nothing reads) does no harm.
+
+    Raises:
+        StateChangeError: naming the leaves.
+    """
+    names = [leaves[index].name for index in program.changed if index in read]
+    if names:
+        raise StateChangeError(
+            "A call of the model in eval mode changes its state, and the export would not.",
+            where=", ".join(names),
+            got='state="frozen"',
+            write='state="update", so that every call of the exported model assigns its state, '
+            "or a model that does not change it in eval mode",
+        )

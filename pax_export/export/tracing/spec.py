@@ -1,0 +1,296 @@
+"""What goes into a model: shapes, dtypes, symbolic dimensions and names."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._jax import scope_constraints
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.structure import describe, dotted, signature_names
+
+_EXAMPLE = 'spec("batch, 28, 28, 1")'
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The shape, dtype and name of one input; made by `spec`."""
+
+    shape: str | tuple[int | str | None, ...]
+    dtype: str
+    name: str | None = None
+
+
+def spec(
+    shape: str | Sequence[int | str | None], dtype: Any = "float32", name: str | None = None
+) -> InputSpec:
+    """Describes one input of an exported model.
+
+    Args:
+        shape: the dimensions, as text (``"batch, 28, 28, 1"``) or one by one
+            (``("batch", 28, 28, 1)``).  A word is a symbolic dimension: the
+            exported model takes any size there, and equal words mean equal
+            sizes, in all inputs of one export.  Expressions (``"2*n"``) work
+            as in `jax.export.symbolic_shape`.  ``None`` is a symbolic
+            dimension with a name of its own.
+        dtype: the dtype, or its name.  ``"string"`` is text, which only a
+            preprocessor takes.
+        name: the input's name in the exported signature, instead of the name
+            of the Python parameter.
+
+    Returns:
+        A description to hand to an exporter as (a part of) ``inputs``.
+
+    Raises:
+        InvalidArgumentTypeError: a dimension or the dtype is none of these.
+
+    Example:
+        >>> spec(("batch", 28, 28, 1)).shape
+        ('batch', 28, 28, 1)
+        >>> spec("batch, length", "int32", name="tokens").name
+        'tokens'
+    """
+    if isinstance(shape, str):
+        for size in shape.split(","):
+            _dimension(int(size) if _is_number(size) else size)
+    elif isinstance(shape, Iterable):
+        shape = tuple(_dimension(size) for size in shape)
+    else:
+        raise InvalidArgumentTypeError(
+            "A shape is text, or the dimensions one by one.", got=repr(shape), write=_EXAMPLE
+        )
+    return InputSpec(shape, _dtype_name(dtype), name)
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().removeprefix("-").isdigit()
+
+
+def _dimension(size: Any) -> int | str | None:
+    if size is None or isinstance(size, str):
+        return size
+    if isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0:
+        return int(size)
+    raise InvalidArgumentTypeError(
+        "A dimension is a size, the name of a symbolic dimension, or None.",
+        got=repr(size),
+        write=_EXAMPLE,
+    )
+
+
+def _dtype_name(dtype: Any) -> str:
+    try:
+        if dtype is None:
+            raise TypeError  # numpy would read it as float64
+        if _is_text(dtype):
+            return "string"
+        return np.dtype(dtype).name
+    except TypeError as error:
+        raise InvalidArgumentTypeError(
+            "This is no dtype.", got=repr(dtype), write='spec("batch, 3", "float32")'
+        ) from error
+
+
+def _is_text(dtype: Any) -> bool:
+    if dtype is object or getattr(dtype, "name", dtype) == "string":
+        return True
+    return np.dtype(dtype).kind in "OSU"
+
+
+@dataclass(frozen=True)
+class Input:
+    """One array that a signature takes."""
+
+    name: str
+    path: str
+    struct: jax.ShapeDtypeStruct
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that one exported method takes: the flat inputs and their structure."""
+
+    flat: tuple[Input, ...]
+    tree: Any  # the treedef of `(args, kwargs)`
+    arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct
+    positional: tuple[str, ...]  # the parameters that are given by position
+    constraints: tuple[str, ...] = ()  # what may be assumed of symbolic dimensions
+
+    def structure(self) -> dict[str, Any]:
+        """The nested structure of each argument, with the names of the flat inputs."""
+        names = iter([entry.name for entry in self.flat])
+        return {name: describe(tree, names) for name, tree in self.arguments.items()}
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names of the symbolic dimensions, in order of appearance."""
+        names: dict[str, None] = {}
+        for entry in self.flat:
+            for size in entry.struct.shape:
+                if not isinstance(size, int):
+                    names.update(dict.fromkeys(dtypes.dimension_names(size)))
+        return tuple(names)
+
+
+def resolve(
+    function: Callable,
+    skip: int,
+    inputs: Any,
+    kwargs: Mapping[str, Any] | None,
+    constraints: Sequence[str],
+    text: bool = False,
+) -> Inputs:
+    """Turns what a user wrote as ``inputs`` into named, abstract arrays.
+
+    Args:
+        function: what is exported; its signature names the inputs.
+        skip: how many leading parameters hold the model itself.
+        inputs: a tuple of positional arguments, or the only one.
+        kwargs: the keyword arguments.
+        constraints: what jax.export should assume of the dimensions.
+        text: whether strings may be among them.
+    """
+    args = inputs if type(inputs) is tuple else (inputs,)
+    args, named = jax.tree_util.tree_map(_from_tensorflow, (args, dict(kwargs or {})))
+    scope = _Scope((args, named), constraints)
+    leaves, tree = jax.tree_util.tree_flatten_with_path((args, named))
+    positional = _parameter_names(function, skip, len(args), named)
+    structs, names, paths = [], [], []
+    for (which, key, *rest), leaf in leaves:
+        top = positional[key.idx] if which.idx == 0 else key.key
+        path = dotted(top, rest)
+        given = leaf.name if isinstance(leaf, InputSpec) else None
+        structs.append(_abstract(leaf, path, scope, text))
+        names.append(given or path)
+        paths.append(path)
+    new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
+    flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs))
+    arguments = dict(zip(positional, new_args)) | new_kwargs
+    return Inputs(flat, tree, arguments, positional, scope.constraints(constraints))
+
+
+def _parameter_names(
+    function: Callable, skip: int, count: int, kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The names under which `count` positional arguments reach the function."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return tuple(f"arg{index}" for index in range(count))
+    try:
+        signature.bind(*range(skip + count), **kwargs)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"The model cannot be called with these inputs: {error}.",
+            got=f"{count} positional inputs, keyword inputs {sorted(kwargs)}",
+            write=f"inputs that fit its parameters {signature}; "
+            "a tuple stands for several positional arguments",
+        ) from error
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += (f"{parameter.name}{index}" for index in itertools.islice(
+                itertools.count(), skip + count - len(names)))  # fmt: skip
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return tuple(names[skip : skip + count])
+
+
+class _Scope:
+    """The one jax scope in which all symbolic dimensions of a call live."""
+
+    def __init__(self, tree: Any, constraints: Sequence[str]):
+        leaves = jax.tree_util.tree_leaves(tree)
+        shapes = [leaf.shape for leaf in leaves if isinstance(leaf, InputSpec)]
+        text = " ".join(str(shape) for shape in shapes)
+        self.fresh = (name for name in map("any{}".format, itertools.count()) if name not in text)
+        self.scope = self._of_arrays(leaves, constraints) or self._new(constraints)
+
+    @staticmethod
+    def _of_arrays(leaves: list[Any], constraints: Sequence[str]) -> Any:
+        for leaf in leaves:
+            for size in getattr(leaf, "shape", ()) if not isinstance(leaf, InputSpec) else ():
+                if not isinstance(size, int):
+                    if constraints:
+                        raise InvalidArgumentError(
+                            "The inputs bring symbolic dimensions with a scope of their own.",
+                            got=f"constraints={tuple(constraints)}",
+                            write="the constraints where that scope is made: "
+                            "jax.export.symbolic_shape(..., constraints=...)",
+                        )
+                    return size.scope
+        return None
+
+    @staticmethod
+    def _new(constraints: Sequence[str]) -> Any:
+        try:
+            return jax_export.SymbolicScope(tuple(constraints))
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"A constraint cannot be read: {_first_line(error)}",
+                got=f"constraints={tuple(constraints)}",
+                write='constraints=("length <= 512", "length >= 2")',
+            ) from error
+
+    def constraints(self, given: Sequence[str]) -> tuple[str, ...]:
+        """What a user wrote of the dimensions: here, or where he made the scope."""
+        return tuple(given) or scope_constraints(self.scope)
+
+    def shape(self, given: InputSpec, path: str) -> tuple:
+        text = given.shape
+        if not isinstance(text, str):
+            text = ", ".join(next(self.fresh) if size is None else str(size) for size in text)
+        try:
+            return tuple(jax_export.symbolic_shape(text, scope=self.scope))
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"A shape cannot be read: {_first_line(error)}",
+                where=path,
+                got=repr(given.shape),
+                write=_EXAMPLE,
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _from_tensorflow(leaf: Any) -> Any:
+    """A `tf.TensorSpec` or a tensor as a `spec`; anything else as it is."""
+    if not hasattr(getattr(leaf, "dtype", None), "as_numpy_dtype"):
+        return leaf
+    if leaf.shape.rank is None:
+        raise InvalidArgumentError(
+            "The rank of an input must be known.", got=str(leaf), write="tf.TensorSpec([None, 3])"
+        )
+    return spec(leaf.shape.as_list(), leaf.dtype.name, getattr(leaf, "name", None))
+
+
+def _abstract(leaf: Any, path: str, scope: _Scope, text: bool) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, InputSpec):
+        dtype = dtypes.numpy_dtype(leaf.dtype)
+        struct = jax.ShapeDtypeStruct(scope.shape(leaf, path), dtype)
+    elif hasattr(leaf, "shape") and getattr(getattr(leaf, "dtype", None), "kind", "-") in "OSU":
+        struct = jax.ShapeDtypeStruct(leaf.shape, dtypes.STRING)
+    elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        struct = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    elif isinstance(leaf, (bool, int, float, complex)):
+        struct = jax.ShapeDtypeStruct((), jax.numpy.result_type(leaf))
+    else:
+        raise InvalidArgumentTypeError(
+            "An input is described by a spec, an array or a jax.ShapeDtypeStruct.",
+            where=path,
+            got=type(leaf).__name__,
+            write=_EXAMPLE,
+        )
+    if not (text and struct.dtype == dtypes.STRING):
+        dtypes.check(struct.dtype, path)
+    return struct

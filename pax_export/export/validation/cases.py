@@ -1,0 +1,205 @@
+"""What a validation does with an export: calls of its signatures, with what jax says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from pax_export.export.lowering import lower
+from pax_export.export.lowering.signature import Processing, Pullback, Signature
+from pax_export.export.tracing import dtypes as _dtypes
+from pax_export.export.tracing.binding import bind
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.spec import Inputs
+from pax_export.export.validation import validate
+
+if TYPE_CHECKING:
+    from pax_export.export.lowering.lowered_model import Plan
+
+Arrays = dict[str, np.ndarray]
+
+
+def cases(plan: Plan, examples: Mapping[str, Sequence[Any]] | None = None) -> list[validate.Case]:
+    """Calls of all signatures of a plan.
+
+    Args:
+        plan: the export.
+        examples: by signature, arguments to make calls with; other signatures
+            are called with random numbers.
+    """
+    given = examples or {}
+    return [
+        case
+        for program, pullback, signature in zip(plan.programs, plan.pullbacks, plan.signatures)
+        for case in _OfSignature(plan, program, pullback, signature).cases(
+            given.get(program.key, ())
+        )
+    ]
+
+
+#: How often rounding errors are tried out, and how much more than theirs is allowed.
+_PERTURBED, _SLACK = 3, 4.0
+
+
+def _perturbed(value: Any, random: np.random.Generator) -> Any:
+    """The value with errors of rounding."""
+    if not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
+        return value
+    noise = 4 * float(jax.numpy.finfo(value.dtype).eps) * random.normal(size=value.shape)
+    return (np.asarray(value) * (1 + noise)).astype(value.dtype)
+
+
+class _OfSignature:
+    """The calls of one signature."""
+
+    def __init__(
+        self, plan: Plan, program: Program, pullback: Pullback | None, signature: Signature
+    ):
+        self._plan = plan
+        self._program = program
+        self._pullback = pullback
+        self._signature = signature
+        names = (plan.store.variables[place].name for place in plan.store.of_leaf)
+        self._leaves = [plan.weights[name] for name in names]
+
+    def cases(self, examples: Sequence[Any]) -> Iterator[validate.Case]:
+        """The calls; the first of them with gradients, where there are some."""
+        program, around = self._program, self._signature.processing
+        structs = {entry.name: entry.struct for entry in program.inputs.flat}
+        given = _examples(program.inputs, examples if around is None else (), program.key)
+        dimensions = program.inputs.dimensions
+        pullback = self._pullback
+        for case in validate.cases(program.key, structs, dimensions, self._expected, given):
+            if program.trains:
+                self._add_slack(case)
+            if pullback is not None:
+                self._add_gradients(pullback, case)
+                pullback = None  # once: each size is one more program to compile
+            case.general = self._general(case)
+            if around is not None:
+                case.stage = "model"
+            yield case
+        if around is not None:
+            yield from self._processed(around, examples)
+
+    def _expected(self, inputs: Arrays, chosen: dict[str, int]) -> Arrays:
+        return self._named(self._program.traced.run([*self._leaves, *inputs.values()]))
+
+    def _add_slack(self, case: validate.Case) -> None:
+        """Allows a step of training to differ by as much as it does under rounding errors.
+
+        A gradient that is zero but for rounding is a whole step for an
+        optimizer that scales gradients by their size, in either direction.
+        """
+        variables = self._plan.store.variables
+        assigned = [variables[place] for place in self._signature.assigned]
+        case.unchanged = {f"variable:{each.name}": each.value for each in assigned}
+        exact = {**case.unchanged, **case.expected}
+        for seed in range(_PERTURBED):
+            random = np.random.default_rng(seed)
+            operands = [_perturbed(v, random) for v in (*self._leaves, *case.inputs.values())]
+            results = self._named(self._program.traced.run(operands))
+            for name, value in {**case.unchanged, **results}.items():
+                if name in case.unchanged and _dtypes.is_floating(value.dtype):
+                    apart = np.abs(np.subtract(value, exact[name], dtype=np.float64))
+                    largest = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
+                    case.slack[name] = max(case.slack.get(name, 0.0), _SLACK * largest)
+
+    def _named(self, results: Sequence[Any]) -> Arrays:
+        names = self._program.output_names
+        outputs = dict(zip(names, map(np.asarray, results)))
+        for place, value in zip(self._signature.assigned, results[len(names) :]):
+            variable, new = self._plan.store.variables[place], np.asarray(value)
+            if new.tobytes() != np.asarray(variable.value).tobytes():
+                outputs[f"variable:{variable.name}"] = new
+        return outputs
+
+    def _processed(self, around: Processing, examples: Sequence[Any]) -> Iterator[validate.Case]:
+        """Calls of the whole; what reaches the model is known only when they have been made."""
+        names = [entry.name for entry in self._program.inputs.flat]
+        structs = {entry.name: entry.struct for entry in around.inputs.flat}
+        given = _examples(around.inputs, examples, self._program.key)
+        dimensions = around.inputs.dimensions
+        calls = validate.cases(self._program.key, structs, dimensions, lambda *_: {}, given)
+        for case in calls:
+
+            def expect(got: Arrays, case: validate.Case = case) -> Arrays:
+                inputs = {name: got.pop(f"input:{place}") for place, name in enumerate(names)}
+                inner = validate.Case(case.signature, inputs, self._expected(inputs, {}))
+                case.general = self._general(inner)
+                return inner.expected
+
+            case.stage, case.expect = "all", expect
+            yield case
+
+    def _general(self, case: validate.Case) -> Callable[[], Arrays] | None:
+        """The results of a call by the general rules of jax, if the export was made with them."""
+        forward, gradient = self._signature.forward.lowered, self._signature.gradient
+        if not (forward.neutral or (gradient and gradient.call.lowered.neutral)):
+            return None
+
+        def run() -> Arrays:
+            operands = [*self._leaves, *case.inputs.values()]
+            results = dict(case.expected)
+            if forward.neutral:
+                results.update(self._named(forward.run(operands)))
+            if gradient and case.cotangents and gradient.call.lowered.neutral:
+                operands += [*forward.constants, *case.cotangents.values()]
+                found = gradient.call.lowered.run(operands)
+                results.update(self._named_gradients(case, gradient.wrt, found))
+            return results
+
+        return run
+
+    def _add_gradients(self, pullback: Pullback, case: validate.Case) -> None:
+        random = np.random.default_rng(1)
+        for index in pullback.of:
+            name = self._program.output_names[index]
+            like = case.expected[name]
+            case.cotangents[name] = random.normal(size=like.shape).astype(like.dtype)
+        # Traced again: a trace with symbolic shapes has these written all over it.
+        function = self._program.traced.function
+        gradient = jax.jit(lower.pull_back(function, pullback.wrt, pullback.of))
+        found = gradient([*self._leaves, *case.inputs.values()], list(case.cotangents.values()))
+        case.expected.update(self._named_gradients(case, pullback.wrt, found))
+
+    def _named_gradients(
+        self, case: validate.Case, wrt: Sequence[int], found: Sequence[Any]
+    ) -> Arrays:
+        """Gradients by the names that `_served.run` gives them; those not there are zero."""
+        variables, leaves = self._plan.store.variables, self._plan.store.of_leaf
+        signature = self._signature
+        named: dict[str, np.ndarray] = {}
+        for index, value in zip(wrt, found):
+            if index < len(leaves):
+                name = variables[leaves[index]].name
+            else:
+                name = signature.input_names[index - len(leaves)]
+            value = np.asarray(value)  # of a jax array, its own memory
+            named[name] = named[name] + value if name in named else value  # tied leaves add up
+        like = {each.name: each.value for each in variables if each.trainable}
+        for name, struct in zip(signature.input_names, signature.input_structs):
+            if _dtypes.is_floating(struct.dtype):
+                like[name] = case.inputs[name]
+        for name in like.keys() - named.keys():
+            zero = np.zeros((), like[name].dtype)
+            named[name] = np.broadcast_to(zero, np.shape(like[name]))
+        return {f"gradient:{name}": named[name] for name in like}
+
+
+def _examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
+    """Example arguments as named arrays of the right dtypes."""
+    dtypes = {entry.name: _dtypes.stored(entry.struct).dtype for entry in inputs.flat}
+    named = [bind(inputs, given, f"examples of {key}") for given in examples]
+    return [{name: _array(each[name], dtypes[name]) for name in dtypes} for each in named]
+
+
+def _array(value: Any, dtype: Any) -> np.ndarray:
+    if dtype != _dtypes.STRING:
+        return np.asarray(_dtypes.store(value), dtype)
+    texts = np.asarray(value, object)
+    flat = [text.encode() if isinstance(text, str) else text for text in texts.ravel().tolist()]
+    return np.array(flat, object).reshape(texts.shape)

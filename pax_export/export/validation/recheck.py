@@ -1,0 +1,222 @@
+"""Tests an export that lies there: does it still run, and as its report says?
+
+The calls are made in a fresh process without jax, at several sizes.  What
+comes out must have the names, shapes and dtypes of the report, and be finite;
+given the model, it must be what the model computes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError, ValidationError
+from pax_export._optional import require
+from pax_export.export.artifact import dimensions, dtypes, random_arrays
+from pax_export.export.artifact import report as _manifest
+from pax_export.export.artifact.report import ArrayInfo, Report, SignatureInfo
+from pax_export.export.validation import fresh_process, serve
+
+#: How a runtime refuses a size that the constraints of an export forbid.
+_REFUSED = re.compile("polymorphic shapes|dimension variable")
+#: A size that the report does not know; a postprocessor has chosen it.
+_UNKNOWN, _ANY_RANK = "?", "..."
+
+
+@dataclass(frozen=True)
+class Check:
+    """One call of one signature."""
+
+    signature: str
+    sizes: dict[str, int]
+    problem: str = ""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    largest_error: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        text = f"{self.signature} ({sizes})" if sizes else self.signature
+        if self.problem:
+            return f"{text}: FAILED: {' '.join(self.problem.split())}"
+        parts = []
+        for name, shape in self.shapes.items():
+            error = self.largest_error.get(name)
+            parts.append(
+                f"{name} {list(shape)}" + ("" if error is None else f" off by {error:.1e}")
+            )
+        return f"{text}: ok, {', '.join(parts)}"
+
+
+def recheck(
+    path: Path,
+    model: Any = None,
+    methods: Mapping[str, str] | None = None,
+    finite: bool = True,
+) -> list[Check]:
+    """Tests every signature of an export at several sizes.
+
+    Args:
+        path: of the export.
+        model: what it was made of, to compare with; None compares with nothing.
+        methods: the name of the method of each signature, where it is not that
+            of the signature (or ``__call__`` for the default one).
+        finite: whether NaN and infinity are failures.
+
+    Raises:
+        ExportPathError: there is no export, or its report cannot be read.
+        InvalidArgumentError: the model is not the one that was exported.
+        ValidationError: the export cannot be loaded at all.
+    """
+    report = _manifest.read(path)
+    if report.target not in serve.RUNTIMES:
+        raise InvalidArgumentError(
+            "Exports for this target cannot be tested again.", where=str(path), got=report.target
+        )
+    compared = _against(model, report, methods or {})
+    calls = {key: _calls(key, info) for key, info in report.signatures.items()}
+    checks = _make(report, path, calls, compared, finite)
+    # Sizes that constraints forbid are no failures, if there are others: a
+    # preprocessor chooses some of them.
+    tried = {check.signature for check in checks}
+    missing = [key for key in calls if key not in tried]
+    return checks + [Check(key, {}, "no input was found that it takes") for key in missing]
+
+
+def _against(model: Any, report: Report, methods: Mapping[str, str]) -> Any:
+    """The model to compare with, as jax runs it; None if there is none."""
+    if model is None:
+        return None
+    require("jax", "all", "validate --against")
+    return importlib.import_module("pax_export.export.validation.against").Model(
+        model, report, methods
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    signature: str
+    sizes: dict[str, int]
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, tuple[str, Shape]]  # dtype and shape
+
+
+#: None where nothing is known.
+Shape = tuple[int | None, ...] | None
+
+
+def _calls(key: str, info: SignatureInfo) -> list[Call]:
+    try:
+        shapes = [entry.shape for entry in info.inputs]
+        return [_call(key, info, sizes) for sizes in dimensions.choose(shapes, info.constraints)]
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            "This signature takes or gives what no random array can stand for.",
+            where=key,
+            got=f"{', '.join(map(str, info.inputs))}: {error}",
+        ) from error
+
+
+def _call(key: str, info: SignatureInfo, sizes: dict[str, int]) -> Call:
+    random = np.random.default_rng(0)
+    inputs = {
+        entry.name: random_arrays.random_array(
+            dimensions.shape(entry.shape, sizes), dtypes.numpy_dtype(entry.dtype), random
+        )
+        for entry in info.inputs
+    }
+    outputs = {entry.name: (entry.dtype, _shape(entry, sizes)) for entry in info.outputs}
+    return Call(key, sizes, inputs, outputs)
+
+
+def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
+    if _ANY_RANK in entry.shape:
+        return None
+    return tuple(_size(size, sizes) for size in entry.shape)
+
+
+def _size(size: int | str, sizes: Mapping[str, int]) -> int | None:
+    """A size of an output; None if it depends on what is no size of an input."""
+    if size == _UNKNOWN or not set(dimensions.names(size)) <= set(sizes):
+        return None
+    return dimensions.value(size, sizes)
+
+
+def _make(
+    report: Report,
+    path: Path,
+    calls_of: Mapping[str, Sequence[Call]],
+    compared: Any,
+    finite: bool,
+) -> list[Check]:
+    """Makes all calls in one process; those with forbidden sizes are left out."""
+    calls = [call for each in calls_of.values() for call in each]
+    given = [{"signature": call.signature, "inputs": call.inputs} for call in calls]
+    try:
+        answers = fresh_process.in_process(report.target, path.absolute(), given, "each")
+    except RuntimeError as error:
+        raise ValidationError(
+            "The export cannot be run.", where=str(path), got=str(error)[-500:]
+        ) from error
+    return [
+        _check(call, answer, report.signatures[call.signature], compared, finite)
+        for call, answer in zip(calls, answers)
+        if not _REFUSED.search(answer.get("error", ""))
+    ]
+
+
+def _check(
+    call: Call,
+    answer: Mapping[str, Any],
+    info: SignatureInfo,
+    compared: Any,
+    finite: bool,
+) -> Check:
+    got = answer.get("results", {})
+    problem = answer.get("error") or _wrong(call, got, info.assigns, finite)
+    errors: dict[str, float] = {}
+    if not problem and compared is not None:
+        try:
+            errors = compared.differences(call, info, got)
+        except ValidationError as error:
+            problem = f"{error.what} {error.where}: {error.got}"
+    shapes = {name: got[name].shape for name in call.outputs if name in got}
+    return Check(call.signature, call.sizes, problem, shapes, errors)
+
+
+def _wrong(call: Call, got: serve.Arrays, assigns: Sequence[str], finite: bool) -> str:
+    """What is not as the report says, or nothing."""
+    values = {name: value for name, value in got.items() if not name.startswith("variable:")}
+    changed = {name.removeprefix("variable:") for name in got} - set(values)
+    if sorted(values) != sorted(call.outputs):
+        return f"it gives {sorted(values)} instead of {sorted(call.outputs)}"
+    if changed - set(assigns):
+        return f"it changes {sorted(changed - set(assigns))}"
+    for name, (dtype, shape) in call.outputs.items():
+        value = values[name]
+        found = dtypes.name_of(value.dtype)
+        if found != dtype or not _fits(value.shape, shape):
+            return f"{name} is {found}{list(value.shape)} instead of {dtype}{_text(shape)}"
+        if finite and dtypes.is_inexact(value.dtype):
+            count = int((~np.isfinite(value.astype(np.complex128))).sum())
+            if count:
+                return f"{name} has {count} of {value.size} elements that are not finite"
+    return ""
+
+
+def _fits(found: tuple[int, ...], expected: Shape) -> bool:
+    if expected is None:
+        return True
+    sizes = zip(found, expected)
+    return len(found) == len(expected) and all(wanted in (None, size) for size, wanted in sizes)
+
+
+def _text(shape: Shape) -> str:
+    if shape is None:
+        return f"[{_ANY_RANK}]"
+    return f"[{', '.join(_UNKNOWN if size is None else str(size) for size in shape)}]"
