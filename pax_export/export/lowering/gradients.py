@@ -8,12 +8,13 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError
 from pax_export.export.artifact import compatibility
-from pax_export.export.lowering import lower
+from pax_export.export.lowering.lower import Lowered, lower
 from pax_export.export.lowering.signature import Call, Gradient, Pullback
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.traced import Traced, vjp
 
 #: What jax raises where it cannot differentiate, or not with unknown dimensions.
 _REFUSALS = (ValueError, TypeError, NotImplementedError, PaxError)
@@ -49,7 +50,7 @@ class Order:
 def differentiate(
     model: Exportable,
     program: Program,
-    forward: lower.Lowered,
+    forward: Lowered,
     store: Store,
     platforms: Sequence[str],
     order: Order,
@@ -81,8 +82,8 @@ def _first(
     platforms: Sequence[str],
     trainable: bool,
     order: Order,
-    forward: lower.Lowered,
-) -> tuple[Pullback, lower.Lowered] | None:
+    forward: Lowered,
+) -> tuple[Pullback, Lowered] | None:
     """The gradient with respect to what the outputs read and what can have one."""
 
     def has_gradient(operand: int) -> bool:
@@ -99,11 +100,11 @@ def _first(
 
 def _second(
     first: Pullback,
-    lowered: lower.Lowered,
+    lowered: Lowered,
     program: Program,
     platforms: Sequence[str],
     order: Order,
-) -> tuple[Pullback, lower.Lowered] | None:
+) -> tuple[Pullback, Lowered] | None:
     """The gradient of the gradient: with respect to the same operands, and the cotangents."""
     count = len(first.traced.structs)
     wrt = (*first.wrt, *range(count - len(first.of), count))
@@ -117,18 +118,18 @@ def _floating(structs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _attempt(
-    traced: lower.Traced,
+    traced: Traced,
     wrt: tuple[int, ...],
     of: tuple[int, ...],
     program: Program,
     platforms: Sequence[str],
     required: bool,
-    before: lower.Lowered,
-) -> tuple[Pullback, lower.Lowered] | None:
+    before: Lowered,
+) -> tuple[Pullback, Lowered] | None:
     """The pullback of a function, or None if it cannot be had and need not be."""
     try:
-        pullback = Pullback(lower.vjp(traced, wrt, of), wrt, of)
-        lowered = lower.lower(pullback.traced, platforms, names=program.operand_names)
+        pullback = Pullback(vjp(traced, wrt, of), wrt, of)
+        lowered = lower(pullback.traced, platforms, names=program.operand_names)
     except _REFUSALS as error:
         if not required:
             return None
@@ -145,7 +146,7 @@ def _attempt(
     return None if newer > older and not required else (pullback, lowered)
 
 
-def _gradient(pullback: Pullback, lowered: lower.Lowered, store: Store) -> Gradient:
+def _gradient(pullback: Pullback, lowered: Lowered, store: Store) -> Gradient:
     constants = tuple(store.of_constant(value) for value in lowered.constants)
     held = tuple(dtypes.struct_of(value) for value in lowered.constants)
     structs = (*pullback.traced.structs, *held)

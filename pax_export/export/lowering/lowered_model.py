@@ -11,8 +11,9 @@ import jax
 
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import SignatureInfo, VariableInfo
-from pax_export.export.lowering import lower as _lowering
 from pax_export.export.lowering.gradients import Order, differentiate
+from pax_export.export.lowering.lower import Lowered
+from pax_export.export.lowering.lower import lower as lower_program
 from pax_export.export.lowering.signature import Call, Gradient, Pullback, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline import infos
@@ -36,7 +37,7 @@ class Plan:
     platforms: tuple[str, ...]
 
     @property
-    def _modules(self) -> list[_lowering.Lowered]:
+    def _modules(self) -> list[Lowered]:
         calls = [each.forward for each in self.signatures]
         for each in self.signatures:
             calls += [gradient.call for gradient in each.gradients]
@@ -125,7 +126,7 @@ def lower(
     updates = [state == "update" or each.trains for each in programs]
     counts = [None if update else len(each.output_names) for each, update in zip(programs, updates)]
     modules = [
-        _lowering.lower(each.traced, platforms, count, each.operand_names)
+        lower_program(each.traced, platforms, count, each.operand_names)
         for each, count in zip(programs, counts)
     ]
     read = {index for each in programs for index in each.read}
@@ -158,7 +159,7 @@ def sign(
     The arrays that it closes over are added to the store.
     """
     count = len(program.output_names)
-    module = _lowering.lower(program.traced, platforms, count, program.operand_names)
+    module = lower_program(program.traced, platforms, count, program.operand_names)
     order = Order.of(1 if trainable else 0, trainable)
     _, gradient = differentiate(model, program, module, store, platforms, order, trainable)
     return _signature(program, module, gradient, store, update=False)
@@ -166,7 +167,7 @@ def sign(
 
 def _signature(
     program: Program,
-    module: _lowering.Lowered,
+    module: Lowered,
     gradient: Gradient | None,
     store: Store,
     update: bool,

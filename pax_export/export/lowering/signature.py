@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 from pax_export.export.artifact.report import ArrayInfo
-from pax_export.export.lowering.lower import Lowered, Traced
+from pax_export.export.lowering.lower import Lowered
 from pax_export.export.tracing.spec import Inputs
+from pax_export.export.tracing.traced import Traced
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import numpy as np
 
 from pax_export._errors import HiddenArrayError, InvalidArgumentError, StateChangeError
 from pax_export._jaxpr import jaxpr_constants
-from pax_export.export.lowering import lower
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.diagnose import symbolic_errors
 from pax_export.export.tracing.exportable import Exportable, Leaf, Method
 from pax_export.export.tracing.spec import Inputs, resolve
 from pax_export.export.tracing.structure import describe, tree_names
+from pax_export.export.tracing.traced import Traced, trace
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Program:
 
     key: str
     inputs: Inputs
-    traced: lower.Traced
+    traced: Traced
     output_names: tuple[str, ...]
     output_structure: dict[str, Any]
     changed: tuple[int, ...]
@@ -105,7 +105,7 @@ def trace_one(model: Exportable, method: Method, inputs: Inputs) -> Program:
         return [dtypes.store(value) for value in (*outputs, *(after[i] for i in changed))]
 
     with symbolic_errors(run, structs, inputs):
-        traced = lower.trace(run, [dtypes.stored(struct) for struct in structs])
+        traced = trace(run, [dtypes.stored(struct) for struct in structs])
     _refuse_hidden(model, traced)
     count = len(traced.results) - len(seen["changed"])
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
@@ -115,7 +115,7 @@ def trace_one(model: Exportable, method: Method, inputs: Inputs) -> Program:
     return Program(method.key, inputs, traced, names, structure, seen["changed"], method.trains)
 
 
-def _refuse_hidden(model: Exportable, traced: lower.Traced) -> None:
+def _refuse_hidden(model: Exportable, traced: Traced) -> None:
     """Refuses arrays that a call uses and jax does not see as leaves.
 
     What a function closes over is stored as a variable; an array in the static

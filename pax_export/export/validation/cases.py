@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from pax_export.export.lowering import lower
 from pax_export.export.lowering.signature import Processing, Pullback, Signature
 from pax_export.export.tracing import dtypes as _dtypes
 from pax_export.export.tracing.binding import bind
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs
+from pax_export.export.tracing.traced import pull_back
 from pax_export.export.validation import validate
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _OfSignature:
             case.cotangents[name] = random.normal(size=like.shape).astype(like.dtype)
         # Traced again: a trace with symbolic shapes has these written all over it.
         function = self._program.traced.function
-        gradient = jax.jit(lower.pull_back(function, pullback.wrt, pullback.of))
+        gradient = jax.jit(pull_back(function, pullback.wrt, pullback.of))
         found = gradient([*self._leaves, *case.inputs.values()], list(case.cotangents.values()))
         case.expected.update(self._named_gradients(case, pullback.wrt, found))
 
