@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.cli import _factory
 from pax_export.cli._failure import DONE, EXIT_CODES, told
+from pax_export.export.artifact.formats import Format, all_formats, imported
 
-_TARGETS = {
-    "savedmodel": "to_saved_model",
-    "stablehlo": "to_stablehlo",
-    "tflite": "to_tflite",
-    "onnx": "to_onnx",
-}
 #: Options that are called otherwise than the arguments that they become.
 _FLAGS = {"constraints": "--constraint", "platforms": "--platform", "vjp_order": "--vjp-order"}
 _VALIDATE = {"here": True, "process": "process", "variables": "variables", "no": False}
@@ -36,6 +32,7 @@ examples:
 
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
+    targets = _targets()
     parser = commands.add_parser(
         "export",
         help="write a model where it is served",
@@ -67,13 +64,11 @@ def add(commands: Any) -> None:
         "serving_default, if not given",
     )
     parser.add_argument(
-        "--target", choices=tuple(_TARGETS), default="savedmodel", help="savedmodel, if not given"
+        "--target", choices=tuple(targets), default="savedmodel", help="savedmodel, if not given"
     )
     parser.add_argument("--constraint", action="append", default=[], metavar='"n >= 2"')
-    parser.add_argument(
-        "--quantize", choices=("float16", "dynamic"), help="of tflite: weights with fewer bits"
-    )
-    parser.add_argument("--opset", type=int, metavar="N", help="of onnx: version of its operators")
+    for option, how in _of_formats(targets).items():
+        parser.add_argument("--" + option.replace("_", "-"), **how)
     parser.add_argument("--state", choices=("frozen", "update"), help="frozen, if not given")
     parser.add_argument("--trainable", action="store_true", help="keep gradients")
     parser.add_argument(
@@ -89,7 +84,6 @@ def add(commands: Any) -> None:
         metavar="N",
         help="of savedmodel and stablehlo: how often it can be differentiated",
     )
-    parser.add_argument("--weights", choices=("arguments", "constants"), help="of stablehlo")
     parser.add_argument(
         "--validate",
         choices=tuple(_VALIDATE),
@@ -102,14 +96,23 @@ def add(commands: Any) -> None:
     parser.set_defaults(call=_call)
 
 
+def _targets() -> dict[str, Format]:
+    """The formats, as the command line calls them."""
+    return {each.option or each.name: each for each in all_formats().values()}
+
+
+def _of_formats(targets: Mapping[str, Format]) -> dict[str, Mapping[str, Any]]:
+    """The options that formats have for themselves."""
+    return {name: how for each in targets.values() for name, how in each.options.items()}
+
+
 @told
 def _call(options: argparse.Namespace) -> int:
-    from pax_export import export  # with jax.export, which other commands do not need
-
+    targets = _targets()
     methods = _factory.methods(options.method)
     given = _factory.Inputs(options.input, methods)
-    write = getattr(export, _TARGETS[options.target])
-    chosen = _given(options, write)
+    write = imported(targets[options.target].export)  # with jax.export, which others do not need
+    chosen = _given(options, write, targets)
     report = write(
         _factory.make(options.factory),
         options.directory,
@@ -124,7 +127,9 @@ def _call(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _given(options: argparse.Namespace, write: Any) -> dict[str, Any]:
+def _given(
+    options: argparse.Namespace, write: Any, targets: Mapping[str, Format]
+) -> dict[str, Any]:
     """The options that were given; each must be one of the target's.
 
     Raises:
@@ -137,9 +142,7 @@ def _given(options: argparse.Namespace, write: Any) -> dict[str, Any]:
         "platforms": options.platform,
         "consumer": options.consumer,
         "vjp_order": options.vjp_order,
-        "weights": options.weights,
-        "quantize": options.quantize,
-        "opset": options.opset,
+        **{name: getattr(options, name) for name in _of_formats(targets)},
     }
     taken = inspect.signature(write).parameters
     for name, value in given.items():
@@ -147,9 +150,9 @@ def _given(options: argparse.Namespace, write: Any) -> dict[str, Any]:
             raise InvalidArgumentError(
                 "This target has no such option.",
                 got=f"{_FLAGS.get(name, '--' + name)} with --target {options.target}",
-                write=f"--target {' or '.join(_targets_with(name))}",
+                write=f"--target {' or '.join(_targets_with(name, targets))}",
             )
-    if options.validate == "variables" and options.target != "savedmodel":
+    if options.validate == "variables" and not targets[options.target].has_variables:
         raise InvalidArgumentError(
             "Only a SavedModel has variables to compare.",
             got=f"--validate variables with --target {options.target}",
@@ -158,11 +161,9 @@ def _given(options: argparse.Namespace, write: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _targets_with(option: str) -> list[str]:
-    from pax_export import export
-
+def _targets_with(option: str, targets: Mapping[str, Format]) -> list[str]:
     return [
         target
-        for target, name in _TARGETS.items()
-        if option in inspect.signature(getattr(export, name)).parameters
+        for target, each in targets.items()
+        if option in inspect.signature(imported(each.export)).parameters
     ]

@@ -10,6 +10,7 @@ from pax_export._errors import PaxError
 from pax_export._optional import require
 from pax_export.cli import _run_export
 from pax_export.cli._failure import REFUSED, fail
+from pax_export.export.artifact.formats import all_formats
 
 _USAGE = (
     "pax-export run DIR [--input [NAME=]FILE.npy ...] [--signature KEY] [--output FILE.npz]\n"
@@ -70,4 +71,4 @@ def _is_export(path: str) -> bool:
     if os.path.isdir(path):
         # Python runs a directory that holds a program.
         return not os.path.exists(os.path.join(path, "__main__.py"))
-    return path.endswith((".tflite", ".onnx"))
+    return path.endswith(tuple(each.suffix for each in all_formats().values() if each.suffix))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pax_export._optional import is_installed, require
 from pax_export.export.artifact.report import Report
-from pax_export.export.formats.saved_model.load import LoadedModel, load
+from pax_export.export.formats.saved_model.load import LoadedModel
+from pax_export.export.loading import load
 
 # A process that serves what was exported may have no jax: it loads SavedModels, and no more.
 if TYPE_CHECKING or is_installed("jax"):

@@ -16,7 +16,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
 )
 from pax_export.export import Report, load, spec
-from pax_export.export.artifact import report as _manifest
+from pax_export.export.artifact.report import write_report
 from tests.export.models import Net, affine, affine_params, random
 
 
@@ -113,7 +113,7 @@ def test_damaged_exports_are_explained(export, tmp_path, file):
 
 def test_a_report_of_the_future_is_refused(export, tmp_path):
     _, report = export((affine_params(), affine), spec("n, 3"))
-    _manifest.write(dataclasses.replace(report), tmp_path / "model")
+    write_report(dataclasses.replace(report), tmp_path / "model")
     file = tmp_path / "model" / "pax_export.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(ExportPathError, match="The report of this export cannot be read"):

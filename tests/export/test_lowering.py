@@ -9,7 +9,8 @@ import pytest
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export.export.artifact import compatibility
-from pax_export.export.lowering.lower import lower, trace, vjp
+from pax_export.export.lowering.lower import lower
+from pax_export.export.tracing.traced import trace, vjp
 from tests.export.models import random
 
 ALL = ("cpu", "cuda", "rocm", "tpu")

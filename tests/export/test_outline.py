@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import pax_export as pax
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
-from pax_export.export.lowering.lower import lower, trace, vjp
+from pax_export.export.lowering.lower import lower
 from pax_export.export.tracing.outline import LEAST_SAVED, outline
+from pax_export.export.tracing.traced import trace, vjp
 
 (BATCH,) = jax.export.symbolic_shape("batch")
 WIDTH = 4

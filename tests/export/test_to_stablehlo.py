@@ -301,6 +301,7 @@ def test_bytes_that_this_jax_cannot_read_are_made_again(damaged, net):
 
 
 def test_without_portable_modules_it_says_what_is_missing(damaged):
+    from pax_export._files import checksums
 
     (damaged / "serving_default.jax_export").write_bytes(b"from the future")
     report = json.loads((damaged / "pax_export.json").read_text())

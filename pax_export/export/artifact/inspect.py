@@ -15,8 +15,8 @@ from typing import Any
 
 from pax_export._errors import ConsumerError
 from pax_export._optional import require
-from pax_export.export.artifact import compatibility, report, saved_model_file
-from pax_export.export.artifact.report import ArrayInfo, VariableInfo, size
+from pax_export.export.artifact import compatibility, saved_model_file
+from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo, size
 
 _MAGIC = b"ML\xefR"
 _VERSION = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)\0")
@@ -102,7 +102,7 @@ def _module_text(module: Module) -> str:
 
 def is_foreign(path: Path) -> bool:
     """Whether there is a SavedModel that this package has not written."""
-    return (path / saved_model_file.NAME).is_file() and not (path / report.FILE).exists()
+    return (path / saved_model_file.NAME).is_file() and not (path / REPORT_FILE).exists()
 
 
 def describe(path: Path) -> Foreign:

@@ -16,19 +16,13 @@ from typing import Any, Literal
 
 from pax_export._errors import ExportPathError
 from pax_export.export.artifact import embedded, strict_json, structure
+from pax_export.export.artifact.formats import exporters, find
 
-FILE = embedded.NAME
+REPORT_FILE = embedded.NAME
 #: The signature that a call without a name means.
 DEFAULT = "serving_default"
 _FORMAT = 1
 _FEW = 8  # names that are printed one by one
-_TARGETS = {
-    "saved_model": "a SavedModel",
-    "stablehlo": "a StableHLO bundle",
-    "tflite": "a TFLite model",
-    "onnx": "an ONNX model",
-}
-
 
 #: How an export was tested.
 Validated = Literal["here", "process", "variables"] | None
@@ -146,14 +140,15 @@ class Report:
         Raises:
             ExportPathError: there is no export, or its report cannot be read.
         """
-        return read(path)
+        return read_report(path)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data, as it stands in ``pax_export.json``."""
         return {"format": _FORMAT, **dataclasses.asdict(self)}
 
     def __str__(self) -> str:
-        lines = [f"{self.model} as {_TARGETS.get(self.target, self.target)}"]
+        known = find(self.target)
+        lines = [f"{self.model} as {known.title if known else self.target}"]
         for key, signature in self.signatures.items():
             lines.append(f"  {key}")
             lines += (f"    in   {entry}" for entry in signature.inputs)
@@ -218,23 +213,23 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def versions(*packages: str) -> dict[str, str]:
+def package_versions(*packages: str) -> dict[str, str]:
     """The versions of the packages that take part in an export, jax among them."""
     found = {name: version(name) for name in ("jax", "jaxlib", *packages)}
     return {"pax_export": sys.modules["pax_export"].__version__, **found}
 
 
-def text(report: Report) -> str:
+def report_text(report: Report) -> str:
     """The report as it is stored."""
     return json.dumps(report.as_dict(), indent=1) + "\n"
 
 
-def write(report: Report, directory: Path) -> None:
+def write_report(report: Report, directory: Path) -> None:
     """Writes the report beside the model."""
-    (directory / FILE).write_text(text(report), encoding="utf-8")
+    (directory / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
 
 
-def read(path: str | os.PathLike[str]) -> Report:
+def read_report(path: str | os.PathLike[str]) -> Report:
     """Reads the report of an export.
 
     Args:
@@ -244,7 +239,7 @@ def read(path: str | os.PathLike[str]) -> Report:
         ExportPathError: there is no export, or its report cannot be read.
     """
     path = Path(path)
-    file = path if path.is_file() else path / FILE
+    file = path if path.is_file() else path / REPORT_FILE
     try:
         stored = embedded.read(path) if path.is_file() else file.read_text(encoding="utf-8")
         if stored is None:
@@ -257,8 +252,10 @@ def read(path: str | os.PathLike[str]) -> Report:
         raise ExportPathError(
             "There is no export of pax_export here.",
             where=str(path),
-            got=f"a file without {FILE} in it" if path.is_file() else f"no file {FILE}",
-            write="what to_saved_model, to_stablehlo, to_tflite or to_onnx wrote",
+            got=f"a file without {REPORT_FILE} in it"
+            if path.is_file()
+            else f"no file {REPORT_FILE}",
+            write=f"what {exporters()} wrote",
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportPathError(
@@ -266,7 +263,7 @@ def read(path: str | os.PathLike[str]) -> Report:
         ) from error
 
 
-def of_dict(data: dict[str, Any]) -> Report:
+def report_of_dict(data: dict[str, Any]) -> Report:
     """The inverse of `Report.as_dict`."""
     data = json.loads(json.dumps(data))
     data.pop("format")

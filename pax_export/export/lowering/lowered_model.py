@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +11,20 @@ import jax
 
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import SignatureInfo, VariableInfo
+from pax_export.export.lowering import infos
 from pax_export.export.lowering.gradients import Order, differentiate
 from pax_export.export.lowering.lower import Lowered
 from pax_export.export.lowering.lower import lower as lower_program
 from pax_export.export.lowering.signature import Call, Gradient, Pullback, Signature
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline import infos
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing import programs as _programs
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program
-from pax_export.export.validation import cases as _cases
-from pax_export.export.validation import validate
+from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that a writer needs, and what a validation compares with."""
+class LoweredModel:
+    """Everything that a format writes of a model, and what its test compares with."""
 
     model: Exportable
     programs: tuple[Program, ...]
@@ -58,15 +55,6 @@ class Plan:
         """The oldest TensorFlow that runs all signatures."""
         return compatibility.oldest_tensorflow(self.stablehlo, self.calling_convention)
 
-    def cases(self, examples: Mapping[str, Sequence[Any]] | None = None) -> list[validate.Case]:
-        """Calls of all signatures, with what jax says of them.
-
-        Args:
-            examples: by signature, arguments to make them with; other
-                signatures are called with random numbers.
-        """
-        return _cases.cases(self, examples)
-
     @functools.cached_property
     def weights(self) -> dict[str, Any]:
         """The variables by name, for tests: arrays whose memory jax and TensorFlow can share.
@@ -92,18 +80,6 @@ class Plan:
         }
 
 
-def trace(
-    model: Exportable,
-    inputs: Any,
-    kwargs: Mapping[str, Any] | None,
-    constraints: Sequence[str],
-    several: bool,
-    train_inputs: Any = None,
-) -> tuple[Program, ...]:
-    """Traces every method of a model."""
-    return _programs.trace_all(model, inputs, kwargs, constraints, several, train_inputs)
-
-
 def lower(
     model: Exportable,
     programs: Sequence[Program],
@@ -112,7 +88,7 @@ def lower(
     platforms: Sequence[str],
     vjp_order: int | None = None,
     defer: bool = False,
-) -> Plan:
+) -> LoweredModel:
     """Lowers all programs, with their gradients, and lays out the variables.
 
     With `defer`, leaves on several devices or on disk stay there until they are read.
@@ -133,10 +109,10 @@ def lower(
     changed: set[int] = set()
     for program, update in zip(programs, updates):
         if update:
-            _programs.check_updates(program, model.leaves)
+            check_updates(program, model.leaves)
             changed.update(program.changed)
         else:
-            _programs.refuse_changes(program, model.leaves, read)
+            refuse_changes(program, model.leaves, read)
     store = Store(model.leaves, changed, trainable, defer)
     pullbacks, signatures = [], []
     for program, module, update in zip(programs, modules, updates):
@@ -146,7 +122,7 @@ def lower(
         )
         pullbacks.append(pullback)
         signatures.append(_signature(program, module, gradient, store, update))
-    return Plan(
+    return LoweredModel(
         model, tuple(programs), tuple(pullbacks), store, tuple(signatures), tuple(platforms)
     )
 

@@ -1,17 +1,4 @@
-"""One export on its way: what is the same for every target.
-
-A target's call checks the arguments of its own, and goes through the phases:
-
-    with Making(path, validate=validate, overwrite=overwrite, phases=5) as making:
-        model, programs = making.trace(model, methods, inputs, kwargs, constraints)
-        with making.phase("lower"): ...
-        with making.directory() as directory:
-            with making.phase("write"): ...
-            errors = making.validate(lambda separate: ...)
-            ...the report, written beside the model
-
-Nothing stands at the path before the last line.
-"""
+"""One export on its way: its phases, the place that it is written to, and how it is tested."""
 
 from __future__ import annotations
 
@@ -24,26 +11,22 @@ from typing import Any
 from pax_export._errors import InvalidArgumentError
 from pax_export._files import directory as _directory
 from pax_export._files import single_file
+from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.report import Validated
-from pax_export.export.lowering import lowered_model
 from pax_export.export.pipeline.progress import Progress
-from pax_export.export.tracing.exportable import Exportable, exportable, with_step
-from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.train_step import TrainStep
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
-class Making:
+class ExportRun:
     """The phases of one export, the place that it is written to, and how it is tested.
 
     Args:
+        format: what is written.
         path: of the export.
         validate: how it is tested.
         overwrite: whether it may take the place of another.
         phases: how many there are, with a test.
-        file: whether it is one file.
-        variables: whether ``validate="variables"`` is a way to test it.
 
     Raises:
         InvalidArgumentError: ``validate`` is none of its values.
@@ -52,23 +35,23 @@ class Making:
 
     def __init__(
         self,
+        format: Format,
         path: str | os.PathLike[str],
         *,
         validate: Any,
         overwrite: bool,
         phases: int,
-        file: bool = False,
-        variables: bool = False,
     ):
-        choices = (True, False, "process", *(("variables",) if variables else ()))
-        check_choice("validate", validate, choices)
+        ways = (True, False, "process", *(("variables",) if format.has_variables else ()))
+        check_choice("validate", validate, ways)
         self.path = _directory.place(path)
         self._overwrite = overwrite
         self._validate = validate
         self._progress = Progress(phases if validate else phases - 1)
-        (single_file if file else _directory).check(self.path, overwrite)
+        self._writing = single_file if format.suffix else _directory
+        self._writing.check(self.path, overwrite)
 
-    def __enter__(self) -> Making:
+    def __enter__(self) -> ExportRun:
         self._progress.__enter__()
         return self
 
@@ -79,53 +62,25 @@ class Making:
         """Counts the time of a block, and tells the user of it if the export takes long."""
         return self._progress.phase(name)
 
-    def trace(
-        self,
-        model: Any,
-        methods: Mapping[str, Any] | None,
-        inputs: Any,
-        kwargs: Mapping[str, Any] | None,
-        constraints: Sequence[str],
-        step: TrainStep | None = None,
-    ) -> tuple[Exportable, tuple[Program, ...]]:
-        """Reads the model, and traces each of its methods, and a step of training."""
-        with self.phase("trace"):
-            chosen = exportable(model, methods)
-            several = methods is not None
-            if step is None:
-                return chosen, lowered_model.trace(chosen, inputs, kwargs, constraints, several)
-            chosen = with_step(chosen, model, TrainStep.key, step.function, step.optimizer)
-            return chosen, lowered_model.trace(
-                chosen, inputs, kwargs, constraints, several, step.inputs
-            )
-
-    def directory(self, needed: int = 0) -> AbstractContextManager[Path]:
-        """An empty directory that takes the place of the path when the block is done.
+    def place(self, needed: int = 0) -> AbstractContextManager[Path]:
+        """A place that takes that of the path when the block is done: an empty folder, or a file.
 
         Args:
             needed: how many bytes will be written, about.
         """
-        return _directory.replaced(self.path, self._overwrite, needed)
+        return self._writing.replaced(self.path, self._overwrite, needed)
 
-    def file(self, needed: int = 0) -> AbstractContextManager[Path]:
-        """A path for one file that takes the place of the path when the block is done.
-
-        Args:
-            needed: how many bytes will be written, about.
-        """
-        return single_file.replaced(self.path, self._overwrite, needed)
-
-    def validate(self, run: Callable[[bool], dict[str, float]]) -> dict[str, float]:
-        """Tests what was written, if the user wants it.
-
-        Args:
-            run: makes the test, in a process of its own if it is given True;
-                returns the largest error of each output.
-        """
+    def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Tests what was written, if the user wants it; gives the largest error of each output."""
         if not self._validate:
             return {}
         with self.phase("validate"):
-            return run(self._validate == "process")
+            return test()
+
+    @property
+    def separate(self) -> bool:
+        """Whether the test is made in a process of its own."""
+        return self._validate == "process"
 
     @property
     def validated(self) -> Validated:

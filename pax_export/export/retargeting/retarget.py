@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export.export.artifact import compatibility, saved_model_file
-from pax_export.export.artifact import report as _manifest
-from pax_export.export.pipeline.export_run import Making
+from pax_export.export.artifact.report import package_versions, size
+from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.retargeting import mend
-from pax_export.export.retargeting.trial import Trial
+from pax_export.export.retargeting.trial import ANY, Trial
 
 #: The report, beside the mended model.
 FILE = "pax_export_retarget.json"
@@ -85,8 +85,8 @@ class RetargetReport:
         return "\n".join(lines)
 
 
-def _described(stablehlo: str, convention: int, size: int) -> str:
-    return f"StableHLO {stablehlo}, calling convention {convention}, {_manifest.size(size)}"
+def _described(stablehlo: str, convention: int, count: int) -> str:
+    return f"StableHLO {stablehlo}, calling convention {convention}, {size(count)}"
 
 
 def retarget(
@@ -141,16 +141,16 @@ def retarget(
     model = saved_model_file.read(
         source, "retarget"
     )  # before a place is asked for: there may be nothing to mend
-    with Making(place, validate=validate, overwrite=overwrite, phases=3) as making:
-        with making.phase("mend"):
+    with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3) as run:
+        with run.phase("mend"):
             modules = mend.mend(model, source)
             oldest = _check(consumer, modules)
-        with making.directory() as directory:
-            with making.phase("write"):
+        with run.place() as directory:
+            with run.phase("write"):
                 _write(source, directory, model)
             trial = Trial(model, validate == "process")
-            making.validate(lambda separate: trial.run(source, directory) or {})
-            report = _report(modules, oldest, trial, making)
+            run.tested(lambda: trial.run(source, directory) or {})
+            report = _report(modules, oldest, trial, run)
             text = json.dumps(report.as_dict(), indent=1) + "\n"
             (directory / FILE).write_text(text, encoding="utf-8")
     return report
@@ -177,7 +177,7 @@ def _report(
     modules: Sequence[mend.Module],
     oldest: compatibility.Version,
     trial: Trial,
-    making: Making,
+    run: ExportRun,
 ) -> RetargetReport:
     versions = [max(each.stablehlo[side] for each in modules) for side in (0, 1)]
     conventions = [max(each.calling_convention[side] for each in modules) for side in (0, 1)]
@@ -193,8 +193,8 @@ def _report(
         stablehlo=(compatibility.text(versions[0]), compatibility.text(versions[1])),
         calling_convention=(conventions[0], conventions[1]),
         module_bytes=(sizes[0], sizes[1]),
-        versions=_manifest.versions("tensorflow"),
-        validated=making.validated,
+        versions=package_versions("tensorflow"),
+        validated=run.validated,
         largest_error=trial.largest_error,
-        seconds=making.seconds,
+        seconds=run.seconds,
     )

@@ -7,21 +7,30 @@ compare with, it is at least run.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from pax_export._errors import ValidationError
 from pax_export._optional import require
-from pax_export.export.validation import serve, validate
+from pax_export.export.artifact.formats import SAVED_MODEL
+from pax_export.export.artifact.random_calls import RandomInput, random_calls
+from pax_export.export.formats.saved_model.run import FAILED
+from pax_export.export.validation.compare import Case, compare
+from pax_export.export.validation.validate import call
 
 #: Sizes of all dimensions that a signature leaves open; the later ones are for
 #: signatures that do not take both of the first.
 _SIZES, _OTHER_SIZES = (2, 5), (1, 4, 8, 16, 32, 128)
+#: Calls that fail stop no others, and nobody told what the model holds.
+ANY = dataclasses.replace(
+    SAVED_MODEL, run="pax_export.export.formats.saved_model.run:run_any", has_variables=False
+)
 _INITIALIZER = "__saved_model_init_op"
+_OPEN = "open"
 
 
 class Trial:
@@ -40,7 +49,7 @@ class Trial:
             ValidationError: a signature cannot be called, or gives other results.
         """
         tried = self._both(old, new, list(self._signatures), _SIZES)
-        stopped = {each[0].signature for each in tried if serve.FAILED in each[2]}
+        stopped = {each[0].signature for each in tried if FAILED in each[2]}
         tried += self._both(old, new, stopped, _OTHER_SIZES) if stopped else []
         for key, inputs in self._signatures.items():
             if inputs is None:
@@ -50,28 +59,26 @@ class Trial:
 
     def _both(
         self, old: Path, new: Path, keys: Iterable[str], sizes: Sequence[int]
-    ) -> list[tuple[validate.Case, Any, Any]]:
+    ) -> list[tuple[Case, Any, Any]]:
         """Calls of these signatures, with the results of either model."""
         cases = [case for key in sorted(keys) for case in _cases(key, self._signatures[key], sizes)]
-        results = (
-            validate.call("any_saved_model", place, cases, self._separate) for place in (old, new)
-        )
+        results = (call(ANY, place, cases, self._separate) for place in (old, new))
         return list(zip(cases, *results))
 
-    def _judge(self, key: str, tried: list[tuple[validate.Case, Any, Any]]) -> None:
-        ran = [each for each in tried if serve.FAILED not in each[2]][: len(_SIZES)]
-        lost = [each for each in tried if serve.FAILED in each[2] and serve.FAILED not in each[1]]
+    def _judge(self, key: str, tried: list[tuple[Case, Any, Any]]) -> None:
+        ran = [each for each in tried if FAILED not in each[2]][: len(_SIZES)]
+        lost = [each for each in tried if FAILED in each[2] and FAILED not in each[1]]
         if lost or not ran:
-            failed = (lost or tried)[0][2][serve.FAILED]
+            failed = (lost or tried)[0][2][FAILED]
             raise ValidationError(
                 "The mended model cannot be called.",
                 where=f"{key} {(lost or tried)[0][0].label}",
                 got=failed.tobytes().decode(errors="replace")[-1500:],
             )
-        comparable = [each for each in ran if serve.FAILED not in each[1]]
+        comparable = [each for each in ran if FAILED not in each[1]]
         for case, before, after in comparable:
             case.expected = dict(before)
-            for name, difference in validate.compare(case, after).items():
+            for name, difference in compare(case, after).items():
                 name = f"{key}: {name}"
                 self.largest_error[name] = max(difference, self.largest_error.get(name, 0.0))
         self.compared[key] = (
@@ -81,8 +88,8 @@ class Trial:
         )
 
 
-def _signatures(model: Any) -> dict[str, dict[str, tuple[Any, list[int]]] | None]:
-    """The inputs of each signature, as dtype and sizes; None where one is no array."""
+def _signatures(model: Any) -> dict[str, dict[str, RandomInput] | None]:
+    """The inputs of each signature; None where one is no array."""
     tf = require("tensorflow", "tensorflow", "retarget")
     return {
         key: _inputs(tf, signature.inputs)
@@ -92,7 +99,7 @@ def _signatures(model: Any) -> dict[str, dict[str, tuple[Any, list[int]]] | None
     }
 
 
-def _inputs(tf: Any, inputs: Mapping[str, Any]) -> dict[str, tuple[Any, list[int]]] | None:
+def _inputs(tf: Any, inputs: Mapping[str, Any]) -> dict[str, RandomInput] | None:
     found = {}
     for name, info in inputs.items():
         try:
@@ -101,24 +108,22 @@ def _inputs(tf: Any, inputs: Mapping[str, Any]) -> dict[str, tuple[Any, list[int
             return None
         if info.tensor_shape.unknown_rank or dtype == np.dtype(object):
             return None
-        found[name] = dtype, [dimension.size for dimension in info.tensor_shape.dim]
+        sizes = (dimension.size for dimension in info.tensor_shape.dim)
+        found[name] = RandomInput(tuple(_OPEN if size < 0 else size for size in sizes), dtype)
     return found
 
 
-def _cases(
-    key: str, inputs: Mapping[str, tuple[Any, list[int]]] | None, tried: Sequence[int]
-) -> list[validate.Case]:
+def _cases(key: str, inputs: Mapping[str, RandomInput] | None, tried: Sequence[int]) -> list[Case]:
     if inputs is None:
         return []
-    is_open = any(size < 0 for _, shape in inputs.values() for size in shape)
-    random = np.random.default_rng(0)
-    cases = []
-    for chosen in tried if is_open else tried[:1]:
-        arrays = {}
-        for name, (dtype, shape) in inputs.items():
-            sizes = tuple(chosen if size < 0 else size for size in shape)
-            struct = jax.ShapeDtypeStruct(sizes, dtype)
-            arrays[name] = validate.random_array(struct, {}, random)
-        label = f"({chosen} for every open size)" if is_open else ""
-        cases.append(validate.Case(key, arrays, {}, label=label))
-    return cases
+    is_open = any(_OPEN in each.shape for each in inputs.values())
+    sizes = [{_OPEN: size} for size in (tried if is_open else tried[:1])]
+    return [
+        Case(
+            key,
+            each.inputs,
+            {},
+            label=f"({each.sizes[_OPEN]} for every open size)" if is_open else "",
+        )
+        for each in random_calls(inputs, sizes=sizes)
+    ]

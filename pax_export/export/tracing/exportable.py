@@ -31,12 +31,10 @@ from pax_export.core import (
     path_name,
     select_parameters,
 )
-from pax_export.export.artifact import report
+from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing import dtypes
 from pax_export.transforms import All, Not, PathContains, PathIn, as_filter
 from pax_export.transforms import Any as Any_
-
-DEFAULT = report.DEFAULT
 
 #: Gives `(output, the model after the call)`.
 Call = Callable[..., tuple[Any, Any]]

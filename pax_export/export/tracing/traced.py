@@ -17,7 +17,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import call_with_constants, read_arguments, symbolic_convolutions
-from pax_export._jaxpr import jaxpr_constants, jaxpr_primitives
+from pax_export._jaxpr import jaxpr_constants, jaxpr_places, jaxpr_primitives
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
 
@@ -122,7 +122,7 @@ def _refuse_callbacks(program: Any) -> None:
 
 
 def places(program: Any, primitives: Iterable[str]) -> str:
-    found = {place for name in primitives for place in jaxprplaces(program, name)}
+    found = {place for name in primitives for place in jaxpr_places(program, name)}
     return ", ".join(sorted(found))
 
 

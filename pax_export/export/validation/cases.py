@@ -1,47 +1,89 @@
-"""What a validation does with an export: calls of its signatures, with what jax says of them."""
+"""What a test does with an export: calls of its signatures, with what jax says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from pax_export._jax import scope_constraints
+from pax_export.export.artifact.random_calls import RandomInput, random_calls
+from pax_export.export.lowering.lowered_model import LoweredModel
 from pax_export.export.lowering.signature import Processing, Pullback, Signature
-from pax_export.export.tracing import dtypes as _dtypes
+from pax_export.export.lowering.variables import Store
+from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.binding import bind
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import pull_back
-from pax_export.export.validation import validate
-
-if TYPE_CHECKING:
-    from pax_export.export.lowering.lowered_model import Plan
-
-Arrays = dict[str, np.ndarray]
+from pax_export.export.validation.compare import Case
+from pax_export.export.validation.serve import Arrays
 
 
-def cases(plan: Plan, examples: Mapping[str, Sequence[Any]] | None = None) -> list[validate.Case]:
-    """Calls of all signatures of a plan.
+def random_cases(
+    signature: str,
+    structs: Mapping[str, jax.ShapeDtypeStruct],
+    expected: Callable[[Arrays], Arrays],
+    examples: Sequence[Arrays] = (),
+) -> Iterator[Case]:
+    """Calls of one signature: the examples, or random ones at several sizes."""
+    for number, inputs in enumerate(examples):
+        yield Case(signature, inputs, expected(inputs), label=f"(example {number})")
+    if examples:
+        return
+    given = {name: _random_input(struct) for name, struct in structs.items()}
+    for each in random_calls(given, _constraints(structs.values())):
+        yield Case(signature, each.inputs, expected(each.inputs), label=each.label)
+
+
+def _random_input(struct: jax.ShapeDtypeStruct) -> RandomInput:
+    struct = dtypes.stored(struct)
+    shape = tuple(size if isinstance(size, int) else str(size) for size in struct.shape)
+    return RandomInput(shape, np.dtype(struct.dtype))
+
+
+def _constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
+    """What may be assumed of the symbolic sizes."""
+    symbolic = [size for each in structs for size in each.shape if not isinstance(size, int)]
+    return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
+
+
+def output_cases(program: Program, store: Store) -> list[Case]:
+    """Random calls of one program, for formats that compute outputs only."""
+    leaves = [store.variables[place].value for place in store.of_leaf]
+
+    def expected(inputs: Arrays) -> Arrays:
+        results = program.traced.run([*leaves, *inputs.values()])
+        return dict(zip(program.output_names, map(np.asarray, results)))
+
+    structs = {entry.name: entry.struct for entry in program.inputs.flat}
+    return list(random_cases(program.key, structs, expected))
+
+
+def model_cases(
+    model: LoweredModel, examples: Mapping[str, Sequence[Any]] | None = None
+) -> list[Case]:
+    """Calls of all signatures of a model, with gradients and new state.
 
     Args:
-        plan: the export.
+        model: the model.
         examples: by signature, arguments to make calls with; other signatures
             are called with random numbers.
     """
     given = examples or {}
     return [
         case
-        for program, pullback, signature in zip(plan.programs, plan.pullbacks, plan.signatures)
-        for case in _OfSignature(plan, program, pullback, signature).cases(
+        for program, pullback, signature in zip(model.programs, model.pullbacks, model.signatures)
+        for case in _OfSignature(model, program, pullback, signature).cases(
             given.get(program.key, ())
         )
     ]
 
 
 #: How often rounding errors are tried out, and how much more than theirs is allowed.
-_PERTURBED, _SLACK = 3, 4.0
+_PERTURBED, _TOLERATED = 3, 4.0
 
 
 def _perturbed(value: Any, random: np.random.Generator) -> Any:
@@ -56,25 +98,24 @@ class _OfSignature:
     """The calls of one signature."""
 
     def __init__(
-        self, plan: Plan, program: Program, pullback: Pullback | None, signature: Signature
+        self, model: LoweredModel, program: Program, pullback: Pullback | None, signature: Signature
     ):
-        self._plan = plan
+        self._model = model
         self._program = program
         self._pullback = pullback
         self._signature = signature
-        names = (plan.store.variables[place].name for place in plan.store.of_leaf)
-        self._leaves = [plan.weights[name] for name in names]
+        names = (model.store.variables[place].name for place in model.store.of_leaf)
+        self._leaves = [model.weights[name] for name in names]
 
-    def cases(self, examples: Sequence[Any]) -> Iterator[validate.Case]:
+    def cases(self, examples: Sequence[Any]) -> Iterator[Case]:
         """The calls; the first of them with gradients, where there are some."""
         program, around = self._program, self._signature.processing
         structs = {entry.name: entry.struct for entry in program.inputs.flat}
         given = _examples(program.inputs, examples if around is None else (), program.key)
-        dimensions = program.inputs.dimensions
         pullback = self._pullback
-        for case in validate.cases(program.key, structs, dimensions, self._expected, given):
+        for case in random_cases(program.key, structs, self._expected, given):
             if program.trains:
-                self._add_slack(case)
+                self._add_tolerance(case)
             if pullback is not None:
                 self._add_gradients(pullback, case)
                 pullback = None  # once: each size is one more program to compile
@@ -85,16 +126,16 @@ class _OfSignature:
         if around is not None:
             yield from self._processed(around, examples)
 
-    def _expected(self, inputs: Arrays, chosen: dict[str, int]) -> Arrays:
+    def _expected(self, inputs: Arrays) -> Arrays:
         return self._named(self._program.traced.run([*self._leaves, *inputs.values()]))
 
-    def _add_slack(self, case: validate.Case) -> None:
+    def _add_tolerance(self, case: Case) -> None:
         """Allows a step of training to differ by as much as it does under rounding errors.
 
         A gradient that is zero but for rounding is a whole step for an
         optimizer that scales gradients by their size, in either direction.
         """
-        variables = self._plan.store.variables
+        variables = self._model.store.variables
         assigned = [variables[place] for place in self._signature.assigned]
         case.unchanged = {f"variable:{each.name}": each.value for each in assigned}
         exact = {**case.unchanged, **case.expected}
@@ -103,39 +144,37 @@ class _OfSignature:
             operands = [_perturbed(v, random) for v in (*self._leaves, *case.inputs.values())]
             results = self._named(self._program.traced.run(operands))
             for name, value in {**case.unchanged, **results}.items():
-                if name in case.unchanged and _dtypes.is_floating(value.dtype):
+                if name in case.unchanged and dtypes.is_floating(value.dtype):
                     apart = np.abs(np.subtract(value, exact[name], dtype=np.float64))
                     largest = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
-                    case.slack[name] = max(case.slack.get(name, 0.0), _SLACK * largest)
+                    case.tolerance[name] = max(case.tolerance.get(name, 0.0), _TOLERATED * largest)
 
     def _named(self, results: Sequence[Any]) -> Arrays:
         names = self._program.output_names
         outputs = dict(zip(names, map(np.asarray, results)))
         for place, value in zip(self._signature.assigned, results[len(names) :]):
-            variable, new = self._plan.store.variables[place], np.asarray(value)
+            variable, new = self._model.store.variables[place], np.asarray(value)
             if new.tobytes() != np.asarray(variable.value).tobytes():
                 outputs[f"variable:{variable.name}"] = new
         return outputs
 
-    def _processed(self, around: Processing, examples: Sequence[Any]) -> Iterator[validate.Case]:
+    def _processed(self, around: Processing, examples: Sequence[Any]) -> Iterator[Case]:
         """Calls of the whole; what reaches the model is known only when they have been made."""
         names = [entry.name for entry in self._program.inputs.flat]
         structs = {entry.name: entry.struct for entry in around.inputs.flat}
         given = _examples(around.inputs, examples, self._program.key)
-        dimensions = around.inputs.dimensions
-        calls = validate.cases(self._program.key, structs, dimensions, lambda *_: {}, given)
-        for case in calls:
+        for case in random_cases(self._program.key, structs, lambda _: {}, given):
 
-            def expect(got: Arrays, case: validate.Case = case) -> Arrays:
+            def expect(got: Arrays, case: Case = case) -> Arrays:
                 inputs = {name: got.pop(f"input:{place}") for place, name in enumerate(names)}
-                inner = validate.Case(case.signature, inputs, self._expected(inputs, {}))
+                inner = Case(case.signature, inputs, self._expected(inputs))
                 case.general = self._general(inner)
                 return inner.expected
 
             case.stage, case.expect = "all", expect
             yield case
 
-    def _general(self, case: validate.Case) -> Callable[[], Arrays] | None:
+    def _general(self, case: Case) -> Callable[[], Arrays] | None:
         """The results of a call by the general rules of jax, if the export was made with them."""
         forward, gradient = self._signature.forward.lowered, self._signature.gradient
         if not (forward.neutral or (gradient and gradient.call.lowered.neutral)):
@@ -154,7 +193,7 @@ class _OfSignature:
 
         return run
 
-    def _add_gradients(self, pullback: Pullback, case: validate.Case) -> None:
+    def _add_gradients(self, pullback: Pullback, case: Case) -> None:
         random = np.random.default_rng(1)
         for index in pullback.of:
             name = self._program.output_names[index]
@@ -166,11 +205,9 @@ class _OfSignature:
         found = gradient([*self._leaves, *case.inputs.values()], list(case.cotangents.values()))
         case.expected.update(self._named_gradients(case, pullback.wrt, found))
 
-    def _named_gradients(
-        self, case: validate.Case, wrt: Sequence[int], found: Sequence[Any]
-    ) -> Arrays:
+    def _named_gradients(self, case: Case, wrt: Sequence[int], found: Sequence[Any]) -> Arrays:
         """Gradients by the names that `_served.run` gives them; those not there are zero."""
-        variables, leaves = self._plan.store.variables, self._plan.store.of_leaf
+        variables, leaves = self._model.store.variables, self._model.store.of_leaf
         signature = self._signature
         named: dict[str, np.ndarray] = {}
         for index, value in zip(wrt, found):
@@ -182,7 +219,7 @@ class _OfSignature:
             named[name] = named[name] + value if name in named else value  # tied leaves add up
         like = {each.name: each.value for each in variables if each.trainable}
         for name, struct in zip(signature.input_names, signature.input_structs):
-            if _dtypes.is_floating(struct.dtype):
+            if dtypes.is_floating(struct.dtype):
                 like[name] = case.inputs[name]
         for name in like.keys() - named.keys():
             zero = np.zeros((), like[name].dtype)
@@ -192,14 +229,14 @@ class _OfSignature:
 
 def _examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
     """Example arguments as named arrays of the right dtypes."""
-    dtypes = {entry.name: _dtypes.stored(entry.struct).dtype for entry in inputs.flat}
+    kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
     named = [bind(inputs, given, f"examples of {key}") for given in examples]
-    return [{name: _array(each[name], dtypes[name]) for name in dtypes} for each in named]
+    return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
 
 
 def _array(value: Any, dtype: Any) -> np.ndarray:
-    if dtype != _dtypes.STRING:
-        return np.asarray(_dtypes.store(value), dtype)
+    if dtype != dtypes.STRING:
+        return np.asarray(dtypes.store(value), dtype)
     texts = np.asarray(value, object)
     flat = [text.encode() if isinstance(text, str) else text for text in texts.ravel().tolist()]
     return np.array(flat, object).reshape(texts.shape)

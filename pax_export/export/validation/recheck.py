@@ -7,7 +7,6 @@ given the model, it must be what the model computes.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,13 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export._optional import require
-from pax_export.export.artifact import dimensions, dtypes, random_arrays
-from pax_export.export.artifact import report as _manifest
-from pax_export.export.artifact.report import ArrayInfo, Report, SignatureInfo
-from pax_export.export.validation import fresh_process, serve
+from pax_export.export.artifact import dimensions, formats
+from pax_export.export.artifact.dtypes import is_inexact, name_of, numpy_dtype
+from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.random_calls import RandomCall, RandomInput, random_calls
+from pax_export.export.artifact.report import ArrayInfo, Report, SignatureInfo, read_report
+from pax_export.export.validation.fresh_process import in_process
+from pax_export.export.validation.serve import Arrays
 
 #: How a runtime refuses a size that the constraints of an export forbid.
 _REFUSED = re.compile("polymorphic shapes|dimension variable")
@@ -73,14 +75,15 @@ def recheck(
         InvalidArgumentError: the model is not the one that was exported.
         ValidationError: the export cannot be loaded at all.
     """
-    report = _manifest.read(path)
-    if report.target not in serve.RUNTIMES:
+    report = read_report(path)
+    format = formats.find(report.target)
+    if format is None:
         raise InvalidArgumentError(
             "Exports for this target cannot be tested again.", where=str(path), got=report.target
         )
-    compared = _against(model, report, methods or {})
+    reference = _reference(model, report, methods or {})
     calls = {key: _calls(key, info) for key, info in report.signatures.items()}
-    checks = _make(report, path, calls, compared, finite)
+    checks = _make(report, format, path, calls, reference, finite)
     # Sizes that constraints forbid are no failures, if there are others: a
     # preprocessor chooses some of them.
     tried = {check.signature for check in checks}
@@ -88,32 +91,25 @@ def recheck(
     return checks + [Check(key, {}, "no input was found that it takes") for key in missing]
 
 
-def _against(model: Any, report: Report, methods: Mapping[str, str]) -> Any:
+def _reference(model: Any, report: Report, methods: Mapping[str, str]) -> Any:
     """The model to compare with, as jax runs it; None if there is none."""
     if model is None:
         return None
     require("jax", "all", "validate --against")
-    return importlib.import_module("pax_export.export.validation.against").Model(
-        model, report, methods
-    )
-
-
-@dataclass(frozen=True)
-class Call:
-    signature: str
-    sizes: dict[str, int]
-    inputs: dict[str, np.ndarray]
-    outputs: dict[str, tuple[str, Shape]]  # dtype and shape
+    make = formats.imported("pax_export.export.validation.reference:ReferenceModel")
+    return make(model, report, methods)
 
 
 #: None where nothing is known.
 Shape = tuple[int | None, ...] | None
 
 
-def _calls(key: str, info: SignatureInfo) -> list[Call]:
+def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
-        shapes = [entry.shape for entry in info.inputs]
-        return [_call(key, info, sizes) for sizes in dimensions.choose(shapes, info.constraints)]
+        inputs = {
+            each.name: RandomInput(each.shape, numpy_dtype(each.dtype)) for each in info.inputs
+        }
+        return list(random_calls(inputs, info.constraints))
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
             "This signature takes or gives what no random array can stand for.",
@@ -122,16 +118,9 @@ def _calls(key: str, info: SignatureInfo) -> list[Call]:
         ) from error
 
 
-def _call(key: str, info: SignatureInfo, sizes: dict[str, int]) -> Call:
-    random = np.random.default_rng(0)
-    inputs = {
-        entry.name: random_arrays.random_array(
-            dimensions.shape(entry.shape, sizes), dtypes.numpy_dtype(entry.dtype), random
-        )
-        for entry in info.inputs
-    }
-    outputs = {entry.name: (entry.dtype, _shape(entry, sizes)) for entry in info.outputs}
-    return Call(key, sizes, inputs, outputs)
+def _expected(info: SignatureInfo, sizes: Mapping[str, int]) -> dict[str, tuple[str, Shape]]:
+    """The dtype and the shape of each output of a call."""
+    return {entry.name: (entry.dtype, _shape(entry, sizes)) for entry in info.outputs}
 
 
 def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
@@ -149,60 +138,65 @@ def _size(size: int | str, sizes: Mapping[str, int]) -> int | None:
 
 def _make(
     report: Report,
+    format: Format,
     path: Path,
-    calls_of: Mapping[str, Sequence[Call]],
-    compared: Any,
+    calls_of: Mapping[str, Sequence[RandomCall]],
+    reference: Any,
     finite: bool,
 ) -> list[Check]:
     """Makes all calls in one process; those with forbidden sizes are left out."""
-    calls = [call for each in calls_of.values() for call in each]
-    given = [{"signature": call.signature, "inputs": call.inputs} for call in calls]
+    calls = [(key, call) for key, each in calls_of.items() for call in each]
+    given = [{"signature": key, "inputs": call.inputs} for key, call in calls]
     try:
-        answers = fresh_process.in_process(report.target, path.absolute(), given, "each")
+        answers = in_process(format, path.absolute(), given, "each")
     except RuntimeError as error:
         raise ValidationError(
             "The export cannot be run.", where=str(path), got=str(error)[-500:]
         ) from error
     return [
-        _check(call, answer, report.signatures[call.signature], compared, finite)
-        for call, answer in zip(calls, answers)
+        _check(key, call, answer, report.signatures[key], reference, finite)
+        for (key, call), answer in zip(calls, answers)
         if not _REFUSED.search(answer.get("error", ""))
     ]
 
 
 def _check(
-    call: Call,
+    key: str,
+    call: RandomCall,
     answer: Mapping[str, Any],
     info: SignatureInfo,
-    compared: Any,
+    reference: Any,
     finite: bool,
 ) -> Check:
     got = answer.get("results", {})
-    problem = answer.get("error") or _wrong(call, got, info.assigns, finite)
+    expected = _expected(info, call.sizes)
+    problem = answer.get("error") or _wrong(expected, got, info.assigns, finite)
     errors: dict[str, float] = {}
-    if not problem and compared is not None:
+    if not problem and reference is not None:
         try:
-            errors = compared.differences(call, info, got)
+            errors = reference.differences(key, call, info, got)
         except ValidationError as error:
             problem = f"{error.what} {error.where}: {error.got}"
-    shapes = {name: got[name].shape for name in call.outputs if name in got}
-    return Check(call.signature, call.sizes, problem, shapes, errors)
+    shapes = {name: got[name].shape for name in expected if name in got}
+    return Check(key, call.sizes, problem, shapes, errors)
 
 
-def _wrong(call: Call, got: serve.Arrays, assigns: Sequence[str], finite: bool) -> str:
+def _wrong(
+    expected: Mapping[str, tuple[str, Shape]], got: Arrays, assigns: Sequence[str], finite: bool
+) -> str:
     """What is not as the report says, or nothing."""
     values = {name: value for name, value in got.items() if not name.startswith("variable:")}
     changed = {name.removeprefix("variable:") for name in got} - set(values)
-    if sorted(values) != sorted(call.outputs):
-        return f"it gives {sorted(values)} instead of {sorted(call.outputs)}"
+    if sorted(values) != sorted(expected):
+        return f"it gives {sorted(values)} instead of {sorted(expected)}"
     if changed - set(assigns):
         return f"it changes {sorted(changed - set(assigns))}"
-    for name, (dtype, shape) in call.outputs.items():
+    for name, (dtype, shape) in expected.items():
         value = values[name]
-        found = dtypes.name_of(value.dtype)
+        found = name_of(value.dtype)
         if found != dtype or not _fits(value.shape, shape):
             return f"{name} is {found}{list(value.shape)} instead of {dtype}{_text(shape)}"
-        if finite and dtypes.is_inexact(value.dtype):
+        if finite and is_inexact(value.dtype):
             count = int((~np.isfinite(value.astype(np.complex128))).sum())
             if count:
                 return f"{name} has {count} of {value.size} elements that are not finite"

@@ -1,255 +1,37 @@
 """Runs an export as a server does: with its runtime and numpy, without jax.
 
-This file is also a program of its own, for a fresh process that can import
-neither jax nor this package:
+This file is a program of its own, for a fresh process that can import neither
+jax nor this package:
 
-    python _served.py RUNTIME PATH CASES.npz RESULTS.npz
+    python serve.py FILE.py:FUNCTION PATH CASES.npz RESULTS.npz all|each IMPORT ...
 
-A case is one call of one signature.  Arrays stand in files as they are; those
-of dtypes that numpy does not know, as their bytes.
+The function makes the calls, see `pax_export.export.artifact.formats`.  A case is one
+call of one signature: ``signature``, ``inputs`` (arrays by name), and perhaps
+``cotangents`` (arrays by the name of an output), for which gradients are wanted.
+Its result are the outputs by name; the variables that it changed, as
+``variable:NAME``; and gradients, as ``gradient:NAME`` of an input or a trainable
+variable.  Arrays stand in files as they are; those of dtypes that numpy does not
+know, as their bytes.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-#: Under this name stands the error of a call that failed, where that is no end.
-FAILED = "!"
-_PIECE = 1 << 20
+Cases = Sequence[Mapping[str, Any]]
+#: What makes the calls of an export at a path.
+Run = Callable[[str, Cases], list[Arrays]]
 
-
-def run(
-    directory: str,
-    cases: Sequence[Mapping[str, Any]],
-    weights: Mapping[str, Any] | None = None,
-) -> list[Arrays]:
-    """Loads an export and makes calls of its signatures.
-
-    Args:
-        directory: of the export.
-        cases: for each call ``signature``, ``inputs`` (arrays by name), and
-            perhaps ``cotangents`` (arrays by the name of an output), for which
-            gradients are wanted.
-        weights: all variables, by name, to share their memory instead of
-            reading them once more.
-
-    Returns:
-        For each call its outputs by name; the variables that it changed, as
-        ``variable:NAME``; and gradients, as ``gradient:NAME`` of an input or a
-        trainable variable.
-    """
-    tf = importlib.import_module("tensorflow")
-    model = _load(tf, directory, weights)
-    before = {name: tf.identity(variable) for name, variable in model.leaves.items()}
-    results = []
-    for case in cases:
-        outputs = _call_stages(tf, model, case) if case.get("stage") else _call(tf, model, case)
-        results.append({**outputs, **_changed(model, before)})
-    return results
-
-
-def _load(tf: Any, directory: str, weights: Mapping[str, Any] | None) -> Any:
-    if weights is None:
-        return tf.saved_model.load(directory)
-    options = tf.saved_model.LoadOptions(experimental_skip_checkpoint=True)
-    model = tf.saved_model.load(directory, options=options)
-    for name, variable in model.leaves.items():
-        # A tensor over a jax array has no memory of its own.
-        variable.assign(weights[name], read_value=False)
-    return model
-
-
-def _changed(model: Any, before: Mapping[str, Any]) -> Arrays:
-    """The variables that calls have changed, which get their old values back."""
-    changed = {}
-    for name, variable in model.leaves.items():
-        # `asarray` of a tensor copies nothing; its method `numpy` would.
-        value = np.asarray(variable.read_value())
-        if not _same(value, np.asarray(before[name])):
-            changed[f"variable:{name}"] = value.copy()
-            variable.assign(before[name])
-    return changed
-
-
-def _has_gradient(dtype: Any) -> bool:
-    return (dtype.is_floating and dtype.size > 1) or dtype.is_complex
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays have the same bytes; nothing is copied if they share them."""
-    if one.ctypes.data == other.ctypes.data:
-        return True
-    flat, as_flat = (each.reshape(-1).view(np.uint8) for each in (one, other))
-    pieces = range(0, flat.size, _PIECE)
-    return all(np.array_equal(flat[i : i + _PIECE], as_flat[i : i + _PIECE]) for i in pieces)
-
-
-def _call_stages(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
-    """A call of a signature that has functions of TensorFlow around it.
-
-    In the stage ``"model"`` they are left out.  In ``"all"`` the whole is
-    called, and then each part, so that a test sees what reaches the model, as
-    ``input:NUMBER``.
-    """
-    stages = model.stages[case["signature"]]
-    if case["stage"] == "model":
-        names = list(case["inputs"])
-        return _call(tf, model, case, lambda **given: stages["model"](*map(given.get, names)))
-    before = {name: tf.identity(variable) for name, variable in model.leaves.items()}
-    whole = _call(tf, model, case)
-    _changed(model, before)
-    given = [tf.constant(value) for value in case["inputs"].values()]
-    if "preprocess" in stages:
-        given = stages["preprocess"](*given)
-    outputs = stages["model"](*given)
-    arrays = {name: value.numpy() for name, value in outputs.items()}
-    arrays |= {f"input:{place}": value.numpy() for place, value in enumerate(given)}
-    if "postprocess" not in stages and sorted(whole) != sorted(outputs):
-        raise ValueError(f"the whole gives {sorted(whole)}, and the model {sorted(outputs)}")
-    return arrays
-
-
-def _call(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None) -> Arrays:
-    signature = function or model.signatures[case["signature"]]
-    inputs = {name: tf.constant(value) for name, value in case["inputs"].items()}
-    cotangents = case.get("cotangents")
-    if not cotangents:
-        return {name: value.numpy() for name, value in signature(**inputs).items()}
-    floating = {name: value for name, value in inputs.items() if _has_gradient(value.dtype)}
-    weights = {name: v for name, v in model.leaves.items() if v.trainable}
-    sources = {**floating, **weights}
-    with tf.GradientTape() as tape:
-        tape.watch(list(floating.values()))
-        outputs = signature(**inputs)
-        targets = [outputs[name] for name in cotangents]
-    given = [tf.constant(value) for value in cotangents.values()]
-    gradients = tape.gradient(
-        targets, sources, given, unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-    results = {name: value.numpy() for name, value in outputs.items()}
-    for name, value in gradients.items():
-        results[f"gradient:{name}"] = np.asarray(tf.convert_to_tensor(value))  # not copied
-    return results
-
-
-def run_any(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    """Makes calls of any SavedModel; what fails does not stop the others.
-
-    Returns:
-        As `run` does, without variables; for a call that fails, its error as
-        bytes of text under `FAILED`.
-    """
-    tf = importlib.import_module("tensorflow")
-    try:
-        model = tf.saved_model.load(directory)
-    except Exception as error:
-        return [_failed(error) for _ in cases]
-    results = []
-    for case in cases:
-        try:
-            results.append(_call_any(tf, model, case))
-        except Exception as error:
-            results.append(_failed(error))
-    return results
-
-
-def _call_any(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
-    """Outputs, and gradients of the sum of all floating-point ones where there are some."""
-    signature = model.signatures[case["signature"]]
-    inputs = {name: tf.constant(value) for name, value in case["inputs"].items()}
-    results = {name: value.numpy() for name, value in signature(**inputs).items()}
-    sources = {name: value for name, value in inputs.items() if _has_gradient(value.dtype)}
-    try:
-        with tf.GradientTape() as tape:
-            tape.watch(list(sources.values()))
-            values = signature(**inputs).values()
-            total = tf.add_n([tf.reduce_sum(v) for v in values if v.dtype.is_floating])
-        sources.update((f"{i} {v.name}", v) for i, v in enumerate(tape.watched_variables()))
-        gradients = tape.gradient(total, sources)
-    except Exception:
-        return results  # it was saved without gradients
-    found = {name: value for name, value in gradients.items() if value is not None}
-    return results | {
-        f"gradient:{name}": tf.convert_to_tensor(value).numpy() for name, value in found.items()
-    }
-
-
-def _failed(error: Exception) -> Arrays:
-    text = f"{type(error).__name__}: {error}"
-    return {FAILED: np.frombuffer(text.encode(), np.uint8)}
-
-
-def run_tflite(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    """Makes calls of the signatures of a TFLite model with LiteRT; see `run`."""
-    litert = importlib.import_module("ai_edge_litert.interpreter")
-    interpreter = litert.Interpreter(model_path=file)
-    results = []
-    for case in cases:
-        call = interpreter.get_signature_runner(case["signature"])
-        results.append({name: np.array(value) for name, value in call(**case["inputs"]).items()})
-    return results
-
-
-def run_onnx(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    """Makes calls of an ONNX model with onnxruntime; see `run`."""
-    onnxruntime = importlib.import_module("onnxruntime")
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    taken = {given.name for given in session.get_inputs()}
-    results = []
-    for case in cases:
-        # A model that does not read an input has no such input.
-        inputs = {name: value for name, value in case["inputs"].items() if name in taken}
-        results.append(dict(zip(names, session.run(names, inputs))))
-    return results
-
-
-def run_stablehlo(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    """Makes calls of the signatures of a StableHLO bundle with jax; see `run`."""
-    model = importlib.import_module("pax_export.export").load(directory)
-    return [_call_bundle(model, case) for case in cases]
-
-
-def _call_bundle(model: Any, case: Mapping[str, Any]) -> Arrays:
-    jax = importlib.import_module("jax")
-    inputs, cotangents = case["inputs"], case.get("cotangents") or {}
-    outputs, new = model.signatures[case["signature"]].run(inputs)
-    results = {name: np.asarray(value) for name, value in outputs.items()}
-    for name, value in new.items():
-        if not np.array_equal(value, model.weights[name]):
-            results[f"variable:{name}"] = np.asarray(value)
-    if cotangents:
-
-        def run(weights: Arrays, given: Arrays) -> list[Any]:
-            bundle = model.replace_weights(weights)
-            outputs, _ = bundle.signatures[case["signature"]].run({**inputs, **given})
-            return [outputs[name] for name in cotangents]
-
-        taken = dict(model.weights), dict(inputs)
-        floating = [
-            {k: v for k, v in each.items() if jax.numpy.issubdtype(v.dtype, jax.numpy.inexact)}
-            for each in taken
-        ]
-        gradients = jax.vjp(run, *floating)[1](list(map(jax.numpy.asarray, cotangents.values())))
-        for name, value in {**gradients[0], **gradients[1]}.items():
-            results[f"gradient:{name}"] = np.asarray(value)
-    return results
-
-
-RUNTIMES = {
-    "saved_model": run,
-    "any_saved_model": run_any,
-    "stablehlo": run_stablehlo,
-    "tflite": run_tflite,
-    "onnx": run_onnx,
-}
+#: What such a process cannot import, but for what its format needs of it.
+BARRED = ("jax", "jaxlib", "pax_export")
 
 
 def save(file: Any, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
@@ -297,27 +79,37 @@ def load(file: Any) -> list[dict[str, Any]]:
         ]
 
 
-def run_each(
-    runtime: str, path: str, cases: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Arrays | str]]:
+def run_each(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]:
     """Makes calls, and goes on where one fails: with ``error`` in the place of ``results``."""
     try:
-        return [{"results": each} for each in RUNTIMES[runtime](path, cases)]
+        return [{"results": each} for each in run(path, cases)]
     except Exception as error:  # of any runtime, for any reason
         if len(cases) == 1:
             return [{"error": f"{type(error).__name__}: {error}"}]
-    return [each for case in cases for each in run_each(runtime, path, [case])]
+    return [each for case in cases for each in run_each(run, path, [case])]
 
 
-def main(runtime: str, path: str, cases: str, results: str, mode: str = "all") -> None:
+def main(place: str, path: str, cases: str, results: str, mode: str, *imports: str) -> None:
     """Makes the calls in one file, and writes their results to another."""
-    for name in ("jax", "jaxlib", "pax_export") if runtime != "stablehlo" else ():
-        sys.modules[name] = None  # type: ignore[assignment]  # importing them fails now
+    for name in BARRED:
+        if name.removesuffix("lib") not in imports:
+            sys.modules[name] = None  # type: ignore[assignment]  # importing it fails now
+    run = _function(place)
     calls = load(cases)
     if mode == "each":
-        save(results, run_each(runtime, path, calls))
+        save(results, run_each(run, path, calls))
     else:
-        save(results, [{"results": each} for each in RUNTIMES[runtime](path, calls)])
+        save(results, [{"results": each} for each in run(path, calls)])
+
+
+def _function(place: str) -> Run:
+    """The function at ``FILE.py:FUNCTION``; the file is loaded by its path."""
+    file, _, name = place.rpartition(":")
+    spec: Any = importlib.util.spec_from_file_location("runtime_of_the_format", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return getattr(module, name)
 
 
 if __name__ == "__main__":

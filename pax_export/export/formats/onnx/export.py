@@ -9,19 +9,23 @@ from typing import Any, Literal
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export._optional import require
-from pax_export.export.artifact import embedded
-from pax_export.export.artifact import report as _manifest
-from pax_export.export.artifact.report import Report
-from pax_export.export.formats.onnx import write
+from pax_export.export.artifact.embedded import append_field
+from pax_export.export.artifact.formats import ONNX
+from pax_export.export.artifact.report import Report, package_versions, report_text
+from pax_export.export.artifact.report import size as bytes_text
+from pax_export.export.formats.onnx.convert import converted
+from pax_export.export.formats.onnx.load import onnxruntime
+from pax_export.export.lowering import infos
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline import infos
-from pax_export.export.pipeline.export_run import Making
-from pax_export.export.tracing import programs
-from pax_export.export.tracing.programs import Program
-from pax_export.export.validation import forward_cases
-from pax_export.export.validation import validate as _validate
+from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.programs import Program, refuse_changes
+from pax_export.export.validation.cases import output_cases
+from pax_export.export.validation.compare import Case
 
 OPSET = 21
+#: A protobuf message, and so an ONNX file, cannot be longer.
+_LARGEST = 2**31 - 1
 
 
 def to_onnx(
@@ -82,72 +86,62 @@ def to_onnx(
             got=f"methods={sorted(methods)}",
             write="a file for each method",
         )
-    with Making(path, validate=validate, overwrite=overwrite, phases=5, file=True) as making:
-        with making.phase("load jax2onnx"):
-            require("jax2onnx", "onnx", "to_onnx")
-            if validate:
-                write.onnxruntime("to_onnx")
-        chosen, (program,) = making.trace(model, methods, inputs, kwargs, constraints)
-        with making.phase("lower"):
-            programs.refuse_changes(program, chosen.leaves, set(program.read))
-            store = Store(chosen.leaves, (), trainable=True)
-            places = [*store.of_leaf, *map(store.of_constant, program.traced.constants)]
-            names = [store.variables[place].name for place in places]
-            weights = {each.name: each.value for each in store.variables}
-            needed = _checked_size(store)
-        with making.file(needed) as file:
-            with making.phase("write"):
-                write.write(file, program, names, weights, opset)
-            errors = making.validate(
-                lambda separate: _validate.validate(
-                    file, forward_cases.cases(program, store), separate, "onnx"
-                )
-            )
-            report = _report(chosen.name, program, store, file, opset, errors, making)
-            embedded.append_field(file, _manifest.text(report))
-    return report
+    request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
+    return run_export(_OnnxWriter(opset), request)
 
 
-def _checked_size(store: Store) -> int:
-    """How many bytes the weights are.
+class _OnnxWriter(Writer):
+    format = ONNX
+    loads = "jax2onnx"
+
+    def __init__(self, opset: int):
+        self._opset = opset
+
+    def load(self, request: Request) -> None:
+        require("jax2onnx", "onnx", "to_onnx")
+        if request.validate:
+            onnxruntime("to_onnx")
+
+    def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
+        (self._program,) = programs
+        refuse_changes(self._program, model.leaves, set(self._program.read))
+        self._store = Store(model.leaves, (), trainable=True)
+        constants = map(self._store.of_constant, self._program.traced.constants)
+        places = [*self._store.of_leaf, *constants]
+        self._names = [self._store.variables[place].name for place in places]
+        self.variables = infos.of_variables(self._store)
+        _check_size(self.needed())
+
+    def write(self, place: Path) -> None:
+        weights = {each.name: each.value for each in self._store.variables}
+        place.write_bytes(converted(self._program, self._names, weights, self._opset))
+
+    def cases(self) -> list[Case]:
+        return output_cases(self._program, self._store)
+
+    def facts(self, place: Path) -> dict[str, Any]:
+        runs_in = f"onnxruntime, and what reads opset {self._opset}"
+        return {
+            "signatures": {self._program.key: infos.of_signature(self._program)},
+            "graph_bytes": place.stat().st_size,
+            "platforms": ("cpu", "cuda", "rocm"),
+            "versions": package_versions("jax2onnx", "onnx"),
+            "details": {"opset": self._opset, "runs_in": runs_in},
+        }
+
+    def attach(self, report: Report, place: Path) -> None:
+        append_field(place, report_text(report))
+
+
+def _check_size(size: int) -> None:
+    """Refuses more weights than a file holds.
 
     Raises:
-        UnsupportedOperationError: more than a file holds.
+        UnsupportedOperationError: there are more.
     """
-    size = sum(each.bytes for each in infos.of_variables(store))
-    if size > write.LARGEST:
+    if size > _LARGEST:
         raise UnsupportedOperationError(
             "An ONNX file holds 2 GiB at most.",
-            got=_manifest.size(size),
+            got=bytes_text(size),
             write="fewer bits, e.g. bfloat16 weights, or another target, e.g. to_stablehlo",
         )
-    return size
-
-
-def _report(
-    name: str,
-    program: Program,
-    store: Store,
-    file: Path,
-    opset: int,
-    errors: dict[str, float],
-    making: Making,
-) -> Report:
-    variables = infos.of_variables(store)
-    return Report(
-        model=name,
-        signatures={program.key: infos.of_signature(program)},
-        variables=variables,
-        variable_bytes=sum(variable.bytes for variable in variables),
-        graph_bytes=file.stat().st_size,
-        platforms=("cpu", "cuda", "rocm"),
-        oldest_tensorflow="",
-        stablehlo="",
-        calling_convention=0,
-        versions=_manifest.versions("jax2onnx", "onnx"),
-        validated=making.validated,
-        largest_error=errors,
-        seconds=making.seconds,
-        target="onnx",
-        details={"opset": opset, "runs_in": f"onnxruntime, and what reads opset {opset}"},
-    )

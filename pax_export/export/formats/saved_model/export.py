@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pax_export.export.artifact import compatibility
-from pax_export.export.artifact import report as _manifest
-from pax_export.export.artifact.report import Report
-from pax_export.export.formats.saved_model import checkpoint, write
+from pax_export.export.artifact.formats import SAVED_MODEL
+from pax_export.export.artifact.report import Report, package_versions
+from pax_export.export.formats.saved_model import checkpoint
 from pax_export.export.formats.saved_model.functions import tensorflow
 from pax_export.export.formats.saved_model.processing import Processors
-from pax_export.export.lowering import lowered_model
+from pax_export.export.formats.saved_model.run import run as run_saved_model
+from pax_export.export.formats.saved_model.write import write
 from pax_export.export.lowering.gradients import Order
+from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.pipeline.export_run import (
     PLATFORMS,
-    Making,
+    ExportRun,
     by_signature,
     check_choice,
     checked_platforms,
 )
-from pax_export.export.tracing.exportable import DEFAULT
+from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.tracing.exportable import DEFAULT, Exportable, exportable, with_step
+from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.tracing.train_step import TrainStep
 from pax_export.export.tracing.trainable import marked
-from pax_export.export.validation import validate as _validate
+from pax_export.export.validation.cases import model_cases
+from pax_export.export.validation.validate import validate as validated
 
 
 def to_saved_model(
@@ -133,77 +140,100 @@ def to_saved_model(
     check_choice("state", state, ("frozen", "update"))
     compatibility.requested(consumer)
     keys = list(methods) if methods is not None else [DEFAULT]
-    learning = trainable is not False
-    Order.of(vjp_order, learning)
+    Order.of(vjp_order, trainable is not False)
     step = TrainStep.of(train_step, optimizer, train_inputs, keys)
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
-    with Making(path, validate=validate, overwrite=overwrite, phases=5, variables=True) as making:
-        with making.phase("load TensorFlow"):
-            tensorflow("to_saved_model")
-        chosen, programs = making.trace(model, methods, inputs, kwargs, constraints, step)
-        with making.phase("lower"):
-            chosen = marked(chosen, trainable)
-            plan = lowered_model.lower(
-                chosen, programs, state, learning, platforms, vjp_order, defer=True
-            )
-            plan = around.around(plan, constraints)
-            for signature in plan.signatures:
-                compatibility.check(consumer, plan.oldest_tensorflow, signature.key)
-        with making.directory(_needed(plan)) as directory:
-            with making.phase("write"):
-                write.write(directory, plan.store, plan.signatures)
-            errors = making.validate(
-                lambda separate: _test(directory, plan, around, making, calls, separate)
-            )
-            report = _report(plan, directory, errors, making)
-            _manifest.write(report, directory)
-    return report
-
-
-def _test(
-    directory: Path,
-    plan: lowered_model.Plan,
-    around: Processors,
-    making: Making,
-    calls: Mapping[str, Any],
-    separate: bool,
-) -> dict[str, float]:
-    """Tests what was written; arrays that were deferred are read for good if calls are made."""
-    if not making.calls:
-        written = {each.name: each.value for each in plan.store.variables}
-        checkpoint.compare(directory, written)
-        return {}
-    plan.store.gather()
-    # Functions of TensorFlow may bring variables of their own: read all of them, then.
-    plain = not (around.preprocess or around.postprocess)
-    shared = plan.weights if plain else None
-    return _validate.validate(directory, plan.cases(calls), separate, weights=shared)
-
-
-def _needed(plan: lowered_model.Plan) -> int:
-    """About so many bytes will be written."""
-    modules = sum(each.module_bytes for each in plan.signature_infos().values())
-    return modules + sum(variable.bytes for variable in plan.variable_infos())
-
-
-def _report(
-    plan: lowered_model.Plan, directory: Path, errors: dict[str, float], making: Making
-) -> Report:
-    variables = plan.variable_infos()
-    return Report(
-        model=plan.model.name,
-        signatures=plan.signature_infos(),
-        variables=variables,
-        variable_bytes=sum(variable.bytes for variable in variables),
-        graph_bytes=(directory / "saved_model.pb").stat().st_size,
-        platforms=plan.platforms,
-        oldest_tensorflow=compatibility.text(plan.oldest_tensorflow),
-        stablehlo=compatibility.text(plan.stablehlo),
-        calling_convention=plan.calling_convention,
-        versions=_manifest.versions("tensorflow"),
-        validated=making.validated,
-        largest_error=errors,
-        seconds=making.seconds,
+    request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
+    writer = _SavedModelWriter(
+        state=state,
+        trainable=trainable,
+        vjp_order=vjp_order,
+        step=step,
+        around=around,
+        platforms=platforms,
+        consumer=consumer,
+        examples=calls,
     )
+    return run_export(writer, request)
+
+
+@dataclass
+class _SavedModelWriter(Writer):
+    format = SAVED_MODEL
+    loads = "TensorFlow"
+
+    state: str
+    trainable: Any
+    vjp_order: int | None
+    step: TrainStep | None
+    around: Processors
+    platforms: tuple[str, ...]
+    consumer: str | None
+    examples: Mapping[str, Any]
+
+    def load(self, request: Request) -> None:
+        tensorflow("to_saved_model")
+
+    def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
+        self._constraints = request.constraints
+        if self.step is None:
+            return super().trace(request)
+        step = self.step
+        chosen = exportable(request.model, request.methods)
+        chosen = with_step(chosen, request.model, TrainStep.key, step.function, step.optimizer)
+        several = request.methods is not None
+        given = request.inputs, request.kwargs, request.constraints
+        return chosen, trace_all(chosen, *given, several, step.inputs)
+
+    def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
+        learning = self.trainable is not False
+        lowered = lower(
+            marked(model, self.trainable),
+            programs,
+            self.state,
+            learning,
+            self.platforms,
+            self.vjp_order,
+            defer=True,
+        )
+        self._lowered = self.around.around(lowered, self._constraints)
+        for signature in self._lowered.signatures:
+            compatibility.check(self.consumer, self._lowered.oldest_tensorflow, signature.key)
+        self.variables = self._lowered.variable_infos()
+
+    def needed(self) -> int:
+        infos = self._lowered.signature_infos().values()
+        return super().needed() + sum(each.module_bytes for each in infos)
+
+    def write(self, place: Path) -> None:
+        write(place, self._lowered.store, self._lowered.signatures)
+
+    def test(self, place: Path, run: ExportRun) -> dict[str, float]:
+        """Arrays that were deferred are read for good if calls are made."""
+        lowered = self._lowered
+        if not run.calls:
+            checkpoint.compare(place, {each.name: each.value for each in lowered.store.variables})
+            return {}
+        lowered.store.gather()
+        cases = model_cases(lowered, self.examples)
+        if self.around.preprocess or self.around.postprocess:
+            # Functions of TensorFlow may bring variables of their own: all of them are read.
+            return validated(self.format, place, cases, run.separate)
+        # What was written of the variables is compared; calls here share the memory of ours.
+        checkpoint.compare(place, lowered.weights)
+        shared = partial(run_saved_model, weights=lowered.weights)
+        return validated(self.format, place, cases, run.separate, here=shared)
+
+    def facts(self, place: Path) -> dict[str, Any]:
+        lowered = self._lowered
+        return {
+            "signatures": lowered.signature_infos(),
+            "graph_bytes": (place / "saved_model.pb").stat().st_size,
+            "platforms": lowered.platforms,
+            "oldest_tensorflow": compatibility.text(lowered.oldest_tensorflow),
+            "stablehlo": compatibility.text(lowered.stablehlo),
+            "calling_convention": lowered.calling_convention,
+            "versions": package_versions("tensorflow"),
+        }

@@ -1,4 +1,4 @@
-"""Exports as callables again: on numpy, jax and TensorFlow arrays."""
+"""A SavedModel as a callable again: on numpy, jax and TensorFlow arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from pax_export._errors import ExportPathError
 from pax_export._optional import require
-from pax_export.export.artifact import report as _manifest
 from pax_export.export.artifact.arguments import Arguments, default_of, is_of_jax
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import rebuild
@@ -134,46 +133,12 @@ def _to_jax(tensor: Any) -> Any:
     return value if tensor.dtype.name == "string" else as_jax(value)
 
 
-def load(path: str | os.PathLike[str]) -> Any:
-    """Loads what `to_saved_model` or one of its sisters wrote.
-
-    Args:
-        path: of the export: a directory, or a file.
-
-    Returns:
-        A callable like the exported model: a `LoadedModel` of a SavedModel, a
-        `LoadedBundle` of a StableHLO bundle, a `LoadedFile` of a TFLite or ONNX
-        model.  No code of the export is run.
+def load(path: Path, report: Report) -> LoadedModel:
+    """Reads a SavedModel.
 
     Raises:
-        ExportPathError: there is no export, or it cannot be read.
-        MissingPackageError: what runs the export is not installed.
-
-    Example:
-        >>> import tempfile, jax.numpy as jnp
-        >>> from pax_export.export import load, spec, to_saved_model
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     double = ({"w": jnp.full(3, 2.0)}, lambda params, x: params["w"] * x)
-        ...     report = to_saved_model(double, folder + "/double", spec("batch, 3"))
-        ...     doubled = load(folder + "/double")
-        >>> doubled([[1, 2, 3]]).tolist()
-        [[2.0, 4.0, 6.0]]
+        ExportPathError: files are missing or damaged.
     """
-    report = _manifest.read(path)
-    if report.target == "saved_model":
-        return _load_saved_model(Path(path), report)
-    if report.target not in _READERS:
-        raise ExportPathError(
-            "This export was written by a newer pax_export, for a target that is not known here.",
-            where=str(path),
-            got=report.target,
-        )
-    # What reads these needs jax, and a process that serves a SavedModel may have none.
-    require("jax", "all", f"load of {report.target}")
-    return importlib.import_module(_READERS[report.target]).load(Path(path), report)
-
-
-def _load_saved_model(path: Path, report: Report) -> LoadedModel:
     tf = require("tensorflow", "tensorflow", "load")
     try:
         return LoadedModel(tf.saved_model.load(os.fspath(path)), report)
@@ -184,11 +149,3 @@ def _load_saved_model(path: Path, report: Report) -> LoadedModel:
             got=f"{type(error).__name__}: {error}"[:500],
             write="the directory as to_saved_model wrote it",
         ) from error
-
-
-#: By target, the module whose `load` reads it.
-_READERS = {
-    "stablehlo": "pax_export.export.formats.stablehlo.bundle",
-    "tflite": "pax_export.export.formats.tflite.write",
-    "onnx": "pax_export.export.formats.onnx.write",
-}

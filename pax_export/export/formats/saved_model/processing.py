@@ -27,9 +27,9 @@ from pax_export.export.formats.saved_model.processors import (
     python_function,
     trackables,
 )
-from pax_export.export.lowering.lowered_model import Plan
+from pax_export.export.lowering import infos
+from pax_export.export.lowering.lowered_model import LoweredModel
 from pax_export.export.lowering.signature import Processing, Signature
-from pax_export.export.pipeline import infos
 from pax_export.export.pipeline.export_run import by_signature
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.binding import bind
@@ -65,7 +65,7 @@ class Processors:
             )
         return cls(*read.values())
 
-    def around(self, plan: Plan, constraints: Sequence[str]) -> Plan:
+    def around(self, plan: LoweredModel, constraints: Sequence[str]) -> LoweredModel:
         """The plan with these functions around its signatures."""
         signatures = tuple(
             self._around(program, signature, constraints)

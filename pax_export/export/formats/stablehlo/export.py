@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import checksums
-from pax_export.export.artifact import report as _manifest
-from pax_export.export.artifact.report import Report, VariableInfo
-from pax_export.export.formats.stablehlo import functions as _bundle_functions
-from pax_export.export.formats.stablehlo import write
+from pax_export.export.artifact.formats import STABLEHLO
+from pax_export.export.artifact.report import (
+    REPORT_FILE,
+    Report,
+    package_versions,
+    write_report,
+)
+from pax_export.export.formats.stablehlo import functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
-from pax_export.export.formats.stablehlo.functions import Function
-from pax_export.export.pipeline import infos
-from pax_export.export.pipeline.export_run import PLATFORMS, Making, check_choice, checked_platforms
+from pax_export.export.formats.stablehlo.write import WEIGHTS, write_function, write_weights
+from pax_export.export.lowering import infos
+from pax_export.export.pipeline.export_run import (
+    PLATFORMS,
+    ExportRun,
+    check_choice,
+    checked_platforms,
+)
+from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.structure import legal_names
-from pax_export.export.validation import validate as _validate
+from pax_export.export.validation.compare import Case
 
 
 def to_stablehlo(
@@ -96,55 +109,99 @@ def to_stablehlo(
             got='state="update", weights="constants"',
             write='weights="arguments"',
         )
-    with Making(path, validate=validate, overwrite=overwrite, phases=4) as making:
-        given = _exporteds(model, inputs, methods)
-        if given is not None:
-            name, variables, values = _name(given), (), {}
-            with making.phase("lower"):
-                functions = [
-                    _bundle_functions.of_exported(key, exported, vjp_order)
-                    for key, exported in given.items()
-                ]
-        else:
-            chosen, programs = making.trace(model, methods, inputs, kwargs, constraints)
-            with making.phase("lower"):
-                lowered = _bundle_functions.lower(
-                    chosen,
-                    programs,
-                    _bundle_functions.given_shardings(
-                        inputs, kwargs, programs, methods is not None
-                    ),
-                    update=state == "update",
-                    order=vjp_order,
-                    constant=weights == "constants",
-                    platforms=checked_platforms(platforms),
-                    disabled_checks=disabled_checks,
-                )
-            functions, name, values = lowered.functions, chosen.name, lowered.weights
-            variables = () if weights == "constants" else infos.of_variables(lowered.store)
-        with making.directory(_needed(functions, variables)) as directory:
-            with making.phase("write"):
-                names = legal_names(function.key for function in functions)
-                for file, function in zip(names, functions):
-                    write.write_function(
-                        directory, file, function.exported, vjp_order, function.modules
-                    )
-                write.write_weights(directory, values)
-            details = {
-                "vjp_order": vjp_order,
-                "weights": weights,
-                "functions": {
-                    function.key: function.details(file) for file, function in zip(names, functions)
-                },
-            }
-            report = _report(name, functions, variables, details, directory, making, {})
-            _manifest.write(report, directory)
-            sums = checksums.write(directory)
-            errors = making.validate(lambda separate: _test(directory, functions, separate))
-            report = _report(name, functions, variables, details, directory, making, errors)
-            _manifest.write(report, directory)
-            checksums.write(directory, {k: v for k, v in sums.items() if k != _manifest.FILE})
-    return report
+    request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
+    writer = _BundleWriter(
+        update=state == "update",
+        order=vjp_order,
+        weights=weights,
+        platforms=platforms,
+        disabled_checks=disabled_checks,
+    )
+    return run_export(writer, request)
+
+
+@dataclass
+class _BundleWriter(Writer):
+    format = STABLEHLO
+    tests_reported = True
+
+    update: bool
+    order: int
+    weights: str
+    platforms: Sequence[str]
+    disabled_checks: Sequence[Any]
+
+    def make(self, run: ExportRun, request: Request) -> None:
+        given = _exporteds(request.model, request.inputs, request.methods)
+        if given is None:
+            self._request = request
+            return super().make(run, request)
+        self.name, self.variables, self._values = _name(given), (), {}
+        with run.phase("lower"):
+            self._take([functions.of_exported(k, each, self.order) for k, each in given.items()])
+        return None
+
+    def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
+        request, constant = self._request, self.weights == "constants"
+        several = request.methods is not None
+        lowered = functions.lower(
+            model,
+            programs,
+            functions.given_shardings(request.inputs, request.kwargs, programs, several),
+            update=self.update,
+            order=self.order,
+            constant=constant,
+            platforms=checked_platforms(self.platforms),
+            disabled_checks=self.disabled_checks,
+        )
+        self.variables = () if constant else infos.of_variables(lowered.store)
+        self._values = lowered.weights
+        self._take(lowered.functions)
+
+    def _take(self, made: list[functions.Function]) -> None:
+        self._functions = dict(zip(legal_names(each.key for each in made), made))
+
+    def needed(self) -> int:
+        made = self._functions.values()
+        modules = sum(len(each.exported.mlir_module_serialized) for each in made)
+        portable = sum(len(module.portable.module) for each in made for module in each.modules)
+        return super().needed() + modules + portable
+
+    def write(self, place: Path) -> None:
+        for file, each in self._functions.items():
+            write_function(place, file, each.exported, self.order, each.modules)
+        write_weights(place, self._values)
+        self._sums: dict[str, str] = {}
+
+    def cases(self) -> list[Case]:
+        return [case for function in self._functions.values() for case in function.cases()]
+
+    def facts(self, place: Path) -> dict[str, Any]:
+        made = self._functions
+        exported = [each.exported for each in made.values()]
+        apart = {WEIGHTS, REPORT_FILE, checksums.FILE}
+        files = [file for file in place.iterdir() if file.name not in apart]
+        platforms, versions = tuple(exported[0].platforms), package_versions()
+        return {
+            "signatures": {each.key: each.info for each in made.values()},
+            "graph_bytes": sum(file.stat().st_size for file in files),
+            "platforms": platforms,
+            "stablehlo": oldest([module for each in made.values() for module in each.modules]),
+            "calling_convention": max(each.calling_convention_version for each in exported),
+            "versions": versions,
+            "details": {
+                "vjp_order": self.order,
+                "weights": self.weights,
+                "functions": {each.key: each.details(file) for file, each in made.items()},
+                "runs_in": f"jax {versions['jax']}, on {', '.join(platforms)}",
+            },
+        }
+
+    def attach(self, report: Report, place: Path) -> None:
+        """Nothing but the report changes after the first time: the rest is hashed once."""
+        write_report(report, place)
+        known = {name: each for name, each in self._sums.items() if name != REPORT_FILE}
+        self._sums = checksums.write(place, known)
 
 
 def _exporteds(model: Any, inputs: Any, methods: Any) -> dict[str, Exported] | None:
@@ -168,51 +225,5 @@ def _exporteds(model: Any, inputs: Any, methods: Any) -> dict[str, Exported] | N
     return model
 
 
-def _needed(functions: Sequence[Function], variables: Sequence[VariableInfo]) -> int:
-    """About so many bytes will be written."""
-    modules = sum(len(each.exported.mlir_module_serialized) for each in functions)
-    portable = sum(len(module.portable.module) for each in functions for module in each.modules)
-    return modules + portable + sum(variable.bytes for variable in variables)
-
-
 def _name(given: Mapping[str, Exported]) -> str:
     return ", ".join(dict.fromkeys(each.fun_name for each in given.values()))
-
-
-def _test(directory: Path, functions: Sequence[Function], separate: bool) -> dict[str, float]:
-    cases = [case for function in functions for case in function.cases()]
-    return _validate.validate(directory, cases, separate, "stablehlo")
-
-
-def _report(
-    name: str,
-    functions: Sequence[Function],
-    variables: tuple[VariableInfo, ...],
-    details: dict[str, Any],
-    directory: Path,
-    making: Making,
-    errors: dict[str, float],
-) -> Report:
-    exported = [function.exported for function in functions]
-    platforms = exported[0].platforms
-    apart = {write.WEIGHTS, _manifest.FILE, checksums.FILE}
-    files = [file for file in directory.iterdir() if file.name not in apart]
-    modules = [module for function in functions for module in function.modules]
-    versions = _manifest.versions()
-    return Report(
-        model=name,
-        signatures={function.key: function.info for function in functions},
-        variables=variables,
-        variable_bytes=sum(variable.bytes for variable in variables),
-        graph_bytes=sum(file.stat().st_size for file in files),
-        platforms=tuple(platforms),
-        oldest_tensorflow="",
-        stablehlo=oldest(modules),
-        calling_convention=max(each.calling_convention_version for each in exported),
-        versions=versions,
-        validated=making.validated,
-        largest_error=errors,
-        seconds=making.seconds,
-        target="stablehlo",
-        details=details | {"runs_in": f"jax {versions['jax']}, on {', '.join(platforms)}"},
-    )

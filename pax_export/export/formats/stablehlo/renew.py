@@ -18,8 +18,13 @@ from jax import export as jax_export
 from pax_export._errors import ExportPathError
 from pax_export._files import checksums
 from pax_export._files import directory as _directory
-from pax_export.export.artifact import report as _manifest
-from pax_export.export.artifact.report import Report
+from pax_export.export.artifact.report import (
+    Report,
+    package_versions,
+    read_report,
+    report_of_dict,
+    write_report,
+)
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo import write
 from pax_export.export.formats.stablehlo.exported import Exported, Module
@@ -103,7 +108,7 @@ def renew(path: str | os.PathLike[str]) -> Report:
         True
     """
     path = Path(path)
-    report = _manifest.read(path)
+    report = read_report(path)
     if report.target != "stablehlo":
         raise ExportPathError(
             "This is no StableHLO bundle.", where=str(path), got=f"target {report.target}"
@@ -134,8 +139,8 @@ def _rewrite(path: Path, directory: Path, report: Report, made: Mapping[str, Any
         write.write_function(
             directory, report.details["functions"][key]["file"], exported, order, ()
         )
-    data = report.as_dict() | {"versions": _manifest.versions()}
-    new = _manifest.of_dict(data)
-    _manifest.write(new, directory)
+    data = report.as_dict() | {"versions": package_versions()}
+    new = report_of_dict(data)
+    write_report(new, directory)
     checksums.write(directory)
     return new

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export.export.artifact import embedded
-from pax_export.export.artifact import report as _manifest
-from pax_export.export.artifact.report import Report
-from pax_export.export.formats.saved_model.functions import tensorflow
-from pax_export.export.formats.tflite import write
-from pax_export.export.lowering import lowered_model
-from pax_export.export.pipeline import infos
-from pax_export.export.pipeline.export_run import Making, check_choice
-from pax_export.export.validation import forward_cases
-from pax_export.export.validation import validate as _validate
+from pax_export._errors import UnsupportedOperationError
+from pax_export._optional import require
+from pax_export.export.artifact.embedded import append_zip
+from pax_export.export.artifact.formats import TFLITE
+from pax_export.export.artifact.report import Report, package_versions, report_text
+from pax_export.export.formats.saved_model.functions import (
+    make_function,
+    make_variables,
+    tensorflow,
+)
+from pax_export.export.formats.tflite.load import litert
+from pax_export.export.lowering.lowered_model import lower
+from pax_export.export.lowering.signature import Signature
+from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline.export_run import check_choice
+from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.programs import Program
+from pax_export.export.validation.cases import output_cases
+from pax_export.export.validation.compare import Case
 
 #: How many bytes of a file a byte of weights is.
 _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
 #: How much farther from jax than rounding the numbers of a quantised model are.
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
+_OPERATION = re.compile(r"\b(?:tf|stablehlo|mhlo|chlo|vhlo)\.(\w+)")
 
 
 def to_tflite(
@@ -75,54 +88,91 @@ def to_tflite(
         [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
     """
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
-    with Making(path, validate=validate, overwrite=overwrite, phases=5, file=True) as making:
-        with making.phase("load TensorFlow"):
-            tensorflow("to_tflite")
-            if validate:
-                write.litert("to_tflite")
-        chosen, programs = making.trace(model, methods, inputs, kwargs, constraints)
-        with making.phase("lower"):
-            plan = lowered_model.lower(chosen, programs, "frozen", False, ("cpu",), vjp_order=0)
-        stored = sum(variable.bytes for variable in infos.of_variables(plan.store))
-        with making.file(int(stored * _SIZES[quantize])) as file:
-            with making.phase("write"):
-                write.write(file, plan.store, plan.signatures, quantize)
-            errors = making.validate(
-                lambda separate: _validate.validate(
-                    file, _cases(plan), separate, "tflite", _FACTORS[quantize]
-                )
-            )
-            report = _report(plan, file, quantize, errors, making)
-            embedded.append_zip(file, _manifest.text(report))
-    return report
+    request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
+    return run_export(_TfliteWriter(quantize), request)
 
 
-def _cases(plan: lowered_model.Plan) -> list[_validate.Case]:
-    return [each for program in plan.programs for each in forward_cases.cases(program, plan.store)]
+class _TfliteWriter(Writer):
+    format = TFLITE
+    loads = "TensorFlow"
+
+    def __init__(self, quantize: str | None):
+        self._quantize = quantize
+        self.factor = _FACTORS[quantize]
+
+    def load(self, request: Request) -> None:
+        tensorflow("to_tflite")
+        if request.validate:
+            litert("to_tflite")
+
+    def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
+        self._lowered = lower(model, programs, "frozen", False, ("cpu",), vjp_order=0)
+        self.variables = self._lowered.variable_infos()
+
+    def needed(self) -> int:
+        return int(super().needed() * _SIZES[self._quantize])
+
+    def write(self, place: Path) -> None:
+        lowered = self._lowered
+        place.write_bytes(_converted(lowered.store, lowered.signatures, self._quantize))
+
+    def cases(self) -> list[Case]:
+        lowered = self._lowered
+        return [
+            each for program in lowered.programs for each in output_cases(program, lowered.store)
+        ]
+
+    def facts(self, place: Path) -> dict[str, Any]:
+        return {
+            "signatures": self._lowered.signature_infos(),
+            "graph_bytes": place.stat().st_size,
+            "platforms": ("cpu",),
+            "versions": package_versions("tensorflow"),
+            "details": {"runs_in": "LiteRT"}
+            | ({"quantize": self._quantize} if self._quantize else {}),
+        }
+
+    def attach(self, report: Report, place: Path) -> None:
+        append_zip(place, report_text(report))
 
 
-def _report(
-    plan: lowered_model.Plan,
-    file: Path,
-    quantize: str | None,
-    errors: dict[str, float],
-    making: Making,
-) -> Report:
-    variables = infos.of_variables(plan.store)
-    return Report(
-        model=plan.model.name,
-        signatures=plan.signature_infos(),
-        variables=variables,
-        variable_bytes=sum(variable.bytes for variable in variables),
-        graph_bytes=file.stat().st_size,
-        platforms=("cpu",),
-        oldest_tensorflow="",
-        stablehlo="",
-        calling_convention=0,
-        versions=_manifest.versions("tensorflow"),
-        validated=making.validated,
-        largest_error=errors,
-        seconds=making.seconds,
-        target="tflite",
-        details={"runs_in": "LiteRT"} | ({"quantize": quantize} if quantize else {}),
+def _converted(store: Store, signatures: Sequence[Signature], quantize: str | None) -> bytes:
+    """Converts signatures to one TFLite model, with nothing but built-in operations.
+
+    Raises:
+        UnsupportedOperationError: TFLite has no such operation or dtype.
+    """
+    tf = require("tensorflow", "tflite", "to_tflite")
+    variables = make_variables(store)
+    root = tf.Module()
+    root.leaves = variables
+    functions = {
+        each.key: make_function(each, variables).get_concrete_function() for each in signatures
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(root, folder, signatures=functions)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        if quantize is not None:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if quantize == "float16":
+            converter.target_spec.supported_types = [tf.float16]
+        try:
+            return converter.convert()
+        except Exception as error:  # the converter has classes of its own for this
+            raise _refused(error) from error
+
+
+def _refused(error: Exception) -> UnsupportedOperationError:
+    """Names the operations, out of a text of many lines of MLIR."""
+    text = str(error)
+    names = dict.fromkeys(
+        name for name in _OPERATION.findall(text) if not name.startswith(("XlaCallModule", "func"))
+    )
+    return UnsupportedOperationError(
+        "TFLite cannot express this model"
+        + (f": it has no {', '.join(names)} like this." if names else "."),
+        got=re.sub(r"\s+", " ", text)[:500],
+        write="the same in other operations of jax.numpy and jax.lax, or float32 numbers; "
+        "a size instead of a symbolic dimension; or another target, e.g. to_saved_model",
     )

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, PaxError
+from pax_export.export.artifact.random_calls import RandomCall
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import DEFAULT, Exportable, Method, exportable
-from pax_export.export.validation import serve, validate
-from pax_export.export.validation.recheck import Call
+from pax_export.export.validation.compare import Case, compare
+from pax_export.export.validation.serve import Arrays
 
 
-class Model:
+class ReferenceModel:
     """The model that was exported, as jax runs it."""
 
     def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
@@ -29,7 +30,9 @@ class Model:
         has_it = key != DEFAULT and callable(getattr(type(model), key, None))
         return key if has_it else "__call__"
 
-    def differences(self, call: Call, info: SignatureInfo, got: serve.Arrays) -> dict[str, float]:
+    def differences(
+        self, key: str, call: RandomCall, info: SignatureInfo, got: Arrays
+    ) -> dict[str, float]:
         """How far the results are from the model's, by name.
 
         Raises:
@@ -42,17 +45,15 @@ class Model:
         values = [leaf.value for leaf in self._exportable.leaves]
         expected: dict[str, Any] = {}
         try:
-            output, _ = self._exportable.run(self._methods[call.signature], values, args, arguments)
+            output, _ = self._exportable.run(self._methods[key], values, args, arguments)
             collect(info.result, output, expected, "the result")
             arrays = {name: np.asarray(dtypes.store(value)) for name, value in expected.items()}
         except (PaxError, TypeError, ValueError, KeyError) as error:
             raise InvalidArgumentError(
                 "The model to compare with cannot be called as the export can.",
-                where=call.signature,
+                where=key,
                 got=f"{type(error).__name__}: {error}",
                 write="the factory that made the exported model; --method KEY=NAME names a method",
             ) from error
-        values_got = {name: got[name] for name in call.outputs}
-        label = ", ".join(f"{name}={size}" for name, size in call.sizes.items())
-        case = validate.Case(call.signature, call.inputs, arrays, label=label and f"({label})")
-        return validate.compare(case, values_got)
+        values_got = {entry.name: got[entry.name] for entry in info.outputs}
+        return compare(Case(key, call.inputs, arrays, label=call.label), values_got)

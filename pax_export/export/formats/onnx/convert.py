@@ -1,4 +1,4 @@
-"""Writes an ONNX model with jax2onnx, and reads it with onnxruntime."""
+"""From a traced program to an ONNX model, by jax2onnx."""
 
 from __future__ import annotations
 
@@ -6,36 +6,24 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pax_export._errors import ExportPathError, UnsupportedOperationError
+from pax_export._errors import UnsupportedOperationError
 from pax_export._jaxpr import call_inlined, jaxpr_sources
 from pax_export._optional import require
-from pax_export.export.artifact.report import Report
-from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx.rules import RULES
 from pax_export.export.tracing.programs import Program
 
-#: A protobuf message, and so an ONNX file, cannot be longer.
-LARGEST = 2**31 - 1
 
-
-def onnxruntime(purpose: str) -> Any:
-    """The runtime of ONNX models."""
-    return require("onnxruntime", "onnx", purpose)
-
-
-def write(
-    path: Path, program: Program, names: Sequence[str], weights: Mapping[str, Any], opset: int
-) -> None:
+def converted(
+    program: Program, names: Sequence[str], weights: Mapping[str, Any], opset: int
+) -> bytes:
     """Converts a program to an ONNX model.
 
     Args:
-        path: the file.
         program: the program.
         names: of the weights that are its leaves and constants, in order.
         weights: by name.
@@ -63,7 +51,7 @@ def write(
             raise _refused(error, program) from error
     _check_operators(model, opset)
     _store_weights(model, weights)
-    path.write_bytes(model.SerializeToString(deterministic=True))
+    return model.SerializeToString(deterministic=True)
 
 
 def _written_out(
@@ -172,28 +160,3 @@ def _refused(error: Exception, program: Program) -> UnsupportedOperationError:
         write="the same in other operations of jax.numpy and jax.lax, a size instead of a "
         "symbolic dimension, or another target, e.g. to_saved_model",
     )
-
-
-def load(path: Path, report: Report) -> LoadedFile:
-    """Reads an ONNX model.
-
-    Raises:
-        ExportPathError: it is none, or damaged.
-    """
-    runtime = onnxruntime("load")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3  # errors; warnings are about what conversion left over
-    try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common class
-        raise ExportPathError(
-            "onnxruntime cannot read this file.", where=str(path), got=str(error)[:500]
-        ) from error
-    names = [output.name for output in session.get_outputs()]
-    taken = {entry.name for entry in session.get_inputs()}
-
-    def run(key: str, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
-        given = {name: value for name, value in inputs.items() if name in taken}
-        return dict(zip(names, session.run(names, given)))
-
-    return LoadedFile(report, session, run)

@@ -1,0 +1,125 @@
+"""The table of formats: what loading, validation, reports and the command line know of each.
+
+A format is one file or folder of `pax_export.export.formats`, and one row here.  Another
+distribution adds one by an entry point of the group ``pax_export.formats`` that names a
+`Format` of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+GROUP = "pax_export.formats"
+
+
+@dataclass(frozen=True)
+class Format:
+    """One row: places of functions are written ``"module:function"``, and imported when used.
+
+    Attributes:
+        name: as reports have it, e.g. ``"tflite"``.
+        title: as a sentence has it, e.g. ``"a TFLite model"``.
+        export: writes it: ``(model, path, inputs, *, kwargs, methods, validate, overwrite, ...)``.
+        load: reads it: ``(path, report)`` gives what can be called.
+        run: makes calls of it with its runtime alone: ``(path, calls)`` gives the arrays of
+            each, see `pax_export.export.validation.serve`.
+        suffix: what the name of the file ends with; empty for a folder.
+        option: what ``--target`` calls it; the name, if empty.
+        options: what ``pax-export export`` takes for it alone, as `argparse` is told.
+        loads_without_jax: whether `load` needs no jax.
+        run_imports: what of ``"jax"`` and ``"pax_export"`` `run` needs: a fresh process can
+            import neither of the others.
+        has_variables: whether ``validate="variables"`` means something.
+    """
+
+    name: str
+    title: str
+    export: str
+    load: str
+    run: str
+    suffix: str = ""
+    option: str = ""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    loads_without_jax: bool = False
+    run_imports: tuple[str, ...] = ()
+    has_variables: bool = False
+
+    @property
+    def exporter(self) -> str:
+        """The name of the function that writes it."""
+        return self.export.partition(":")[2]
+
+
+_ROOM = "pax_export.export.formats"
+
+SAVED_MODEL = Format(
+    name="saved_model",
+    title="a SavedModel",
+    export=f"{_ROOM}.saved_model.export:to_saved_model",
+    load=f"{_ROOM}.saved_model.load:load",
+    run=f"{_ROOM}.saved_model.run:run",
+    option="savedmodel",
+    loads_without_jax=True,
+    has_variables=True,
+)
+STABLEHLO = Format(
+    name="stablehlo",
+    title="a StableHLO bundle",
+    export=f"{_ROOM}.stablehlo.export:to_stablehlo",
+    load=f"{_ROOM}.stablehlo.bundle:load",
+    run=f"{_ROOM}.stablehlo.run:run",
+    options={"weights": {"choices": ("arguments", "constants"), "help": "of stablehlo"}},
+    run_imports=("jax", "pax_export"),
+)
+TFLITE = Format(
+    name="tflite",
+    title="a TFLite model",
+    export=f"{_ROOM}.tflite.export:to_tflite",
+    load=f"{_ROOM}.tflite.load:load",
+    run=f"{_ROOM}.tflite.run:run",
+    suffix=".tflite",
+    options={
+        "quantize": {
+            "choices": ("float16", "dynamic"),
+            "help": "of tflite: weights with fewer bits",
+        }
+    },
+)
+ONNX = Format(
+    name="onnx",
+    title="an ONNX model",
+    export=f"{_ROOM}.onnx.export:to_onnx",
+    load=f"{_ROOM}.onnx.load:load",
+    run=f"{_ROOM}.onnx.run:run",
+    suffix=".onnx",
+    options={"opset": {"type": int, "metavar": "N", "help": "of onnx: version of its operators"}},
+)
+_FORMATS = (SAVED_MODEL, STABLEHLO, TFLITE, ONNX)
+
+
+def find(name: str) -> Format | None:
+    """The row of a format; None if nothing that is installed knows it."""
+    own = {each.name: each for each in _FORMATS}
+    return own.get(name) or all_formats().get(name)
+
+
+def all_formats() -> dict[str, Format]:
+    """The rows by name; a name of ours is never somebody else's."""
+    others = (each.load() for each in entry_points(group=GROUP))
+    return {each.name: each for each in (*others, *_FORMATS)}
+
+
+def imported(place: str) -> Any:
+    """The function at ``"module:function"``."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def exporters() -> str:
+    """The functions that write our own formats, for messages."""
+    *names, last = (each.exporter for each in _FORMATS)
+    return f"{', '.join(names)} or {last}"
