@@ -11,29 +11,46 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pax_export._optional import is_installed, require
-from pax_export.export.artifact.report import Report
-from pax_export.export.formats.saved_model.load import LoadedModel
-from pax_export.export.loading import load
+from pax_export._optional import require
 
-# A process that serves what was exported may have no jax: it loads SavedModels, and no more.
-if TYPE_CHECKING or is_installed("jax"):
+if TYPE_CHECKING:
+    from pax_export.export import orbax
+    from pax_export.export.artifact.report import Report
     from pax_export.export.formats.loaded_file import LoadedFile
     from pax_export.export.formats.onnx.export import to_onnx
     from pax_export.export.formats.saved_model.export import to_saved_model
+    from pax_export.export.formats.saved_model.load import LoadedModel
     from pax_export.export.formats.stablehlo.bundle import LoadedBundle
     from pax_export.export.formats.stablehlo.export import to_stablehlo
     from pax_export.export.formats.stablehlo.renew import renew
     from pax_export.export.formats.tflite.export import to_tflite
+    from pax_export.export.loading import load
+    from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
     from pax_export.export.retargeting.retarget import RetargetReport, retarget
     from pax_export.export.tracing.spec import spec
 
-if TYPE_CHECKING:
-    from pax_export.export import orbax
-    from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
-
-# Loaded when first used: their classes derive from TensorFlow's.
-_OF_ORBAX = ("ExportManager", "JaxModule", "ServingConfig")
+# Loaded when first used: a program pays for the formats that it writes, and a process that
+# serves what was exported may have no jax: it loads SavedModels, and no more.
+_WITHOUT_JAX = {
+    "LoadedModel": "formats.saved_model.load",
+    "Report": "artifact.report",
+    "load": "loading",
+}
+_HOMES = _WITHOUT_JAX | {
+    "ExportManager": "orbax",
+    "JaxModule": "orbax",
+    "LoadedBundle": "formats.stablehlo.bundle",
+    "LoadedFile": "formats.loaded_file",
+    "RetargetReport": "retargeting.retarget",
+    "ServingConfig": "orbax",
+    "renew": "formats.stablehlo.renew",
+    "retarget": "retargeting.retarget",
+    "spec": "tracing.spec",
+    "to_onnx": "formats.onnx.export",
+    "to_saved_model": "formats.saved_model.export",
+    "to_stablehlo": "formats.stablehlo.export",
+    "to_tflite": "formats.tflite.export",
+}
 
 __all__ = [
     "ExportManager",
@@ -57,9 +74,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "orbax" or name in _OF_ORBAX:
-        room = importlib.import_module(f"{__name__}.orbax")
-        return room if name == "orbax" else getattr(room, name)
-    if name in __all__:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _WITHOUT_JAX:
         require("jax", "all", f"pax_export.export.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = importlib.import_module(f"{__name__}.{_HOMES.get(name, name)}")
+    value = room if name == "orbax" else getattr(room, name)
+    globals()[name] = value  # so that this function is not asked again
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pax_export.cli import main
-from pax_export.export.validation import fresh_process, serve
+from pax_export.export.artifact.formats import imported
+from pax_export.export.validation import recheck, serve
 
 FACTORIES = """
 import jax.numpy as jnp
@@ -74,8 +75,8 @@ def foreign(here):
 def quick(monkeypatch):
     """Makes the calls in this process: a fresh one spends seconds on its imports."""
 
-    def here(runtime, place, calls, mode):
+    def here(format, place, calls, mode):
         assert mode == "each"
-        return serve.run_each(runtime, str(place), calls)
+        return serve.run_each(imported(format.run), str(place), calls)
 
-    monkeypatch.setattr(fresh_process, "in_process", here)
+    monkeypatch.setattr(recheck, "in_process", here)

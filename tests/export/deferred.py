@@ -66,7 +66,7 @@ def test_a_checkpoint_on_disk(folder):
 
 
 def test_a_variable_that_is_not_the_one_on_disk(folder, monkeypatch):
-    from pax_export.export.formats.saved_model import write as saved_model
+    from pax_export.export.formats.saved_model import writer as saved_model
 
     write = saved_model.write
 

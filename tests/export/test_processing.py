@@ -177,14 +177,14 @@ def test_text_that_a_preprocessor_cannot_read_needs_examples(tmp_path):
 
 
 def test_examples_take_the_place_of_random_numbers(tmp_path, monkeypatch):
-    from pax_export.export.validation import validate as _validate
+    from pax_export.export.formats.saved_model import export
 
     seen = []
-    validate = _validate.validate
+    validate = export.validated
     monkeypatch.setattr(
-        _validate,
-        "validate",
-        lambda *args, **options: seen.extend(args[1]) or validate(*args, **options),
+        export,
+        "validated",
+        lambda *args, **options: seen.extend(args[2]) or validate(*args, **options),
     )
     example = random(7, 3)
     to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), examples=[example])
@@ -213,7 +213,7 @@ def test_random_preprocessors_are_validated_on_what_they_gave(export):
 
 
 def test_a_wrong_model_behind_a_preprocessor_is_found_out(tmp_path, monkeypatch):
-    from pax_export.export.formats.saved_model import write as saved_model
+    from pax_export.export.formats.saved_model import writer as saved_model
 
     write = saved_model.write
 

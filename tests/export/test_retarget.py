@@ -18,8 +18,8 @@ from pax_export._errors import (
 )
 from pax_export.export import retarget
 from pax_export.export.artifact import saved_model_file
+from pax_export.export.formats.saved_model import run as saved_model
 from pax_export.export.retargeting import mend
-from pax_export.export.validation import serve as _served
 from tests.consumers.foreign import PARAMS, model, save
 from tests.export.models import random
 
@@ -108,7 +108,7 @@ def test_what_is_mended_can_be_mended_and_compared(mended, tmp_path):
 
 
 def test_another_result_is_found(mended, tmp_path, monkeypatch):
-    call = _served.RUNTIMES["any_saved_model"]
+    call = saved_model.run_any
     counted = []
 
     def wrong(*args):
@@ -118,7 +118,7 @@ def test_another_result_is_found(mended, tmp_path, monkeypatch):
             result["best"] = result["best"] + 1
         return results
 
-    monkeypatch.setitem(_served.RUNTIMES, "any_saved_model", wrong)
+    monkeypatch.setattr(saved_model, "run_any", wrong)
     with pytest.raises(ValidationError, match="differs from the model's"):
         retarget(mended[0], out=tmp_path / "new")
     assert not list(tmp_path.iterdir())

@@ -14,12 +14,13 @@ from pax_export.export.formats.saved_model.functions import (
 )
 from pax_export.export.lowering import lowered_model
 from pax_export.export.tracing.exportable import exportable
+from pax_export.export.tracing.programs import trace_all
 from tests.export.models import Counter, affine, affine_params, random
 
 
 def plan_of(model, inputs, state="frozen", trainable=False):
     chosen = exportable(model, None)
-    traced = lowered_model.trace(chosen, inputs, None, (), False)
+    traced = trace_all(chosen, inputs, None, (), False)
     return lowered_model.lower(chosen, traced, state, trainable, ("cpu",))
 
 

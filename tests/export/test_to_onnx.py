@@ -134,14 +134,14 @@ def test_validation_in_a_process_without_jax(tmp_path):
 
 
 def test_validation_compares_with_the_model(tmp_path, monkeypatch):
-    from pax_export.export.formats.onnx import write as writer
+    from pax_export.export.formats.onnx import export
 
-    write = writer.write
+    converted = export.converted
 
-    def damaged(path, program, names, weights, opset):
-        write(path, program, names, {k: v + 1 for k, v in weights.items()}, opset)
+    def damaged(program, names, weights, opset):
+        return converted(program, names, {k: v + 1 for k, v in weights.items()}, opset)
 
-    monkeypatch.setattr(writer, "write", damaged)
+    monkeypatch.setattr(export, "converted", damaged)
     with pytest.raises(_errors.ValidationError, match="differ"):
         to_onnx((affine_params(), affine), tmp_path / "m.onnx", spec("2, 3"))
     assert not list(tmp_path.iterdir())

@@ -315,7 +315,7 @@ def test_without_portable_modules_it_says_what_is_missing(damaged):
 
 
 def test_it_is_whole_or_not_there(tmp_path, net, monkeypatch):
-    from pax_export.export.formats.stablehlo import write as stablehlo
+    from pax_export.export.formats.stablehlo import files as stablehlo
 
     def fail(*_):
         raise OSError("disk full")
@@ -327,7 +327,7 @@ def test_it_is_whole_or_not_there(tmp_path, net, monkeypatch):
 
 
 def test_validation_compares_with_the_model(tmp_path, net, monkeypatch):
-    from pax_export.export.formats.stablehlo import write as stablehlo
+    from pax_export.export.formats.stablehlo import files as stablehlo
 
     write = stablehlo.write_weights
     monkeypatch.setattr(

@@ -105,16 +105,16 @@ def test_validation_in_a_process_without_jax(tmp_path):
 
 
 def test_validation_compares_with_the_model(tmp_path, monkeypatch):
-    from pax_export.export.formats.tflite import write as tflite
+    from pax_export.export.formats.tflite import export
 
-    write = tflite.write
+    converted = export._converted
 
-    def damaged(path, store, *rest):
+    def damaged(store, *rest):
         other = copy.copy(store)
         other.variables = [dataclasses.replace(v, value=v.value + 1) for v in store.variables]
-        write(path, other, *rest)
+        return converted(other, *rest)
 
-    monkeypatch.setattr(tflite, "write", damaged)
+    monkeypatch.setattr(export, "_converted", damaged)
     with pytest.raises(_errors.ValidationError, match="differ"):
         to_tflite((affine_params(), affine), tmp_path / "m.tflite", spec("2, 3"))
     assert not list(tmp_path.iterdir())

@@ -187,7 +187,7 @@ def test_text_trains_too_and_several_methods_serve(train):
 
 def test_a_step_that_trains_wrongly_is_found_out(tmp_path, monkeypatch):
     from pax_export._errors import ValidationError
-    from pax_export.export.formats.saved_model import write as saved_model
+    from pax_export.export.formats.saved_model import writer as saved_model
 
     def export(name, factor, **options):
         def step(params, optimizer, x):

@@ -10,9 +10,14 @@ import pytest
 
 from pax_export._errors import ValidationError
 from pax_export.export import spec, to_saved_model
-from pax_export.export.formats.saved_model import write as saved_model
-from pax_export.export.validation import serve, validate
-from pax_export.export.validation.validate import Case, compare, random_array, sizes
+from pax_export.export.artifact import formats
+from pax_export.export.artifact.random_calls import random_array
+from pax_export.export.formats.saved_model import writer as saved_model
+from pax_export.export.pipeline import run_export
+from pax_export.export.validation import serve
+from pax_export.export.validation.cases import random_cases
+from pax_export.export.validation.compare import Case, compare
+from pax_export.export.validation.validate import validate
 from tests.export.models import affine, affine_params
 
 
@@ -65,22 +70,24 @@ def test_nan_is_nan_and_rounding_is_no_difference():
     assert compare(case(y=expected), {"y": got})["y"] == pytest.approx(1e-5, rel=0.1)
 
 
+def shapes(struct):
+    """The shapes of an input in the calls of a test."""
+    return [each.inputs["x"].shape for each in random_cases("f", {"x": struct}, lambda _: {})]
+
+
 def test_sizes_differ_and_satisfy_the_constraints():
     a, b = jax.export.symbolic_shape("a, b", constraints=["b >= 20"])
-    structs = [jax.ShapeDtypeStruct((a, 2 * b), jnp.float32)]
-    chosen = sizes(structs, ["a", "b"])
-    assert chosen and all(each["b"] >= 20 for each in chosen)
+    chosen = shapes(jax.ShapeDtypeStruct((a, 2 * b), jnp.float32))
+    assert chosen and all(each[1] >= 40 for each in chosen)
     (n,) = jax.export.symbolic_shape("n")
-    chosen = sizes([jax.ShapeDtypeStruct((n,), jnp.float32)], ["n"])
-    assert chosen == [{"n": 1}, {"n": 2}, {"n": 5}]
-    assert sizes([], []) == [{}]
+    assert shapes(jax.ShapeDtypeStruct((n,), jnp.float32)) == [(1,), (2,), (5,)]
+    assert shapes(jax.ShapeDtypeStruct((3,), jnp.float32)) == [(3,)]
+    assert len(list(random_cases("f", {}, lambda _: {}))) == 1
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "bfloat16", "complex64"])
 def test_random_inputs_vary(dtype):
-    values = random_array(
-        jax.ShapeDtypeStruct((100,), jnp.dtype(dtype)), {}, np.random.default_rng(0)
-    )
+    values = random_array((100,), jnp.dtype(dtype), np.random.default_rng(0))
     assert values.dtype == dtype
     assert len(set(values.tolist())) > 1
 
@@ -126,7 +133,7 @@ def test_an_export_with_wrong_weights_is_not_left_behind(tmp_path, damage, how):
 def test_a_refused_export_leaves_the_old_one(tmp_path, monkeypatch):
     to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), validate=False)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    monkeypatch.setattr(validate, "validate", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(run_export.ExportRun, "tested", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), overwrite=True)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
@@ -134,10 +141,10 @@ def test_a_refused_export_leaves_the_old_one(tmp_path, monkeypatch):
 
 def test_an_export_that_cannot_run_is_explained(tmp_path):
     with pytest.raises(ValidationError) as caught:
-        validate.validate(tmp_path, [case(y=np.ones(2))], separate=False)
+        validate(formats.SAVED_MODEL, tmp_path, [case(y=np.ones(2))], separate=False)
     assert caught.value.what == "The exported model cannot be called."
     with pytest.raises(ValidationError, match="cannot be called"):
-        validate.validate(tmp_path, [case(y=np.ones(2))], separate=True)
+        validate(formats.SAVED_MODEL, tmp_path, [case(y=np.ones(2))], separate=True)
 
 
 def test_the_report_tells_the_largest_error(tmp_path):

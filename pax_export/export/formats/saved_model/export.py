@@ -12,11 +12,10 @@ from typing import Any, Literal
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.report import Report, package_versions
-from pax_export.export.formats.saved_model import checkpoint
+from pax_export.export.formats.saved_model import checkpoint, writer
 from pax_export.export.formats.saved_model.functions import tensorflow
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
-from pax_export.export.formats.saved_model.write import write
 from pax_export.export.lowering.gradients import Order
 from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.pipeline.export_run import (
@@ -146,7 +145,7 @@ def to_saved_model(
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
     request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
-    writer = _SavedModelWriter(
+    parts = _SavedModelWriter(
         state=state,
         trainable=trainable,
         vjp_order=vjp_order,
@@ -156,7 +155,7 @@ def to_saved_model(
         consumer=consumer,
         examples=calls,
     )
-    return run_export(writer, request)
+    return run_export(parts, request)
 
 
 @dataclass
@@ -208,7 +207,7 @@ class _SavedModelWriter(Writer):
         return super().needed() + sum(each.module_bytes for each in infos)
 
     def write(self, place: Path) -> None:
-        write(place, self._lowered.store, self._lowered.signatures)
+        writer.write(place, self._lowered.store, self._lowered.signatures)
 
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Arrays that were deferred are read for good if calls are made."""

@@ -14,7 +14,7 @@ from pax_export._files import checksums
 from pax_export.export.artifact.arguments import Arguments, default_of
 from pax_export.export.artifact.report import Report
 from pax_export.export.artifact.structure import rebuild
-from pax_export.export.formats.stablehlo import write
+from pax_export.export.formats.stablehlo import files
 from pax_export.export.formats.stablehlo.caller import caller
 from pax_export.export.formats.stablehlo.exported import Exported
 from pax_export.export.formats.stablehlo.renew import read_function
@@ -253,5 +253,5 @@ def read(directory: Path, report: Report, digest: str) -> LoadedBundle:
         for each in report.variables
     }
     apart = report.details["weights"] == "arguments"
-    weights = write.read_weights(directory, structs if apart else {})
+    weights = files.read_weights(directory, structs if apart else {})
     return LoadedBundle(Functions(report, exported, digest), weights)

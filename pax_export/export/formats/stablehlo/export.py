@@ -17,9 +17,8 @@ from pax_export.export.artifact.report import (
     package_versions,
     write_report,
 )
-from pax_export.export.formats.stablehlo import functions
+from pax_export.export.formats.stablehlo import files, functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
-from pax_export.export.formats.stablehlo.write import WEIGHTS, write_function, write_weights
 from pax_export.export.lowering import infos
 from pax_export.export.pipeline.export_run import (
     PLATFORMS,
@@ -169,8 +168,8 @@ class _BundleWriter(Writer):
 
     def write(self, place: Path) -> None:
         for file, each in self._functions.items():
-            write_function(place, file, each.exported, self.order, each.modules)
-        write_weights(place, self._values)
+            files.write_function(place, file, each.exported, self.order, each.modules)
+        files.write_weights(place, self._values)
         self._sums: dict[str, str] = {}
 
     def cases(self) -> list[Case]:
@@ -179,12 +178,12 @@ class _BundleWriter(Writer):
     def facts(self, place: Path) -> dict[str, Any]:
         made = self._functions
         exported = [each.exported for each in made.values()]
-        apart = {WEIGHTS, REPORT_FILE, checksums.FILE}
-        files = [file for file in place.iterdir() if file.name not in apart]
+        apart = {files.WEIGHTS, REPORT_FILE, checksums.FILE}
+        rest = [file for file in place.iterdir() if file.name not in apart]
         platforms, versions = tuple(exported[0].platforms), package_versions()
         return {
             "signatures": {each.key: each.info for each in made.values()},
-            "graph_bytes": sum(file.stat().st_size for file in files),
+            "graph_bytes": sum(file.stat().st_size for file in rest),
             "platforms": platforms,
             "stablehlo": oldest([module for each in made.values() for module in each.modules]),
             "calling_convention": max(each.calling_convention_version for each in exported),

@@ -26,7 +26,7 @@ from pax_export.export.artifact.report import (
     write_report,
 )
 from pax_export.export.formats.stablehlo import exported as _exported
-from pax_export.export.formats.stablehlo import write
+from pax_export.export.formats.stablehlo import files
 from pax_export.export.formats.stablehlo.exported import Exported, Module
 from pax_export.export.lowering.portable import Portable
 from pax_export.export.tracing import dtypes
@@ -40,7 +40,7 @@ def read_function(directory: Path, report: Report, key: str) -> Exported:
     """
     file = report.details["functions"][key]["file"]
     try:
-        return write.read_function(directory, file)
+        return files.read_function(directory, file)
     except ExportPathError as error:
         made = _from_modules(directory, report, key)
         if made is None:
@@ -54,7 +54,7 @@ def _from_modules(directory: Path, report: Report, key: str) -> Exported | None:
         return None
     modules = []
     for order, (kept, neutral) in enumerate(zip(entry["kept"], entry["neutral"])):
-        content = write.read_module(directory, entry["file"], order)
+        content = files.read_module(directory, entry["file"], order)
         if content is None:
             return None
         modules.append(Module(Portable(content, ()), tuple(kept), neutral))
@@ -136,7 +136,7 @@ def _rewrite(path: Path, directory: Path, report: Report, made: Mapping[str, Any
         if file.name not in written:
             (directory / file.name).write_bytes(file.read_bytes())
     for key, exported in made.items():
-        write.write_function(
+        files.write_function(
             directory, report.details["functions"][key]["file"], exported, order, ()
         )
     data = report.as_dict() | {"versions": package_versions()}
