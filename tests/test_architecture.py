@@ -1,7 +1,7 @@
 """Rules of the house that import-linter cannot see.
 
 The directions between rooms are contracts in setup.cfg; here are the rules
-about names, sizes, private interfaces and optional packages.
+about sizes, private files and interfaces, and optional packages.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ OPTIONAL = {
     "ai_edge_litert", "flax", "jax2onnx", "matplotlib", "onnx", "onnxruntime", "opax",
     "optax", "orbax", "pax", "rich", "safetensors", "sklearn", "tensorflow", "treescope",
 }  # fmt: skip
-
-# Interfaces of other libraries that we offer under their own names.
-MIRRORED = {"utils.py", "export/orbax/utils.py"}
 
 each_source = pytest.mark.parametrize(
     "source", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "pax_export"))
@@ -106,17 +103,25 @@ def test_no_room_imports_the_public_face(source):
 
 
 @each_source
-def test_file_is_named_for_its_idea_and_stays_short(source):
-    mirrored = source.relative_to(ROOT / "pax_export").as_posix() in MIRRORED
-    assert mirrored or source.stem.strip("_") not in {
-        "utils",
-        "util",
-        "misc",
-        "helpers",
-        "base",
-        "common",
-    }
-    assert len(source.read_text(encoding="utf-8").splitlines()) <= 400
+def test_a_room_is_entered_by_its_face(source):
+    """What another room may use stands in its `__init__.py`, or in a file without underscore."""
+    own = ".".join(source.relative_to(ROOT).parent.parts)
+    for name in imports(source):
+        *rooms, file = name.split(".")
+        private = file.startswith("_") and rooms[:1] == ["pax_export"] and len(rooms) > 1
+        assert not private or own == ".".join(rooms), name
+
+
+@each_source
+def test_a_file_stays_short(source):
+    assert len(source.read_text(encoding="utf-8").splitlines()) <= 600
+
+
+def test_the_exporter_shows_its_rooms_at_one_glance():
+    entries = [path for path in (ROOT / "pax_export/export").iterdir() if path.name[:2] != "__"]
+    assert len(entries) <= 11  # and its `__init__.py`
+    for room in filter(Path.is_dir, entries):
+        assert ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
 
 
 def test_tests_mirror_the_rooms():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pax_export.export import spec
-from pax_export.export.formats.saved_model.functions import (
+from pax_export.export.formats.tf_functions import (
     call_signature,
     make_function,
     make_variables,

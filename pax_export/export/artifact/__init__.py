@@ -1,1 +1,1 @@
-"""TODO."""
+"""What an export is, for whoever reads one: paths in; reports, shapes and structures out; no jax."""

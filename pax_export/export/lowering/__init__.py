@@ -1,1 +1,1 @@
-"""TODO."""
+"""Traced programs in; portable StableHLO, its gradients and the variables out."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A traced program in; a file for onnxruntime, and a callable out."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A lowered model in; a SavedModel that TensorFlow serves, and a callable out."""

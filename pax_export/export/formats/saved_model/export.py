@@ -13,9 +13,9 @@ from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.report import Report, package_versions
 from pax_export.export.formats.saved_model import checkpoint, writer
-from pax_export.export.formats.saved_model.functions import tensorflow
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
+from pax_export.export.formats.tf_functions import tensorflow
 from pax_export.export.lowering.gradients import Order
 from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.pipeline.export_run import (

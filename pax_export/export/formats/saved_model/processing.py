@@ -15,17 +15,17 @@ import jax
 from pax_export._errors import InvalidArgumentError
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.artifact.structure import rebuild
-from pax_export.export.formats.saved_model.functions import (
-    input_specs,
-    output_specs,
-    tensor_spec,
-    tensorflow,
-)
 from pax_export.export.formats.saved_model.processors import (
     as_function,
     input_signature,
     python_function,
     trackables,
+)
+from pax_export.export.formats.tf_functions import (
+    input_specs,
+    output_specs,
+    tensor_spec,
+    tensorflow,
 )
 from pax_export.export.lowering import infos
 from pax_export.export.lowering.lowered_model import LoweredModel

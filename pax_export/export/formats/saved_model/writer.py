@@ -9,7 +9,7 @@ from typing import Any
 from pax_export._errors import InvalidArgumentError
 from pax_export.export.formats.saved_model import proto
 from pax_export.export.formats.saved_model.canonical import canonicalize
-from pax_export.export.formats.saved_model.functions import (
+from pax_export.export.formats.tf_functions import (
     make_function,
     make_gradient,
     make_stages,

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A lowered model in; a file for LiteRT, and a callable out."""

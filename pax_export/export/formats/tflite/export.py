@@ -14,7 +14,7 @@ from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import Report, package_versions, report_text
-from pax_export.export.formats.saved_model.functions import (
+from pax_export.export.formats.tf_functions import (
     make_function,
     make_variables,
     tensorflow,

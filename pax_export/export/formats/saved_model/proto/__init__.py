@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pax_export._optional import require
-from pax_export.export.formats.saved_model.functions import tensorflow
 from pax_export.export.formats.saved_model.proto.checkpoint import write_checkpoint
 from pax_export.export.formats.saved_model.proto.functions import write_functions
 from pax_export.export.formats.saved_model.proto.graph import write_graph
@@ -28,6 +27,7 @@ from pax_export.export.formats.saved_model.proto.objects import (
     write_checkpoint_objects,
     write_objects,
 )
+from pax_export.export.formats.tf_functions import tensorflow
 from pax_export.export.lowering.signature import Signature
 from pax_export.export.lowering.variables import Store
 

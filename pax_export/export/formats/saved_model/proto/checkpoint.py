@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.saved_model.functions import tensorflow
 from pax_export.export.formats.saved_model.proto.objects import checkpoint_key
+from pax_export.export.formats.tf_functions import tensorflow
 from pax_export.export.lowering.variables import Variable
 
 #: The name under which TensorFlow looks for the objects.

@@ -19,12 +19,12 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pax_export.export.formats.saved_model.functions import (
+from pax_export.export.formats.saved_model.proto.nodes import Body
+from pax_export.export.formats.tf_functions import (
     module_attributes,
     tensor_spec,
     tensorflow,
 )
-from pax_export.export.formats.saved_model.proto.nodes import Body
 from pax_export.export.lowering.lower import Lowered
 from pax_export.export.lowering.signature import Signature
 from pax_export.export.lowering.variables import Store

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pax_export.export.formats.saved_model.functions import tensor_spec, tensorflow
 from pax_export.export.formats.saved_model.proto.functions import Function
 from pax_export.export.formats.saved_model.proto.nodes import add_call, add_node
 from pax_export.export.formats.saved_model.proto.objects import checkpoint_key
+from pax_export.export.formats.tf_functions import tensor_spec, tensorflow
 from pax_export.export.lowering.variables import Variable
 from pax_export.export.tracing import dtypes as _dtypes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pax_export.export.formats.saved_model.functions import tensorflow
+from pax_export.export.formats.tf_functions import tensorflow
 
 
 def add_node(

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pax_export._optional import require
-from pax_export.export.formats.saved_model.functions import tensor_spec
 from pax_export.export.formats.saved_model.proto.functions import Function, Operand
+from pax_export.export.formats.tf_functions import tensor_spec
 from pax_export.export.lowering.variables import Variable
 from pax_export.export.tracing import dtypes
 
