@@ -8,7 +8,7 @@ import platform
 import sys
 from importlib.metadata import version
 
-from pax_export.core._compiled import compiled
+from pax_export.core._native import compiled
 
 TOPICS = ("imports", "tree", "edit", "step", "trace", "deep", "exports", "scaling")
 

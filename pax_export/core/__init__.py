@@ -1,14 +1,8 @@
 """What a module is: the immutable pytree, and the places where it may change."""
 
-from pax_export.core._assign import store
-from pax_export.core._by_name import picklable
-from pax_export.core._change import begin
 from pax_export.core._check import assert_structure_equal, describe_array, structure_differences
-from pax_export.core._derive import aspect_of, derived, register_aspect
-from pax_export.core._edit import set_training
-from pax_export.core._hidden import hidden_arrays
-from pax_export.core._made import remember_call
-from pax_export.core._meta import made_of
+from pax_export.core._edit import set_training, with_class, with_static
+from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,
     ParameterModule,
@@ -23,13 +17,17 @@ from pax_export.core._module import (
 from pax_export.core._mutable import (
     adopt,
     anything_is_open,
+    begin,
     is_constructing,
     is_open,
     owner_of,
     require_open,
+    store,
     take_over,
 )
-from pax_export.core._partition import SPECS, Spec, specs_of
+from pax_export.core._parameters import merge, parameters_method
+from pax_export.core._partition_specs import SPECS, Spec, specs_of
+from pax_export.core._pickling import picklable, remember_call, restore
 from pax_export.core._pure import (
     module_and_value,
     mutable,
@@ -39,10 +37,23 @@ from pax_export.core._pure import (
     require_module,
 )
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key
-from pax_export.core._select import merge, parameters_method
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import static_key
+from pax_export.core._static_arrays import hidden_arrays
+from pax_export.core._subclassing import aspect_of, derived, register_aspect
 from pax_export.core._summary import summary_lines
+from pax_export.core._traversal import (
+    apply_bottom_up,
+    join,
+    map_attributes,
+    map_submodules,
+    modules_and_leaves,
+    named_leaves,
+    named_modules,
+    one_level,
+    path_name,
+    rebuilt,
+)
 from pax_export.core._tree import (
     STATIC,
     EmptyNode,
@@ -55,20 +66,7 @@ from pax_export.core._tree import (
     is_node,
     kind_of,
     set_owner,
-    settle,
-)
-from pax_export.core._variant import restore, with_class, with_static
-from pax_export.core._walk import (
-    apply_bottom_up,
-    join,
-    map_attributes,
-    map_submodules,
-    modules_and_leaves,
-    named_leaves,
-    named_modules,
-    one_level,
-    path_name,
-    rebuilt,
+    update_moduledef,
 )
 
 # What is imported and not listed is for other rooms of the package.

@@ -15,6 +15,13 @@ from pax_export._errors import (
 )
 from pax_export._jax import is_tracer
 from pax_export.core._static import static_key
+from pax_export.core._traversal import (
+    join,
+    modules_and_leaves,
+    named_modules,
+    one_level,
+    path_name,
+)
 from pax_export.core._tree import (
     EmptyNode,
     Node,
@@ -22,13 +29,6 @@ from pax_export.core._tree import (
     flatten,
     is_array,
     leaves_of_attribute,
-)
-from pax_export.core._walk import (
-    join,
-    modules_and_leaves,
-    named_modules,
-    one_level,
-    path_name,
 )
 
 
@@ -213,19 +213,19 @@ def structure_differences(a: Any, b: Any, path: str = "") -> list[str]:
 
 
 def _module_differences(a: Node, b: Node, path: str) -> list[str]:
-    (children_a, layout_a), (children_b, layout_b) = flatten(a), flatten(b)
-    values_a = layout_a.static | dict(zip(layout_a.names, children_a))
-    values_b = layout_b.static | dict(zip(layout_b.names, children_b))
+    (children_a, moduledef_a), (children_b, moduledef_b) = flatten(a), flatten(b)
+    values_a = moduledef_a.static | dict(zip(moduledef_a.names, children_a))
+    values_b = moduledef_b.static | dict(zip(moduledef_b.names, children_b))
     lines = []
     for name in dict.fromkeys([*values_a, *values_b]):
         place = join(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
         if name not in values_a or name not in values_b:
             side = "second" if name in values_a else "first"
             lines.append(f"{place}: missing in the {side} tree")
-        elif name in layout_a.static and name in layout_b.static:
+        elif name in moduledef_a.static and name in moduledef_b.static:
             if static_key(values_a[name]) != static_key(values_b[name]):
                 lines.append(f"{place}: {values_a[name]!r} against {values_b[name]!r}")
-        elif name in layout_a.names and name in layout_b.names:
+        elif name in moduledef_a.names and name in moduledef_b.names:
             lines += structure_differences(values_a[name], values_b[name], place)
         else:
             x, y = _kind(values_a[name]), _kind(values_b[name])

@@ -1,4 +1,4 @@
-"""New modules from old ones: other attributes, other nodes, other methods."""
+"""New modules from old ones: other attributes, another class, other nodes, other methods."""
 
 from __future__ import annotations
 
@@ -12,22 +12,33 @@ from pax_export._errors import (
     StructureMismatchError,
 )
 from pax_export.core._check import check_modules
-from pax_export.core._derive import aspect_of, derived
 from pax_export.core._state_dict import state_dict
+from pax_export.core._subclassing import aspect_of, derived
+from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
 from pax_export.core._tree import (
     Node,
     attributes_of,
     current_kinds,
     flatten,
     kind_of,
-    settle,
     unflatten,
+    update_moduledef,
 )
-from pax_export.core._variant import with_class
-from pax_export.core._walk import apply_bottom_up, structural
 
 
-@structural()
+def with_static(node: Node, **changes: Any) -> Any:
+    """A copy of a module with other values of static attributes that it has."""
+    children, moduledef = flatten(node)
+    return unflatten(moduledef.with_static(**changes), children)
+
+
+def with_class(node: Node, cls: type) -> Any:
+    """A copy of a module as an instance of another class."""
+    children, moduledef = flatten(node)
+    return unflatten(moduledef.with_class(cls), children)
+
+
+@cached_by_treedef()
 def set_training(module: Any, training: bool) -> Any:
     """The module and all its submodules in train or eval mode."""
     return apply_bottom_up(module, lambda m: m._with_training(training))
@@ -64,11 +75,11 @@ def set_attribute(module: Node, name: str, value: Any) -> Any:
 
 
 def _with_attributes(module: Node, changes: dict[str, Any]) -> Any:
-    children, layout = flatten(module)
-    new = unflatten(layout, children)
+    children, moduledef = flatten(module)
+    new = unflatten(moduledef, children)
     kinds = current_kinds(new)
     attributes_of(new).update(changes)
-    settle(new, kinds | {name: kind_of(value) for name, value in changes.items()})
+    update_moduledef(new, kinds | {name: kind_of(value) for name, value in changes.items()})
     check_modules(new)
     return new
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core import _assign, _check, _edit, _mutable, _select, _summary, _tree, _variant
-from pax_export.core._by_name import picklable
-from pax_export.core._meta import ModuleMeta, newborn
-from pax_export.core._partition import with_specs
+from pax_export.core import _check, _edit, _mutable, _parameters, _summary, _tree
+from pax_export.core._metaclass import ModuleMeta, new_uninitialized
+from pax_export.core._partition_specs import with_specs
+from pax_export.core._pickling import picklable, restore
 from pax_export.core._pure import purecall
 from pax_export.core._state_dict import load_state_dict, state_dict
-from pax_export.core._walk import apply_bottom_up, map_submodules, rebuilt, submodules
+from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuilt, submodules
 
 
 class _OwnField:
@@ -43,7 +43,7 @@ class _OwnField:
             )
         _tree.attributes_of(module)[self.name] = value
         if not _mutable.is_constructing(module):
-            _tree.settle(module)
+            _tree.update_moduledef(module)
 
 
 class Module(_tree.Node, metaclass=ModuleMeta):
@@ -78,7 +78,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     __dict__ = property(_tree.attributes_of)  # type: ignore  # filled when looked at
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return newborn(cls)
+        return new_uninitialized(cls)
 
     def __init__(self, *, training: bool = True, name: str | None = None):
         self._training = training
@@ -95,13 +95,13 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         if _mutable.is_constructing(self):
             object.__setattr__(self, name, value)
         else:
-            _assign.store(self, name, value)
+            _mutable.store(self, name, value)
 
     def __delattr__(self, name: str) -> None:
         _mutable.require_open(self, "delete", name)
-        _assign.remove(self, name)
+        _mutable.remove(self, name)
         if not _mutable.is_constructing(self):
-            _tree.settle(self, _tree.current_kinds(self))
+            _tree.update_moduledef(self, _tree.current_kinds(self))
 
     def copy(self) -> Self:
         """Returns a new module with the same arrays and new containers."""
@@ -153,7 +153,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     def _with_training(self, training: bool) -> Self:
         """This module alone in another mode; its submodules are switched already."""
-        return _variant.with_static(self, _training=training)
+        return _edit.with_static(self, _training=training)
 
     # --- leaves -----------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """The names of the attributes that are subtrees, in child order."""
         return _tree.flatten(self)[1].names
 
-    parameters = _select.method_for(_select.NOTHING)
+    parameters = _parameters.method_for(_parameters.NOTHING)
 
     def update_parameters(self, params: Any) -> Self:
         """Returns the module with the arrays that ``params.parameters()`` has.
@@ -174,7 +174,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         Raises:
             StructureMismatchError: (a ValueError) another structure.
         """
-        return _select.merge(self, params.parameters())
+        return _parameters.merge(self, params.parameters())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all arrays as nested dicts; see `save_weights_to_dict`."""
@@ -268,7 +268,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """``a | b``: the tree of ``a`` with the arrays that ``b`` has."""
         if not isinstance(other, Module):
             return NotImplemented
-        return _select.merge(self, other)
+        return _parameters.merge(self, other)
 
     def __invert__(self) -> Self:
         """``~module``: its parameters."""
@@ -280,7 +280,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return self.copy()
 
     def __reduce__(self) -> Any:
-        return _variant.restore, (
+        return restore, (
             type(self),
             self.pytree_attributes,
             {name: picklable(value) for name, value in vars(self).items()},
@@ -296,7 +296,7 @@ class ParameterModule(Module):
         True
     """
 
-    parameters = _select.method_for(_select.EVERYTHING)
+    parameters = _parameters.method_for(_parameters.EVERYTHING)
 
 
 class StateModule(Module):
@@ -308,7 +308,7 @@ class StateModule(Module):
         EmptyNode
     """
 
-    parameters = _select.method_for(_select.NOTHING)
+    parameters = _parameters.method_for(_parameters.NOTHING)
 
 
 def select_parameters(module: Any) -> Any:
@@ -345,7 +345,7 @@ def freeze_parameters(module: Any) -> Any:
         >>> pax.freeze_parameters(pax.Linear(1, 1)).parameters().weight
         EmptyNode
     """
-    return _select.freeze(module)
+    return _parameters.freeze(module)
 
 
 def unfreeze_parameters(module: Any, *, origin: Any) -> Any:

@@ -2,35 +2,49 @@
 
 Modules are immutable, except in three places: a constructor may change the
 object it makes, `pure` may change the copies it made, and so may the block of
-``with mutable(module)``.  Each place opens a *session*; the innermost session
+``with mutable(module)``.  Each place opens a *scope*; the innermost scope
 of the running thread or asyncio task is the only one that counts, so an inner
 place suspends the outer ones until it returns.
 
-A session also remembers the jax trace it began under.  Changing a module under
+A scope also remembers the jax trace it began under.  Changing a module under
 another trace would store a tracer where its trace cannot reach it any more;
 that is refused here rather than found later as a leaked tracer.
+
+Setting an attribute only notes what it is now.  The moduledef is made when somebody
+asks for it, or when the module is closed: a function that sets a hundred
+attributes makes one moduledef, not a hundred.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from pax_export._errors import ImmutableModuleError
+from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export._jax import trace_state
-from pax_export.core._change import refresh
 from pax_export.core._tree import (
+    ARRAYS,
+    MIXED,
+    STATIC,
     Node,
+    array_types,
+    attributes_now,
     attributes_of,
     current_kinds,
+    flatten,
+    forget,
+    kind_of,
+    known_moduledef,
+    set_flat,
+    set_kinds,
     set_owner,
-    settle,
+    update_moduledef,
 )
 
 
-class Session:
+class MutationScope:
     """A stretch of time in which some modules are open for change."""
 
     __slots__ = ("trace", "constructing", "closed", "adopted")
@@ -42,7 +56,7 @@ class Session:
         self.adopted: list[Node] = []
 
 
-_current: ContextVar[Session | None] = ContextVar("pax_export_session", default=None)
+_current: ContextVar[MutationScope | None] = ContextVar("pax_export_mutation_scope", default=None)
 
 
 @contextmanager
@@ -52,22 +66,22 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Non
     Args:
         nodes: the modules, submodules included; only they become open.
         constructing: whether this is the constructor of a module that has no
-            layout yet.
+            moduledef yet.
     """
-    session = Session(constructing)
+    scope = MutationScope(constructing)
     for node in nodes:
-        set_owner(node, session)
-    token = _current.set(session)
+        set_owner(node, scope)
+    token = _current.set(scope)
     try:
         yield
     finally:
         # A task that was started inside has a copy of the context in which
-        # this session is current for ever: hence the mark.
-        session.closed = True
+        # this scope is current for ever: hence the mark.
+        scope.closed = True
         _current.reset(token)
-        for node in session.adopted:
+        for node in scope.adopted:
             refresh(node)
-        session.adopted.clear()
+        scope.adopted.clear()
 
 
 def adopt(parent: Node, children: Iterable[Node]) -> None:
@@ -79,12 +93,12 @@ def adopt(parent: Node, children: Iterable[Node]) -> None:
             own object.
         children: modules that nobody else holds.
     """
-    session = owner_of(parent)
-    if session is None or session.constructing:
+    scope = owner_of(parent)
+    if scope is None or scope.constructing:
         return
     for node in children:
-        set_owner(node, session)
-        session.adopted.append(node)
+        set_owner(node, scope)
+        scope.adopted.append(node)
 
 
 def anything_is_open() -> bool:
@@ -94,12 +108,12 @@ def anything_is_open() -> bool:
 
 def is_open(node: Node) -> bool:
     """True if this module may be changed here and now."""
-    session = _current.get()
+    scope = _current.get()
     return (
-        session is not None
-        and node._pax_owner is session
-        and not session.closed
-        and session.trace == trace_state()
+        scope is not None
+        and node._pax_owner is scope
+        and not scope.closed
+        and scope.trace == trace_state()
     )
 
 
@@ -125,9 +139,9 @@ def require_open(node: Node, action: str, name: str) -> None:
 
 
 def _refusal(node: Node, action: str, name: str) -> ImmutableModuleError:
-    session = _current.get()
+    scope = _current.get()
     where = f"{type(node).__qualname__}.{name}"
-    if session is not None and node._pax_owner is session:
+    if scope is not None and node._pax_owner is scope:
         return ImmutableModuleError(
             f"Cannot {action} an attribute of a module under a jax transformation "
             "that began after the module was opened for change.",
@@ -153,8 +167,8 @@ def _way_out(node: Node, action: str, name: str) -> str:
     )
 
 
-def owner_of(node: Any) -> Session | None:
-    """The session that has this module open, if any has."""
+def owner_of(node: Any) -> MutationScope | None:
+    """The scope that has this module open, if any has."""
     owner = node._pax_owner
     return None if owner is None or owner.closed else owner
 
@@ -165,4 +179,81 @@ def take_over(node: Node, other: Node) -> None:
     attributes.clear()
     attributes.update(attributes_of(other))
     if not is_constructing(node):
-        settle(node, current_kinds(other))
+        update_moduledef(node, current_kinds(other))
+
+
+# --- attributes ---------------------------------------------------------------------
+
+
+def begin(node: Node, attributes: Mapping[str, Any]) -> None:
+    """Gives a new module its first attributes."""
+    attributes_now(node).update(attributes)
+
+
+def note(node: Node, name: str, value: Any) -> None:
+    """Notes that an attribute has been set to a value."""
+    kind, kinds = kind_of(value), node._pax_kinds
+    if kinds is None:
+        if kind is ARRAYS and node._pax_moduledef is None and _swap(node, name, value):
+            return
+        kinds = current_kinds(node)
+        set_kinds(node, kinds)
+        forget(node)
+    kinds[name] = kind
+
+
+def _swap(node: Node, name: str, value: Any) -> bool:
+    """Exchanges one subtree for another of its kind; False if there was another kind."""
+    children, moduledef = flatten(node)
+    if name not in moduledef.names[: moduledef.array_count]:
+        return False
+    index = moduledef.names.index(name)
+    set_flat(node, ((*children[:index], value, *children[index + 1 :]), moduledef))
+    return True
+
+
+def is_untouched(node: Node) -> bool:
+    """True if nobody has looked at an attribute of a module that jax rebuilt."""
+    return not attributes_now(node)
+
+
+def refresh(node: Node) -> None:
+    """Looks again at the containers of a module that was open for change.
+
+    A container that was all arrays may hold something else now.  One without
+    any array stays a subtree: it belongs to a tree of masks or shapes.
+    """
+    moduledef, values = known_moduledef(node)
+    arrays = zip(moduledef.names[: moduledef.array_count], values)
+    changed = [name for name, value in arrays if _is_mixed_now(value)]
+    if changed:
+        update_moduledef(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
+
+
+def _is_mixed_now(value: object) -> bool:
+    if type(value) in array_types or isinstance(value, Node):
+        return False
+    return kind_of(value) is MIXED
+
+
+def store(node: Node, name: str, value: Any) -> None:
+    """Sets an attribute of an open module; its moduledef follows."""
+    attributes = attributes_of(node)
+    object.__setattr__(node, name, value)
+    if name in attributes:  # else a property or another descriptor took it
+        note(node, name, value)
+
+
+def remove(node: Node, name: str) -> None:
+    """Deletes a static attribute.
+
+    Raises:
+        InvalidArgumentError: the attribute is a subtree.
+    """
+    if kind_of(attributes_of(node).get(name)) is not STATIC:
+        raise InvalidArgumentError(
+            "Cannot delete an attribute that holds arrays or modules.",
+            where=f"{type(node).__qualname__}.{name}",
+            write=f"self.{name} = None",
+        )
+    object.__delattr__(node, name)

@@ -11,11 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core._change import is_untouched, refresh
 from pax_export.core._check import check_sharing
-from pax_export.core._mutable import opened
+from pax_export.core._mutable import is_untouched, opened, refresh
+from pax_export.core._traversal import rebuilt
 from pax_export.core._tree import Node
-from pax_export.core._walk import rebuilt
 
 P = ParamSpec("P")
 T = TypeVar("T")

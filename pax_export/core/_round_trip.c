@@ -1,6 +1,6 @@
 /* `flatten` and `unflatten` of _tree.py in C: what every jitted call does to modules.
 
-   A module keeps the pair that jax wants, (children, layout), in its slot
+   A module keeps the pair that jax wants, (children, moduledef), in its slot
    `_pax_flat`.  To flatten it is to read that slot.  To unflatten is to make an
    object without its constructor, and to fill that slot past `__setattr__`.
 
@@ -31,11 +31,11 @@ fill_slot(PyObject *slot, PyObject *object, PyObject *value)
 
 /* object.__new__(cls), and then its slot filled with the pair. */
 static PyObject *
-new_node(PyObject *cls, PyObject *slot, PyObject *children, PyObject *layout)
+new_node(PyObject *cls, PyObject *slot, PyObject *children, PyObject *moduledef)
 {
     newfunc object_new = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     PyObject *no_arguments = PyTuple_New(0);
-    PyObject *pair = PyTuple_Pack(2, children, layout);
+    PyObject *pair = PyTuple_Pack(2, children, moduledef);
     PyObject *node = NULL;
     if (no_arguments != NULL && pair != NULL)
         node = object_new((PyTypeObject *)cls, no_arguments, NULL);
@@ -64,17 +64,17 @@ unflatten(PyObject *held, PyObject *const *arguments, Py_ssize_t count)
 {
     if (count != 2)
         return PyErr_Format(PyExc_TypeError, "unflatten takes 2 arguments, got %zd", count);
-    PyObject *layout = arguments[0], *children = arguments[1], *node = NULL;
-    PyObject *lazy = read_slot(PyTuple_GetItem(held, 1), layout);
-    PyObject *cls = lazy == Py_True ? read_slot(PyTuple_GetItem(held, 2), layout) : NULL;
+    PyObject *moduledef = arguments[0], *children = arguments[1], *node = NULL;
+    PyObject *lazy = read_slot(PyTuple_GetItem(held, 1), moduledef);
+    PyObject *cls = lazy == Py_True ? read_slot(PyTuple_GetItem(held, 2), moduledef) : NULL;
     if (cls != NULL && PyType_Check(cls))
-        node = new_node(cls, PyTuple_GetItem(held, 0), children, layout);
+        node = new_node(cls, PyTuple_GetItem(held, 0), children, moduledef);
     Py_XDECREF(cls);
     Py_XDECREF(lazy);
     if (node != NULL)
         return node;
     PyErr_Clear();
-    return PyObject_CallFunctionObjArgs(PyTuple_GetItem(held, 3), layout, children, NULL);
+    return PyObject_CallFunctionObjArgs(PyTuple_GetItem(held, 3), moduledef, children, NULL);
 }
 
 /* METH_O and METH_FASTCALL: jax calls these without making a tuple of arguments. */

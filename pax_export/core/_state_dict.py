@@ -14,8 +14,8 @@ from pax_export._errors import (
 from pax_export.core._check import describe_array
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf
+from pax_export.core._traversal import join, map_attributes, one_level, path_name
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
-from pax_export.core._walk import join, map_attributes, one_level, path_name
 
 
 def state_dict(module: Any) -> dict[str, Any]:
@@ -48,10 +48,10 @@ def _stops(value: Any) -> bool:
 
 
 def _to_dict(module: Node) -> dict[str, Any]:
-    children, layout = flatten(module)
+    children, moduledef = flatten(module)
     return {
         name: jax.tree_util.tree_map(_leaf_to_dict, child, is_leaf=_stops)
-        for name, child in zip(layout.names, children)
+        for name, child in zip(moduledef.names, children)
     }
 
 

@@ -8,9 +8,9 @@ import jmp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core._derive import aspect_of
+from pax_export.core._subclassing import aspect_of
+from pax_export.core._traversal import submodules
 from pax_export.core._tree import Node
-from pax_export.core._walk import submodules
 
 
 def line(module: Node, info: dict[str, Any] | None = None) -> str:

@@ -4,16 +4,16 @@ Every call of a jitted function flattens its arguments and rebuilds its
 results, so this file is the hot path of the whole library.  Three ideas keep
 it short:
 
-* The pair that jax wants from a flatten, ``(children, layout)``, is kept on the
+* The pair that jax wants from a flatten, ``(children, moduledef)``, is kept on the
   instance.  Flattening is then one attribute read.  Only what changes an
   attribute brings the pair up to date.
-* A `Layout` says everything about a module that is not a child.  Layouts are
+* A `ModuleDef` says everything about a module that is not a child.  Moduledefs are
   interned, so treedefs compare by identity.
 * A module that jax rebuilds is an object with that pair and nothing else; its
   attributes are filled in when somebody first looks.  Most rebuilt modules are
   only handed on to the next call.
 
-The two functions that jax calls have a form in C (see `_compiled.py`), which does
+The two functions that jax calls have a form in C (see `_native.py`), which does
 the same faster.  docs/decisions/flatten.md has the measurements and what was tried first.
 """
 
@@ -27,11 +27,11 @@ import jax
 import numpy as np
 
 from pax_export._jax import is_tracer
-from pax_export.core._compiled import fastest_flatten, fastest_unflatten
-from pax_export.core._layout import Layout, intern_layout
+from pax_export.core._moduledef import ModuleDef, intern_moduledef
+from pax_export.core._native import fastest_flatten, fastest_unflatten
 from pax_export.core._static import StaticLeaf, copy_containers, has_container
 
-PURE, MIXED, STATIC = "pure", "mixed", "static"
+ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
 
 _object_new = object.__new__
 
@@ -43,11 +43,11 @@ class Node:
     in C, whatever the metaclass of `Module` is.
 
     Slots:
-        _pax_flat: ``(children, layout)``; absent while a container among the
+        _pax_flat: ``(children, moduledef)``; absent while a container among the
             attributes may still change what is a subtree.
-        _pax_layout: the last layout, kept only while `_pax_flat` is absent.
-        _pax_kinds: what each attribute is, of an open module whose layout waits
-            for the next look (see `_change.py`).
+        _pax_moduledef: the last moduledef, kept only while `_pax_flat` is absent.
+        _pax_kinds: what each attribute is, of an open module whose moduledef waits
+            for the next look (see `_mutable.py`).
         _pax_owner: who may change this module now (see `_mutable.py`).
         _pax_folded: ``((leaves,), treedef)`` of a module that nobody has looked at
             since a jitted function returned it (see `_folded.py`).
@@ -57,7 +57,7 @@ class Node:
         "_pax_flat",
         "_pax_folded",
         "_pax_kinds",
-        "_pax_layout",
+        "_pax_moduledef",
         "_pax_owner",
         "__dict__",
         "__weakref__",
@@ -69,7 +69,7 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         """Serves what normal lookup misses: the slots, and unfilled attributes."""
         if name == "_pax_flat":
-            made = unfold(self) or settle_changes(self)
+            made = unfold(self) or update_if_changed(self)
             return self._pax_flat if made else _flatten_afresh(self)
         if name in _MAY_BE_ABSENT:
             return None
@@ -89,11 +89,11 @@ _get_flat = Node.__dict__["_pax_flat"].__get__
 set_flat = Node.__dict__["_pax_flat"].__set__
 _delete_flat = Node.__dict__["_pax_flat"].__delete__
 set_kinds = Node.__dict__["_pax_kinds"].__set__
-_set_layout = Node.__dict__["_pax_layout"].__set__
+_set_moduledef = Node.__dict__["_pax_moduledef"].__set__
 set_folded = Node.__dict__["_pax_folded"].__set__
 set_owner = Node.__dict__["_pax_owner"].__set__
 flatten_in_python = operator.attrgetter("_pax_flat")
-flatten: Callable[[Node], tuple[tuple, Layout]] = fastest_flatten(
+flatten: Callable[[Node], tuple[tuple, ModuleDef]] = fastest_flatten(
     Node.__dict__["_pax_flat"], flatten_in_python
 )
 
@@ -153,18 +153,18 @@ def kind_of(value: object) -> str:
     """Says what an attribute value is to the pytree.
 
     Returns:
-        ``PURE`` if all leaves are arrays, modules or EmptyNodes and there is at
+        ``ARRAYS`` if all leaves are arrays, modules or EmptyNodes and there is at
         least one, ``MIXED`` if only some are, else ``STATIC``.
     """
     if type(value) in _PLAIN_TYPES:
         return STATIC
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
-        return PURE
+        return ARRAYS
     leaves = leaves_of_attribute(value)
     dynamic = sum(is_array(x) or is_node_or_empty(x) for x in leaves)
     if dynamic == 0:
         return STATIC
-    return PURE if dynamic == len(leaves) else MIXED
+    return ARRAYS if dynamic == len(leaves) else MIXED
 
 
 def leaves_of_attribute(value: object) -> list[Any]:
@@ -179,19 +179,19 @@ def leaves_of_attribute(value: object) -> list[Any]:
         return []
 
 
-# --- from attributes to (children, layout) -----------------------------------
+# --- from attributes to (children, moduledef) -----------------------------------
 
 
 def attributes_of(node: Node) -> dict[str, Any]:
-    """The instance dict of a module, filled; changing it needs `settle` after."""
+    """The instance dict of a module, filled; changing it needs `update_moduledef` after."""
     attributes = attributes_now(node)
     if not attributes:
         fill(node)
     return attributes
 
 
-def settle(node: Node, kinds: Mapping[str, str] | None = None) -> None:
-    """Brings a module's layout up to date with its attributes.
+def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
+    """Brings a module's moduledef up to date with its attributes.
 
     Args:
         node: the module.
@@ -200,31 +200,31 @@ def settle(node: Node, kinds: Mapping[str, str] | None = None) -> None:
     attributes = attributes_of(node)
     known = kinds or {}
     kinds = {name: known.get(name) or kind_of(v) for name, v in attributes.items()}
-    layout = _describe(node, kinds)
+    moduledef = _describe(node, kinds)
     set_kinds(node, None)
-    if layout.volatile:
+    if moduledef.uncached:
         forget(node)
-        _set_layout(node, layout)
+        _set_moduledef(node, moduledef)
     else:
-        set_flat(node, (tuple([attributes[n] for n in layout.names]), layout))
-        _set_layout(node, None)
+        set_flat(node, (tuple([attributes[n] for n in moduledef.names]), moduledef))
+        _set_moduledef(node, None)
 
 
-def settle_changes(node: Node) -> bool:
-    """Settles a module of which attributes were set since; False if none was."""
+def update_if_changed(node: Node) -> bool:
+    """Updates the moduledef if attributes were set since; False if none was."""
     kinds = node._pax_kinds
     if kinds is None:
         return False
-    settle(node, kinds)
+    update_moduledef(node, kinds)
     return True
 
 
-def _describe(node: Node, kinds: Mapping[str, str]) -> Layout:
+def _describe(node: Node, kinds: Mapping[str, str]) -> ModuleDef:
     attributes = attributes_now(node)
-    pure = tuple(name for name, kind in kinds.items() if kind is PURE)
+    arrays = tuple(name for name, kind in kinds.items() if kind is ARRAYS)
     mixed = tuple(name for name, kind in kinds.items() if kind is MIXED)
     static = {n: attributes[n] for n, kind in kinds.items() if kind is STATIC}
-    return intern_layout(type(node), tuple(attributes), pure, mixed, static)
+    return intern_moduledef(type(node), tuple(attributes), arrays, mixed, static)
 
 
 def forget(node: Node) -> None:
@@ -236,43 +236,43 @@ def forget(node: Node) -> None:
 
 
 def current_kinds(node: Node) -> dict[str, str]:
-    """What each attribute was when the module was last settled.
+    """What each attribute was when the moduledef was last updated.
 
     Static containers are left out: they may have been filled from outside, so
     whoever asks must look at them again.
     """
-    layout, _ = settled(node)
-    kinds = dict.fromkeys(layout.names[: layout.pure_count], PURE)
-    kinds |= dict.fromkeys(layout.names[layout.pure_count :], MIXED)
-    static = [n for n, v in layout.static.items() if not has_container(v)]
+    moduledef, _ = known_moduledef(node)
+    kinds = dict.fromkeys(moduledef.names[: moduledef.array_count], ARRAYS)
+    kinds |= dict.fromkeys(moduledef.names[moduledef.array_count :], MIXED)
+    static = [n for n, v in moduledef.static.items() if not has_container(v)]
     return kinds | dict.fromkeys(static, STATIC)
 
 
-def settled(node: Node) -> tuple[Layout, Iterable]:
-    """The layout without a look at what the containers hold, and the subtrees as they are now."""
-    settle_changes(node)
+def known_moduledef(node: Node) -> tuple[ModuleDef, Iterable]:
+    """The moduledef without a look into containers, and the subtrees as they are now."""
+    update_if_changed(node)
     pair = _kept_flat(node)
     if pair is not None:
         return pair[1], pair[0]
-    attributes, layout = attributes_of(node), node._pax_layout
-    return layout, [attributes[name] for name in layout.names]
+    attributes, moduledef = attributes_of(node), node._pax_moduledef
+    return moduledef, [attributes[name] for name in moduledef.names]
 
 
-def _flatten_afresh(node: Node) -> tuple[tuple, Layout]:
-    """Flattens a module whose containers may have changed since it was settled."""
+def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
+    """Flattens a module whose containers may have changed since its last moduledef."""
     attributes = attributes_of(node)
-    known = current_kinds(node) if node._pax_layout is not None else {}
+    known = current_kinds(node) if node._pax_moduledef is not None else {}
     kinds = {}
     for name, value in attributes.items():
         kind = known.get(name)
         if kind is None or (kind is MIXED and not _is_wrapped(value)):
             kind = kind_of(value)
         kinds[name] = kind
-    layout = _describe(node, kinds)
-    children = [attributes[name] for name in layout.names]
-    for index in range(layout.pure_count, len(children)):
+    moduledef = _describe(node, kinds)
+    children = [attributes[name] for name in moduledef.names]
+    for index in range(moduledef.array_count, len(children)):
         children[index] = _wrap_static_leaves(children[index])
-    return tuple(children), layout
+    return tuple(children), moduledef
 
 
 def _wrap_static_leaves(value: object) -> object:
@@ -308,44 +308,44 @@ def _is_wrapped(value: object) -> bool:
     return any(isinstance(leaf, StaticLeaf) for leaf in leaves)
 
 
-# --- from (children, layout) back to a module --------------------------------
+# --- from (children, moduledef) back to a module --------------------------------
 
 
-def unflatten_in_python(layout: Layout, children: Iterable, /) -> Any:
-    """Makes a module of a layout and its children; never runs a constructor."""
-    node = _object_new(layout.cls)
-    if layout.lazy:
-        set_flat(node, (children, layout))
+def unflatten_in_python(moduledef: ModuleDef, children: Iterable, /) -> Any:
+    """Makes a module of a moduledef and its children; never runs a constructor."""
+    node = _object_new(moduledef.cls)
+    if moduledef.lazy:
+        set_flat(node, (children, moduledef))
     else:
-        _rebuild(node, layout, tuple(children))
+        _rebuild(node, moduledef, tuple(children))
     return node
 
 
-unflatten: Callable[[Layout, Iterable], Any] = fastest_unflatten(
-    Node.__dict__["_pax_flat"], Layout, unflatten_in_python
+unflatten: Callable[[ModuleDef, Iterable], Any] = fastest_unflatten(
+    Node.__dict__["_pax_flat"], ModuleDef, unflatten_in_python
 )
 
 
-def _rebuild(node: Node, layout: Layout, children: tuple) -> None:
+def _rebuild(node: Node, moduledef: ModuleDef, children: tuple) -> None:
     """Gives a new object its attributes at once."""
-    if layout.volatile:
-        _set_layout(node, layout)
+    if moduledef.uncached:
+        _set_moduledef(node, moduledef)
     else:
-        set_flat(node, (children, layout))
+        set_flat(node, (children, moduledef))
     attributes = attributes_now(node)
-    attributes.update(layout.template)
-    for name in layout.containers:
+    attributes.update(moduledef.template)
+    for name in moduledef.containers:
         attributes[name] = copy_containers(attributes[name])
-    attributes.update(zip(layout.names, children))
-    for name in layout.names[layout.pure_count :]:
+    attributes.update(zip(moduledef.names, children))
+    for name in moduledef.names[moduledef.array_count :]:
         attributes[name] = _unwrap_static_leaves(attributes[name])
 
 
 def folded(pair: tuple[tuple[Any], Any]) -> Any:
     """The module of ``((leaves,), treedef)``, made when somebody looks at it."""
     (leaves,), treedef = pair
-    cls, layout = treedef.node_data()
-    if not layout.lazy:
+    cls, moduledef = treedef.node_data()
+    if not moduledef.lazy:
         return treedef.unflatten(leaves)
     node = _object_new(cls)
     set_folded(node, pair)
@@ -363,7 +363,7 @@ def unfold(node: Node) -> bool:
     return True
 
 
-def _kept_flat(node: Node) -> tuple[tuple, Layout] | None:
+def _kept_flat(node: Node) -> tuple[tuple, ModuleDef] | None:
     """The pair for jax if it is kept, or can be made from a folded module."""
     for _ in range(2):
         try:
@@ -381,15 +381,15 @@ def fill(node: Node) -> bool:
     pair = _kept_flat(node)
     if pair is None:
         return False  # still before its constructor
-    children, layout = pair
+    children, moduledef = pair
     # One update, so that another thread never sees half of it.
-    attributes.update({**layout.template, **dict(zip(layout.names, children))})
+    attributes.update({**moduledef.template, **dict(zip(moduledef.names, children))})
     return True
 
 
-def _flatten_with_keys(node: Node) -> tuple[tuple, Layout]:
-    children, layout = flatten(node)
-    return tuple(zip(layout.keys, children)), layout
+def _flatten_with_keys(node: Node) -> tuple[tuple, ModuleDef]:
+    children, moduledef = flatten(node)
+    return tuple(zip(moduledef.keys, children)), moduledef
 
 
 def register(cls: type) -> None:

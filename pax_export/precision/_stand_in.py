@@ -28,8 +28,8 @@ from pax_export.core import (
     owner_of,
     require_open,
     set_owner,
-    settle,
     store,
+    update_moduledef,
 )
 from pax_export.precision._cast import cast_floating, stops
 
@@ -56,7 +56,7 @@ class StandIn:
         self._originals = _pairs(own, self._given)
         self.module = object.__new__(type(original))
         begin(self.module, self._given)
-        settle(self.module, current_kinds(original))
+        update_moduledef(self.module, current_kinds(original))
         set_owner(self.module, owner_of(original))
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import pax_export as pax
-from pax_export.core._walk import modules_and_leaves
+from pax_export.core._traversal import modules_and_leaves
 from tests.contract.table import (
     ALWAYS,
     NEVER,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.core._walk import modules_and_leaves
+from pax_export.core._traversal import modules_and_leaves
 from pax_export.precision import policy_of
 from tests.contract.table import each_row, leaves_equal
 

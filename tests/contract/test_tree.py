@@ -1,4 +1,4 @@
-"""Every layer as a pytree: round trip, key paths, equal treedefs, fast layouts."""
+"""Every layer as a pytree: round trip, key paths, equal treedefs, fast moduledefs."""
 
 import functools
 import inspect
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pax_export as pax
 from pax_export import nn
 from pax_export.core import named_leaves
+from pax_export.core._traversal import modules_and_leaves
 from pax_export.core._tree import flatten
-from pax_export.core._walk import modules_and_leaves
 from tests.contract.table import ROWS, each_row, leaves_equal
 
 
@@ -65,11 +65,11 @@ def test_one_recipe_gives_one_treedef(row):
 def test_layouts_are_fast(row):
     """Static data that cannot change, interned, and filled in only when looked at."""
     for module in modules_and_leaves(row.build())[0]:
-        layout = flatten(module)[1]
-        assert not layout.volatile, layout.static
-        assert layout.lazy
-        assert not layout.opaque
-        assert flatten(jax.tree_util.tree_map(jnp.copy, module))[1] is layout
+        moduledef = flatten(module)[1]
+        assert not moduledef.uncached, moduledef.static
+        assert moduledef.lazy
+        assert not moduledef.opaque
+        assert flatten(jax.tree_util.tree_map(jnp.copy, module))[1] is moduledef
 
 
 @each_row

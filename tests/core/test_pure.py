@@ -147,11 +147,11 @@ def test_state_threads_through_jit():
     assert step(step(Counter())).count == 2
 
 
-def test_attributes_set_one_after_the_other_make_one_layout(monkeypatch):
-    """Counts layouts, not seconds: one for each assignment was quadratic."""
+def test_attributes_set_one_after_the_other_make_one_moduledef(monkeypatch):
+    """Counts moduledefs, not seconds: one for each assignment was quadratic."""
     made = []
-    intern = _tree.intern_layout
-    monkeypatch.setattr(_tree, "intern_layout", lambda *args: made.append(1) or intern(*args))
+    intern = _tree.intern_moduledef
+    monkeypatch.setattr(_tree, "intern_moduledef", lambda *args: made.append(1) or intern(*args))
 
     @pax.pure
     def fill(module, count):

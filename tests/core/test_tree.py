@@ -82,7 +82,7 @@ def test_key_paths_are_attribute_names():
     assert paths[-2:] == [".mixed[0].weight", ".mixed[0].bias"]
 
 
-def test_equal_recipes_share_one_layout():
+def test_equal_recipes_share_one_moduledef():
     first, second = flatten(Dense())[1], flatten(Dense())[1]
     assert first is second
     assert tree_structure(Net()) == tree_structure(Net())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.core._walk import modules_and_leaves
+from pax_export.core._traversal import modules_and_leaves
 from pax_export.nets._resnet import BlockGroup, ResNet, ResnetBlock, Step
 
 # Trainable parameters for (3, 1000), as published with the weights of torchvision

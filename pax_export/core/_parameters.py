@@ -3,7 +3,7 @@
 ``parameters()`` of a class is described by a `Selection`: the own arrays that it
 keeps, and whether it looks into submodules.  Because it is a description, the
 result for a whole tree depends on the treedef alone and is replayed (see
-`structural`); a class that writes its own ``parameters`` is called as it is.
+`cached_by_treedef`); a class that writes its own ``parameters`` is called as it is.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import jax
 
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
 from pax_export.core._check import structure_differences
-from pax_export.core._derive import derived, register_aspect
-from pax_export.core._tree import EmptyNode, Node, flatten, is_node
-from pax_export.core._variant import with_class
-from pax_export.core._walk import (
+from pax_export.core._edit import with_class
+from pax_export.core._subclassing import derived, register_aspect
+from pax_export.core._traversal import (
     apply_bottom_up,
+    cached_by_treedef,
     map_attributes,
     one_level,
-    structural,
     submodules,
     upwards,
 )
+from pax_export.core._tree import EmptyNode, Node, flatten, is_node
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _select_afresh(module: Any) -> Any:
     return _selected(module, selection_of(module))
 
 
-_select = structural(runs_foreign_code=lambda m: selection_of(m) is None)(_select_afresh)
+_select = cached_by_treedef(runs_foreign_code=lambda m: selection_of(m) is None)(_select_afresh)
 
 
 def _selected(module: Any, of_root: Selection | None) -> Any:
@@ -126,8 +126,8 @@ def _looked_into(selection: Selection, module: Node) -> list[Any]:
     _require_attributes(module, selection)
     if selection.submodules:
         return submodules(module)
-    children, layout = flatten(module)
-    kept = [child for name, child in zip(layout.names, children) if selection.keeps(name)]
+    children, moduledef = flatten(module)
+    kept = [child for name, child in zip(moduledef.names, children) if selection.keeps(name)]
     items = jax.tree_util.tree_leaves(kept, is_leaf=is_node)
     return [item for item in items if is_node(item)]
 
@@ -149,13 +149,13 @@ def _kept(selection: Selection, module: Node, parts: Iterator[Any]) -> Any:
 
 
 def _require_attributes(module: Node, selection: Selection) -> None:
-    layout = flatten(module)[1]
-    missing = [n for n in selection.names or () if n not in layout.template]
+    moduledef = flatten(module)[1]
+    missing = [n for n in selection.names or () if n not in moduledef.template]
     if missing:
         raise InvalidArgumentError(
             "parameters_method names an attribute that the module does not have.",
             where=f"{type(module).__qualname__}.{missing[0]}",
-            got=f"the attributes {', '.join(layout.template)}",
+            got=f"the attributes {', '.join(moduledef.template)}",
             write="the name of an attribute, or None assigned to it in __init__",
         )
 
@@ -170,7 +170,7 @@ def _frozen(base: type, namespace: dict, value: bool) -> dict[str, Any]:
 register_aspect("frozen", _frozen)
 
 
-@structural()
+@cached_by_treedef()
 def freeze(module: Any) -> Any:
     """A copy in which no array of any module is trainable."""
     return apply_bottom_up(module, _freeze_one)

@@ -89,9 +89,9 @@ def submodules(module: Node) -> list[Any]:
 
 def map_attributes(module: Node, function: Callable[[str, Any], Any]) -> Any:
     """A module whose every subtree is ``function(attribute name, subtree)``."""
-    children, layout = flatten(module)
-    pairs = zip(layout.names, children)
-    return unflatten(layout, tuple([function(name, child) for name, child in pairs]))
+    children, moduledef = flatten(module)
+    pairs = zip(moduledef.names, children)
+    return unflatten(moduledef, tuple([function(name, child) for name, child in pairs]))
 
 
 def map_submodules(module: Node, function: Callable[[Any], Any]) -> Any:
@@ -145,7 +145,7 @@ class _LeafNumber:
         self.number = number
 
 
-def structural(
+def cached_by_treedef(
     runs_foreign_code: Callable[[Any], bool] = lambda module: False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a function of a module that moves or drops leaves, no more.

@@ -24,8 +24,8 @@ def specs_of(module: Node) -> dict[str, Spec]:
 
 def with_specs(module: Any, specs: Mapping[str, Any]) -> Any:
     """A module that declares these specs beside those it has."""
-    children, layout = flatten(module)
-    values = dict(zip(layout.names, children))
+    children, moduledef = flatten(module)
+    values = dict(zip(moduledef.names, children))
     for name, spec in specs.items():
         _check(module, name, spec, values)
     merged = specs_of(module) | {name: tuple(spec) for name, spec in specs.items()}

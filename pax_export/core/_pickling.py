@@ -1,9 +1,9 @@
-"""Pickling functions that pickle does not find: by another name, or as a call.
+"""Pickling modules, and what pickle does not find: by another name, or as a call.
 
 ``jax.nn.relu`` and ``jnp.tanh`` are wrapped objects that pickle cannot find
 under the module they say they come from.  Users keep them in modules all the
 time, so a pickled module holds their public name instead.  For a function that a
-call made (see `_made.py`) it holds the call.
+call made, as ``opax.adam(1e-3)`` makes classes and schedules, it holds the call.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from __future__ import annotations
 import functools
 import importlib
 import types
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pax_export.core._made import call_that_made, repeat_call
+from pax_export.core._mutable import begin, refresh
+from pax_export.core._tree import ARRAYS, STATIC, update_moduledef
 
 _PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
 # What pickle finds by name itself, or refuses with a good message.
@@ -86,3 +90,59 @@ def _by_public_name(function: Any) -> Any:
         if getattr(importlib.import_module(module), name, None) is function:
             return _Named(module, name)
     return function
+
+
+# --- classes and functions that a call made --------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function that can be imported.
+
+    Attributes:
+        module: the module of the function.
+        name: its name there.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+
+    module: str
+    name: str
+    args: tuple
+    kwargs: Mapping[str, Any]
+
+
+_calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
+
+
+def remember_call(value: Any, function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """Notes that a class or function is what a call of ``function`` returned."""
+    _calls[value] = Call(function.__module__, function.__name__, args, dict(kwargs))
+
+
+def call_that_made(value: Any) -> Call | None:
+    """The call that returned this class or function, if it was noted."""
+    return _calls.get(value)
+
+
+def repeat_call(module: str, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """What a pickle runs: the call again."""
+    return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+
+# --- modules ----------------------------------------------------------------------------
+
+
+def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> Any:
+    """Makes a module from what a pickle holds.
+
+    Args:
+        cls: its class.
+        names: the attributes that are subtrees.
+        attributes: all attributes in order of assignment.
+    """
+    node = object.__new__(cls)
+    begin(node, attributes)
+    update_moduledef(node, {n: ARRAYS if n in names else STATIC for n in attributes})
+    refresh(node)
+    return node

@@ -35,17 +35,17 @@ def fastest_flatten(
 
 
 def fastest_unflatten(
-    flat: MemberDescriptorType, layout: type, otherwise: Callable[[Any, Iterable], Any]
+    flat: MemberDescriptorType, moduledef: type, otherwise: Callable[[Any, Iterable], Any]
 ) -> Callable[[Any, Iterable], Any]:
-    """A function that makes a module of a layout and its children.
+    """A function that makes a module of a moduledef and its children.
 
     Args:
-        flat: the slot of a module for ``(children, layout)``.
-        layout: the class of layouts.  Its slot `cls` holds the class of the module,
+        flat: the slot of a module for ``(children, moduledef)``.
+        moduledef: the class of moduledefs.  Its slot `cls` holds the class of the module,
             and `lazy` says whether filling the slot `flat` is all there is to do.
         otherwise: makes all other modules.
     """
     if not compiled:
         return otherwise
-    slots = vars(layout)
+    slots = vars(moduledef)
     return _round_trip.make_unflatten(flat, slots["lazy"], slots["cls"], otherwise)

@@ -17,14 +17,14 @@ import pytest
 
 import pax_export as pax
 from pax_export._errors import ImmutableModuleError
-from pax_export.core import _compiled, _tree, mutable
-from pax_export.core._layout import Layout
+from pax_export.core import _native, _tree, mutable
+from pax_export.core._moduledef import ModuleDef
 from tests.core.models import Dense, Net
 
 ROOT = Path(__file__).parent.parent.parent
 
 needs_compiled = pytest.mark.skipif(
-    not _compiled.compiled,
+    not _native.compiled,
     reason="flatten and unflatten run in Python here: no compiler when pax_export was "
     "installed, or PAX_EXPORT_PURE_PYTHON is set",
 )
@@ -46,17 +46,17 @@ def way(request):
 
 
 def again(way, module):
-    children, layout = way.flatten(module)
-    return way.unflatten(layout, children)
+    children, moduledef = way.flatten(module)
+    return way.unflatten(moduledef, children)
 
 
 def test_the_pair_is_kept_and_nothing_else(way):
     module = Dense()
-    children, layout = way.flatten(module)
-    new = way.unflatten(layout, children)
+    children, moduledef = way.flatten(module)
+    new = way.unflatten(moduledef, children)
     assert type(new) is Dense and _tree.attributes_now(new) == {}
     pair = way.flatten(new)
-    assert pair[0] is children and pair[1] is layout and way.flatten(new) is pair
+    assert pair[0] is children and pair[1] is moduledef and way.flatten(new) is pair
     assert new == module and list(vars(new)) == list(vars(module))
 
 
@@ -82,8 +82,8 @@ def test_a_module_with_containers_is_filled_at_once(way):
 
 
 def test_tracers(way):
-    layout = way.flatten(Dense())[1]
-    call = jax.jit(lambda children, x: way.unflatten(layout, children)(x))
+    moduledef = way.flatten(Dense())[1]
+    call = jax.jit(lambda children, x: way.unflatten(moduledef, children)(x))
     assert call((jnp.ones((2, 3)), jnp.ones(3)), jnp.ones((1, 2))).tolist() == [[3, 3, 3]]
 
 
@@ -98,9 +98,9 @@ def test_folded_modules_and_changed_ones(way):
 
 
 def test_cycles_are_collected(way):
-    children, layout = way.flatten(Dense())
+    children, moduledef = way.flatten(Dense())
     box = []
-    new = way.unflatten(layout, (box, *children[1:]))
+    new = way.unflatten(moduledef, (box, *children[1:]))
     box.append(new)
     alive = weakref.ref(new)
     del new, box
@@ -115,14 +115,14 @@ class Abstract(abc.ABC):
 
 def failures(way):
     """Calls that go wrong in every way."""
-    empty = Layout.__new__(Layout)
-    no_class = Layout.__new__(Layout)
+    empty = ModuleDef.__new__(ModuleDef)
+    no_class = ModuleDef.__new__(ModuleDef)
     no_class.lazy = True
-    odd = Layout.__new__(Layout)
+    odd = ModuleDef.__new__(ModuleDef)
     odd.lazy, odd.cls = True, 3
-    abstract = Layout.__new__(Layout)
+    abstract = ModuleDef.__new__(ModuleDef)
     abstract.lazy, abstract.cls = True, Abstract
-    foreign = Layout.__new__(Layout)
+    foreign = ModuleDef.__new__(ModuleDef)
     foreign.lazy, foreign.cls = True, dict
     yield from ([way.unflatten, x, ()] for x in (3, empty, no_class, odd, abstract, foreign))
     yield from ([way.flatten, x] for x in (3, None, jnp.ones(1)))
@@ -152,12 +152,12 @@ def test_only_slots_are_taken_for_slots(arguments):
 
 
 def test_nothing_is_leaked(way):
-    children, layout = way.flatten(Dense())
-    watched = [Dense, layout, children, layout.lazy, None, (), *children]
+    children, moduledef = way.flatten(Dense())
+    watched = [Dense, moduledef, children, moduledef.lazy, None, (), *children]
 
     def rounds():
         for _ in range(1000):
-            way.flatten(way.unflatten(layout, children))
+            way.flatten(way.unflatten(moduledef, children))
             for function, *arguments in failures(way):
                 try:
                     function(*arguments)
@@ -175,12 +175,12 @@ def test_nothing_is_leaked(way):
 
 
 def test_threads(way):
-    children, layout = way.flatten(Dense())
+    children, moduledef = way.flatten(Dense())
     bad = []
 
     def work():
         for _ in range(2000):
-            new = way.unflatten(layout, children)
+            new = way.unflatten(moduledef, children)
             if way.flatten(new)[0] is not children or new.din != 2:
                 bad.append(new)
 
@@ -196,8 +196,8 @@ def test_threads(way):
 def test_the_environment_turns_it_off():
     """And then all that holds of modules as pytrees holds of the functions of Python."""
     code = (
-        "import sys, pytest; from pax_export.core import _compiled, _tree; "
-        "assert not _compiled.compiled and _tree.unflatten is _tree.unflatten_in_python; "
+        "import sys, pytest; from pax_export.core import _native, _tree; "
+        "assert not _native.compiled and _tree.unflatten is _tree.unflatten_in_python; "
         "sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', 'tests/core/test_tree.py']))"
     )
     done = subprocess.run(

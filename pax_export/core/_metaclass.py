@@ -9,12 +9,11 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from pax_export.core._by_name import reduced_call
-from pax_export.core._change import begin
 from pax_export.core._check import check_new
-from pax_export.core._derive import base_of, builders_of, from_recipe, recipe_of
-from pax_export.core._mutable import opened
-from pax_export.core._tree import Node, fill, register, settle
+from pax_export.core._mutable import begin, opened
+from pax_export.core._pickling import reduced_call
+from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
+from pax_export.core._tree import Node, fill, register, update_moduledef
 
 
 class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
@@ -39,7 +38,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
     if not typing.TYPE_CHECKING:  # a type checker reads the constructor instead
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            """Makes an instance: runs the constructor, then settles and checks it."""
+            """Makes an instance: runs the constructor, then makes its moduledef and checks it."""
             _drop_dataclass_eq(cls)
             module = cls.__new__(cls, *args, **kwargs)
             if not isinstance(module, cls):
@@ -47,7 +46,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
             with opened([module], constructing=True):
                 module.__init__(*args, **kwargs)
             _drop_cached_properties(module)
-            settle(module)
+            update_moduledef(module)
             check_new(module)
             return module
 
@@ -102,7 +101,7 @@ def _reduce_class(cls: type) -> Any:
 copyreg.pickle(ModuleMeta, _reduce_class)  # type: ignore[arg-type]
 
 
-def newborn(cls: type) -> Any:
+def new_uninitialized(cls: type) -> Any:
     """An instance before its constructor: without name, in train mode."""
     module = object.__new__(cls)
     begin(module, {"_name": None, "_training": True})
@@ -111,8 +110,8 @@ def newborn(cls: type) -> Any:
 
 def made_of(cls: type, attributes: dict[str, Any]) -> Any:
     """An instance with these attributes, checked, without its constructor."""
-    module = newborn(cls)
+    module = new_uninitialized(cls)
     begin(module, attributes)
-    settle(module)
+    update_moduledef(module)
     check_new(module)
     return module

@@ -5,7 +5,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 
 import pax_export as pax
 from pax_export.core import named_leaves
-from pax_export.core._walk import named_modules, structural
+from pax_export.core._traversal import cached_by_treedef, named_modules
 from tests.core.models import Dense, Net
 
 
@@ -21,7 +21,7 @@ def test_names_of_leaves_and_modules():
 def test_a_structural_function_runs_once_for_a_treedef():
     runs = []
 
-    @structural()
+    @cached_by_treedef()
     def first_leaf(module, count):
         runs.append(1)
         return tree_leaves(module)[:count]

@@ -7,8 +7,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from pax_export.core._traversal import join, named_leaves, named_modules
 from pax_export.core._tree import Node, flatten, is_array
-from pax_export.core._walk import join, named_leaves, named_modules
 
 # Code and what wraps code: an array that a function closes over is a constant
 # of the function, which is no mistake.

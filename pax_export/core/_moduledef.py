@@ -16,25 +16,25 @@ from pax_export.core._static import (
 )
 
 
-class Layout:
+class ModuleDef:
     """Everything about a module that is not a child of it.
 
-    Layouts with equal content are one object where all static data can be
+    Moduledefs with equal content are one object where all static data can be
     hashed, so that comparing treedefs is, as a rule, comparing pointers.
 
     Attributes:
         cls: the class of the module.
-        names: the attributes that are subtrees, in child order: pure ones in
+        names: the attributes that are subtrees, in child order: those of arrays in
             order of assignment, then mixed ones.
-        pure_count: how many of `names` are pure.
+        array_count: how many of `names` hold arrays only.
         template: all attributes in order of assignment; None stands where a
             child goes.
         static: the static attributes.
         containers: the static attributes that hold a list, dict or set.
-        volatile: whether a flatten must look at the attributes again, because
+        uncached: whether a flatten must look at the attributes again, because
             a container may have changed since the last one.
         lazy: whether a rebuilt module may fill in its attributes later.
-        opaque: whether some static value has no hash, so that equal layouts
+        opaque: whether some static value has no hash, so that equal moduledefs
             need not be one object.
         keys: the jax key of each child.
     """
@@ -42,11 +42,11 @@ class Layout:
     __slots__ = (
         "cls",
         "names",
-        "pure_count",
+        "array_count",
         "template",
         "static",
         "containers",
-        "volatile",
+        "uncached",
         "lazy",
         "opaque",
         "keys",
@@ -55,26 +55,26 @@ class Layout:
         "__weakref__",
     )
 
-    def __init__(self, key: tuple, cls, order, pure, mixed, static):
+    def __init__(self, key: tuple, cls, order, arrays, mixed, static):
         self._key = key
         self._hash = hash(key)
         self.cls = cls
-        self.names = pure + mixed
-        self.pure_count = len(pure)
+        self.names = arrays + mixed
+        self.array_count = len(arrays)
         self.containers = tuple([n for n, v in static.items() if has_container(v)])
         # A snapshot: the module's own list may be appended to later.
         self.static = {n: copy_containers(v) for n, v in static.items()}
         self.template = {name: self.static.get(name) for name in order}
-        self.volatile = bool(mixed or self.containers)
+        self.uncached = bool(mixed or self.containers)
         # An attribute that a class attribute hides would never be asked for.
-        self.lazy = not self.volatile and not any(hasattr(cls, n) for n in order)
+        self.lazy = not self.uncached and not any(hasattr(cls, n) for n in order)
         self.opaque = is_opaque(key)
         self.keys = tuple([GetAttrKey(name) for name in self.names])
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, Layout):
+        if not isinstance(other, ModuleDef):
             return NotImplemented
         # Two threads may have made one each, and what has no hash is not interned.
         return self._hash == other._hash and self._key == other._key
@@ -83,45 +83,45 @@ class Layout:
         return self._hash
 
     def __repr__(self) -> str:
-        return f"Layout({self.cls.__qualname__}, {self.names}, {self.static})"
+        return f"ModuleDef({self.cls.__qualname__}, {self.names}, {self.static})"
 
-    def with_static(self, **changes: Any) -> Layout:
-        """The layout with other static values, for attributes that it has."""
+    def with_static(self, **changes: Any) -> ModuleDef:
+        """The moduledef with other static values, for attributes that it has."""
         return self._derive(self.cls, {**self.static, **changes})
 
-    def with_class(self, cls: type) -> Layout:
-        """The layout for another class with the same attributes."""
+    def with_class(self, cls: type) -> ModuleDef:
+        """The moduledef for another class with the same attributes."""
         return self._derive(cls, self.static)
 
-    def _derive(self, cls: type, static: Mapping[str, Any]) -> Layout:
-        pure, mixed = self.names[: self.pure_count], self.names[self.pure_count :]
-        return intern_layout(cls, tuple(self.template), pure, mixed, static)
+    def _derive(self, cls: type, static: Mapping[str, Any]) -> ModuleDef:
+        arrays, mixed = self.names[: self.array_count], self.names[self.array_count :]
+        return intern_moduledef(cls, tuple(self.template), arrays, mixed, static)
 
 
-_interned: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictionary()
+_interned: weakref.WeakValueDictionary[tuple, ModuleDef] = weakref.WeakValueDictionary()
 
 
-def intern_layout(
+def intern_moduledef(
     cls: type,
     order: tuple[str, ...],
-    pure: tuple[str, ...],
+    arrays: tuple[str, ...],
     mixed: tuple[str, ...],
     static: Mapping[str, Any],
-) -> Layout:
-    """Returns the one layout with this content.
+) -> ModuleDef:
+    """Returns the one moduledef with this content.
 
     Args:
         cls: the class of the module.
         order: all attribute names in order of assignment.
-        pure: the names of pure subtrees.
+        arrays: the names of subtrees of arrays only.
         mixed: the names of mixed subtrees.
         static: the static attributes.
     """
     items = frozenset([(name, static_key(value)) for name, value in static.items()])
-    key = (cls, pure, mixed, items)
-    layout = _interned.get(key)
-    if layout is None:
-        layout = Layout(key, cls, order, pure, mixed, static)
-        if not layout.opaque:
-            layout = _interned.setdefault(key, layout)
-    return layout
+    key = (cls, arrays, mixed, items)
+    moduledef = _interned.get(key)
+    if moduledef is None:
+        moduledef = ModuleDef(key, cls, order, arrays, mixed, static)
+        if not moduledef.opaque:
+            moduledef = _interned.setdefault(key, moduledef)
+    return moduledef
