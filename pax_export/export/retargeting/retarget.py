@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pax_export._files import bytes_text
 from pax_export.export.artifact import compatibility, saved_model_file
 from pax_export.export.artifact import report as _manifest
 from pax_export.export.pipeline.export_run import Making
@@ -86,7 +87,7 @@ class RetargetReport:
 
 
 def _described(stablehlo: str, convention: int, size: int) -> str:
-    return f"StableHLO {stablehlo}, calling convention {convention}, {_manifest.size(size)}"
+    return f"StableHLO {stablehlo}, calling convention {convention}, {bytes_text(size)}"
 
 
 def retarget(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
+from pax_export._files import bytes_text
 from pax_export._optional import require
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact import report as _manifest
@@ -118,7 +119,7 @@ def _checked_size(store: Store) -> int:
     if size > write.LARGEST:
         raise UnsupportedOperationError(
             "An ONNX file holds 2 GiB at most.",
-            got=_manifest.size(size),
+            got=bytes_text(size),
             write="fewer bits, e.g. bfloat16 weights, or another target, e.g. to_stablehlo",
         )
     return size
