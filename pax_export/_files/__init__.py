@@ -1,1 +1,4 @@
-"""Bytes in; a file or a folder that is written whole or not at all, and checksums out."""
+"""Writing files: a path in, out of it a file or folder that is there whole or not at all."""
+
+from pax_export._files import checksums, directory, disk, leftovers, single_file
+from pax_export._files.sizes import bytes_text

@@ -3,7 +3,7 @@
 Everything is written into a sibling with a name of its own, brought to the
 disk, and then takes the place of the old directory in one step.  A process
 that dies at any moment leaves the old directory, or the new one, and perhaps a
-hidden sibling, which the next save to this place removes (`_leftovers`).
+hidden sibling, which the next save to this place removes (`leftovers`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 
 from pax_export._errors import ExportPathError
 from pax_export._files import disk, leftovers
-from pax_export._files import place as _place
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -42,7 +41,7 @@ def place(path: str | os.PathLike[str]) -> Path:
             write="a local path, and copy the directory when it is there",
         )
     if "\0" in text:
-        raise _place.unwritable(Path(text.replace("\0", "\\0")), "a path with a null character")
+        raise unwritable(Path(text.replace("\0", "\\0")), "a path with a null character")
     given = Path(text)
     if given.name in ("", ".."):
         return given.resolve()
@@ -106,14 +105,14 @@ def check(path: str | os.PathLike[str], overwrite: bool) -> None:
         is_there = os.path.lexists(path) and path.lstat() is not None
         parent = next(parent for parent in (path, *path.parents) if parent.exists())
     except OSError as error:
-        raise _place.unwritable(path, error) from error
+        raise unwritable(path, error) from error
     if is_there:
         if not overwrite:
-            raise _place.taken(path)
+            raise taken(path)
         _check_replaceable(path)
         parent = path.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise _place.unwritable(path, f"{parent} is not a directory that can be written to")
+        raise unwritable(path, f"{parent} is not a directory that can be written to")
 
 
 def _check_replaceable(path: Path) -> None:
@@ -147,14 +146,14 @@ def _make_parents(path: Path, made: list[Path]) -> None:
                 parent.mkdir()
                 made.append(parent)
     except OSError as error:
-        raise _place.unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 def _claim(path: Path, until_moved: ExitStack) -> Path:
     try:
         return until_moved.enter_context(leftovers.claimed(path))
     except OSError as error:
-        raise _place.unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 def _move(temporary: Path, path: Path, overwrite: bool) -> None:
@@ -165,7 +164,7 @@ def _move(temporary: Path, path: Path, overwrite: bool) -> None:
             if not path.exists():
                 return rename_to_nothing(temporary, path)
             if not overwrite:
-                raise _place.taken(path)
+                raise taken(path)
             if _rename2(temporary, path, _RENAME_EXCHANGE):
                 return None
             return _replace_in_two_steps(temporary, path)
@@ -173,9 +172,9 @@ def _move(temporary: Path, path: Path, overwrite: bool) -> None:
             raise
         except OSError as caught:
             if caught.errno not in _CHANGED:
-                raise _place.unwritable(path, caught) from caught
+                raise unwritable(path, caught) from caught
             error = caught
-    raise _place.unwritable(path, error) from error
+    raise unwritable(path, error) from error
 
 
 def rename_to_nothing(temporary: Path, path: Path) -> None:
@@ -217,3 +216,22 @@ def _replace_in_two_steps(temporary: Path, path: Path) -> None:
             raise
         finally:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def taken(path: Path) -> ExportPathError:
+    """There is something, and nobody said that it may be replaced."""
+    return ExportPathError(
+        "There is something at this place already.",
+        where=str(path),
+        write="another path, or overwrite=True to replace it",
+    )
+
+
+def unwritable(path: Path, reason: object) -> ExportPathError:
+    """The operating system does not let us."""
+    return ExportPathError(
+        "The export cannot be written here.",
+        where=str(path),
+        got=reason,
+        write="a path in a directory that you may write to",
+    )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export.export.artifact.report import size
+from pax_export._files.sizes import bytes_text
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Some file systems cannot do it, and say so with one of these.
@@ -25,7 +25,7 @@ def check_room(path: Path, needed: int) -> None:
     room = os.statvfs(path.parent)
     # A file system that does not count says that it has no blocks at all.
     if room.f_blocks and room.f_bavail * room.f_frsize < needed:
-        raise _full(path, needed, f"{size(room.f_bavail * room.f_frsize)} free")
+        raise _full(path, needed, f"{bytes_text(room.f_bavail * room.f_frsize)} free")
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def _full(path: Path, needed: int, got: str) -> ExportPathError:
     return ExportPathError(
         "There is not enough room on the disk for the export.",
         where=str(path),
-        got=f"{got}; about {size(needed)} ({needed} bytes) needed" if needed else got,
+        got=f"{got}; about {bytes_text(needed)} ({needed} bytes) needed" if needed else got,
         write="a path on another disk, or free some room; an old export is removed only after "
         "the new one is written",
     )

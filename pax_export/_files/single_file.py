@@ -1,4 +1,4 @@
-"""Writing an export that is one file whole or not at all, as `_directory` does with others.
+"""Writing one file whole or not at all, as `directory` does with folders.
 
 The file is written in a hidden sibling directory, which the next save removes
 if this one is killed.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import directory, disk, leftovers, place
+from pax_export._files import directory, disk, leftovers
 
 
 def check(path: Path, overwrite: bool) -> None:
@@ -29,10 +29,10 @@ def check(path: Path, overwrite: bool) -> None:
             write=f"the path of a file, e.g. {path / 'model'}",
         )
     if os.path.lexists(path) and not overwrite:
-        raise place.taken(path)
+        raise directory.taken(path)
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise place.unwritable(path, f"{parent} is not a directory that can be written to")
+        raise directory.unwritable(path, f"{parent} is not a directory that can be written to")
 
 
 @contextmanager
@@ -47,9 +47,20 @@ def replaced(path: Path, overwrite: bool, needed: int = 0) -> Iterator[Path]:
     Raises:
         ExportPathError: as for `check`; or the disk is full.
     """
+    check(path, overwrite)
+    with written(path, overwrite, needed) as temporary:
+        yield temporary
+
+
+@contextmanager
+def written(path: Path, overwrite: bool = True, needed: int = 0) -> Iterator[Path]:
+    """As `replaced`, for a place that has been looked at before, or may be anything.
+
+    Raises:
+        ExportPathError: it cannot be written here; the system's error is its cause.
+    """
     path = path.absolute()
     leftovers.sweep(path)
-    check(path, overwrite)
     with directory.begun(path, needed) as folder:
         temporary = folder / path.name  # in a directory, with whatever a runtime leaves beside
         yield temporary
@@ -65,6 +76,6 @@ def _move(temporary: Path, path: Path, overwrite: bool) -> None:
         else:
             directory.rename_to_nothing(temporary, path)  # fails if somebody else was faster
     except FileExistsError as error:
-        raise place.taken(path) from error
+        raise directory.taken(path) from error
     except OSError as error:
-        raise place.unwritable(path, error) from error
+        raise directory.unwritable(path, error) from error

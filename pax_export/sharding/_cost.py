@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._files import bytes_text
 from pax_export.sharding._collectives import Collective, collectives
-from pax_export.sharding._table import bytes_text
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pax_export._files import bytes_text
 from pax_export.core import Spec
 from pax_export.sharding._bad_specs import spec_text
 from pax_export.sharding._mesh import mesh_text, sizes_of
@@ -201,12 +202,3 @@ def _summary(table: Table) -> list[str]:
         names = ", ".join([path for path, _ in _folded(others)])
         lines.append(f"no rule is for, so replicated: {names}")
     return lines
-
-
-def bytes_text(count: float) -> str:
-    """A number of bytes with its unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -9,6 +9,8 @@ and because a sharded array needs only parts of one.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
+from pax_export._files import single_file
 from pax_export._optional import require
-from pax_export.weights._atomic import replaced
 from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, described, restored
 
 # The entry of the metadata that holds the notes, as JSON: name -> note.
@@ -49,17 +51,40 @@ def write(path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note]) 
     """
     library = require("safetensors.numpy", "safetensors", "save_weights")
     metadata = {_NOTES: json.dumps(notes)} if notes else None
-    with replaced(path) as temporary:
-        try:
+    target = Path(os.path.realpath(path))  # a link stays; what it leads to is replaced
+    if target.is_dir():
+        raise WeightsFileError(
+            "A file of weights cannot take the place of a directory.",
+            where=str(path),
+            write=f"the path of a file, e.g. {path / 'weights.safetensors'}",
+        )
+    try:
+        with single_file.written(target) as temporary:
             library.save_file(arrays, temporary, metadata=metadata)
-        except require("safetensors", "safetensors", "save_weights").SafetensorError as error:
-            raise WeightsFileError(
-                "safetensors did not write the weights.",
-                where=str(path),
-                got=error,
-                write='python -m pip install --upgrade "pax-export[safetensors]", if '
-                "it does not know a dtype",
-            ) from error
+            temporary.chmod(_mode(target, temporary.parent))
+    except OSError as error:
+        cause = error.__cause__ or error
+        raise WeightsFileError(
+            "The weights cannot be written here.",
+            where=str(path),
+            got=getattr(cause, "strerror", None) or cause,
+            write="a path in a directory that you may write to, on a disk with room",
+        ) from error
+    except require("safetensors", "safetensors", "save_weights").SafetensorError as error:
+        raise WeightsFileError(
+            "safetensors did not write the weights.",
+            where=str(path),
+            got=error,
+            write='python -m pip install --upgrade "pax-export[safetensors]", if '
+            "it does not know a dtype",
+        ) from error
+
+
+def _mode(target: Path, new: Path) -> int:
+    """The permissions of the file that is replaced, or those of any file in a new folder."""
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
+    return stat.S_IMODE(new.stat().st_mode) & 0o666
 
 
 @dataclass(frozen=True)

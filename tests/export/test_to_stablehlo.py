@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 
 from pax_export import _errors
+from pax_export._files import checksums
 from pax_export.export import Report, load, renew, spec, to_stablehlo
 from tests.export.models import Counter, Net, affine, affine_params, random
 
@@ -283,8 +284,6 @@ def test_foreign_folders_and_missing_hashes(damaged, tmp_path):
 
 def test_bytes_that_this_jax_cannot_read_are_made_again(damaged, net):
     """The bytes of another jax fail; the portable modules beside them do not."""
-    from pax_export._files import checksums
-
     (damaged / "serving_default.jax_export").write_bytes(b"from the future")
     checksums.write(damaged)
     bundle = load(damaged)
@@ -301,8 +300,6 @@ def test_bytes_that_this_jax_cannot_read_are_made_again(damaged, net):
 
 
 def test_without_portable_modules_it_says_what_is_missing(damaged):
-    from pax_export._files import checksums
-
     (damaged / "serving_default.jax_export").write_bytes(b"from the future")
     report = json.loads((damaged / "pax_export.json").read_text())
     report["details"]["functions"]["serving_default"]["kept"] = []

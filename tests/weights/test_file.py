@@ -18,7 +18,8 @@ import safetensors.numpy
 
 import pax_export as pax
 from pax_export._errors import MissingPackageError
-from pax_export.weights import _atomic, _load
+from pax_export._files import disk
+from pax_export.weights import _load
 
 TREE = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
 
@@ -70,7 +71,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_atomic.os, "fsync", full)
+    monkeypatch.setattr(disk.os, "fsync", full)
     with pytest.raises(
         OSError, match=r"cannot be written here.\n  where: .*\n  got: No space left"
     ):

@@ -1,1 +1,1 @@
-"""What an export is, for whoever reads one: paths in; reports, shapes and structures out; no jax."""
+"""What an export is, for whoever reads one: paths in; reports and structures out; no jax."""

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import ConsumerError
+from pax_export._files import bytes_text
 from pax_export._optional import require
 from pax_export.export.artifact import compatibility, saved_model_file
-from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo, size
+from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo
 
 _MAGIC = b"ML\xefR"
 _VERSION = re.compile(rb"StableHLO_v(\d+)\.(\d+)\.(\d+)\0")
@@ -75,8 +76,8 @@ class Foreign:
         trainable = sum(variable.trainable for variable in self.variables)
         lines += [
             f"  variables   {len(self.variables)} ({trainable} trainable), "
-            f"{size(self.variable_bytes)}",
-            f"  graph       {size(self.graph_bytes)}",
+            f"{bytes_text(self.variable_bytes)}",
+            f"  graph       {bytes_text(self.graph_bytes)}",
             *(f"  module      {_module_text(module)}" for module in self.modules),
             f"  runs in     {self._runs_in()}",
             f"  made by     tensorflow {self.tensorflow}",
@@ -96,7 +97,7 @@ def _module_text(module: Module) -> str:
     platforms = ", ".join(module.platforms) or "any platform"
     return (
         f"{version}, calling convention {module.calling_convention}, {platforms}, "
-        f"{size(module.bytes)}"
+        f"{bytes_text(module.bytes)}"
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError
+from pax_export._files import bytes_text
 from pax_export.export.artifact import embedded, strict_json, structure
 from pax_export.export.artifact.formats import exporters, find
 
@@ -163,7 +164,7 @@ class Report:
         trainable = sum(variable.trainable for variable in self.variables)
         lines += [
             f"  variables   {len(self.variables)} ({trainable} trainable), "
-            f"{size(self.variable_bytes)}",
+            f"{bytes_text(self.variable_bytes)}",
             "  graph       " + ", ".join(self._graph()),
             f"  runs in     {self._runs_in()}",
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
@@ -173,7 +174,7 @@ class Report:
         return "\n".join(lines)
 
     def _graph(self) -> list[str]:
-        parts = [size(self.graph_bytes)]
+        parts = [bytes_text(self.graph_bytes)]
         if self.stablehlo:
             parts += [f"StableHLO {self.stablehlo}"]
         if self.calling_convention:
@@ -198,19 +199,6 @@ class Report:
             "process": "in a fresh process without jax",
             "variables": "the variables alone, without calls",
         }[self.validated]
-
-
-def size(count: int) -> str:
-    """A number of bytes for people.
-
-    Example:
-        >>> size(5), size(36 * 2**20)
-        ('5 B', '36.0 MiB')
-    """
-    for unit, exponent in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << exponent:
-            return f"{count / (1 << exponent):.1f} {unit}"
-    return f"{count} B"
 
 
 def package_versions(*packages: str) -> dict[str, str]:

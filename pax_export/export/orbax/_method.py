@@ -19,7 +19,7 @@ from pax_export._errors import (
     UnsupportedDtypeError,
 )
 from pax_export.export.artifact.structure import rebuild
-from pax_export.export.formats.saved_model import functions
+from pax_export.export.formats import tf_functions
 from pax_export.export.lowering import lowered_model
 from pax_export.export.lowering.signature import Signature
 from pax_export.export.orbax import _shapes
@@ -193,7 +193,7 @@ class Method:
 
 
 def _called(kind: _Kind, variables: Sequence[Any], tensors: list[Any], known: list[Any]) -> Any:
-    results = functions.call_signature(kind.signature, variables, tensors)
+    results = tf_functions.call_signature(kind.signature, variables, tensors)
     outputs = [results[name] for name in kind.signature.output_names]
     found = _shapes.sizes(kind.shapes, known)
     for tensor, shape in zip(outputs, kind.results):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pax_export._files import bytes_text
 from pax_export.export.artifact import compatibility, saved_model_file
-from pax_export.export.artifact.report import package_versions, size
+from pax_export.export.artifact.report import package_versions
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.retargeting import mend
 from pax_export.export.retargeting.trial import ANY, Trial
@@ -86,7 +87,7 @@ class RetargetReport:
 
 
 def _described(stablehlo: str, convention: int, count: int) -> str:
-    return f"StableHLO {stablehlo}, calling convention {convention}, {size(count)}"
+    return f"StableHLO {stablehlo}, calling convention {convention}, {bytes_text(count)}"
 
 
 def retarget(

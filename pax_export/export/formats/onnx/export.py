@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
+from pax_export._files import bytes_text
 from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import Report, package_versions, report_text
-from pax_export.export.artifact.report import size as bytes_text
 from pax_export.export.formats.onnx.convert import converted
 from pax_export.export.formats.onnx.load import onnxruntime
 from pax_export.export.lowering import infos

@@ -60,8 +60,8 @@ def test_what_a_killed_save_left_is_removed_and_a_living_one_is_not(tmp_path):
     program = """
 import os, signal, sys
 from pathlib import Path
-from pax_export.export import _single_file
-with _single_file.replaced(Path(sys.argv[1]), False) as temporary:
+from pax_export._files import single_file
+with single_file.replaced(Path(sys.argv[1]), False) as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """

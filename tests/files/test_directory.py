@@ -274,7 +274,8 @@ def test_whatever_step_is_the_last_one_export_is_whole(tmp_path, can_exchange):
 @IN_TWO_STEPS
 def test_several_processes_save_to_one_place(tmp_path, can_exchange):
     program = (
-        "import sys; from pathlib import Path; from pax_export.export import _directory\n"
+        "import sys; from pathlib import Path\n"
+        "from pax_export._files import directory as _directory\n"
         "if sys.argv[3] == 'False': _directory._rename2 = lambda one, other, flag: False\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "for _ in range(40):\n"
