@@ -7,6 +7,7 @@ at the path before the end, and nothing is left where a phase fails.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class Request:
     overwrite: bool = False
 
 
-class Writer:
+class Writer(ABC):
     """What one format does in the phases of an export; made for one export.
 
     Attributes:
@@ -63,9 +64,9 @@ class Writer:
         several = request.methods is not None
         return model, trace_all(model, request.inputs, request.kwargs, request.constraints, several)
 
+    @abstractmethod
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         """Makes what is written; sets `variables`."""
-        raise NotImplementedError
 
     def make(self, run: ExportRun, request: Request) -> None:
         """Makes what is written of the model."""
@@ -79,21 +80,21 @@ class Writer:
         """About so many bytes will be written."""
         return sum(each.bytes for each in self.variables)
 
+    @abstractmethod
     def write(self, place: Path) -> None:
         """Writes it: into a folder, or to a file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cases(self) -> list[Case]:
         """The calls of a test."""
-        raise NotImplementedError
 
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Tests what was written; gives the largest error of each output."""
         return validate(self.format, place, self.cases(), run.separate, self.factor)
 
+    @abstractmethod
     def facts(self, place: Path) -> dict[str, Any]:
         """What of the report only this format knows."""
-        raise NotImplementedError
 
     def attach(self, report: Report, place: Path) -> None:
         """Writes the report where it will be found."""

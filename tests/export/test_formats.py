@@ -1,0 +1,120 @@
+"""The table of formats: what it says is there, and a format in one file joins it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export import _errors
+from pax_export.cli import main
+from pax_export.export import Report, load, spec
+from pax_export.export.artifact import formats
+
+ROOT = Path(__file__).parents[2]
+FACTORY = "tests.export.test_formats:make"
+
+
+def make():
+    return pax.Linear(3, 2, rng_key=np.zeros(2, np.uint32))
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A distribution that brings `toy_format.py`, as pip would install it."""
+    site = tmp_path / "site"
+    (site / "toy-0.1.dist-info").mkdir(parents=True)
+    (site / "toy-0.1.dist-info" / "METADATA").write_text("Name: toy\nVersion: 0.1\n")
+    (site / "toy-0.1.dist-info" / "entry_points.txt").write_text(
+        f"[{formats.GROUP}]\ntoy = tests.export.toy_format:TOY\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+def to_toy(path, **options):
+    return formats.imported(formats.find("toy").export)(make(), path, spec("n, 3"), **options)
+
+
+def test_places_in_the_table_are_there():
+    for row in formats.all_formats().values():
+        for place in (row.load, row.run):
+            assert list(inspect.signature(formats.imported(place)).parameters)[0]
+        shared = {"model", "path", "inputs", "kwargs", "methods", "validate", "overwrite"}
+        assert shared | set(row.options) <= set(
+            inspect.signature(formats.imported(row.export)).parameters
+        )
+        assert getattr(pax.export, row.exporter) is formats.imported(row.export)
+
+
+def test_what_runs_alone_imports_nothing_of_ours():
+    """Such a file is loaded by its path, where neither jax nor this package can be imported."""
+    for row in formats.all_formats().values():
+        if not row.run_imports:
+            source = inspect.getsource(sys.modules[formats.imported(row.run).__module__])
+            assert "import pax_export" not in source
+            assert "from pax_export" not in source
+
+
+def test_a_format_in_one_file(installed, tmp_path):
+    path = tmp_path / "linear.toy"
+    report = to_toy(path)
+    assert (report.target, report.validated) == ("toy", "here")
+    assert report.largest_error["serving_default: output"] < 1e-6
+    assert str(report).startswith("Linear as a toy\n")
+    assert str(Report.read(path)) == str(report)
+    x = np.ones((4, 3), np.float32)
+    np.testing.assert_array_equal(load(path)(x).shape, (4, 2))
+    assert to_toy(path, validate="process", overwrite=True).validated == "process"
+
+
+def test_its_test_finds_what_is_wrong(installed, tmp_path):
+    with pytest.raises(_errors.InvalidArgumentError, match="validate has a value"):
+        to_toy(tmp_path / "linear.toy", validate="variables")
+
+    def biased():
+        return make().replace(bias=np.ones(2, np.float32))
+
+    write = formats.imported(formats.find("toy").export)
+    with pytest.raises(_errors.ValidationError, match="differs from the model's"):
+        write(biased(), tmp_path / "linear.toy", spec("n, 3"), scale=2.0)
+    assert not (tmp_path / "linear.toy").exists()
+
+
+def test_the_command_line_knows_it(installed, tmp_path, capsys):
+    path = str(tmp_path / "linear.toy")
+    assert main(["export", FACTORY, path, "--target", "toy", "--input", "n, 3"]) == 0
+    assert "Linear as a toy" in capsys.readouterr().out
+    assert main(["export", FACTORY, path + "2", "--input", "n, 3", "--scale", "1"]) == 1
+    assert "write: --target toy" in capsys.readouterr().err
+    np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
+    assert main(["run", path, "--input", str(tmp_path / "x.npy"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"]["output"]["shape"] == [2, 2]
+    assert main(["inspect", path]) == 0
+    assert "runs in     numpy" in capsys.readouterr().out
+    paths = os.pathsep.join([str(installed), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "pax_export.cli", "validate", path, "--against", FACTORY],
+        env=os.environ | {"PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True,
+        timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": ok, ") == 3
+
+
+def test_a_format_that_is_not_installed(installed, tmp_path, monkeypatch):
+    to_toy(tmp_path / "linear.toy", validate=False)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installed)])
+    assert formats.find("toy") is None
+    assert str(Report.read(tmp_path / "linear.toy")).startswith("Linear as toy\n")
+    with pytest.raises(_errors.ExportPathError, match="a target that is not known here"):
+        load(tmp_path / "linear.toy")
+    with pytest.raises(_errors.InvalidArgumentError, match="cannot be tested again"):
+        formats.imported("pax_export.export.validation.recheck:recheck")(tmp_path / "linear.toy")
