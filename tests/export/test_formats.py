@@ -46,7 +46,7 @@ def to_toy(path, **options):
 def test_places_in_the_table_are_there():
     for row in formats.all_formats().values():
         for place in (row.load, row.run):
-            assert list(inspect.signature(formats.imported(place)).parameters)[0]
+            assert inspect.signature(formats.imported(place)).parameters
         shared = {"model", "path", "inputs", "kwargs", "methods", "validate", "overwrite"}
         assert shared | set(row.options) <= set(
             inspect.signature(formats.imported(row.export)).parameters

@@ -55,7 +55,7 @@ class Writer(ABC):
     name: str
     variables: Sequence[VariableInfo]
 
-    def load(self, request: Request) -> None:
+    def load(self, request: Request) -> None:  # noqa: B027  most formats load nothing
         """Loads packages, before any work is done."""
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:

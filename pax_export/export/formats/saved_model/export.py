@@ -31,6 +31,7 @@ from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.tracing.train_step import TrainStep
 from pax_export.export.tracing.trainable import marked
 from pax_export.export.validation.cases import model_cases
+from pax_export.export.validation.compare import Case
 from pax_export.export.validation.validate import validate as validated
 
 
@@ -209,6 +210,9 @@ class _SavedModelWriter(Writer):
     def write(self, place: Path) -> None:
         writer.write(place, self._lowered.store, self._lowered.signatures)
 
+    def cases(self) -> list[Case]:
+        return model_cases(self._lowered, self.examples)
+
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Arrays that were deferred are read for good if calls are made."""
         lowered = self._lowered
@@ -216,7 +220,7 @@ class _SavedModelWriter(Writer):
             checkpoint.compare(place, {each.name: each.value for each in lowered.store.variables})
             return {}
         lowered.store.gather()
-        cases = model_cases(lowered, self.examples)
+        cases = self.cases()
         if self.around.preprocess or self.around.postprocess:
             # Functions of TensorFlow may bring variables of their own: all of them are read.
             return validated(self.format, place, cases, run.separate)
