@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from pax_export.transforms._loop import scan
     from pax_export.weights import load_weights, save_weights
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
 # for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.

@@ -15,34 +15,31 @@ from pathlib import Path
 import pytest
 
 import pax_export
+from release import contents, sources
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel built from a copy of the sources, as a release would be."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for package in ("pax_export", "tests"):
-        built = shutil.ignore_patterns("*.so", "*.pyd")  # in place, for this environment
-        shutil.copytree(ROOT / package, source / package, ignore=built)
+def built(tmp_path_factory):
+    """The sources as a release copies them, with our tests beside them, and a wheel of them."""
+    source = sources.copy(ROOT, tmp_path_factory.mktemp("built") / "source")
+    shutil.copytree(ROOT / "tests", source / "tests")
+    out = source.parent / "wheel"
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", out, source], check=True, timeout=900)
     (path,) = out.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    return source, path
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    with zipfile.ZipFile(built[1]) as archive:
         yield archive
 
 
-def read(archive, ending):
-    (name,) = (name for name in archive.namelist() if name.endswith(ending))
-    return archive.read(name).decode()
-
-
 def test_wheel_holds_every_source_file_and_the_typing_marker(wheel):
-    sources = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("pax_export/**/*.py")}
-    assert sources | {"pax_export/py.typed"} <= set(wheel.namelist())
+    assert contents.python_files(ROOT) <= set(wheel.namelist())
 
 
 def test_wheel_holds_nothing_but_the_package(wheel):
@@ -51,7 +48,19 @@ def test_wheel_holds_nothing_but_the_package(wheel):
 
 
 def compiled_names(archive):
-    return [name for name in archive.namelist() if name.endswith((".so", ".pyd"))]
+    return [name for name in archive.namelist() if contents.is_compiled(name)]
+
+
+def test_a_release_would_take_the_wheel(built, wheel):
+    source, path = built
+    if not compiled_names(wheel) or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        pytest.skip("no compiler here, or a Python without the stable interface")
+    assert not real_faults(contents.wheel_faults(path, source, pax_export.__version__))
+
+
+def real_faults(found):
+    """Without those that come of how the Python of these tests was linked itself."""
+    return [fault for fault in found if "names the home folder" not in fault]
 
 
 def test_wheel_holds_the_compiled_round_trip_for_every_python(wheel):
@@ -65,7 +74,7 @@ def test_wheel_holds_the_compiled_round_trip_for_every_python(wheel):
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    """The names in a source release, and those in a wheel built from it without a compiler."""
+    """A source release, the names in it, and those in a wheel made of it without a compiler."""
     out = tmp_path_factory.mktemp("release")
     backend = "import setuptools.build_meta as b; print(b.{}({!r}))"
     quiet = {**os.environ, "CC": str(out / "no-compiler"), "CFLAGS": ""}
@@ -79,29 +88,32 @@ def release(tmp_path_factory):
         assert done.returncode == 0, done.stderr
         return out / done.stdout.splitlines()[-1]
 
-    source = out / "source"
-    source.mkdir()
-    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    ignored = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
-    shutil.copytree(ROOT / "pax_export", source / "pax_export", ignore=ignored)
-    with tarfile.open(build(source, "build_sdist")) as archive:
-        sources = archive.getnames()
+    source = sources.copy(ROOT, out / "source")
+    (source / "tests").mkdir()
+    shutil.copy(__file__, source / "tests")  # setuptools would take it along
+    sdist = build(source, "build_sdist")
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
         archive.extractall(out, filter="data")
-    with zipfile.ZipFile(build(out / sources[0].split("/")[0], "build_wheel")) as archive:
-        return sources, archive.namelist()
+    with zipfile.ZipFile(build(out / names[0].split("/")[0], "build_wheel")) as archive:
+        return source, sdist, names, archive.namelist()
 
 
 def test_a_source_release_builds_without_a_compiler(release):
-    sources, names = release
-    ends = {name.split("/", 1)[-1] for name in sources}
+    _, _, inside, names = release
+    ends = {name.split("/", 1)[-1] for name in inside}
     assert {"setup.py", "pax_export/core/_round_trip.c"} <= ends
     assert "pax_export/core/_tree.py" in names
-    assert not [name for name in names if name.endswith((".so", ".pyd"))]
+    assert not [name for name in names if contents.is_compiled(name)]
+
+
+def test_a_release_would_take_the_source_release(release):
+    source, sdist, _, _ = release
+    assert contents.sdist_faults(sdist, source, pax_export.__version__) == []
 
 
 def test_wheel_metadata(wheel):
-    metadata = read(wheel, ".dist-info/METADATA").splitlines()
+    metadata = contents.read(wheel, ".dist-info/METADATA").splitlines()
     assert "Name: pax-export" in metadata
     assert f"Version: {pax_export.__version__}" in metadata
     assert "License-Expression: Apache-2.0" in metadata
@@ -111,11 +123,11 @@ def test_wheel_metadata(wheel):
     }
     names = {line.split()[1].split(">")[0] for line in hard}
     assert names == {"jax", "jaxlib", "numpy", "jmp"}
-    assert "Apache License" in read(wheel, "/LICENSE")
+    assert "Apache License" in contents.read(wheel, "/LICENSE")
 
 
 def test_wheel_installs_the_command(wheel):
-    assert "pax-export = pax_export.cli:main" in read(wheel, "entry_points.txt")
+    assert "pax-export = pax_export.cli:main" in contents.read(wheel, "entry_points.txt")
 
 
 def extras():
