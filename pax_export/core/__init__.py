@@ -48,6 +48,7 @@ from pax_export.core._traversal import (
     map_attributes,
     map_submodules,
     modules_and_leaves,
+    modules_with_paths,
     named_leaves,
     named_modules,
     one_level,

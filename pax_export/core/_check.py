@@ -33,13 +33,7 @@ from pax_export.core._tree import (
 
 
 def check_modules(tree: Any) -> None:
-    """Checks every module of a tree, in the order that PAX checks.
-
-    Raises:
-        HiddenArrayError: a class defines ``__slots__``, or keeps an array or a
-            module as a class attribute.
-        SharedNodeError: one module or one array stands at two places.
-    """
+    """Checks every module of a tree for hidden and shared nodes, in the order that PAX checks."""
     modules, _ = modules_and_leaves(tree)
     one_of_each = {type(module): module for module in modules}.values()
     for module in one_of_each:
@@ -57,16 +51,10 @@ def check_new(module: Node) -> None:
 
 
 def check_sharing(tree: Any) -> list[Any]:
-    """Checks that no module and no array occurs twice in a tree.
+    """Checks that no module and no array occurs twice in a tree; returns its modules.
 
     Of the leaves only arrays count: small numbers and strings are shared by
     Python itself.
-
-    Returns:
-        All modules of the tree, which are known now.
-
-    Raises:
-        SharedNodeError: one does.
     """
     modules, leaves = modules_and_leaves(tree)
     if len(set(map(id, modules))) != len(modules):

@@ -14,7 +14,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._check import check_sharing
 from pax_export.core._mutable import is_untouched, opened, refresh
 from pax_export.core._traversal import rebuilt
-from pax_export.core._tree import Node
+from pax_export.core._tree import Node, is_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def _unbound(func: Any) -> tuple[Callable, tuple]:
 @contextmanager
 def open_copies(tree: Any) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
-    roots = root_modules(tree)
+    roots = [root for root in jax.tree_util.tree_leaves(tree, is_leaf=is_node) if is_node(root)]
     modules = [module for root in roots for module in check_sharing(root)]
     try:
         with opened(modules):
@@ -102,11 +102,6 @@ def open_copies(tree: Any) -> Iterator[None]:
     if touched:
         for root in roots:
             check_sharing(root)
-
-
-def root_modules(tree: Any) -> list[Any]:
-    leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, Node))
-    return [leaf for leaf in leaves if isinstance(leaf, Node)]
 
 
 @contextmanager
