@@ -38,15 +38,7 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
 
 
 def find(package: str, extra: str, purpose: str) -> ModuleSpec:
-    """Finds an optional package without importing it, or says how to install it.
-
-    Args:
-        package: the name of the package.
-        extra: as in `require`.
-        purpose: as in `require`.
-
-    Raises:
-        MissingPackageError: the package is not installed.
+    """Finds what `require` would import, without importing it.
 
     Example:
         >>> find("json", "all", "this example").name

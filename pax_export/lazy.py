@@ -6,12 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from jax.tree_util import (
-    GetAttrKey,
-    tree_flatten_with_path,
-    tree_leaves_with_path,
-    tree_unflatten,
-)
+from jax.tree_util import GetAttrKey, tree_flatten_with_path, tree_leaves_with_path, tree_unflatten
 
 from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
 from pax_export.core import (

@@ -8,20 +8,10 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten_with_path
 
-from pax_export._errors import (
-    HiddenArrayError,
-    SharedNodeError,
-    StructureMismatchError,
-)
+from pax_export._errors import HiddenArrayError, SharedNodeError, StructureMismatchError
 from pax_export._jax import is_tracer
 from pax_export.core._static import static_key
-from pax_export.core._traversal import (
-    join,
-    modules_and_leaves,
-    named_modules,
-    one_level,
-    path_name,
-)
+from pax_export.core._traversal import join, modules_and_leaves, named_modules, one_level, path_name
 from pax_export.core._tree import (
     EmptyNode,
     Node,

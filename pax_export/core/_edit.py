@@ -6,11 +6,7 @@ from typing import Any
 
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pax_export._errors import (
-    InvalidArgumentError,
-    SharedNodeError,
-    StructureMismatchError,
-)
+from pax_export._errors import InvalidArgumentError, SharedNodeError, StructureMismatchError
 from pax_export.core._check import check_modules
 from pax_export.core._state_dict import state_dict
 from pax_export.core._subclassing import aspect_of, derived

@@ -8,12 +8,7 @@ from typing import Any
 
 from jax.tree_util import GetAttrKey
 
-from pax_export.core._static import (
-    copy_containers,
-    has_container,
-    is_opaque,
-    static_key,
-)
+from pax_export.core._static import copy_containers, has_container, is_opaque, static_key
 
 
 class ModuleDef:

@@ -194,8 +194,7 @@ def module_and_value(module_or_function: Any) -> Callable[..., tuple[Any, Any]]:
         _require_callable(function, "module_and_value")
         return functools.partial(purecall, function)
     if inspect.ismethod(function) and isinstance(function.__self__, Node):
-        bound = functools.partial(_method_and_value, function.__func__)
-        return functools.partial(bound, function.__self__)
+        return functools.partial(_method_and_value, function.__func__, function.__self__)
     if not callable(function):
         raise InvalidArgumentTypeError(
             "module_and_value needs something that can be called.",
