@@ -193,11 +193,6 @@ def _swap(node: Node, name: str, value: Any) -> bool:
     return True
 
 
-def is_untouched(node: Node) -> bool:
-    """True if nobody has looked at an attribute of a module that jax rebuilt."""
-    return not attributes_now(node)
-
-
 def refresh(node: Node) -> None:
     """Looks again at the containers of a module that was open for change.
 

@@ -12,9 +12,9 @@ import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._check import check_sharing
-from pax_export.core._mutable import is_untouched, opened, refresh
+from pax_export.core._mutable import opened, refresh
 from pax_export.core._traversal import rebuilt
-from pax_export.core._tree import Node, is_node
+from pax_export.core._tree import Node, attributes_now, is_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,7 +96,8 @@ def open_copies(tree: Any) -> Iterator[None]:
         with opened(modules):
             yield
     finally:
-        touched = [module for module in modules if not is_untouched(module)]
+        # Of a module that jax rebuilt nothing is filled in before somebody looks.
+        touched = [module for module in modules if attributes_now(module)]
         for module in touched:
             refresh(module)
     if touched:
