@@ -19,28 +19,26 @@ from pax_export._optional import is_installed, require
 # Without jax there is no library.  But a process that serves what was exported may have none,
 # and the command line inspects, tests and runs SavedModels there.
 if TYPE_CHECKING or is_installed("jax"):
-    from pax_export.core import (
-        EmptyNode,
-        Module,
-        ParameterModule,
-        StateModule,
-        assert_structure_equal,
-        enable_eval_mode,
-        enable_train_mode,
-        freeze_parameters,
-        module_and_value,
-        next_rng_key,
-        parameters_method,
-        pure,
-        purecall,
-        seed_rng_key,
-        select_parameters,
-        unfreeze_parameters,
-        update_parameters,
-    )
+    from pax_export.core import EmptyNode as EmptyNode
+    from pax_export.core import Module as Module
+    from pax_export.core import ParameterModule as ParameterModule
+    from pax_export.core import StateModule as StateModule
+    from pax_export.core import assert_structure_equal as assert_structure_equal
+    from pax_export.core import enable_eval_mode as enable_eval_mode
+    from pax_export.core import enable_train_mode as enable_train_mode
+    from pax_export.core import freeze_parameters as freeze_parameters
+    from pax_export.core import module_and_value as module_and_value
+    from pax_export.core import next_rng_key as next_rng_key
+    from pax_export.core import parameters_method as parameters_method
+    from pax_export.core import pure as pure
+    from pax_export.core import purecall as purecall
+    from pax_export.core import seed_rng_key as seed_rng_key
+    from pax_export.core import select_parameters as select_parameters
+    from pax_export.core import unfreeze_parameters as unfreeze_parameters
+    from pax_export.core import update_parameters as update_parameters
 
 # What loads on first use, as type checkers and editors see it.  `_ROOMS` and `_NAMES` below
-# say the same to Python; a test compares the two, and `__all__`.
+# say the same to Python; a test compares the two.
 if TYPE_CHECKING:
     from pax_export import checkpoint as checkpoint
     from pax_export import compat as compat
@@ -58,52 +56,57 @@ if TYPE_CHECKING:
     from pax_export import transforms as transforms
     from pax_export import utils as utils
     from pax_export import weights as weights
-    from pax_export.compat import install_as_pax
-    from pax_export.nn import (
-        EMA,
-        GRU,
-        LSTM,
-        BatchNorm1D,
-        BatchNorm2D,
-        Conv1D,
-        Conv1DTranspose,
-        Conv2D,
-        Conv2DTranspose,
-        Dropout,
-        Embed,
-        GroupNorm,
-        GRUState,
-        Identity,
-        Lambda,
-        LayerNorm,
-        Linear,
-        LSTMState,
-        MultiHeadAttention,
-        RngSeq,
-        Sequential,
-        VanillaRNN,
-        VanillaRNNState,
-        avg_pool,
-        dropout,
-        max_pool,
-    )
-    from pax_export.optim import build_update_fn
-    from pax_export.precision import apply_mp_policy, unwrap_mp_policy
-    from pax_export.transforms import grad, value_and_grad
-    from pax_export.transforms._loop import scan
-    from pax_export.weights import load_weights, save_weights
+    from pax_export.compat import install_as_pax as install_as_pax
+    from pax_export.nn import EMA as EMA
+    from pax_export.nn import GRU as GRU
+    from pax_export.nn import LSTM as LSTM
+    from pax_export.nn import BatchNorm1D as BatchNorm1D
+    from pax_export.nn import BatchNorm2D as BatchNorm2D
+    from pax_export.nn import Conv1D as Conv1D
+    from pax_export.nn import Conv1DTranspose as Conv1DTranspose
+    from pax_export.nn import Conv2D as Conv2D
+    from pax_export.nn import Conv2DTranspose as Conv2DTranspose
+    from pax_export.nn import Dropout as Dropout
+    from pax_export.nn import Embed as Embed
+    from pax_export.nn import GroupNorm as GroupNorm
+    from pax_export.nn import GRUState as GRUState
+    from pax_export.nn import Identity as Identity
+    from pax_export.nn import Lambda as Lambda
+    from pax_export.nn import LayerNorm as LayerNorm
+    from pax_export.nn import Linear as Linear
+    from pax_export.nn import LSTMState as LSTMState
+    from pax_export.nn import MultiHeadAttention as MultiHeadAttention
+    from pax_export.nn import RngSeq as RngSeq
+    from pax_export.nn import Sequential as Sequential
+    from pax_export.nn import VanillaRNN as VanillaRNN
+    from pax_export.nn import VanillaRNNState as VanillaRNNState
+    from pax_export.nn import avg_pool as avg_pool
+    from pax_export.nn import dropout as dropout
+    from pax_export.nn import max_pool as max_pool
+    from pax_export.optim import build_update_fn as build_update_fn
+    from pax_export.precision import apply_mp_policy as apply_mp_policy
+    from pax_export.precision import unwrap_mp_policy as unwrap_mp_policy
+    from pax_export.transforms import grad as grad
+    from pax_export.transforms import value_and_grad as value_and_grad
+    from pax_export.transforms._loop import scan as scan
+    from pax_export.weights import load_weights as load_weights
+    from pax_export.weights import save_weights as save_weights
 
 __version__ = "0.1.0"
 
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
 # for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
-_ROOMS = frozenset(
-    "checkpoint compat experimental export flattener graph lazy nets nn opax optim "
-    "precision sharding transforms utils weights".split()
+_PUBLIC_ROOMS = frozenset(
+    "checkpoint experimental export nets optim precision sharding transforms utils weights".split()
 )
-# Names that the package takes from such a room.
+_ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
+# Names that the package takes from a room.
 _NAMES = {
     "compat": "install_as_pax",
+    "core": "EmptyNode Module ParameterModule StateModule assert_structure_equal "
+    "enable_eval_mode enable_train_mode freeze_parameters module_and_value "
+    "next_rng_key parameters_method pure purecall seed_rng_key select_parameters "
+    "unfreeze_parameters update_parameters",
     "nn": "EMA GRU LSTM BatchNorm1D BatchNorm2D Conv1D Conv1DTranspose Conv2D Conv2DTranspose "
     "Dropout Embed GroupNorm GRUState Identity Lambda LayerNorm Linear LSTMState "
     "MultiHeadAttention RngSeq Sequential VanillaRNN VanillaRNNState avg_pool dropout "
@@ -117,72 +120,8 @@ _NAMES = {
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
 _WITHOUT_JAX = ("compat", "export")
 
-__all__ = [
-    "BatchNorm1D",
-    "BatchNorm2D",
-    "Conv1D",
-    "Conv1DTranspose",
-    "Conv2D",
-    "Conv2DTranspose",
-    "Dropout",
-    "EMA",
-    "Embed",
-    "EmptyNode",
-    "GRU",
-    "GRUState",
-    "GroupNorm",
-    "Identity",
-    "LSTM",
-    "LSTMState",
-    "Lambda",
-    "LayerNorm",
-    "Linear",
-    "Module",
-    "MultiHeadAttention",
-    "ParameterModule",
-    "RngSeq",
-    "Sequential",
-    "StateModule",
-    "VanillaRNN",
-    "VanillaRNNState",
-    "apply_mp_policy",
-    "assert_structure_equal",
-    "avg_pool",
-    "build_update_fn",
-    "checkpoint",
-    "dropout",
-    "enable_eval_mode",
-    "enable_train_mode",
-    "experimental",
-    "export",
-    "freeze_parameters",
-    "grad",
-    "install_as_pax",
-    "load_weights",
-    "max_pool",
-    "module_and_value",
-    "nets",
-    "next_rng_key",
-    "optim",
-    "parameters_method",
-    "precision",
-    "pure",
-    "purecall",
-    "save_weights",
-    "scan",
-    "seed_rng_key",
-    "select_parameters",
-    "sharding",
-    "transforms",
-    "unfreeze_parameters",
-    "unwrap_mp_policy",
-    "update_parameters",
-    "utils",
-    "value_and_grad",
-    "weights",
-]
-
-if not TYPE_CHECKING:  # it would let type checkers believe in any name
+if not TYPE_CHECKING:  # they take the names above, and would believe in any name
+    __all__ = sorted(_PUBLIC_ROOMS.union(_HOMES))
 
     def __getattr__(name: str) -> Any:
         """Loads a room, or the room of a name, when it is first used."""
@@ -196,10 +135,9 @@ if not TYPE_CHECKING:  # it would let type checkers believe in any name
             require("jax", "all", f"{__name__}.{name}")
         if name in _ROOMS:
             return importlib.import_module(f"{__name__}.{name}")  # becomes an attribute
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'core')}"), name)
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value  # so that this function is not asked again
         return value
 
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    def __dir__() -> list[str]:
+        return sorted([*__all__, "__version__"])

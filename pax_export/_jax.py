@@ -11,30 +11,14 @@ from typing import Any
 import jax
 
 # Not from jax.extend.core, which loads Pallas with it: a quarter of our own import.
-from jax._src.core import get_opaque_trace_state as trace_state
+from jax._src.core import get_opaque_trace_state
 from jax.core import Tracer, eval_jaxpr
 from jax.interpreters import mlir
 from jax.interpreters.partial_eval import dce_jaxpr_consts
 
-from pax_export._jaxpr import bound, inner_programs, is_literal, jaxpr_constants
+from pax_export._jaxpr import bound, evaluate, inner_programs, jaxpr_constants
 
-__all__ = [
-    "allow_symbolic_padding",
-    "call_here",
-    "call_part",
-    "call_with_constants",
-    "devices_are_known",
-    "dimension_names",
-    "dimension_value",
-    "is_tracer",
-    "join_processes",
-    "needed_part",
-    "neutral_platform",
-    "read_arguments",
-    "scope_constraints",
-    "symbolic_convolutions",
-    "trace_state",
-]
+trace_state = get_opaque_trace_state
 
 
 def is_tracer(value: Any) -> bool:
@@ -94,20 +78,14 @@ def call_with_constants(
     def run(inner: Any, given: Sequence[Any]) -> list[Any]:
         return call_with_constants(inner, replaced, given, keep_derivatives=keep_derivatives)
 
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
-
-    def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else values[atom]
-
-    for equation in jaxpr.eqns:
-        given, name = [read(atom) for atom in equation.invars], equation.primitive.name
+    def operate(equation: Any, given: list[Any]) -> Sequence[Any]:
+        name = equation.primitive.name
         is_kept = keep_derivatives and name.startswith("custom_")
         if name in _OPENED and not is_kept and holds(equation):
-            results = _OPENED[name](run, equation.params, given)
-        else:
-            results = bound(equation, given)
-        values.update(zip(equation.outvars, results))
-    return [read(atom) for atom in jaxpr.outvars]
+            return _OPENED[name](run, equation.params, given)
+        return bound(equation, given)
+
+    return evaluate(jaxpr, constants, arguments, operate)
 
 
 def call_part(

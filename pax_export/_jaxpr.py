@@ -6,7 +6,7 @@ its text shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 #: Equations that only wrap a program: calls, and functions with derivatives of their own.
@@ -83,36 +83,46 @@ def bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
+def evaluate(
+    jaxpr: Any,
+    constants: Iterable[Any],
+    arguments: Iterable[Any],
+    operate: Callable[[Any, list[Any]], Sequence[Any]],
+    literal: Callable[[Any], Any] = lambda value: value,
+) -> list[Any]:
+    """Goes through a program with any values; `operate(equation, operands)` makes new ones."""
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
+
+    def read(atom: Any) -> Any:
+        return literal(atom.val) if is_literal(atom) else values[atom]
+
+    for equation in jaxpr.eqns:
+        results = operate(equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, results))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
 def _inlined(
     program: Any,
     arguments: Sequence[Any],
     constant: Callable[[Any], Any],
     operate: Callable[[Any, list[Any]], Sequence[Any] | None],
 ) -> list[Any]:
-    """Goes through a traced program with any values, without calls in between.
+    """Goes through a traced program and, where `operate` gives None, the one that is called there.
 
-    Args:
-        program: what `trace(...).jaxpr` gives.
-        arguments: what stands for the flat arguments.
-        constant: gives what stands for an array that the program holds.
-        operate: gives what an equation makes of what stands for its operands;
-            None to go through the program in it.
+    `constant` gives what stands for an array that a program holds.
     """
-    jaxpr = getattr(program, "jaxpr", program)
-    constants = map(constant, getattr(program, "consts", ()))
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
 
-    def read(atom: Any) -> Any:
-        return constant(atom.val) if is_literal(atom) else values[atom]
-
-    for equation in jaxpr.eqns:
-        given = [read(atom) for atom in equation.invars]
-        results = operate(equation, given)
-        if results is None:
+    def results(equation: Any, given: list[Any]) -> Sequence[Any]:
+        found = operate(equation, given)
+        if found is None:
             inner = equation.params[_WRAPPERS[equation.primitive.name]]
-            results = _inlined(inner, given, constant, operate)
-        values.update(zip(equation.outvars, results))
-    return [read(atom) for atom in jaxpr.outvars]
+            found = _inlined(inner, given, constant, operate)
+        return found
+
+    constants = map(constant, getattr(program, "consts", ()))
+    jaxpr = getattr(program, "jaxpr", program)
+    return evaluate(jaxpr, constants, arguments, results, constant)
 
 
 def call_inlined(

@@ -11,19 +11,10 @@ from pax_export._errors import MissingPackageError
 
 
 def require(package: str, extra: str, purpose: str) -> ModuleType:
-    """Imports an optional package, or says how to install it.
+    """Imports an optional package, or says which extra of this distribution brings it.
 
-    Args:
-        package: the name to import, e.g. ``"tensorflow"``.
-        extra: the extra of this distribution that brings the package.
-        purpose: what needs it, e.g. ``"to_saved_model"``; part of the message.
-
-    Returns:
-        The imported package.
-
-    Raises:
-        MissingPackageError: the package is not installed.  A package that is
-            installed but fails while importing raises its own error.
+    The purpose is what needs it, e.g. ``"to_saved_model"``.  A package that is
+    installed but fails while importing raises its own error.
 
     Example:
         >>> require("json", "all", "this example").dumps({"a": 1})
@@ -38,15 +29,7 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
 
 
 def find(package: str, extra: str, purpose: str) -> ModuleSpec:
-    """Finds an optional package without importing it, or says how to install it.
-
-    Args:
-        package: the name of the package.
-        extra: as in `require`.
-        purpose: as in `require`.
-
-    Raises:
-        MissingPackageError: the package is not installed.
+    """Finds what `require` would import, without importing it.
 
     Example:
         >>> find("json", "all", "this example").name

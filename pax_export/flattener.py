@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any, NamedTuple, Self
 
-from jax.tree_util import tree_flatten, tree_map, tree_structure, tree_unflatten
+from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError, MissingValueError
 from pax_export.core import (
     Module,
     flatten,
     is_array,
-    is_node,
     modules_and_leaves,
     picklable,
     restore,
@@ -22,19 +21,12 @@ from pax_export.core import (
 
 
 class _Structure(NamedTuple):
-    """How a value is rebuilt from its arrays.
-
-    Attributes:
-        name: of the value.
-        treedef: of the value.
-        others: the leaves that are static, each with its number among all.
-        guard: see `_NotShared`, or None.
-    """
+    """How a value is rebuilt from its arrays."""
 
     name: str
     treedef: Any
-    others: tuple[tuple[int, Any], ...]
-    guard: Any
+    others: tuple[tuple[int, Any], ...]  # the static leaves, each with its number among all
+    guard: Any  # see `_NotShared`, or None
 
     @property
     def static(self) -> tuple[int, ...]:
@@ -132,7 +124,12 @@ class Flattener(Module):
         for structure in vars(self).get("_structures", ()):
             if structure.name == name:
                 return _rebuilt(structure, self.leaves_dict[name])
-        raise _missing(self, name)
+        raise MissingValueError(
+            "The Flattener holds no value of this name.",
+            where=f"{type(self).__qualname__}.{name}",
+            got=f"the values {', '.join(self.treedef_dict) or '(none)'}",
+            write=f"flattener.update({name}=...) gives one that does",
+        )
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.treedef_dict]
@@ -153,14 +150,7 @@ class Flattener(Module):
 
 
 def _restore(cls: type, names: tuple, attributes: dict[str, Any], values: dict) -> Any:
-    """Makes a Flattener from what a pickle holds.
-
-    Args:
-        cls: its class.
-        names: the attributes that are subtrees.
-        attributes: all attributes in their order, those that hold the values empty.
-        values: name -> value, and the numbers of its leaves that are static.
-    """
+    """Makes a Flattener from what a pickle holds: ``{name: (value, its static leaves)}`` apart."""
     parts = {name: _taken_apart(name, *value) for name, value in values.items()}
     attributes["leaves_dict"] = {name: leaves for name, (leaves, _) in parts.items()}
     attributes["_structures"] = tuple([structure for _, structure in parts.values()])
@@ -198,11 +188,7 @@ def _taken_apart(
 ) -> tuple[list[Any], _Structure]:
     """The leaves of a value that are data, and the structure around them.
 
-    Args:
-        name: of the value.
-        value: any pytree.
-        static: the numbers of the leaves that are static; if None, those that are
-            no arrays.
+    Static are the leaves of these numbers, or those that are no arrays.
     """
     leaves, treedef = tree_flatten(value)
     if static is None:
@@ -222,19 +208,5 @@ def _rebuilt(structure: _Structure, data: list[Any]) -> Any:
 
 def _in_mode(structure: _Structure, training: bool) -> _Structure:
     """The structure of a value whose modules are all in train or in eval mode."""
-    numbers = range(structure.treedef.num_leaves)
-    value = tree_unflatten(structure.treedef, numbers)
-    switched = tree_map(
-        lambda x: set_training(x, training) if is_node(x) else x, value, is_leaf=is_node
-    )
-    return structure._replace(treedef=tree_structure(switched))
-
-
-def _missing(flattener: Flattener, name: str) -> MissingValueError:
-    names = ", ".join(flattener.treedef_dict) or "(none)"
-    return MissingValueError(
-        "The Flattener holds no value of this name.",
-        where=f"{type(flattener).__qualname__}.{name}",
-        got=f"the values {names}",
-        write=f"flattener.update({name}=...) gives one that does",
-    )
+    value = tree_unflatten(structure.treedef, range(structure.treedef.num_leaves))
+    return structure._replace(treedef=tree_structure(set_training(value, training)))

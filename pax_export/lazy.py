@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from jax.tree_util import (
-    GetAttrKey,
-    tree_flatten_with_path,
-    tree_leaves_with_path,
-    tree_map,
-    tree_unflatten,
-)
+from jax.tree_util import GetAttrKey, tree_flatten_with_path, tree_leaves_with_path, tree_unflatten
 
 from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
 from pax_export.core import (
     STATIC,
     Module,
     adopt,
-    is_node,
     is_open,
     kind_of,
     module_and_value,
     modules_and_leaves,
+    modules_with_paths,
     rebuilt,
     require_module,
     set_training,
@@ -63,9 +57,6 @@ class LazyModule(Module):
         └── Linear(in_dim=2, out_dim=3, with_bias=True)
     """
 
-    def __init__(self, *, training: bool = True, name: str | None = None):
-        super().__init__(training=training, name=name)
-
     def get_or_create(self, name: str, create_fn: Callable[[], T]) -> T:
         """Returns an attribute; creates it first if the module lacks it.
 
@@ -91,7 +82,7 @@ class LazyModule(Module):
             setattr(self, name, value)
             return value
         # A copy: others may hold what was created, and must not see it change.
-        value = rebuilt(value) if self.training else _in_eval_mode(value)
+        value = rebuilt(value) if self.training else set_training(value, False)
         setattr(self, name, value)
         recorder = _recorder.get()
         if recorder is not None:
@@ -116,11 +107,6 @@ class LazyModule(Module):
                 write="module = pax.experimental.materialize(module, x) with an example "
                 "input x, before jit, grad or export; or module, y = module % x",
             )
-
-
-def _in_eval_mode(value: Any) -> Any:
-    """A copy of a module, or of a container with modules, in eval mode."""
-    return tree_map(lambda x: set_training(x, False) if is_node(x) else x, value, is_leaf=is_node)
 
 
 def materialize(module: M, *example_inputs: Any, **kwargs: Any) -> M:
@@ -187,7 +173,7 @@ class _Recorder:
     def with_first_arrays(self, before: Any, after: Any) -> Any:
         """The structure of a module after a call, with the arrays from before."""
         arrays = dict(tree_leaves_with_path(before))
-        for path, module in _modules_with_path(after):
+        for path, module in modules_with_paths(after):
             if id(module) in self.modules:
                 arrays |= _leaves_below(path, self.modules[id(module)][1])
             for name in module.pytree_attributes:
@@ -203,14 +189,3 @@ _recorder: ContextVar[_Recorder | None] = ContextVar("pax_export_recorder", defa
 
 def _leaves_below(path: tuple, value: Any) -> dict[tuple, Any]:
     return {path + below: leaf for below, leaf in tree_leaves_with_path(value)}
-
-
-def _modules_with_path(module: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
-    """A module and all its submodules, parents first."""
-    yield path, module
-    items, _ = tree_flatten_with_path(
-        module, is_leaf=lambda value: value is not module and is_node(value)
-    )
-    for below, item in items:
-        if is_node(item):
-            yield from _modules_with_path(item, path + below)

@@ -1,6 +1,11 @@
 """What a module is: the immutable pytree, and the places where it may change."""
 
-from pax_export.core._check import assert_structure_equal, describe_array, structure_differences
+from pax_export.core._check import (
+    assert_structure_equal,
+    describe_array,
+    hidden_arrays,
+    structure_differences,
+)
 from pax_export.core._edit import set_training, with_class, with_static
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
@@ -39,7 +44,6 @@ from pax_export.core._pure import (
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import static_key
-from pax_export.core._static_arrays import hidden_arrays
 from pax_export.core._subclassing import aspect_of, derived, register_aspect
 from pax_export.core._summary import summary_lines
 from pax_export.core._traversal import (
@@ -48,6 +52,7 @@ from pax_export.core._traversal import (
     map_attributes,
     map_submodules,
     modules_and_leaves,
+    modules_with_paths,
     named_leaves,
     named_modules,
     one_level,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax.tree_util import tree_flatten_with_path
 
-from pax_export._errors import (
-    HiddenArrayError,
-    SharedNodeError,
-    StructureMismatchError,
-)
+from pax_export._errors import HiddenArrayError, SharedNodeError, StructureMismatchError
 from pax_export._jax import is_tracer
 from pax_export.core._static import static_key
 from pax_export.core._traversal import (
     join,
     modules_and_leaves,
+    named_leaves,
     named_modules,
     one_level,
     path_name,
@@ -33,13 +33,7 @@ from pax_export.core._tree import (
 
 
 def check_modules(tree: Any) -> None:
-    """Checks every module of a tree, in the order that PAX checks.
-
-    Raises:
-        HiddenArrayError: a class defines ``__slots__``, or keeps an array or a
-            module as a class attribute.
-        SharedNodeError: one module or one array stands at two places.
-    """
+    """Checks every module of a tree for hidden and shared nodes, in the order that PAX checks."""
     modules, _ = modules_and_leaves(tree)
     one_of_each = {type(module): module for module in modules}.values()
     for module in one_of_each:
@@ -57,16 +51,10 @@ def check_new(module: Node) -> None:
 
 
 def check_sharing(tree: Any) -> list[Any]:
-    """Checks that no module and no array occurs twice in a tree.
+    """Checks that no module and no array occurs twice in a tree; returns its modules.
 
     Of the leaves only arrays count: small numbers and strings are shared by
     Python itself.
-
-    Returns:
-        All modules of the tree, which are known now.
-
-    Raises:
-        SharedNodeError: one does.
     """
     modules, leaves = modules_and_leaves(tree)
     if len(set(map(id, modules))) != len(modules):
@@ -158,6 +146,67 @@ def _may_hold_arrays(value: Any) -> bool:
         return False
     # Functions, methods, properties and other descriptors say what they are.
     return not hasattr(value, "__get__") or isinstance(value, Node)
+
+
+# --- arrays in static data ----------------------------------------------------------
+
+# Code and what wraps code: an array that a function closes over is a constant
+# of the function, which is no mistake.
+_CODE = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
+)
+
+
+def hidden_arrays(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Finds arrays in static data: in plain objects, sets, odd dicts.
+
+    They are neither trained nor saved, and to jax they are constants.
+
+    Args:
+        tree: a module, or any pytree of modules.
+
+    Yields:
+        The dotted path of each, and the array.
+
+    Example:
+        >>> import jax.numpy as jnp, types, pax_export as pax
+        >>> table = types.SimpleNamespace(rows=jnp.ones(3))
+        >>> net = pax.Module().set_attribute("table", table)
+        >>> [path for path, _ in hidden_arrays(net)]
+        ['table.rows']
+    """
+    seen: set[int] = set()
+    for path, module in named_modules(tree):
+        for name, value in flatten(module)[1].static.items():
+            yield from _arrays_in(value, join(path, name), seen)
+
+
+def _arrays_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if is_array(value):
+        yield path, value
+        return
+    if id(value) in seen or isinstance(value, _CODE):
+        return
+    seen.add(id(value))
+    if isinstance(value, Node):
+        yield from ((join(path, name), leaf) for name, leaf in named_leaves(value))
+        return
+    for name, part in _parts(value):
+        yield from _arrays_in(part, join(path, str(name)), seen)
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from enumerate(value)
+    elif hasattr(value, "__dict__"):
+        yield from vars(value).items()
 
 
 # --- two trees that should be alike ----------------------------------------------

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax.tree_util import tree_flatten, tree_map, tree_unflatten
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pax_export._errors import (
-    InvalidArgumentError,
-    SharedNodeError,
-    StructureMismatchError,
-)
+from pax_export._errors import InvalidArgumentError, SharedNodeError, StructureMismatchError
 from pax_export.core._check import check_modules
 from pax_export.core._state_dict import state_dict
 from pax_export.core._subclassing import aspect_of, derived
@@ -20,6 +16,7 @@ from pax_export.core._tree import (
     attributes_of,
     current_kinds,
     flatten,
+    is_node,
     kind_of,
     unflatten,
     update_moduledef,
@@ -29,19 +26,23 @@ from pax_export.core._tree import (
 def with_static(node: Node, **changes: Any) -> Any:
     """A copy of a module with other values of static attributes that it has."""
     children, moduledef = flatten(node)
-    return unflatten(moduledef.with_static(**changes), children)
+    return unflatten(moduledef.derived(moduledef.cls, moduledef.static | changes), children)
 
 
 def with_class(node: Node, cls: type) -> Any:
     """A copy of a module as an instance of another class."""
     children, moduledef = flatten(node)
-    return unflatten(moduledef.with_class(cls), children)
+    return unflatten(moduledef.derived(cls, moduledef.static), children)
 
 
 @cached_by_treedef()
-def set_training(module: Any, training: bool) -> Any:
-    """The module and all its submodules in train or eval mode."""
-    return apply_bottom_up(module, lambda m: m._with_training(training))
+def set_training(tree: Any, training: bool) -> Any:
+    """A module, or any pytree of modules, with all of them in train or eval mode."""
+
+    def switched(module: Any) -> Any:
+        return apply_bottom_up(module, lambda m: m._with_training(training))
+
+    return tree_map(lambda x: switched(x) if is_node(x) else x, tree, is_leaf=is_node)
 
 
 def replace(module: Node, changes: dict[str, Any]) -> Any:
@@ -59,22 +60,18 @@ def replace(module: Node, changes: dict[str, Any]) -> Any:
                 got=f"the attributes {', '.join(attributes_of(module))}",
                 write=f"module.set_attribute({name!r}, value) to add one",
             )
-    return _with_attributes(module, changes)
+    return with_attributes(module, changes)
 
 
 def _has(module: Node, name: str) -> bool:
     if name in attributes_of(module):
         return True
-    value = getattr(type(module), name, _with_attributes)  # a default of the class
+    value = getattr(type(module), name, _has)  # a default of the class
     return not (callable(value) or hasattr(value, "__get__"))
 
 
-def set_attribute(module: Node, name: str, value: Any) -> Any:
-    """A new module with an attribute added or replaced."""
-    return _with_attributes(module, {name: value})
-
-
-def _with_attributes(module: Node, changes: dict[str, Any]) -> Any:
+def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
+    """A new module with attributes added or replaced."""
     children, moduledef = flatten(module)
     new = unflatten(moduledef, children)
     kinds = current_kinds(new)
@@ -85,11 +82,7 @@ def _with_attributes(module: Node, changes: dict[str, Any]) -> Any:
 
 
 def replace_node(module: Any, node: Any, value: Any) -> Any:
-    """A new module in which one node of the tree is another.
-
-    Raises:
-        SharedNodeError: the node occurs not once, or the result shares nodes.
-    """
+    """A new module in which one node of the tree, which must occur once, is another."""
     found = 0
 
     def is_it(x: Any) -> bool:
@@ -135,8 +128,8 @@ def _load_mapped(module: Any, mapped: dict[str, Any]) -> Any:
     leaves, treedef = tree_flatten(module)
     # A dict sorts its keys and a module does not: follow numbers through both.
     numbers = state_dict(tree_unflatten(treedef, list(range(len(leaves)))))
-    order = tree_flatten(numbers)[0]
-    values = tree_flatten(mapped)[0]
+    order = tree_leaves(numbers)
+    values = tree_leaves(mapped)
     if len(values) != len(leaves):
         raise StructureMismatchError(
             "map needs a function that returns one leaf for each leaf.",
@@ -144,8 +137,5 @@ def _load_mapped(module: Any, mapped: dict[str, Any]) -> Any:
             got=f"{len(values)} leaves for {len(leaves)}",
             write="a function that returns an array",
         )
-    return tree_unflatten(treedef, [v for _, v in sorted(zip(order, values), key=_first)])
-
-
-def _first(pair: tuple) -> Any:
-    return pair[0]
+    by_number = dict(zip(order, values))
+    return tree_unflatten(treedef, [by_number[number] for number in range(len(leaves))])

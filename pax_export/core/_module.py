@@ -125,7 +125,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         Raises:
             SharedNodeError: a module or array now stands at two places.
         """
-        return _edit.set_attribute(self, name, value)
+        return _edit.with_attributes(self, {name: value})
 
     def replace_node(self, node: Any, value: Any) -> Any:
         """Returns a new module in which the one node that *is* ``node`` is ``value``.

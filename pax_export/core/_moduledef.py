@@ -8,12 +8,7 @@ from typing import Any
 
 from jax.tree_util import GetAttrKey
 
-from pax_export.core._static import (
-    copy_containers,
-    has_container,
-    is_opaque,
-    static_key,
-)
+from pax_export.core._static import copy_containers, has_container, is_opaque, static_key
 
 
 class ModuleDef:
@@ -85,15 +80,8 @@ class ModuleDef:
     def __repr__(self) -> str:
         return f"ModuleDef({self.cls.__qualname__}, {self.names}, {self.static})"
 
-    def with_static(self, **changes: Any) -> ModuleDef:
-        """The moduledef with other static values, for attributes that it has."""
-        return self._derive(self.cls, {**self.static, **changes})
-
-    def with_class(self, cls: type) -> ModuleDef:
-        """The moduledef for another class with the same attributes."""
-        return self._derive(cls, self.static)
-
-    def _derive(self, cls: type, static: Mapping[str, Any]) -> ModuleDef:
+    def derived(self, cls: type, static: Mapping[str, Any]) -> ModuleDef:
+        """The moduledef with the same attributes, of another class or with other static values."""
         arrays, mixed = self.names[: self.array_count], self.names[self.array_count :]
         return intern_moduledef(cls, tuple(self.template), arrays, mixed, static)
 
@@ -108,15 +96,7 @@ def intern_moduledef(
     mixed: tuple[str, ...],
     static: Mapping[str, Any],
 ) -> ModuleDef:
-    """Returns the one moduledef with this content.
-
-    Args:
-        cls: the class of the module.
-        order: all attribute names in order of assignment.
-        arrays: the names of subtrees of arrays only.
-        mixed: the names of mixed subtrees.
-        static: the static attributes.
-    """
+    """Returns the one moduledef with this content; `order` has all names as assigned."""
     items = frozenset([(name, static_key(value)) for name, value in static.items()])
     key = (cls, arrays, mixed, items)
     moduledef = _interned.get(key)

@@ -61,12 +61,9 @@ _current: ContextVar[MutationScope | None] = ContextVar("pax_export_mutation_sco
 
 @contextmanager
 def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[None]:
-    """Opens modules for change while the block runs.
+    """Opens these modules, and not those below them, for change while the block runs.
 
-    Args:
-        nodes: the modules, submodules included; only they become open.
-        constructing: whether this is the constructor of a module that has no
-            moduledef yet.
+    With `constructing` this is the constructor of a module that has no moduledef yet.
     """
     scope = MutationScope(constructing)
     for node in nodes:
@@ -85,13 +82,9 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Non
 
 
 def adopt(parent: Node, children: Iterable[Node]) -> None:
-    """Opens new modules for change as long as a module that is open now.
+    """Opens new modules, which nobody else holds, as long as the parent that is open now.
 
-    Args:
-        parent: an open module, which holds the new ones.  While it is still
-            under construction nothing is opened: a constructor changes only its
-            own object.
-        children: modules that nobody else holds.
+    A parent under construction opens nothing: a constructor changes only its own object.
     """
     scope = owner_of(parent)
     if scope is None or scope.constructing:
@@ -124,32 +117,20 @@ def is_constructing(node: Node) -> bool:
 
 
 def require_open(node: Node, action: str, name: str) -> None:
-    """Raises unless this module may be changed here and now.
-
-    Args:
-        node: the module.
-        action: "set" or "delete", for the message.
-        name: the attribute.
-
-    Raises:
-        ImmutableModuleError: the module is not open, or not under this trace.
-    """
-    if not is_open(node):
-        raise _refusal(node, action, name)
-
-
-def _refusal(node: Node, action: str, name: str) -> ImmutableModuleError:
+    """Raises unless this module may be changed here and now; the action is "set" or "delete"."""
+    if is_open(node):
+        return
     scope = _current.get()
     where = f"{type(node).__qualname__}.{name}"
     if scope is not None and node._pax_owner is scope:
-        return ImmutableModuleError(
+        raise ImmutableModuleError(
             f"Cannot {action} an attribute of a module under a jax transformation "
             "that began after the module was opened for change.",
             where=where,
             got="a module opened outside of the jit, grad, vmap or scan that runs now",
             write="open it inside: jax.jit(pax.pure(f)), not pax.pure(jax.jit(f))",
         )
-    return ImmutableModuleError(
+    raise ImmutableModuleError(
         f"Cannot {action} an attribute of an immutable module.",
         where=where,
         got="a module that no pax.pure, constructor or mutable() has open",
@@ -212,11 +193,6 @@ def _swap(node: Node, name: str, value: Any) -> bool:
     return True
 
 
-def is_untouched(node: Node) -> bool:
-    """True if nobody has looked at an attribute of a module that jax rebuilt."""
-    return not attributes_now(node)
-
-
 def refresh(node: Node) -> None:
     """Looks again at the containers of a module that was open for change.
 
@@ -225,15 +201,9 @@ def refresh(node: Node) -> None:
     """
     moduledef, values = known_moduledef(node)
     arrays = zip(moduledef.names[: moduledef.array_count], values)
-    changed = [name for name, value in arrays if _is_mixed_now(value)]
+    changed = [n for n, v in arrays if type(v) not in array_types and kind_of(v) is MIXED]
     if changed:
         update_moduledef(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
-
-
-def _is_mixed_now(value: object) -> bool:
-    if type(value) in array_types or isinstance(value, Node):
-        return False
-    return kind_of(value) is MIXED
 
 
 def store(node: Node, name: str, value: Any) -> None:
@@ -245,11 +215,7 @@ def store(node: Node, name: str, value: Any) -> None:
 
 
 def remove(node: Node, name: str) -> None:
-    """Deletes a static attribute.
-
-    Raises:
-        InvalidArgumentError: the attribute is a subtree.
-    """
+    """Deletes a static attribute; raises for a subtree."""
     if kind_of(attributes_of(node).get(name)) is not STATIC:
         raise InvalidArgumentError(
             "Cannot delete an attribute that holds arrays or modules.",

@@ -39,11 +39,8 @@ def fastest_unflatten(
 ) -> Callable[[Any, Iterable], Any]:
     """A function that makes a module of a moduledef and its children.
 
-    Args:
-        flat: the slot of a module for ``(children, moduledef)``.
-        moduledef: the class of moduledefs.  Its slot `cls` holds the class of the module,
-            and `lazy` says whether filling the slot `flat` is all there is to do.
-        otherwise: makes all other modules.
+    Of the class `moduledef` the slot `cls` holds the class of the module, and `lazy` says
+    whether filling the slot `flat` is all there is to do; `otherwise` makes all others.
     """
     if not compiled:
         return otherwise

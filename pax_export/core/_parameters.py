@@ -97,11 +97,9 @@ def selection_of(module: Node) -> Selection | None:
     return getattr(method, "selection", None)
 
 
-def _select_afresh(module: Any) -> Any:
+@cached_by_treedef(runs_foreign_code=lambda module: selection_of(module) is None)
+def _select(module: Any) -> Any:
     return _selected(module, selection_of(module))
-
-
-_select = cached_by_treedef(runs_foreign_code=lambda m: selection_of(m) is None)(_select_afresh)
 
 
 def _selected(module: Any, of_root: Selection | None) -> Any:
@@ -173,25 +171,14 @@ register_aspect("frozen", _frozen)
 @cached_by_treedef()
 def freeze(module: Any) -> Any:
     """A copy in which no array of any module is trainable."""
-    return apply_bottom_up(module, _freeze_one)
-
-
-def _freeze_one(module: Node) -> Any:
-    return with_class(module, derived(type(module), "frozen", True))
+    return apply_bottom_up(module, lambda m: with_class(m, derived(type(m), "frozen", True)))
 
 
 # --- trees with holes -------------------------------------------------------------------
 
 
 def merge(first: Any, second: Any) -> Any:
-    """The tree of ``first`` with every leaf that ``second`` has taken over.
-
-    An EmptyNode is a hole; a hole on one side is filled from the other.
-
-    Raises:
-        StructureMismatchError: (a ValueError) the trees differ where neither
-            has a hole.
-    """
+    """The tree of ``first`` with every leaf of ``second``; either fills the holes of the other."""
     return _merge(first, second, first, second)
 
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core._edit import set_attribute
+from pax_export.core._edit import with_attributes
 from pax_export.core._tree import Node, attributes_of, flatten
 
 SPECS = "_partition_specs"
@@ -29,7 +29,7 @@ def with_specs(module: Any, specs: Mapping[str, Any]) -> Any:
     for name, spec in specs.items():
         _check(module, name, spec, values)
     merged = specs_of(module) | {name: tuple(spec) for name, spec in specs.items()}
-    return set_attribute(module, SPECS, tuple(merged.items()))
+    return with_attributes(module, {SPECS: tuple(merged.items())})
 
 
 def _check(module: Node, name: str, spec: Any, values: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ import importlib
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pax_export.core._mutable import begin, refresh
@@ -24,41 +23,18 @@ _PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", 
 _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
-class _Named:
-    """Pickles as a name and is the function again when loaded."""
+class _Reduced:
+    """Stands for a function: pickles as a call, and is what the call returns when loaded."""
 
-    def __init__(self, module: str, name: str):
-        self.module = module
-        self.name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _find(self.module, self.name)(*args, **kwargs)
-
-    def __reduce__(self) -> Any:
-        return _find, (self.module, self.name)
-
-
-class _Made:
-    """Pickles as a call and is what the call returns when loaded."""
-
-    def __init__(self, reduced: tuple):
+    def __init__(self, reduced: tuple[Callable, tuple]):
         self.reduced = reduced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function, call = self.reduced
-        return function(*call)(*args, **kwargs)
+        find, where = self.reduced
+        return find(*where)(*args, **kwargs)
 
     def __reduce__(self) -> Any:
         return self.reduced
-
-
-def reduced_call(value: Any) -> tuple | None:
-    """How to pickle a class or function that a call made; None for any other."""
-    call = call_that_made(value)
-    if call is None:
-        return None
-    args, kwargs = picklable(call.args), picklable(dict(call.kwargs))
-    return repeat_call, (call.module, call.name, args, kwargs)
 
 
 def _find(module: str, name: str) -> Any:
@@ -82,65 +58,45 @@ def picklable(value: Any) -> Any:
 def _by_public_name(function: Any) -> Any:
     if isinstance(function, types.FunctionType):
         made = reduced_call(function)
-        return function if made is None else _Made(made)
+        return function if made is None else _Reduced(made)
     name = getattr(function, "__name__", None)
     if isinstance(function, _PLAIN) or not isinstance(name, str):
         return function
     for module in _PUBLIC:
         if getattr(importlib.import_module(module), name, None) is function:
-            return _Named(module, name)
+            return _Reduced((_find, (module, name)))
     return function
 
 
 # --- classes and functions that a call made --------------------------------------------
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a function that can be imported.
-
-    Attributes:
-        module: the module of the function.
-        name: its name there.
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
-
-    module: str
-    name: str
-    args: tuple
-    kwargs: Mapping[str, Any]
-
-
-_calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
+# What was made -> the module and name of the function that was called, and its arguments.
+_calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple, dict]] = weakref.WeakKeyDictionary()
 
 
 def remember_call(value: Any, function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> None:
     """Notes that a class or function is what a call of ``function`` returned."""
-    _calls[value] = Call(function.__module__, function.__name__, args, dict(kwargs))
+    _calls[value] = function.__module__, function.__name__, args, dict(kwargs)
 
 
-def call_that_made(value: Any) -> Call | None:
-    """The call that returned this class or function, if it was noted."""
-    return _calls.get(value)
+def reduced_call(value: Any) -> tuple | None:
+    """How to pickle a class or function that a call made; None for any other."""
+    if value not in _calls:
+        return None
+    module, name, args, kwargs = _calls[value]
+    return _repeat_call, (module, name, picklable(args), picklable(kwargs))
 
 
-def repeat_call(module: str, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    """What a pickle runs: the call again."""
-    return getattr(importlib.import_module(module), name)(*args, **kwargs)
+def _repeat_call(module: str, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    return _find(module, name)(*args, **kwargs)
 
 
 # --- modules ----------------------------------------------------------------------------
 
 
 def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> Any:
-    """Makes a module from what a pickle holds.
-
-    Args:
-        cls: its class.
-        names: the attributes that are subtrees.
-        attributes: all attributes in order of assignment.
-    """
+    """Makes a module of the names of its subtrees and of all attributes in order."""
     node = object.__new__(cls)
     begin(node, attributes)
     update_moduledef(node, {n: ARRAYS if n in names else STATIC for n in attributes})

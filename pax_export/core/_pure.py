@@ -12,9 +12,9 @@ import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._check import check_sharing
-from pax_export.core._mutable import is_untouched, opened, refresh
+from pax_export.core._mutable import opened, refresh
 from pax_export.core._traversal import rebuilt
-from pax_export.core._tree import Node
+from pax_export.core._tree import Node, attributes_now, is_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,23 +90,19 @@ def _unbound(func: Any) -> tuple[Callable, tuple]:
 @contextmanager
 def open_copies(tree: Any) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
-    roots = root_modules(tree)
+    roots = [root for root in jax.tree_util.tree_leaves(tree, is_leaf=is_node) if is_node(root)]
     modules = [module for root in roots for module in check_sharing(root)]
     try:
         with opened(modules):
             yield
     finally:
-        touched = [module for module in modules if not is_untouched(module)]
+        # Of a module that jax rebuilt nothing is filled in before somebody looks.
+        touched = [module for module in modules if attributes_now(module)]
         for module in touched:
             refresh(module)
     if touched:
         for root in roots:
             check_sharing(root)
-
-
-def root_modules(tree: Any) -> list[Any]:
-    leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, Node))
-    return [leaf for leaf in leaves if isinstance(leaf, Node)]
 
 
 @contextmanager
@@ -199,8 +195,7 @@ def module_and_value(module_or_function: Any) -> Callable[..., tuple[Any, Any]]:
         _require_callable(function, "module_and_value")
         return functools.partial(purecall, function)
     if inspect.ismethod(function) and isinstance(function.__self__, Node):
-        bound = functools.partial(_method_and_value, function.__func__)
-        return functools.partial(bound, function.__self__)
+        return functools.partial(_method_and_value, function.__func__, function.__self__)
     if not callable(function):
         raise InvalidArgumentTypeError(
             "module_and_value needs something that can be called.",

@@ -6,11 +6,7 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import (
-    InvalidArgumentTypeError,
-    MissingWeightError,
-    StructureMismatchError,
-)
+from pax_export._errors import InvalidArgumentTypeError, MissingWeightError, StructureMismatchError
 from pax_export.core._check import describe_array
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf
@@ -47,18 +43,12 @@ def _stops(value: Any) -> bool:
     return isinstance(value, (Node, EmptyNode, StaticLeaf)) or value is None
 
 
-def _to_dict(module: Node) -> dict[str, Any]:
-    children, moduledef = flatten(module)
-    return {
-        name: jax.tree_util.tree_map(_leaf_to_dict, child, is_leaf=_stops)
-        for name, child in zip(moduledef.names, children)
-    }
-
-
-def _leaf_to_dict(leaf: Any) -> Any:
-    if isinstance(leaf, Node):
-        return _to_dict(leaf)
-    return None if isinstance(leaf, StaticLeaf) else leaf
+def _to_dict(value: Any) -> Any:
+    if not isinstance(value, Node):
+        return None if isinstance(value, StaticLeaf) else value
+    children, moduledef = flatten(value)
+    values = [jax.tree_util.tree_map(_to_dict, child, is_leaf=_stops) for child in children]
+    return dict(zip(moduledef.names, values))
 
 
 def load_state_dict(module: Any, weights: dict[str, Any]) -> Any:

@@ -27,10 +27,7 @@ _aspects: dict[str, Builder] = {}
 def register_aspect(name: str, build: Builder) -> None:
     """Adds a way to derive classes.
 
-    Args:
-        name: the name that recipes use.
-        build: called as ``build(base, namespace so far, value)``; returns what
-            to add to the namespace of the derived class.
+    ``build(base, namespace so far, value)`` returns what to add to the namespace.
     """
     _aspects[name] = build
 
@@ -63,13 +60,10 @@ def derived(cls: type, name: str, value: Any) -> type:
 
 
 def from_recipe(base: type, recipe: Recipe, builders: tuple[Builder, ...] = ()) -> type:
-    """The one class derived from a base by a recipe.
+    """The one class derived from a user's class by a recipe.
 
-    Args:
-        base: a class as the user wrote it.
-        recipe: the aspects, in the order in which they were registered.
-        builders: only written into pickles: a process that reads one must find these
-            functions, and so loads the rooms that register the aspects.
+    The builders are only written into pickles: a process that reads one must find
+    these functions, and so loads the rooms that register the aspects.
     """
     if not recipe:
         return base

@@ -14,13 +14,7 @@ from pax_export.core._tree import Node
 
 
 def line(module: Node, info: dict[str, Any] | None = None) -> str:
-    """One line for a module: ``(name) Class(key=value, ...)``.
-
-    Args:
-        module: the module.
-        info: what stands in the brackets; None values are left out.  Without
-            it there are no brackets.
-    """
+    """One line for a module, ``(name) Class(key=value, ...)``; None values are left out."""
     policy = aspect_of(type(module), "mp_policy")
     if policy is not None:
         info = {**(info or {}), "mp_policy": policy_letters(policy)}
@@ -32,56 +26,32 @@ def line(module: Node, info: dict[str, Any] | None = None) -> str:
     return text if name is None else f"({name}) {text}"
 
 
-_LETTERS = {
-    "float64": "F",
-    "float32": "F",
-    "float16": "H",
-    "bfloat16": "H",
-}
+_LETTERS = {"float64": "F", "float32": "F", "float16": "H", "bfloat16": "H"}
 
 
 def policy_letters(policy: jmp.Policy) -> str:
-    """A policy as letters for param, compute and output: F full, H half.
-
-    Another dtype is written out.
-    """
+    """A policy as letters for param, compute and output: F full, H half, others written out."""
     dtypes = (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
-    names = [_dtype_name(dtype) for dtype in dtypes]
+    names = [np.dtype(dtype).name for dtype in dtypes]  # of a class, an instance or a string
     letters = [_LETTERS.get(name, name) for name in names]
     return "".join(letters) if all(len(x) == 1 for x in letters) else "-".join(letters)
 
 
-def _dtype_name(dtype: Any) -> str:
-    """The name of a dtype however it is given: class, instance or string."""
-    return np.dtype(dtype).name
-
-
 def summary_lines(module: Node, children: list[Any] | None = None) -> list[str]:
-    """The tree of a module and its submodules, a line each.
-
-    Args:
-        module: the root.
-        children: what to show below it, if not its direct submodules.
-    """
-    first = _require_text(module, type(module).__repr__(module))
-    if children is None:
-        children = submodules(module)
-    lines = [first]
+    """The tree of a module, a line each: its direct submodules, or these, are below it."""
+    text = type(module).__repr__(module)
+    if not isinstance(text, str):
+        raise InvalidArgumentError(
+            "A __repr__ must return a string.",
+            where=f"{type(module).__qualname__}.__repr__",
+            got=repr(text),
+            write="return super().__repr__()",
+        )
+    lines = [text]
+    children = submodules(module) if children is None else children
     for child in children:
         last = child is children[-1]
         head, *tail = child.summary(return_list=True)
         lines.append(("└── " if last else "├── ") + head)
         lines += [("    " if last else "│   ") + text for text in tail]
     return lines
-
-
-def _require_text(module: Node, text: Any) -> str:
-    """Raises where a user's ``__repr__`` gave something that is no text."""
-    if isinstance(text, str):
-        return text
-    raise InvalidArgumentError(
-        "A __repr__ must return a string.",
-        where=f"{type(module).__qualname__}.__repr__",
-        got=repr(text),
-        write="return super().__repr__()",
-    )

@@ -64,13 +64,17 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 def named_modules(tree: Any) -> list[tuple[str, Any]]:
     """All modules with their dotted names, parents first; the root's is empty."""
-    found: list[tuple[str, Any]] = []
+    return [(path_name(path), module) for path, module in modules_with_paths(tree)]
+
+
+def modules_with_paths(tree: Any) -> list[tuple[tuple, Any]]:
+    """All modules with their key paths, parents first."""
+    found: list[tuple[tuple, Any]] = []
 
     def visit(prefix: tuple, value: Any, stop: Callable[[Any], bool]) -> None:
-        items, _ = tree_flatten_with_path(value, is_leaf=stop)
-        for path, item in items:
+        for path, item in tree_flatten_with_path(value, is_leaf=stop)[0]:
             if isinstance(item, Node):
-                found.append((path_name(prefix + path), item))
+                found.append((prefix + path, item))
                 visit(prefix + path, item, _below(item))
 
     visit((), tree, is_node)
@@ -108,10 +112,7 @@ def upwards(
 ) -> Any:
     """What a tree of modules becomes, from the innermost ones up; no tree is too deep.
 
-    Args:
-        module: the root.
-        build: called as ``build(module, what the modules below it became)``.
-        below: the modules below one, which are built before it.
+    It is ``build(module, what the modules below it became)``.
     """
     order, left = [], [module]
     while left:
@@ -136,23 +137,14 @@ def apply_bottom_up(module: Any, function: Callable[[Any], Any]) -> Any:
 # --- functions that only move leaves ------------------------------------------------
 
 
-class _LeafNumber:
-    """Stands for the leaf with this number while a plan is made."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int):
-        self.number = number
-
-
 def cached_by_treedef(
     runs_foreign_code: Callable[[Any], bool] = lambda module: False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a function of a module that moves or drops leaves, no more.
 
     What such a function does depends on the treedef alone.  It runs once for a
-    treedef, on a module whose leaves are their numbers; that gives a plan, and
-    later calls replay it in C: flatten, pick, unflatten.  This makes ``eval()``
+    treedef, on a module with stand-ins for leaves; that gives a plan, and later
+    calls replay it in C: flatten, pick, unflatten.  This makes ``eval()``
     and ``parameters()`` as fast as a copy, whatever the function costs.
 
     The decorated function is called as ``function(module, *arguments)`` with
@@ -166,15 +158,16 @@ def cached_by_treedef(
     def decorate(function):
         @functools.lru_cache(maxsize=256)
         def plan(treedef, arguments):
-            numbers = [_LeafNumber(i) for i in range(treedef.num_leaves)]
-            skeleton = tree_unflatten(treedef, numbers)
+            stand_ins = [object() for _ in range(treedef.num_leaves)]
+            numbers = {id(leaf): number for number, leaf in enumerate(stand_ins)}
+            skeleton = tree_unflatten(treedef, stand_ins)
             for module in modules_and_leaves(skeleton)[0]:
                 # Equal treedefs may hold equal but different objects where
                 # these have no hash; a plan would exchange one for the other.
                 if flatten(module)[1].opaque or runs_foreign_code(module):
                     return None
             leaves, out_treedef = tree_flatten(function(skeleton, *arguments))
-            return [leaf.number for leaf in leaves], out_treedef
+            return [numbers[id(leaf)] for leaf in leaves], out_treedef
 
         @functools.wraps(function)
         def replay(module, *arguments):

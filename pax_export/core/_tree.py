@@ -150,11 +150,10 @@ _PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, typ
 
 
 def kind_of(value: object) -> str:
-    """Says what an attribute value is to the pytree.
+    """What an attribute value is to the pytree.
 
-    Returns:
-        ``ARRAYS`` if all leaves are arrays, modules or EmptyNodes and there is at
-        least one, ``MIXED`` if only some are, else ``STATIC``.
+    ``ARRAYS`` if all leaves are arrays, modules or EmptyNodes and there is at
+    least one, ``MIXED`` if only some are, else ``STATIC``.
     """
     if type(value) in _PLAIN_TYPES:
         return STATIC
@@ -191,12 +190,7 @@ def attributes_of(node: Node) -> dict[str, Any]:
 
 
 def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
-    """Brings a module's moduledef up to date with its attributes.
-
-    Args:
-        node: the module.
-        kinds: what each attribute is, where known; the others are looked at.
-    """
+    """Brings a module's moduledef up to date; attributes not in `kinds` are looked at."""
     attributes = attributes_of(node)
     known = kinds or {}
     kinds = {name: known.get(name) or kind_of(v) for name, v in attributes.items()}

@@ -10,24 +10,14 @@ from typing import TypeVar
 import jax.numpy as jnp
 import jmp
 
+from pax_export import nn
 from pax_export.core import Module
-from pax_export.nn import (
-    BatchNorm1D,
-    BatchNorm2D,
-    Conv1D,
-    Conv1DTranspose,
-    Conv2D,
-    Conv2DTranspose,
-    GroupNorm,
-    LayerNorm,
-    Linear,
-)
 from pax_export.precision import apply_mp_policy, policy_of
 
 M = TypeVar("M", bound=Module)
 
-_IN_HALF = (Linear, Conv1D, Conv2D, Conv1DTranspose, Conv2DTranspose)
-_IN_FULL = (BatchNorm1D, BatchNorm2D, GroupNorm, LayerNorm)
+_IN_HALF = (nn.Linear, nn.Conv1D, nn.Conv2D, nn.Conv1DTranspose, nn.Conv2DTranspose)
+_IN_FULL = (nn.BatchNorm1D, nn.BatchNorm2D, nn.GroupNorm, nn.LayerNorm)
 
 
 def default_mp_policy(module: M) -> M:
