@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from pax_export.optim import build_update_fn
     from pax_export.precision import apply_mp_policy, unwrap_mp_policy
     from pax_export.transforms import grad, value_and_grad
-    from pax_export.transforms._loop import scan
+    from pax_export.utils import scan
     from pax_export.weights import load_weights, save_weights
 
 __version__ = "0.1.0.dev0"
@@ -111,7 +111,7 @@ _NAMES = {
     "optim": "build_update_fn",
     "precision": "apply_mp_policy unwrap_mp_policy",
     "transforms": "grad value_and_grad",
-    "transforms._loop": "scan",
+    "utils": "scan",
     "weights": "load_weights save_weights",
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
