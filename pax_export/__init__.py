@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from pax_export.precision import unwrap_mp_policy as unwrap_mp_policy
     from pax_export.transforms import grad as grad
     from pax_export.transforms import value_and_grad as value_and_grad
-    from pax_export.transforms._loop import scan as scan
+    from pax_export.utils import scan as scan
     from pax_export.weights import load_weights as load_weights
     from pax_export.weights import save_weights as save_weights
 
@@ -114,7 +114,7 @@ _NAMES = {
     "optim": "build_update_fn",
     "precision": "apply_mp_policy unwrap_mp_policy",
     "transforms": "grad value_and_grad",
-    "transforms._loop": "scan",
+    "utils": "scan",
     "weights": "load_weights save_weights",
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}

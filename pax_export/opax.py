@@ -7,6 +7,6 @@ and ``pax`` in `sys.modules`.
 
 import sys
 
-from pax_export.optim import _opax
+from pax_export.optim import load_opax
 
-_opax.load_opax(sys.modules[__name__])
+load_opax(sys.modules[__name__])

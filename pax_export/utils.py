@@ -2,6 +2,6 @@
 
 from pax_export.optim import build_update_fn
 from pax_export.transforms import grad
-from pax_export.transforms._loop import scan
+from pax_export.transforms import scan_over_time as scan
 
 __all__ = ["build_update_fn", "grad", "scan"]

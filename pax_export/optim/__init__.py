@@ -1,10 +1,11 @@
 """Training steps, and optimizers as modules."""
 
-from pax_export.optim._apply import apply_gradients
+from pax_export.optim._apply import apply_gradients, apply_scaled_gradients
+from pax_export.optim._opax import load_opax
 from pax_export.optim._optax import OptaxOptimizer, PackedOptimizer, from_optax
-from pax_export.optim._scaled import apply_scaled_gradients
 from pax_export.optim._update_fn import build_update_fn
 
+# What is imported and not listed is for other rooms of the package.
 __all__ = [
     "OptaxOptimizer",
     "PackedOptimizer",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import jmp
 from jax.tree_util import tree_map_with_path
 
 from pax_export._errors import InvalidArgumentTypeError, StructureMismatchError
@@ -22,9 +23,11 @@ from pax_export.core import (
     module_and_value,
     path_name,
 )
+from pax_export.precision import adjust, unscale
 
 M = TypeVar("M", bound=Module)
 O = TypeVar("O", bound=Module)  # noqa: E741
+L = TypeVar("L")
 
 
 def apply_gradients(
@@ -58,7 +61,7 @@ def apply_gradients(
     """
     require_model_and_optimizer(model, optimizer)
     params = model.parameters()
-    grads = _selected(grads)
+    grads = parameters_of(grads)
     assert_structure_equal(params, grads)
     new_optimizer, updates = module_and_value(optimizer)(grads, params, **extra)
     new_params = _subtract(params, updates)
@@ -66,6 +69,51 @@ def apply_gradients(
         new_params = _choose(all_finite, new_params, params)
         new_optimizer = _choose(all_finite, new_optimizer, optimizer)
     return model | new_params, new_optimizer
+
+
+def apply_scaled_gradients(
+    model: M, optimizer: O, loss_scale: L, grads: Any, **extra: Any
+) -> tuple[M, O, L]:
+    """Updates a model, its optimizer and its loss scale by gradients of a scaled loss.
+
+    With a dynamic loss scale, a step whose gradients are not finite leaves the
+    model and the optimizer as they were and lowers the scale.  What the model
+    itself changed in that step, the statistics of a BatchNorm for example, is
+    kept: it came with the ``model`` that was passed.
+
+    Args:
+        model: the model.
+        optimizer: a module of opax or of `from_optax`.
+        loss_scale: a loss scale of `pax_export.precision` or of jmp.
+        grads: gradients of ``loss_scale.scale(loss)``.
+        **extra: what else the optimizer takes, e.g. ``value=loss``, not scaled.
+
+    Returns:
+        ``(model, optimizer, loss_scale)``; every array keeps its dtype, so a
+        jitted step is traced once.
+
+    Raises:
+        InvalidArgumentTypeError: (an AssertionError too) something is no module,
+            or no loss scale.
+        StructureMismatchError: gradients of another structure.
+
+    Example:
+        >>> import optax, pax_export as pax
+        >>> layer, scale = pax.Linear(2, 3), pax.precision.DynamicLossScale(2.0**15)
+        >>> adam = pax.optim.from_optax(optax.adam(1e-3))(layer.parameters())
+        >>> grads = layer.parameters()
+        >>> layer, adam, scale = pax.experimental.apply_scaled_gradients(
+        ...     layer, adam, scale, grads
+        ... )
+        >>> float(scale.loss_scale), int(scale.counter)
+        (32768.0, 1)
+    """
+    grads = unscale(loss_scale, grads)
+    if not isinstance(loss_scale, jmp.DynamicLossScale):
+        return (*apply_gradients(model, optimizer, grads, **extra), loss_scale)
+    finite = jmp.all_finite(grads)
+    model, optimizer = apply_gradients(model, optimizer, grads, all_finite=finite, **extra)
+    return model, optimizer, adjust(loss_scale, finite)
 
 
 def require_model_and_optimizer(model: Any, optimizer: Any) -> None:
@@ -82,19 +130,16 @@ def require_model_and_optimizer(model: Any, optimizer: Any) -> None:
             )
 
 
-def _selected(tree: Any) -> Any:
+def parameters_of(tree: Any) -> Any:
+    """Only the trainable part, if a whole model was given."""
     return tree.parameters() if isinstance(tree, Module) else tree
 
 
 def _subtract(params: Any, updates: Any) -> Any:
     assert_structure_equal(params, updates)
-
-    def subtract(path: tuple, p: Any, u: Any) -> Any:
-        new = (p - u).astype(jnp.result_type(p))
-        _require_alike(path, p, new)
-        return new
-
-    return tree_map_with_path(subtract, params, updates)
+    return tree_map_with_path(
+        lambda path, p, u: _alike(path, p, (p - u).astype(jnp.result_type(p))), params, updates
+    )
 
 
 def _choose(condition: Any, new: Any, old: Any) -> Any:
@@ -102,13 +147,14 @@ def _choose(condition: Any, new: Any, old: Any) -> Any:
     assert_structure_equal(new, old)
 
     def choose(path: tuple, a: Any, b: Any) -> Any:
-        _require_alike(path, b, a)
+        a = _alike(path, b, a)
         return jax.lax.select(jnp.asarray(condition), jnp.asarray(a), jnp.asarray(b))
 
     return tree_map_with_path(choose, new, old)
 
 
-def _require_alike(path: tuple, before: Any, after: Any) -> None:
+def _alike(path: tuple, before: Any, after: Any) -> Any:
+    """An array that takes the place of another."""
     same_shape = jnp.shape(before) == jnp.shape(after)
     if not same_shape or jnp.result_type(before) != jnp.result_type(after):
         raise StructureMismatchError(
@@ -117,3 +163,4 @@ def _require_alike(path: tuple, before: Any, after: Any) -> None:
             got=f"{describe_array(before)} before, {describe_array(after)} after",
             write="an optimizer made for these parameters, and gradients of one loss",
         )
+    return after

@@ -32,15 +32,7 @@ from pax_export.core import is_array, remember_call, static_key
 
 
 def load_opax(module: types.ModuleType) -> None:
-    """Makes a module into opax.
-
-    Args:
-        module: the module, as yet empty.  opax's files are run in it and in
-            submodules of it.
-
-    Raises:
-        MissingPackageError: opax is not installed.
-    """
+    """Makes an empty module into opax, whose files are run in it and in submodules of it."""
     name = module.__name__
     installed = find("opax", "opax", name)
     if not any(isinstance(finder, _SubmoduleFinder) for finder in sys.meta_path):

@@ -12,10 +12,11 @@ from jax.tree_util import tree_leaves, tree_map, tree_structure
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._optional import require
-from pax_export.core import Module, StateModule, is_array, made_of
+from pax_export.core import StateModule, is_array, made_of
+from pax_export.optim._apply import parameters_of
 from pax_export.optim._packable import require_packable
 from pax_export.optim._packing import Packing
-from pax_export.optim._recipe import OptaxRecipe
+from pax_export.optim._transformation_key import KeyedTransformation
 
 
 class OptaxOptimizer(StateModule):
@@ -40,10 +41,10 @@ class OptaxOptimizer(StateModule):
         (2, 3)
     """
 
-    def __init__(self, recipe: OptaxRecipe, params: Any):
+    def __init__(self, recipe: KeyedTransformation, params: Any):
         super().__init__()
         self.recipe = recipe
-        params = _parameters(params)
+        params = parameters_of(params)
         # Copies: the model and its optimizer may be donated to one jitted step.
         self.slow_params = tree_map(jnp.copy, params) if recipe.takes_slow else None
         self.state = _as_state(recipe.init(self._given(params)), params)
@@ -124,8 +125,8 @@ class PackedOptimizer(OptaxOptimizer):
         {'float32': (9,)}
     """
 
-    def __init__(self, recipe: OptaxRecipe, params: Any):
-        params = _parameters(params)
+    def __init__(self, recipe: KeyedTransformation, params: Any):
+        params = parameters_of(params)
         require_packable(recipe, params)
         packing = Packing.of(params)
         super().__init__(recipe, packing.pack(params))
@@ -163,7 +164,7 @@ class PackedOptimizer(OptaxOptimizer):
             >>> optimizer.unpacked(params).state[0].mu.weight.shape
             (2, 3)
         """
-        params = _parameters(params)
+        params = parameters_of(params)
         structure = tree_structure(self.packing.pack(params))
 
         def is_packed(x: Any) -> bool:
@@ -221,12 +222,7 @@ def from_optax(transformation: Any, *, packed: bool = False) -> Callable[[Any], 
         True
     """
     cls = PackedOptimizer if packed else OptaxOptimizer
-    return functools.partial(cls, OptaxRecipe(transformation))
-
-
-def _parameters(params: Any) -> Any:
-    """Only the trainable part, if a whole model was given."""
-    return params.parameters() if isinstance(params, Module) else params
+    return functools.partial(cls, KeyedTransformation(transformation))
 
 
 def _as_state(state: Any, params: Any) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import is_tracer
 from pax_export._jaxpr import interpret
 from pax_export.optim._packing import Packing
-from pax_export.optim._recipe import OptaxRecipe
+from pax_export.optim._transformation_key import KeyedTransformation
 
 #: Operations that treat each number by itself.
 _BY_NUMBER = frozenset(
@@ -40,21 +40,13 @@ _BY_NUMBER = frozenset(
 
 @dataclass(frozen=True)
 class _Formula:
-    """How a value is computed.
+    """How a value is computed."""
 
-    Attributes:
-        number: of the formula; those that are written alike have the same one.
-        shape: of the value.
-        leaf: the parameter to which the numbers of this array belong, or None.
-        is_uniform: whether it is an array with one number everywhere.
-        summed: for a sum over whole arrays: their leaves, and the numbers of
-            their formulas.
-    """
-
-    number: int
-    shape: tuple[int, ...]
-    leaf: int | None = None
-    is_uniform: bool = False
+    number: int  # of the formula; those that are written alike have the same one
+    shape: tuple[int, ...]  # of the value
+    leaf: int | None = None  # the parameter to which the numbers of this array belong
+    is_uniform: bool = False  # whether it is an array with one number everywhere
+    # For a sum over whole arrays: their leaves, and the numbers of their formulas.
     summed: frozenset[tuple[int, int]] = frozenset()
 
     @property
@@ -71,12 +63,8 @@ class _Unpackable(Exception):
         self.leaf = leaf
 
 
-def require_packable(recipe: OptaxRecipe, params: Any) -> None:
-    """Raises unless an optimizer may be packed for these parameters.
-
-    Raises:
-        UnsupportedOperationError: it computes something else then.
-    """
+def require_packable(recipe: KeyedTransformation, params: Any) -> None:
+    """Raises unless an optimizer, packed for these parameters, computes the same."""
     leaves, treedef = tree_flatten(params)
     shapes = tuple([jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves])
     found = _obstacle(recipe, Packing.of(params), treedef, shapes) if leaves else None
@@ -93,7 +81,7 @@ def require_packable(recipe: OptaxRecipe, params: Any) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _obstacle(
-    recipe: OptaxRecipe, packing: Packing, treedef: Any, shapes: tuple
+    recipe: KeyedTransformation, packing: Packing, treedef: Any, shapes: tuple
 ) -> tuple[str, str] | None:
     """Where and why an optimizer cannot be packed; None if it can."""
     if recipe.takes_slow:
@@ -108,14 +96,11 @@ def _obstacle(
     return None
 
 
-def _compare(recipe: OptaxRecipe, packing: Packing, plain: Any, packed: Any) -> None:
+def _compare(recipe: KeyedTransformation, packing: Packing, plain: Any, packed: Any) -> None:
     """Raises unless the programs for plain and for packed parameters are alike."""
     numbers: dict[Any, int] = {}
     dtypes = [entry.dtype for entry in packing.entries]
-    sides = [
-        _Reader(numbers, plain, dtypes),
-        _Reader(numbers, packed, list(packing.dtypes)),
-    ]
+    sides = _Reader(numbers, plain, dtypes), _Reader(numbers, packed, list(packing.dtypes))
     for made in zip(*[side.programs(recipe) for side in sides]):
         (outer, items), (packed_outer, packed_items) = made
         if outer != packed_outer:
@@ -140,12 +125,9 @@ def _require_alike(
 
 
 class _Reader:
-    """Reads what an optimizer computes for some parameters.
+    """Reads what an optimizer computes for some parameters, given as shapes and dtypes.
 
-    Args:
-        numbers: the number of each formula so far.
-        params: the parameters, shapes only.
-        dtypes: the name of the dtype of each.
+    It shares the numbers of formulas so far with the reader of the other program.
     """
 
     def __init__(self, numbers: dict[Any, int], params: Any, dtypes: list[str]):
@@ -153,12 +135,11 @@ class _Reader:
         self.treedef = tree_structure(params)
         self.zeros: set[int] = set()
 
-    def programs(self, recipe: OptaxRecipe) -> Iterator[tuple[Any, list[Any]]]:
+    def programs(self, recipe: KeyedTransformation) -> Iterator[tuple[Any, list[Any]]]:
         """What the optimizer starts with, then its updates and its next state.
 
-        Yields:
-            A structure, and for each place in it a formula, or a list of one
-            for each parameter where a tree like the parameters stands.
+        That is a structure, and for each place in it a formula, or a list of one for
+        each parameter where a tree like the parameters stands.
         """
         state = jax.eval_shape(recipe.init, self.params)
         state = tree_map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), state)
@@ -274,16 +255,10 @@ class _Reader:
         if not formula.summed:
             return formula
         rules = {(self.dtypes[leaf], number) for leaf, number in formula.summed}
-        if sorted(leaf for leaf, _ in formula.summed) != list(range(len(self.dtypes))):
-            _refuse_partial(formula)
-        if len(rules) != len(set(self.dtypes)):
-            _refuse_partial(formula)
+        leaves = sorted(leaf for leaf, _ in formula.summed)
+        if leaves != list(range(len(self.dtypes))) or len(rules) != len(set(self.dtypes)):
+            raise _Unpackable("reduce_sum over some arrays, not over all together", leaves[0])
         return self._formula(("sum", tuple(sorted(rules))), ())
-
-
-def _refuse_partial(formula: _Formula) -> NoReturn:
-    leaf = min(leaf for leaf, _ in formula.summed)
-    raise _Unpackable("reduce_sum over some arrays, not over all together", leaf)
 
 
 def _written(params: Mapping[str, Any]) -> str:

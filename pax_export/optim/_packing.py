@@ -16,17 +16,11 @@ from pax_export.core import named_leaves
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of the parameters.
+    """One array of the parameters."""
 
-    Attributes:
-        name: its dotted name.
-        shape: its shape.
-        dtype: the name of its dtype.
-    """
-
-    name: str
+    name: str  # with dots
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # its name
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -34,13 +28,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the arrays of some parameters lie in one vector for each dtype; static data.
+    """Where the arrays of some parameters lie in one vector for each dtype; static data."""
 
-    Attributes:
-        entries: the arrays, in tree order; in a vector they follow each other.
-    """
-
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # in tree order; in a vector they follow each other
 
     @classmethod
     def of(cls, params: Any) -> Packing:
@@ -55,12 +45,8 @@ class Packing:
     def pack(self, tree: Any, what: str = "parameters") -> dict[str, jax.Array]:
         """The arrays of a tree, end to end: dtype -> ``[numbers of that dtype]``.
 
-        Args:
-            tree: arrays of the entries' shapes and dtypes, in their order.
-            what: what the tree is, for the message.
-
-        Raises:
-            StructureMismatchError: other arrays.
+        Their shapes, dtypes and order must be those of the entries; the message about
+        others says ``what`` they are.
         """
         leaves = tree_leaves(tree)
         self._check(tree, leaves, what)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys, tree_map
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.precision._cast import is_floating
+from pax_export.precision._cast_view import is_floating
 
 T = TypeVar("T")
 
@@ -125,15 +125,7 @@ def _set(scale: Any, **fields: Any) -> None:
 
 
 def unscale(scale: Any, tree: T) -> T:
-    """Undoes what ``scale`` did to a loss, for its gradients.
-
-    Args:
-        scale: a loss scale, ours, jmp's, or one with its own ``unscale``.
-        tree: the gradients.
-
-    Raises:
-        InvalidArgumentTypeError: ``scale`` is no loss scale.
-    """
+    """The gradients of a loss that a scale scaled, ours, jmp's or with its own ``unscale``."""
     method = getattr(type(scale), "unscale", None)
     if method is None:
         raise InvalidArgumentTypeError(
@@ -160,12 +152,7 @@ def unscaled(tree: T, loss_scale: Any) -> T:
 
 
 def adjusted(scale: Any, grads_finite: Any) -> Any:
-    """The next state of a dynamic loss scale; every field keeps its dtype.
-
-    Args:
-        scale: a `jmp.DynamicLossScale`, ours or jmp's own.
-        grads_finite: boolean scalar.
-    """
+    """The next state of a `jmp.DynamicLossScale`; every field keeps its dtype."""
     if jnp.ndim(grads_finite) != 0:
         raise InvalidArgumentError(
             "Whether the gradients are finite must be one boolean.",

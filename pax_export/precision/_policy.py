@@ -1,7 +1,7 @@
 """Mixed-precision policies: in which dtypes a module keeps, computes and returns.
 
 A module under a policy is an instance of a class derived from its own, in which
-every method runs on a stand-in with cast arrays (see `_stand_in.py`).  There is
+every method runs on a view with cast arrays (see `_cast_view.py`).  There is
 one such class for a class and a policy, so treedefs of equal models are equal
 and pickles hold the policy.
 """
@@ -9,7 +9,7 @@ and pickles hold the policy.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -27,8 +27,7 @@ from pax_export.core import (
     require_module,
     with_class,
 )
-from pax_export.precision._cast import cast_floating
-from pax_export.precision._stand_in import StandIn
+from pax_export.precision._cast_view import CastView, cast_floating
 
 M = TypeVar("M", bound=Module)
 
@@ -142,28 +141,24 @@ def canonical(policy: Any) -> jmp.Policy:
 # --- the derived class ---------------------------------------------------------
 
 
+_MODULE_NAMES = frozenset([name for cls in Module.__mro__ for name in vars(cls)])
+
+
 def _under_policy(base: type, namespace: dict[str, Any], policy: Any) -> dict[str, Any]:
-    return {name: _wrap(value, policy) for name, value in _methods(base, namespace)}
-
-
-def _methods(base: type, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The methods that a policy concerns, as their classes hold them."""
+    """The methods that a policy concerns, as their classes hold them, wrapped."""
     found: dict[str, Any] = {}
     for cls in reversed(base.__mro__):
         if cls not in Module.__mro__:
             found.update(vars(cls))
     found.update(namespace)
-    for name, value in found.items():
-        special = name.startswith("__") and name.endswith("__") and name != "__call__"
-        if not special and name not in _MODULE_NAMES and _is_method(value):
-            yield name, value
+    return {name: _wrap(x, policy) for name, x in found.items() if _is_concerned(name, x)}
 
 
-_MODULE_NAMES = frozenset([name for cls in Module.__mro__ for name in vars(cls)])
-
-
-def _is_method(value: Any) -> bool:
+def _is_concerned(name: str, value: Any) -> bool:
     """True for functions of an instance, jitted and partial ones too."""
+    special = name.startswith("__") and name.endswith("__") and name != "__call__"
+    if special or name in _MODULE_NAMES:
+        return False
     if isinstance(value, (type, staticmethod, classmethod, Node)):
         return False
     if isinstance(value, functools.partialmethod):
@@ -172,20 +167,19 @@ def _is_method(value: Any) -> bool:
 
 
 def _wrap(method: Any, policy: jmp.Policy) -> Callable:
-    """A method that runs on a stand-in of its module."""
+    """A method that runs on the cast view of its module."""
 
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_constructing(self):
             return method.__get__(self, type(self))(*args, **kwargs)
         args, kwargs = cast_floating((args, kwargs), policy.compute_dtype)
-        stand_in = StandIn(self, policy)
+        view = CastView(self, policy)
         try:
-            bound = method.__get__(stand_in.module, type(self))
-            result = bound(*args, **kwargs)
+            result = method.__get__(view.module, type(self))(*args, **kwargs)
         finally:
-            stand_in.close()
-        stand_in.write_back()
-        return stand_in.result(result)
+            view.close()
+        view.write_back()
+        return view.result(result)
 
     return functools.update_wrapper(wrapper, method)
 

@@ -22,19 +22,12 @@ Mask = list[bool]
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A leaf, where it stands, and the modules around it.
+    """A leaf, where it stands, and the modules around it."""
 
-    Attributes:
-        path: attribute names, indices and dict keys from the outermost module.
-        value: the leaf.
-        owners: the modules that hold it, the outermost first.
-        attribute: the attribute of the innermost owner in which it lies.
-    """
-
-    path: tuple
+    path: tuple  # attribute names, indices and dict keys from the outermost module
     value: Any
-    owners: tuple[Any, ...]
-    attribute: str
+    owners: tuple[Any, ...]  # the modules that hold it, the outermost first
+    attribute: str  # that of the innermost owner in which it lies
 
     @property
     def name(self) -> str:
@@ -239,11 +232,7 @@ class Not(_Several):
 
 
 def as_filter(value: Any) -> Callable[[Any], Mask]:
-    """A function that says for each leaf of a module whether a filter selects it.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) the value is no filter.
-    """
+    """A function that says for each leaf of a module whether a filter selects it."""
     rule = as_rule(value)
     return lambda module: rule(module, leaves_of(module))
 
@@ -253,35 +242,36 @@ Rule = Callable[[Any, list[Leaf]], Mask]
 
 def as_rule(value: Any) -> Rule:
     """Like `as_filter`, for a module whose leaves are listed already."""
-    if value is ... or value is True:
-        return lambda module, leaves: [True] * len(leaves)
-    if value is None or value is False:
-        return lambda module, leaves: [False] * len(leaves)
-    if isinstance(value, type):
-        return _rule_of_class(value)
-    if isinstance(value, str):
-        return lambda module, leaves: [_is_named(leaf, value) for leaf in leaves]
-    if isinstance(value, Node):
-        return lambda module, leaves: _marked(module, value)
     if isinstance(value, (All, Any_, Not, list, tuple)):
         return _rule_of_several(value)
-    if callable(value):
-        return lambda module, leaves: [bool(value(leaf.path, leaf.value)) for leaf in leaves]
-    raise _no_filter(value)
+    if value is Param or value is State:
+        return lambda module, leaves: [kept is (value is Param) for kept in _parameters(module)]
+    if isinstance(value, Node):
+        return lambda module, leaves: _marked(module, value)
+    test = _test_of(value)
+    return lambda module, leaves: [test(leaf) for leaf in leaves]
 
 
-def _rule_of_class(cls: type) -> Rule:
-    if cls is Param:
-        return lambda module, leaves: parameter_mask(module)
-    if cls is State:
-        return lambda module, leaves: [not kept for kept in parameter_mask(module)]
-    if cls is RngState:
-        return lambda module, leaves: [is_random_key(leaf) for leaf in leaves]
-    if issubclass(cls, Node):
-        return lambda module, leaves: [
-            any(isinstance(owner, cls) for owner in leaf.owners) for leaf in leaves
-        ]
-    raise _no_filter(cls)
+def _test_of(value: Any) -> Callable[[Leaf], bool]:
+    """A filter that needs to see one leaf at a time only."""
+    if value is ... or value is True:
+        return lambda leaf: True
+    if value is None or value is False:
+        return lambda leaf: False
+    if value is RngState:
+        return is_random_key
+    if isinstance(value, type) and issubclass(value, Node):
+        return lambda leaf: any(isinstance(owner, value) for owner in leaf.owners)
+    if isinstance(value, str):
+        return lambda leaf: value in leaf.path or any(o.name == value for o in leaf.owners)
+    if callable(value) and not isinstance(value, type):
+        return lambda leaf: bool(value(leaf.path, leaf.value))
+    raise InvalidArgumentTypeError(
+        "This is no filter of leaves.",
+        got=f"{type(value).__name__}: {value!r}"[:120],
+        write="Param, State, RngState, a Module class, a name, a predicate of (path, leaf), "
+        "PathIn, PathContains, All, Any, Not, True, False, or a list of these",
+    )
 
 
 def _rule_of_several(value: Any) -> Rule:
@@ -297,20 +287,7 @@ def _rule_of_several(value: Any) -> Rule:
     return several
 
 
-def _is_named(leaf: Leaf, name: str) -> bool:
-    return name in leaf.path or any(owner.name == name for owner in leaf.owners)
-
-
-def _no_filter(value: Any) -> InvalidArgumentTypeError:
-    return InvalidArgumentTypeError(
-        "This is no filter of leaves.",
-        got=f"{type(value).__name__}: {value!r}"[:120],
-        write="Param, State, RngState, a Module class, a name, a predicate of (path, leaf), "
-        "PathIn, PathContains, All, Any, Not, True, False, or a list of these",
-    )
-
-
-def parameter_mask(module: Any) -> Mask:
+def _parameters(module: Any) -> Mask:
     """Which leaves ``module.parameters()`` keeps."""
     if module is None:
         return [False]  # the ambient stream of keys, which no module holds

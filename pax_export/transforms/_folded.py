@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,12 +20,10 @@ from pax_export.core import Node, folded, is_node
 
 
 class Folded:
-    """A module as its leaves.
+    """A module as its leaves: the pair ``((leaves,), treedef)``, as jax wants it.
 
-    Attributes:
-        pair: ``((leaves,), treedef)``, as jax wants it.  The leaves are one child, a
-            list: jax walks through its own lists faster than through the children
-            of a node that it does not know.
+    The leaves are one child, a list: jax walks through its own lists faster than
+    through the children of a node that it does not know.
     """
 
     __slots__ = ("pair",)
@@ -76,26 +75,17 @@ def _is_folded(value: Any) -> bool:
     return type(value) is Folded
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
 class _Place:
     """Stands for a module that was taken out of a tree."""
-
-    __slots__ = ()
-
-
-jax.tree_util.register_pytree_node(_Place, lambda place: ((), None), lambda aux, _: _Place())
 
 
 def take_out(tree: Any) -> tuple[Any, tuple[Folded, ...]]:
     """The tree without its folded modules, and these."""
-    modules: list[Folded] = []
-
-    def take(x: Any) -> Any:
-        if type(x) is not Folded:
-            return x
-        modules.append(x)
-        return _Place()
-
-    return tree_map(take, tree, is_leaf=_is_folded), tuple(modules)
+    items, treedef = tree_flatten(tree, is_leaf=_is_folded)
+    modules = tuple([x for x in items if _is_folded(x)])
+    return treedef.unflatten([_Place() if _is_folded(x) else x for x in items]), modules
 
 
 def put_back(tree: Any, modules: tuple[Any, ...]) -> Any:

@@ -20,7 +20,7 @@ from pax_export._errors import (
 )
 from pax_export.core import EmptyNode, describe_array, is_node, join, path_name
 from pax_export.transforms._filters import Param, as_filter, leaves_of
-from pax_export.transforms._lift import Call, Result, wraps
+from pax_export.transforms._lift import Call, Result, as_pair, wraps
 
 
 def value_and_grad(
@@ -89,26 +89,21 @@ def value_and_grad(
         call = Call(fun, args, kwargs)
         places = _places(argnums, len(args))
         _require_module(argnums, args, call)
-        targets = {place: _Target(args[place], call, place, wrt, select) for place in places}
+        targets = [_Target(args[place], call, place, wrt, select) for place in places]
         if not (allow_int or holomorphic):
-            for target in targets.values():
+            for target in targets:
                 target.require_floating()
-        numbers = sorted({n for target in targets.values() for n in target.numbers})
         results: list[Result] = []
 
-        def loss(selected: list[Any]) -> tuple[Any, list[Any]]:
-            leaves = list(call.leaves)
-            for number, leaf in zip(numbers, selected):
-                leaves[number] = leaf
-            results.append(call.inside(leaves, take))
+        def loss(selected: dict[int, Any]) -> tuple[Any, list[Any]]:
+            results.append(call.inside(selected, take))
             return results[-1].head, results[-1].leaves
 
         (value, rest), grads = jax.value_and_grad(
             loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int
-        )([call.leaves[number] for number in numbers])
+        )({number: call.leaves[number] for target in targets for number in target.numbers})
         aux = call.finish(results[-1], rest)
-        by_number = dict(zip(numbers, grads))
-        trees = tuple([targets[place].tree(by_number) for place in places])
+        trees = tuple([target.tree(grads) for target in targets])
         return (value, aux) if has_aux else value, trees[0] if _is_one(argnums) else trees
 
     return value_and_grad_fun
@@ -169,13 +164,11 @@ def _loss_alone(value: Any) -> tuple[Any, Any]:
 
 
 def _loss_and_aux(value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InvalidArgumentTypeError(
-            "With has_aux=True the function must return a pair: the loss, and what else to return.",
-            got=f"{type(value).__name__}",
-            write="return loss, aux",
-        )
-    return value[0], value[1]
+    return as_pair(
+        value,
+        "With has_aux=True the function must return a pair: the loss, and what else to return.",
+        write="return loss, aux",
+    )
 
 
 def _is_one(argnums: int | Sequence[int]) -> bool:
@@ -206,38 +199,31 @@ def _require_module(argnums: int | Sequence[int], args: tuple, call: Call) -> No
 
 
 class _Target:
-    """An argument to differentiate.
-
-    Attributes:
-        numbers: which leaves of the call jax differentiates.
-    """
+    """An argument to differentiate, and the numbers of the leaves that are."""
 
     def __init__(self, argument: Any, call: Call, place: int, wrt: Any, select: Callable):
-        self.argument = argument
-        self.place = place
+        self.argument, self.call, self.place = argument, call, place
         self.by_parameters = wrt is Param
-        self.parts = [p for p in call.parts if p.path[0].idx == 0 and p.path[1].idx == place]
+        self.parts = call.parts_at(place)
         masks = [select(p.value) if p.is_module else [True] for p in self.parts]
         self.masks = [
             [n if chosen else None for n, chosen in zip(range(p.start, p.stop), mask)]
             for p, mask in zip(self.parts, masks)
         ]
         self.numbers = [n for mask in self.masks for n in mask if n is not None]
-        self.call = call
 
     def require_floating(self) -> None:
         """Raises if a leaf that is to be differentiated holds no floating-point numbers."""
         for part, mask in zip(self.parts, self.masks):
             for at, number in enumerate(mask):
-                leaf = None if number is None else self.call.leaves[number]
-                if number is None or _is_floating(leaf):
+                if number is None or _is_floating(self.call.leaves[number]):
                     continue
                 inside = path_name(part.path[2:])
                 name = leaves_of(part.value)[at].name if part.is_module else ""
                 raise NotDifferentiableError(
                     "A gradient needs floating-point numbers.",
                     where=join(inside, name) if name else inside or f"argument {self.place}",
-                    got=describe_array(leaf),
+                    got=describe_array(self.call.leaves[number]),
                     write="parameters = pax.parameters_method(...) without it, or allow_int=True",
                 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -14,9 +15,9 @@ from jax.tree_util import tree_leaves, tree_map
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export.core import anything_is_open, is_node, is_open, keys_changed_by
 from pax_export.transforms._folded import fold, put_back, take_out, unfold
-from pax_export.transforms._held import Held, hold, releasing
 from pax_export.transforms._lift import Call, Origins, roots_of, write_back
 from pax_export.transforms._sharding import constrain
+from pax_export.transforms._static_args import StaticArgs, release, signature_of
 
 _UNSPECIFIED: Any = inspect.signature(jax.jit).parameters["in_shardings"].default
 
@@ -118,7 +119,7 @@ class Jitted:
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             if hasattr(fun, name) and not is_node(fun):
                 setattr(self, name, getattr(fun, name))
-        self._static = _Static(fun, options["static_argnums"], options["static_argnames"])
+        self._static = StaticArgs(fun, options["static_argnums"], options["static_argnames"])
         self._donate, self._constraint = donate, constraint
         # Beside `in_shardings` jax takes no keywords, so there is a program for each case.
         self._has_places = "in_shardings" in options
@@ -186,7 +187,7 @@ class Jitted:
                 (folded, keywords), state = take_out((folded, keywords))
                 keywords = {**keywords, STATE: state}
         if self._static:
-            folded, keywords = self._static.release(folded, keywords)
+            folded, keywords = release(folded, keywords)
         return jitted, folded, keywords
 
     def _case(self, opened: _Opened | None, folded: Sequence[Any]) -> Any:
@@ -220,63 +221,18 @@ def _only_modules(folded: Sequence[Any]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
 class _Opened:
     """Which modules of the arguments are open for change: for jax, static data."""
 
-    __slots__ = ("flags",)
-
-    def __init__(self, flags: tuple[bool, ...]):
-        self.flags = flags
-
-
-jax.tree_util.register_pytree_node(
-    _Opened, lambda opened: ((), opened.flags), lambda flags, _: _Opened(flags)
-)
-
-
-class _Static:
-    """Which arguments of a function are static."""
-
-    def __init__(self, fun: Callable, numbers: Any, names: Any):
-        numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())
-        names = [names] if isinstance(names, str) else list(names or ())
-        parameters = list(_signature(fun).parameters.values())
-        positional = [
-            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        if not numbers:
-            numbers = [positional.index(name) for name in names if name in positional]
-        if not names:
-            places = range(-len(positional), len(positional))
-            names = [positional[number] for number in numbers if number in places]
-        self.numbers, self.names = numbers, frozenset(names)
-
-    def __bool__(self) -> bool:
-        return bool(self.numbers or self.names)
-
-    def hold(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments with those that are static hidden from jax's trees."""
-        held = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
-        return hold(args, self.numbers), held
-
-    def release(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
-        """The reverse."""
-        released = {k: x.value if type(x) is Held else x for k, x in kwargs.items()}
-        return [x.value if type(x) is Held else x for x in args], released
-
-
-def _signature(fun: Callable) -> inspect.Signature:
-    try:
-        return inspect.signature(fun)
-    except (TypeError, ValueError):
-        return inspect.Signature()
+    flags: tuple[bool, ...]
 
 
 def _with_signature(program: Callable, fun: Callable) -> Callable:
     """A program by whose signature jax finds the arguments that it is given names of."""
-    try:
-        signature = inspect.signature(fun)
-    except (TypeError, ValueError):
+    signature = signature_of(fun)
+    if signature is None:
         return program
     parameters = list(signature.parameters.values())
     at = len(parameters) - bool(parameters and parameters[-1].kind is parameters[-1].VAR_KEYWORD)
@@ -288,22 +244,19 @@ def _with_signature(program: Callable, fun: Callable) -> Callable:
 
 
 def _program(
-    fun: Callable, static: _Static, constraint: Any, opened_here: _Opened | None = None
+    fun: Callable, static: StaticArgs, constraint: Any, opened_here: _Opened | None = None
 ) -> Callable:
     """What jax compiles: takes folded modules, returns folded ones and those to write back."""
-    warn = _WarnOnce()
-    fun = releasing(fun) if static else fun
+    warn = _warning_once()
 
     def program(*args: Any, **kwargs: Any) -> tuple[Any, Changed]:
         state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, opened_here)
         held: Any = static.hold(args, kwargs)
         held = unfold(put_back(held, state) if state else held)
         args, kwargs = _constrained(held, constraint)
-        roots = roots_of((tuple(args), kwargs))
-        written = [False] * len(roots) if opened is None else opened.flags
-        call = Call(fun, tuple(args), kwargs, roots=roots, written=written)
+        call = Call(fun, tuple(args), kwargs, written=None if opened is None else opened.flags)
         with keys_changed_by(warn):
-            result = call.inside(call.leaves)
+            result = call.inside()
         value, finals = result.treedef.unflatten(result.leaves)
         value, finals = _constrained((value, finals), constraint)
         modules = tuple([fold(final) for final in finals.values()])
@@ -336,15 +289,14 @@ def _constrained(tree: Any, constraint: Any) -> Any:
     return tree_map(lambda x: constrain_one(x) if is_node(x) else x, tree, is_leaf=is_node)
 
 
-class _WarnOnce:
+def _warning_once() -> Callable[[jax.Array], jax.Array]:
     """Warns, once for a function, that a key is drawn while it is compiled."""
+    warned = False
 
-    def __init__(self) -> None:
-        self.warned = False
-
-    def __call__(self, key: jax.Array) -> jax.Array:
-        if not self.warned:
-            self.warned = True
+    def warn(key: jax.Array) -> jax.Array:
+        nonlocal warned
+        if not warned:
+            warned = True
             warnings.warn(
                 "next_rng_key() was called while jit compiled a function: the key is a "
                 "constant of the program, the same in every call. Pass a key as an argument, "
@@ -352,3 +304,5 @@ class _WarnOnce:
                 stacklevel=4,
             )
         return key
+
+    return warn

@@ -11,13 +11,15 @@ back into the very objects that the caller holds (`Call.finish`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure
 
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import (
     Node,
     is_node,
@@ -27,23 +29,18 @@ from pax_export.core import (
     open_copies,
     take_over,
 )
+from pax_export.transforms._static_args import release
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """An outermost module of a tree, or a leaf outside of modules.
+    """An outermost module of a tree, or a leaf outside of modules."""
 
-    Attributes:
-        path: where it stands, as jax keys.
-        value: the module or the leaf.
-        start: the number of its first leaf in the tree.
-        stop: the number after that of its last leaf.
-    """
-
-    path: tuple
+    path: tuple  # where it stands, as jax keys
     value: Any
-    start: int
-    stop: int
+    start: int  # the number of its first leaf in the tree
+    stop: int  # the number after that of its last leaf
+    root: int  # the number of this module, or of the next one
 
     @property
     def is_module(self) -> bool:
@@ -52,11 +49,11 @@ class Part:
 
 def parts_of(tree: Any) -> list[Part]:
     """The outermost modules and the other leaves of a tree, in tree order."""
-    parts, start = [], 0
+    parts, start, root = [], 0, 0
     for path, value in tree_flatten_with_path(tree, is_leaf=is_node)[0]:
-        count = jax.tree_util.tree_structure(value).num_leaves if is_node(value) else 1
-        parts.append(Part(path, value, start, start + count))
-        start += count
+        stop = start + (tree_structure(value).num_leaves if is_node(value) else 1)
+        parts.append(Part(path, value, start, stop, root))
+        start, root = stop, root + is_node(value)
     return parts
 
 
@@ -65,50 +62,46 @@ def roots_of(tree: Any) -> list[Any]:
     return [part.value for part in parts_of(tree) if part.is_module]
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
 class WrittenBack:
     """Stands, in a result, for an argument module that was open where the call stands."""
 
-    __slots__ = ("number",)
+    number: int
 
-    def __init__(self, number: int):
-        self.number = number
-
-
-jax.tree_util.register_pytree_node(
-    WrittenBack,
-    lambda node: ((), node.number),
-    lambda number, children: WrittenBack(number),
-)
 
 Origins = tuple[tuple[int | None, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a function left, while jax traces it.
+    """What a function left, while jax traces it."""
 
-    Attributes:
-        head: what the transform took out of the returned value, if anything.
-        copies: the argument modules, after the call.
-        leaves: those of ``(rest of the value, final modules by their number)``.
-        treedef: their structure.
-        parts: their parts.
-        roots: for each part, the number of the argument module that it is, or None.
-        origins: for each final module, which of the call's modules its modules are.
-    """
+    head: Any  # what the transform took out of the returned value, if anything
+    copies: list[Any]  # the argument modules, after the call
+    leaves: list[Any]  # those of ``(rest of the value, final modules by their number)``
+    treedef: Any  # their structure
+    parts: list[Part]  # their parts
+    roots: list[int | None]  # for each part, which argument module it is, if any
+    origins: Origins  # for each final module, which of the call's modules its modules are
+    untouched: list[int | None]  # for each leaf, which leaf of the arguments it still is, if any
 
-    head: Any
-    copies: list[Any]
-    leaves: list[Any]
-    treedef: Any
-    parts: list[Part]
-    roots: list[int | None]
-    origins: Origins
 
-    def untouched(self, given: Sequence[Any]) -> list[int | None]:
-        """For each leaf, the number of the given leaf that it still is, or None."""
-        numbers = {id(leaf): number for number, leaf in enumerate(given)}
-        return [numbers.get(id(leaf)) for leaf in self.leaves]
+class Strict:
+    """A function under which only those modules are open that are open where the call stands."""
+
+    def __init__(self, function: Callable):
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def as_pair(value: Any, message: str, write: str) -> tuple[Any, Any]:
+    """What a function returned, if it is a pair."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InvalidArgumentTypeError(message, got=type(value).__name__, write=write)
+    return value[0], value[1]
 
 
 def _nothing_taken(value: Any) -> tuple[Any, Any]:
@@ -116,21 +109,15 @@ def _nothing_taken(value: Any) -> tuple[Any, Any]:
 
 
 class Call:
-    """One call of a lifted function.
+    """One call of a lifted function: of its arguments, leaves, structure and parts.
 
     Args:
         function: the function; a module or a bound method is captured, like
             everything else that it closes over.
-        args: the positional arguments.
+        args: the positional arguments; of held ones the function gets the values.
         kwargs: the keyword arguments.
-        strict: whether only those modules are open inside that are open here.
-        roots: the caller's own modules, where `args` holds others in their place.
+        roots: the caller's own modules, where ``args`` holds others in their place.
         written: which of them to write back; those that are open here by default.
-
-    Attributes:
-        leaves: the leaves of all arguments.
-        treedef: their structure, that of ``(args, kwargs)``.
-        parts: the parts of ``(args, kwargs)``.
     """
 
     def __init__(
@@ -139,79 +126,75 @@ class Call:
         args: tuple,
         kwargs: dict,
         *,
-        strict: bool = False,
         roots: list[Any] | None = None,
         written: Sequence[bool] | None = None,
     ):
         self.function = function
-        self.strict = strict
         self.leaves, self.treedef = tree_flatten((args, kwargs))
         self.parts = parts_of((args, kwargs))
         self.roots = roots_of((args, kwargs)) if roots is None else roots
         self.written = [is_open(root) for root in self.roots] if written is None else written
 
+    def parts_at(self, place: int) -> list[Part]:
+        """The parts of a positional argument."""
+        return [p for p in self.parts if p.path[0].idx == 0 and p.path[1].idx == place]
+
     def inside(
         self,
-        leaves: Sequence[Any],
+        changed: Mapping[int, Any] = MappingProxyType({}),
         take: Callable[[Any], tuple[Any, Any]] = _nothing_taken,
     ) -> Result:
-        """Runs the function on fresh modules with these leaves; jax traces this.
+        """Runs the function on fresh modules; jax traces this.
 
         Args:
-            leaves: what stands for the leaves of the arguments here.
+            changed: what stands here for some leaves of the arguments, by number.
             take: splits what the function returns into what the transform needs
                 itself and the rest.
         """
-        args, kwargs = tree_unflatten(self.treedef, leaves)
+        given = [changed.get(number, leaf) for number, leaf in enumerate(self.leaves)]
+        args, kwargs = self.treedef.unflatten(given)
         copies = roots_of((args, kwargs))
         modules = _modules_of(copies)
-        with open_copies([c for c, w in zip(copies, self.written) if w or not self.strict]):
+        args, kwargs = release(args, kwargs)
+        strict = isinstance(self.function, Strict)
+        with open_copies([c for c, w in zip(copies, self.written) if w or not strict]):
             head, value = take(self.function(*args, **kwargs))
-        return _result(head, value, copies, modules, self.written)
+        return self._result(head, value, given, copies, modules)
 
-    def finish(self, result: Result, leaves: Sequence[Any]) -> Any:
+    def _result(
+        self, head: Any, value: Any, given: list[Any], copies: list[Any], modules: list[Any]
+    ) -> Result:
+        numbers = {id(copy): number for number, copy in enumerate(copies)}
+
+        def stand_in(x: Any) -> Any:
+            number = numbers.get(id(x)) if is_node(x) else None
+            return x if number is None or not self.written[number] else WrittenBack(number)
+
+        value = tree_map(stand_in, value, is_leaf=is_node)
+        finals = {number: copy for number, copy in enumerate(copies) if self.written[number]}
+        leaves, treedef = tree_flatten((value, finals))
+        parts = parts_of((value, finals))
+        roots = [numbers.get(id(part.value)) if part.is_module else None for part in parts]
+        places = {id(module): place for place, module in enumerate(modules)}
+        origins = [tuple([places.get(id(m)) for m in _modules_of([x])]) for x in finals.values()]
+        at = {id(leaf): number for number, leaf in enumerate(given)}
+        untouched = [at.get(id(leaf)) for leaf in leaves]
+        return Result(head, copies, leaves, treedef, parts, roots, tuple(origins), untouched)
+
+    def finish(self, result: Result, leaves: Iterable[Any]) -> Any:
         """Puts leaves together to the returned value, and writes modules back."""
-        return finish(self.roots, result.treedef, result.origins, leaves)
-
-
-def _result(
-    head: Any, value: Any, copies: list[Any], modules: list[Any], written: Sequence[bool]
-) -> Result:
-    numbers = {id(copy): number for number, copy in enumerate(copies)}
-
-    def stand_in(x: Any) -> Any:
-        number = numbers.get(id(x)) if is_node(x) else None
-        return x if number is None or not written[number] else WrittenBack(number)
-
-    value = tree_map(stand_in, value, is_leaf=is_node)
-    finals = {number: copy for number, copy in enumerate(copies) if written[number]}
-    leaves, treedef = tree_flatten((value, finals))
-    parts = parts_of((value, finals))
-    roots = [numbers.get(id(part.value)) if part.is_module else None for part in parts]
-    places = {id(module): place for place, module in enumerate(modules)}
-    origins = tuple([tuple([places.get(id(m)) for m in _modules_of([x])]) for x in finals.values()])
-    return Result(head, copies, leaves, treedef, parts, roots, origins)
+        value, finals = result.treedef.unflatten(leaves)
+        return write_back(self.roots, value, finals.values(), result.origins)
 
 
 def _modules_of(roots: list[Any]) -> list[Any]:
     return [module for root in roots for module in modules_and_leaves(root)[0]]
 
 
-def finish(roots: list[Any], treedef: Any, origins: Origins, leaves: Sequence[Any]) -> Any:
-    """The returned value of a call; the modules that it changed are written back.
-
-    Args:
-        roots: the caller's modules among the arguments.
-        treedef: the structure of a `Result`.
-        origins: those of the result.
-        leaves: its leaves, outside of jax's trace.
-    """
-    value, finals = tree_unflatten(treedef, leaves)
-    return write_back(roots, value, finals.values(), origins) if finals else value
-
-
-def write_back(roots: list[Any], value: Any, finals: Iterable[Any], origins: Origins) -> Any:
+def write_back(roots: list[Any], value: Any, finals: Collection[Any], origins: Origins) -> Any:
     """Writes back what modules became; the value with the caller's modules in their places."""
+    if not finals:
+        return value
     originals = _modules_of(roots)
     for final, places in zip(finals, origins):
         _write_back(final, iter(places), originals)

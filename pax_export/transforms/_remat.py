@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from pax_export.transforms._held import Held, hold, releasing
 from pax_export.transforms._lift import Call, Result, wraps
+from pax_export.transforms._static_args import Held, hold
 
 
 def remat(
@@ -40,40 +40,22 @@ def remat(
         >>> T.grad(loss)(pax.Linear(2, 3), jnp.ones((1, 2))).weight.shape
         (2, 3)
     """
-    numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
-    jax_options = {"prevent_cse": prevent_cse, "policy": policy}
+    static = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
 
     @wraps(f)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
-        return call_recomputed(f, args, kwargs, numbers, jax_options)
+        call = Call(f, tuple(hold(args, static)), kwargs)
+        # Held arguments are leaves of the call, and no business of jax.
+        leaves = {n: leaf for n, leaf in enumerate(call.leaves) if type(leaf) is not Held}
+        results: list[Result] = []
+
+        def run(given: dict[int, Any]) -> list[Any]:
+            results.append(call.inside(given))
+            return [x for x, n in zip(results[-1].leaves, results[-1].untouched) if n is None]
+
+        checkpointed = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)
+        changed = iter(checkpointed(leaves))
+        after = [next(changed) if n is None else call.leaves[n] for n in results[-1].untouched]
+        return call.finish(results[-1], after)
 
     return recomputed
-
-
-def call_recomputed(
-    f: Callable,
-    args: tuple,
-    kwargs: dict,
-    static: Sequence[int],
-    jax_options: dict[str, Any],
-    strict: bool = False,
-) -> Any:
-    """One call of such a function; ``strict`` as for `Call`."""
-    held = tuple(hold(args, static))
-    call = Call(releasing(f) if static else f, held, kwargs, strict=strict)
-    # Held arguments are leaves of the call, and no business of jax.
-    numbers = [n for n, leaf in enumerate(call.leaves) if type(leaf) is not Held]
-    results: list[tuple[Result, list[int | None]]] = []
-
-    def run(given: list[Any]) -> list[Any]:
-        leaves = list(call.leaves)
-        for number, leaf in zip(numbers, given):
-            leaves[number] = leaf
-        result = call.inside(leaves)
-        results.append((result, result.untouched(leaves)))
-        return [x for x, number in zip(result.leaves, results[-1][1]) if number is None]
-
-    changed = iter(jax.checkpoint(run, **jax_options)([call.leaves[n] for n in numbers]))
-    result, untouched = results[-1]
-    leaves = [next(changed) if n is None else call.leaves[n] for n in untouched]
-    return call.finish(result, leaves)

@@ -1,20 +1,20 @@
-"""scan: a Python loop over layers or over time, compiled once."""
+"""Python loops, compiled once: nnx's `scan`, and the one of PAX over time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_leaves
+from jax.tree_util import tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.core import is_node
+from pax_export.transforms._axes import MapOptions, inputs_of, mapped_size
 from pax_export.transforms._lift import wraps
-from pax_export.transforms._mapping import MapOptions, inputs_of, mapped_size, options_of
-from pax_export.transforms._state_axes import as_state_axes
-from pax_export.transforms._steps import Steps
+from pax_export.transforms._scan_body import ScanBody
 
 
 def scan(
@@ -80,57 +80,84 @@ def scan(
         >>> y.shape
         (2, 4)
     """
-    check_out_axes(out_axes)
-    options = options_of(
-        "scan", in_axes, in_axes_kwargs, out_axes, as_state_axes(state_axes), split_rngs,
-        transform_metadata,
-    )  # fmt: skip
-    loop = {"reverse": reverse, "unroll": unroll, "_split_transpose": _split_transpose}
-
-    @wraps(f)
-    def scanned(*args: Any, **kwargs: Any) -> Any:
-        return call_scanned(f, args, kwargs, options, length, carry_argnum, scan_output, loop)
-
-    return scanned
-
-
-def check_out_axes(out_axes: Any) -> None:
-    """Raises where a result of each step would not be stacked."""
     if None in tree_leaves(out_axes, is_leaf=lambda x: x is None):
         raise InvalidArgumentError(
             "scan: None in out_axes: what a loop gives at each step must be stacked.",
             got=f"out_axes={out_axes!r}",
             write="an axis, or return it as part of the carry",
         )
+    options = MapOptions.of(
+        "scan", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
+        state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
+    )  # fmt: skip
+
+    @wraps(f)
+    def scanned(*args: Any, **kwargs: Any) -> Any:
+        if not -len(args) <= carry_argnum < len(args):
+            raise InvalidArgumentError(
+                "scan: the function was called with fewer positional arguments than the carry "
+                "needs.",
+                got=f"carry_argnum={carry_argnum} and {len(args)} positional arguments",
+                write="the carry by position, not by keyword",
+            )
+        place = carry_argnum % len(args)
+        inputs = inputs_of(f, args, kwargs, options, carried=place)
+        size = mapped_size(inputs.slots, length, "length", "scan")
+        body = ScanBody(inputs, options, place, scan_output)
+        (carry, threaded), ys = jax.lax.scan(
+            body.step, body.start(), (body.slices(), jnp.arange(size)), length=size,
+            reverse=reverse, unroll=unroll, _split_transpose=_split_transpose,
+        )  # fmt: skip
+        carry, y = body.finished(carry, threaded, ys, last=0 if reverse else -1)
+        return (carry, y) if scan_output else carry
+
+    return scanned
 
 
-def call_scanned(
-    f: Callable,
-    args: tuple,
-    kwargs: dict,
-    options: MapOptions,
-    length: int | None,
-    carry_argnum: int,
-    scan_output: bool,
-    loop: dict[str, Any],
-    strict: bool = False,
-) -> Any:
-    """One call of a scanned function; ``strict`` as for `Call`."""
-    place = _place(carry_argnum, args)
-    inputs = inputs_of(f, args, kwargs, options, strict, carried=place)
-    size = mapped_size(inputs.slots, length, "length", "scan")
-    steps = Steps(inputs, options, place, scan_output)
-    xs = (steps.slices(), jnp.arange(size))
-    (carry, threaded), ys = jax.lax.scan(steps.step, steps.start(), xs, length=size, **loop)
-    carry, y = steps.finished(carry, threaded, ys, last=0 if loop["reverse"] else -1)
-    return (carry, y) if scan_output else carry
+def scan_over_time(
+    func: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int | None = None,
+    unroll: int | bool = 1,
+    time_major: bool = True,
+    *,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """Calls a function once for each step in time, carrying a state along: PAX's ``pax.scan``.
+
+    Args:
+        func: takes ``(state, x)`` and returns ``(state, y)``; a function, or a
+            module such as a recurrent cell.
+        init: the first state, any pytree.
+        xs: a pytree of arrays ``[time, ...]``, or None.
+        length: the number of steps; needed if ``xs`` has no arrays.
+        unroll: how many steps the compiled loop makes at a time.
+        time_major: if False, arrays of ``xs`` and of the result are
+            ``[batch, time, ...]``.  One that has a time axis alone stays as it is.
+        reverse: whether to go from the last step to the first.
+
+    Returns:
+        The last state, and the stacked ``y`` of all steps.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> total, sums = pax.scan(lambda s, x: (s + x, s + x), 0, jnp.arange(5))
+        >>> int(total), sums.tolist()
+        (10, [0, 1, 3, 6, 10])
+    """
+
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        return func(state, x)
+
+    # jax remembers programs by the function; a module is equal to another one
+    # with the same arrays, so it is not passed itself.
+    body = step if is_node(func) else func
+    xs = xs if time_major else _swap_axes(xs)
+    state, ys = jax.lax.scan(body, init, xs, length, reverse=reverse, unroll=unroll)
+    return state, ys if time_major else _swap_axes(ys)
 
 
-def _place(carry_argnum: int, args: Sequence[Any]) -> int:
-    if not -len(args) <= carry_argnum < len(args):
-        raise InvalidArgumentError(
-            "scan: the function was called with fewer positional arguments than the carry needs.",
-            got=f"carry_argnum={carry_argnum} and {len(args)} positional arguments",
-            write="the carry by position, not by keyword",
-        )
-    return carry_argnum % len(args)
+def _swap_axes(tree: Any) -> Any:
+    """Exchanges batch and time where an array has both."""
+    return tree_map(lambda x: jnp.swapaxes(x, 0, 1) if jnp.ndim(x) > 1 else x, tree)

@@ -49,12 +49,13 @@ def get_partition_spec(tree: Any) -> Any:
 
 
 def _specs_of_module(module: Any) -> Any:
-    specs = [PartitionSpec(*(_declared(leaf) or ())) for leaf in leaves_of(module)]
-    return tree_structure(module).unflatten(specs)
+    return tree_structure(module).unflatten(_declared(module))
 
 
-def _declared(leaf: Any) -> Spec | None:
-    return specs_of(leaf.owners[-1]).get(leaf.attribute)
+def _declared(module: Any) -> list[PartitionSpec]:
+    """The spec of each leaf."""
+    specs = [specs_of(leaf.owners[-1]).get(leaf.attribute) for leaf in leaves_of(module)]
+    return [PartitionSpec(*(spec or ())) for spec in specs]
 
 
 def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
@@ -87,17 +88,10 @@ def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
 def constrain(module: Any) -> Any:
     """The module with its leaves constrained to the specs that it declares."""
     leaves, treedef = tree_flatten(module)
-    specs = [PartitionSpec(*(_declared(leaf) or ())) for leaf in leaves_of(module)]
-    constrained = [jax.lax.with_sharding_constraint(x, s) for x, s in zip(leaves, specs)]
-    return treedef.unflatten(constrained)
+    return treedef.unflatten(map(jax.lax.with_sharding_constraint, leaves, _declared(module)))
 
 
 # --- stacking -----------------------------------------------------------------------------
-
-
-def positive_axis(axis: int | None, leaf: Any) -> int | None:
-    """An axis counted from the front; None stays None."""
-    return axis + leaf.ndim if axis is not None and axis < 0 else axis
 
 
 def with_stacked_axis(module: Any, axes: Sequence[int | None], name: str | None) -> Any:
@@ -122,10 +116,12 @@ def _removed(spec: Spec, axis: int) -> Spec:
 def _respecified(
     module: Any, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
 ) -> Any:
-    if not any(map(specs_of, modules_and_leaves(module)[0])):
+    if not is_node(module) or not any(map(specs_of, modules_and_leaves(module)[0])):
         return module
     changes: dict[int, dict[str, int | None]] = {}
     for leaf, axis in zip(leaves_of(module), axes):
+        if axis is not None and axis < 0:
+            axis += leaf.value.ndim
         changes.setdefault(id(leaf.owners[-1]), {}).setdefault(leaf.attribute, axis)
 
     def visit(old: Node) -> Any:

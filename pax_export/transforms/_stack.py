@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten, tree_structure
+from jax.tree_util import tree_leaves, tree_structure
 
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
 from pax_export.core import describe_array, is_node, structure_differences
 from pax_export.transforms._filters import leaves_of
-from pax_export.transforms._sharding import (
-    positive_axis,
-    with_stacked_axis,
-    without_stacked_axis,
-)
+from pax_export.transforms._sharding import with_stacked_axis, without_stacked_axis
 
 
 def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None = None) -> Any:
@@ -55,26 +51,19 @@ def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None
     first = layers[0]
     for number, layer in enumerate(layers):
         _require_equal(first, layer, number)
-    columns = zip(*[tree_flatten(layer)[0] for layer in layers])
+    columns = zip(*map(tree_leaves, layers))
     leaves = [jnp.stack(column, axis) for column in columns]
     stacked = tree_structure(first).unflatten(leaves)
-    return _labelled(stacked, leaves, axis, axis_label)
-
-
-def _labelled(stacked: Any, leaves: list[Any], axis: int, label: str | None) -> Any:
-    if not is_node(stacked):
-        return stacked
-    return with_stacked_axis(stacked, [positive_axis(axis, leaf) for leaf in leaves], label)
+    return with_stacked_axis(stacked, [axis] * len(leaves), axis_label)
 
 
 def _require_equal(first: Any, layer: Any, number: int) -> None:
     if tree_structure(first) != tree_structure(layer):
         lines = structure_differences(first, layer) or ["the treedefs differ"]
     else:
-        pairs = zip(_named(first), _named(layer))
         lines = [
             f"{name}: {describe_array(a)} against {describe_array(b)}"
-            for (name, a), (_, b) in pairs
+            for (name, a), (_, b) in zip(_named(first), _named(layer))
             if jnp.shape(a) != jnp.shape(b) or a.dtype != b.dtype
         ]
     if lines:
@@ -89,7 +78,7 @@ def _require_equal(first: Any, layer: Any, number: int) -> None:
 def _named(layer: Any) -> list[tuple[str, Any]]:
     if is_node(layer):
         return [(leaf.name, leaf.value) for leaf in leaves_of(layer)]
-    return [(f"leaf {i}", leaf) for i, leaf in enumerate(tree_flatten(layer)[0])]
+    return [(f"leaf {i}", leaf) for i, leaf in enumerate(tree_leaves(layer))]
 
 
 def unstack_layers(stacked: Any, *, axis: int = 0) -> list[Any]:
@@ -114,7 +103,7 @@ def unstack_layers(stacked: Any, *, axis: int = 0) -> list[Any]:
         >>> [layer.weight.shape for layer in T.unstack_layers(net.vmap_module)][:2]
         [(3, 4), (3, 4)]
     """
-    leaves, treedef = tree_flatten(stacked)
+    leaves = tree_leaves(stacked)
     sizes: dict[Any, str] = {}
     for name, leaf in _named(stacked):
         shape = jnp.shape(leaf)
@@ -128,12 +117,6 @@ def unstack_layers(stacked: Any, *, axis: int = 0) -> list[Any]:
             write="a module whose leaves all are stacked; one with shared state is not",
         )
     (length,) = sizes
-    if is_node(stacked):
-        axes = [positive_axis(axis, leaf) for leaf in leaves]
-        treedef = tree_structure(without_stacked_axis(stacked, axes))
-    rows = [[_take(leaf, i, axis) for leaf in leaves] for i in range(length)]
+    treedef = tree_structure(without_stacked_axis(stacked, [axis] * len(leaves)))
+    rows = [[jnp.moveaxis(leaf, axis, 0)[i] for leaf in leaves] for i in range(length)]
     return [treedef.unflatten(row) for row in rows]
-
-
-def _take(leaf: Any, i: int, axis: int) -> Any:
-    return jnp.moveaxis(leaf, axis, 0)[i]

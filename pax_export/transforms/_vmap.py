@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export.transforms._lift import Result, wraps
-from pax_export.transforms._mapping import (
+from pax_export.transforms._axes import (
     Inputs,
     MapOptions,
     Target,
@@ -19,11 +18,10 @@ from pax_export.transforms._mapping import (
     inputs_of,
     mapped_size,
     not_covered,
-    options_of,
     targets_of,
 )
-from pax_export.transforms._rng_fold import split_for
-from pax_export.transforms._state_axes import as_state_axes
+from pax_export.transforms._lift import Result, wraps
+from pax_export.transforms._rng_split import split_for
 
 
 def vmap(
@@ -79,41 +77,30 @@ def vmap(
         >>> T.vmap(lambda net, x: net(x), in_axes=(0, None))(nets, jnp.ones((2, 3))).shape
         (5, 2, 4)
     """
-    options = options_of(
-        "vmap", in_axes, in_axes_kwargs, out_axes, as_state_axes(state_axes), split_rngs,
-        transform_metadata,
+    options = MapOptions.of(
+        "vmap", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
+        state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
-    jax_options = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
 
     @wraps(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        return call_mapped(f, args, kwargs, options, axis_size, jax_options)
+        inputs = inputs_of(f, args, kwargs, options)
+        size = mapped_size(inputs.slots, axis_size, "axis_size", "vmap")
+        run = _Run(inputs, options, size)
+        one_call = jax.vmap(
+            run.one_call, (run.axes, 0, 0), (0, None),
+            axis_name=axis_name, spmd_axis_name=spmd_axis_name,
+        )  # fmt: skip
+        try:
+            stacked, shared = one_call(run.mapped, run.keys, jnp.arange(size))
+        except ValueError as error:
+            explained = run.explained(error)
+            if explained is None:
+                raise
+            raise explained from None
+        return run.finished(stacked, shared)
 
     return mapped
-
-
-def call_mapped(
-    f: Callable,
-    args: tuple,
-    kwargs: dict,
-    options: MapOptions,
-    axis_size: int | None,
-    jax_options: dict[str, Any],
-    strict: bool = False,
-) -> Any:
-    """One call of a mapped function; ``strict`` as for `Call`."""
-    inputs = inputs_of(f, args, kwargs, options, strict)
-    size = mapped_size(inputs.slots, axis_size, "axis_size", "vmap")
-    run = _Run(inputs, options, size)
-    one_call = jax.vmap(run.one_call, in_axes=(run.axes, 0, 0), out_axes=(0, None), **jax_options)
-    try:
-        stacked, shared = one_call(run.mapped, run.keys, jnp.arange(size))
-    except ValueError as error:
-        explained = run.explained(error)
-        if explained is None:
-            raise
-        raise explained from None
-    return run.finished(stacked, shared)
 
 
 class _Run:
@@ -121,71 +108,60 @@ class _Run:
 
     result: Result
     targets: list[Target]
-    untouched: list[int | None]
+    known: dict[int, Any]  # the leaves of the result that jax need not give back
 
     def __init__(self, inputs: Inputs, options: MapOptions, size: Any):
         self.inputs, self.options = inputs, options
-        self.slots = [slot for slot in inputs.slots if slot.axis is not None]
-        self.axes = [slot.axis for slot in self.slots]
-        self.mapped = [slot.value for slot in self.slots]
+        slots = [slot for slot in inputs.slots if slot.axis is not None]
+        self.axes = {slot.number: slot.axis for slot in slots}
+        self.mapped = {slot.number: slot.value for slot in slots}
         split = [slot for slot in inputs.slots if slot.split]
-        pairs = [split_for(slot.value, size) for slot in split]
-        self.advanced = {slot.number: pair[0] for slot, pair in zip(split, pairs)}
-        self.keys = {slot.number: pair[1] for slot, pair in zip(split, pairs)}
+        pairs = {slot.number: split_for(slot.value, size) for slot in split}
+        self.advanced = {number: pair[0] for number, pair in pairs.items()}
+        self.keys = {number: pair[1] for number, pair in pairs.items()}
 
-    def one_call(self, mapped: list[Any], keys: dict[int, Any], index: Any) -> tuple[list, dict]:
-        """What jax maps."""
-        leaves = list(self.inputs.call.leaves)
-        for slot, leaf in zip(self.slots, mapped):
-            leaves[slot.number] = leaf
-        for number, key in keys.items():
-            leaves[number] = key
+    def one_call(
+        self, mapped: dict[int, Any], keys: dict[int, Any], index: Any
+    ) -> tuple[dict[int, Any], dict[str, Any]]:
+        """What jax maps: gives what is stacked, and what must be the same in all calls."""
         with self.options.split.folded(index):
-            self.result = result = self.inputs.call.inside(leaves)
+            self.result = result = self.inputs.call.inside(mapped | keys)
         self.targets = targets_of(result, self.inputs, self.options)
-        self.untouched = [
-            number if number is not None and self._comes_back(number, target) else None
-            for number, target in zip(result.untouched(leaves), self.targets)
-        ]
-        stacked, shared = [], {}
+        self.known = {}
+        stacked, shared = {}, {}
         for i, (leaf, target) in enumerate(zip(result.leaves, self.targets)):
-            if self.untouched[i] is not None or self._is_advanced(target):
-                continue
-            if target.axis is None and not target.is_key:
+            number, source = result.untouched[i], target.source
+            if number is not None and self._comes_back(number, target):
+                self.known[i] = self.inputs.call.leaves[number]
+            elif target.axis is None and source is not None and source.split:
+                self.known[i] = self.advanced[source.number]
+            elif target.axis is None and not target.is_key:
                 shared[_key(i)] = leaf
             else:
-                stacked.append(leaf)
+                stacked[i] = leaf
         return stacked, shared
 
     def _comes_back(self, number: int, target: Target) -> bool:
         """Whether a leaf that nobody touched is, in the result, what the caller gave."""
         return target.in_module and self.inputs.slots[number].axis == target.axis
 
-    def _is_advanced(self, target: Target) -> bool:
-        return target.axis is None and target.source is not None and target.source.split
-
     def explained(self, error: ValueError) -> Exception | None:
         """Our error for jax's about a result that differs from call to call."""
         found = re.search(_key(r"(\d+)"), str(error))
         return not_covered(self.targets[int(found[1])], "vmap") if found else None
 
-    def finished(self, stacked: list[Any], shared: dict[str, Any]) -> Any:
+    def finished(self, stacked: dict[int, Any], shared: dict[str, Any]) -> Any:
         """The result, with leaves at their axes."""
-        left = iter(stacked)
-        leaves = [self._leaf(i, target, left, shared) for i, target in enumerate(self.targets)]
+        leaves = dict(self.known)
+        for i, target in enumerate(self.targets):
+            if i in stacked:
+                axis = target.axis
+                leaves[i] = stacked[i][0] if axis is None else jnp.moveaxis(stacked[i], 0, axis)
+            elif i not in leaves:
+                leaves[i] = shared[_key(i)]
+        in_order = [leaves[i] for i in range(len(leaves))]
         axes = [target.axis for target in self.targets]
-        return finished(self.inputs, self.result, leaves, axes, self.options.axis_label)
-
-    def _leaf(self, i: int, target: Target, stacked: Any, shared: dict[str, Any]) -> Any:
-        number = self.untouched[i]
-        if number is not None:
-            return self.inputs.call.leaves[number]
-        if self._is_advanced(target):
-            return self.advanced[target.source.number]  # type: ignore[union-attr]
-        if _key(i) in shared:
-            return shared[_key(i)]
-        leaf = next(stacked)
-        return leaf[0] if target.axis is None else jnp.moveaxis(leaf, 0, target.axis)
+        return finished(self.inputs, self.result, in_order, axes, self.options.axis_label)
 
 
 def _key(number: Any) -> str:

@@ -207,7 +207,7 @@ def test_methods_run_as_they_are_while_a_constructor_runs():
     np.testing.assert_array_equal(built.weight, jnp.zeros(2) + 0.1)
 
 
-def test_a_stand_in_that_outlives_its_call_cannot_be_changed():
+def test_a_view_that_outlives_its_call_cannot_be_changed():
     kept = []
     layer = wrapped().replace_method(keep=lambda self: kept.append(self))
     pax.pure(lambda layer: layer.keep())(layer)
@@ -264,17 +264,17 @@ def test_the_cost_of_a_call_grows_with_the_number_of_layers(monkeypatch):
 
     made = []
 
-    def counted(original, policy, stand_in=_policy.StandIn):
+    def counted(original, policy, view=_policy.CastView):
         made.append(original)
-        return stand_in(original, policy)
+        return view(original, policy)
 
-    monkeypatch.setattr(_policy, "StandIn", counted)
+    monkeypatch.setattr(_policy, "CastView", counted)
 
-    def stand_ins(layers):
+    def views(layers):
         made.clear()
         net = pax.Sequential(*[pax.Linear(2, 2) for _ in range(layers)])
         net.apply(lambda m: pax.apply_mp_policy(m, FHF))(jnp.ones((1, 2)))
         return len(made)
 
-    once, twice, thrice = stand_ins(5), stand_ins(10), stand_ins(15)
+    once, twice, thrice = views(5), views(10), views(15)
     assert thrice - twice == twice - once > 0

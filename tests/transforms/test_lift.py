@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -246,3 +247,28 @@ def test_jax_jit_takes_what_transforms_jit_returned():
     again, _ = step(net, batch(1, 2))
     assert jax.jit(lambda net: net.weight.sum())(again).shape == ()
     assert again == again.copy() and again.replace(bias=jnp.ones(2)).bias[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "function", "other"),
+    [
+        (T.Vmap, T.vmap, {"state_axes": {...: 0}}),
+        (T.Scan, T.scan, {"state_axes": {...: 0}, "carry_argnum": 1}),
+        (T.Remat, T.remat, {}),
+    ],
+)
+def test_lifted_modules_take_the_options_of_their_functions(cls, function, other):
+    ctor, *options = inspect.signature(cls).parameters.values()
+    _, *own = inspect.signature(function).parameters.values()
+    assert ctor.name == "ctor"
+    assert [option.name for option in options] == [option.name for option in own]
+    defaults = {option.name: option.default for option in own} | other
+    assert {option.name: option.default for option in options} == defaults
+    assert all(f"\n    {option.name}: " in cls.__doc__ for option in options)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'axis'"):
+        cls(pax.Linear, axis=0)
+
+
+def test_options_of_remat_may_stand_by_position():
+    layer = T.Remat(Block, False, 2)(3)
+    assert dict(layer.options) == {"prevent_cse": False, "static_argnums": (2,), "policy": None}

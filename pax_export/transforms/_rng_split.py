@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pax_export.core import is_node, keys_changed_by
-from pax_export.transforms._filters import Leaf, as_rule, is_random_key, leaves_of
+from pax_export.core import keys_changed_by
+from pax_export.transforms._filters import Leaf, as_rule
 
 AMBIENT = "params"
 """The tag by which ``split_rngs`` knows the ambient stream."""
@@ -43,27 +43,17 @@ def rng_fold(index: Any) -> Iterator[None]:
 
 
 class SplitRngs:
-    """What ``split_rngs`` selects.
-
-    Attributes:
-        ambient: whether the ambient stream is different for each index.
-    """
+    """What ``split_rngs`` selects: keys of modules, and whether the ``ambient`` stream."""
 
     def __init__(self, filters: Any):
-        self._rule = as_rule(filters)
+        self.rule = as_rule(filters)  # which leaves of a module are split, if they are keys
         key = jax.ShapeDtypeStruct((2,), jnp.uint32)
         stream = Leaf((AMBIENT,), key, (_Stream(),), AMBIENT)
-        self.ambient = self._rule(None, [stream])[0]
-
-    def of(self, module: Any) -> list[bool]:
-        """For each leaf of a module, whether it is a key that is split."""
-        leaves = leaves_of(module)
-        chosen = self._rule(module, leaves)
-        return [split and is_random_key(leaf) for split, leaf in zip(chosen, leaves)]
+        self.ambient = self.rule(None, [stream])[0]
 
     def folded(self, index: Any) -> Any:
         """The context in which a function runs at an index."""
-        return rng_fold(index) if self.ambient else _unfolded()
+        return rng_fold(index) if self.ambient else nullcontext()
 
 
 class _Stream:
@@ -73,23 +63,10 @@ class _Stream:
     rng_attributes = (AMBIENT,)
 
 
-@contextmanager
-def _unfolded() -> Iterator[None]:
-    yield
-
-
-def key_mask(module: Any) -> list[bool]:
-    """For each leaf of a module, whether it is a random key."""
-    return [is_random_key(leaf) for leaf in leaves_of(module)] if is_node(module) else [False]
-
-
 def is_stacked(key: Any) -> bool:
     """Whether a key leaf holds several keys."""
-    return key.ndim > _rank(key)
-
-
-def _rank(key: Any) -> int:
-    return 0 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 1
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return key.ndim > (0 if is_typed else 1)
 
 
 def split_for(key: Any, count: Any) -> tuple[Any, Any]:

@@ -24,16 +24,13 @@ from pax_export._jax import is_tracer
 from pax_export.core import is_array, is_node, static_key
 
 
-class OptaxRecipe:
-    """A transformation of optax, or a function that makes one; compared by content.
+class KeyedTransformation:
+    """A transformation of optax, or a function that makes one; compared by content."""
 
-    Attributes:
-        init: makes a state from parameters.
-        update: ``(grads, state, params, **extra) -> (updates, state)``.
-        takes: the names of the extra arguments, such as ``value``, that ``update``
-            takes; None if it takes any and ignores those it does not need.
-        takes_slow: whether it wants its parameters twice, as `optax.lookahead` does.
-    """
+    init: Callable  # makes a state from parameters
+    update: Callable  # ``(grads, state, params, **extra) -> (updates, state)``
+    takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any
+    takes_slow: bool  # whether it wants its parameters twice, as `optax.lookahead` does
 
     def __init__(self, source: Any):
         self._source = source
@@ -44,8 +41,7 @@ class OptaxRecipe:
                 got=f"{type(made).__name__}: {made!r}"[:200],
                 write="from_optax(optax.adam(1e-3))",
             )
-        self.init: Callable = made.init
-        self.update: Callable = made.update
+        self.init, self.update = made.init, made.update
         self.takes = _keyword_names(made.update)
         key = _key((made.init, made.update), set())
         self.takes_slow = _mentions(key, _lookahead_code())
@@ -58,16 +54,16 @@ class OptaxRecipe:
         return {name: value for name, value in extra.items() if name in self.takes}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OptaxRecipe) and self._key == other._key
+        return isinstance(other, KeyedTransformation) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def __copy__(self) -> OptaxRecipe:
-        return self
-
-    def __deepcopy__(self, memo: dict) -> OptaxRecipe:
+    def __copy__(self) -> KeyedTransformation:
         return self  # nothing in it can change
+
+    def __deepcopy__(self, memo: dict) -> KeyedTransformation:
+        return self
 
     def __reduce__(self) -> Any:
         try:
@@ -79,7 +75,7 @@ class OptaxRecipe:
                 write="from_optax(functools.partial(optax.adam, 1e-3)): how to make it, "
                 "which pickle can write down",
             ) from error
-        return OptaxRecipe, (self._source,)
+        return KeyedTransformation, (self._source,)
 
 
 def _keyword_names(update: Callable) -> frozenset[str] | None:

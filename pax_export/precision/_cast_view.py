@@ -1,9 +1,9 @@
-"""The stand-in: a module as a method under a policy sees it.
+"""The cast view: a module as a method under a policy sees it.
 
 A method under a policy must find the module's own arrays in the compute dtype.
 It could be given the module itself with its arrays exchanged for a while, but
 then an exception, or another thread that uses the same module at the same time,
-would find half-precision weights.  So the method runs on a stand-in: a second
+would find half-precision weights.  So the method runs on a view: a second
 object of the same class with cast arrays and, apart from them, the very same
 values, submodules included.  Afterwards, what the method changed is set on the
 module, by the rules for changing it.  If the method raises, nothing is.
@@ -12,10 +12,13 @@ module, by the rules for changing it.  If the method raises, nothing is.
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import jmp
-from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import tree_flatten, tree_leaves
 
 from pax_export.core import (
     EmptyNode,
@@ -31,20 +34,14 @@ from pax_export.core import (
     store,
     update_moduledef,
 )
-from pax_export.precision._cast import cast_floating, stops
 
 _MISSING = object()
 
 
-class StandIn:
-    """A module's stand-in for one call of a method.
+class CastView:
+    """The view of a module for one call of a method, which runs on its ``module``.
 
-    Args:
-        original: the module whose method is called.
-        policy: what its arrays are cast to, and what changed ones are cast back to.
-
-    Attributes:
-        module: the object to run the method on.
+    The policy says what arrays are cast to, and what changed ones are cast back to.
     """
 
     def __init__(self, original: Any, policy: jmp.Policy):
@@ -60,15 +57,14 @@ class StandIn:
         set_owner(self.module, owner_of(original))
 
     def close(self) -> None:
-        """Ends the time in which the stand-in may be changed."""
+        """Ends the time in which the view may be changed."""
         set_owner(self.module, None)
 
     def write_back(self) -> None:
-        """Sets on the module what the method changed on its stand-in.
+        """Sets on the module what the method changed on its view.
 
-        Raises:
-            ImmutableModuleError: a container of arrays was changed in place,
-                and the module is not open for change.
+        That is refused for a container of arrays, changed in place, if the module is
+        not open for change.
         """
         now = _attributes(self.module)
         for name in self._given:
@@ -94,17 +90,18 @@ class StandIn:
     def result(self, tree: Any) -> Any:
         """What the caller gets for what the method returned.
 
-        Arrays have the output dtype.  The stand-in becomes the module itself,
+        Arrays have the output dtype.  The view becomes the module itself,
         and a module that was made from it has the module's own arrays.
         """
         leaves, treedef = tree_flatten(tree, is_leaf=stops)
         if any(map(is_node, leaves)):
-            leaves = [self._result_module(x) if is_node(x) else x for x in leaves]
-            tree = tree_unflatten(treedef, leaves)
+            tree = treedef.unflatten(map(self._result_leaf, leaves))
         return cast_floating(tree, self.policy.output_dtype)
 
-    def _result_module(self, module: Any) -> Any:
-        return self.original if module is self.module else self._with_originals(module)
+    def _result_leaf(self, leaf: Any) -> Any:
+        if leaf is self.module:
+            return self.original
+        return self._with_originals(leaf) if is_node(leaf) else leaf
 
     def _with_originals(self, tree: Any) -> Any:
         """Exchanges cast arrays, wherever they went, for those they were cast from."""
@@ -112,7 +109,7 @@ class StandIn:
         if not any(id(leaf) in self._originals for leaf in leaves):
             return tree
         found = [self._originals.get(id(leaf), (leaf, leaf))[1] for leaf in leaves]
-        return tree_unflatten(treedef, found)
+        return treedef.unflatten(found)
 
 
 def _attributes(module: Any) -> dict[str, Any]:
@@ -141,3 +138,27 @@ def _pairs(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, A
             after = tree_leaves(value, is_leaf=stops)
             pairs |= {id(b): (b, a) for a, b in zip(before, after) if a is not b}
     return pairs
+
+
+# --- casts ------------------------------------------------------------------------------
+
+
+def cast_floating(tree: Any, dtype: Any) -> Any:
+    """Casts every floating-point array of a tree; the very same tree if none has to be.
+
+    Integers, booleans, random keys, Python numbers and everything inside
+    modules stay as they are.
+    """
+    leaves, treedef = tree_flatten(tree, is_leaf=stops)
+    cast = [x.astype(dtype) if is_floating(x) and x.dtype != dtype else x for x in leaves]
+    return tree if all(map(operator.is_, leaves, cast)) else treedef.unflatten(cast)
+
+
+def stops(value: Any) -> bool:
+    """True for modules; and iterators, which jax does not look into either, and warns of."""
+    return isinstance(value, (Node, Iterator))
+
+
+def is_floating(value: Any) -> bool:
+    """True for arrays of floating-point numbers."""
+    return is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)

@@ -1,0 +1,410 @@
+"""Axes: what vmap and scan share.
+
+For each leaf of the arguments there is an axis along which it is mapped, or None; the
+leaves of the results get such axes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_leaves, tree_map
+
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    UncoveredStateError,
+)
+from pax_export.core import EmptyNode, is_node, join, one_level, path_name, static_key
+from pax_export.transforms._filters import as_filter, is_random_key, leaves_of
+from pax_export.transforms._lift import Call, Part, Result, parts_of, roots_of, write_back
+from pax_export.transforms._rng_split import SplitRngs, is_stacked
+from pax_export.transforms._sharding import (
+    PARTITION_NAME,
+    with_stacked_axis,
+    without_stacked_axis,
+)
+
+Axes = list[int | None]
+
+
+class StateAxes(Mapping):
+    """Says for the leaves of a module along which axis they are mapped.
+
+    Args:
+        axes: an ordered mapping from filters to axes; the first filter that
+            selects a leaf counts.  None, and no filter at all, mean that the
+            leaf is not mapped: all calls share it.
+
+    Raises:
+        InvalidArgumentTypeError: (a TypeError) a key is no filter, or a value
+            no axis.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> from pax_export import transforms as T
+        >>> axes = T.StateAxes({"bias": None, T.Param: 0})
+        >>> layers = pax.Linear(2, 3).replace(weight=jnp.ones((5, 2, 3)))
+        >>> T.vmap(lambda net, x: net(x), in_axes=(axes, None))(layers, jnp.ones((1, 2))).shape
+        (5, 1, 3)
+    """
+
+    def __init__(self, axes: Mapping[Any, int | None]):
+        if not isinstance(axes, Mapping):
+            raise InvalidArgumentTypeError(
+                "Axes of a state are a mapping from filters to axes.",
+                got=f"{type(axes).__name__}: {axes!r}"[:120],
+                write="{Param: 0}",
+            )
+        self._axes = {key: _axis(axis) for key, axis in axes.items()}
+        self._key = static_key(tuple(self._axes.items()))  # predicates count by their code
+        self._rules = tuple([(as_filter(key), axis) for key, axis in self._axes.items()])
+
+    def __getitem__(self, key: Any) -> int | None:
+        return self._axes[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._axes)
+
+    def __len__(self) -> int:
+        return len(self._axes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateAxes) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"StateAxes({self._axes!r})"
+
+    def __reduce__(self) -> Any:
+        return StateAxes, (self._axes,)
+
+    def of(self, module: Any) -> Axes:
+        """The axis of each leaf of a module."""
+        axes: Axes = [None] * len(tree_leaves(module))
+        found = [False] * len(axes)
+        for select, axis in self._rules:
+            for i, chosen in enumerate(select(module)):
+                if chosen and not found[i]:
+                    found[i], axes[i] = True, axis
+        return axes
+
+
+def _axis(value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgumentTypeError(
+            "An axis is an integer, or None for what is not mapped.",
+            got=f"{type(value).__name__}: {value!r}"[:120],
+            write="0",
+        ) from None
+
+
+def is_axis(prefix: Any) -> bool:
+    """True for what stands for a whole subtree: an axis, None or a `StateAxes`."""
+    if prefix is None or isinstance(prefix, StateAxes):
+        return True
+    return isinstance(prefix, int) and not isinstance(prefix, bool)
+
+
+def axes_of(prefix: Any, tree: Any, state_axes: StateAxes | None, where: str) -> Axes:
+    """The axis of each leaf of a tree of modules and arrays.
+
+    They stand in a tree with the structure of its top; ``state_axes`` govern modules,
+    if given.  ``where`` names the argument, for messages: ``in_axes[1]``.
+    """
+    if is_node(tree) and state_axes is not None and not isinstance(prefix, StateAxes):
+        return state_axes.of(tree)
+    if is_axis(prefix):
+        return [axis for part in parts_of(tree) for axis in _of_part(prefix, part, state_axes)]
+    if not isinstance(prefix, EmptyNode) and not jax.tree_util.all_leaves([prefix]):
+        is_other = isinstance(prefix, list) and isinstance(tree, tuple)
+        items, level = one_level(tuple(prefix) if is_other else prefix)
+        below, level_of_tree = one_level(tree)
+        if level == level_of_tree:
+            return [
+                axis
+                for (path, entry), (_, value) in zip(items, below)
+                for axis in axes_of(entry, value, state_axes, f"{where}.{path_name(path)}")
+            ]
+    raise InvalidArgumentError(
+        "Axes must be an integer, None, StateAxes, or a tree of these that follows the argument.",
+        where=where,
+        got=f"{prefix!r} for {type(tree).__name__}"[:200],
+        write="one axis for the whole argument, or one for each of its parts",
+    )
+
+
+def _of_part(prefix: Any, part: Any, state_axes: StateAxes | None) -> Axes:
+    if not part.is_module:
+        return [None if isinstance(prefix, StateAxes) else prefix]
+    governing = prefix if isinstance(prefix, StateAxes) else state_axes
+    return [prefix] * (part.stop - part.start) if governing is None else governing.of(part.value)
+
+
+# --- options ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """The options that vmap and scan have in common, checked."""
+
+    transform: str  # its name, for messages
+    in_axes: Any
+    in_axes_kwargs: Any
+    out_axes: Any
+    state_axes: StateAxes | None
+    split: SplitRngs
+    axis_label: str | None  # the name of the stacked axis in partition specs
+
+    @classmethod
+    def of(cls, transform: str, **options: Any) -> MapOptions:
+        """Checks what can be checked before a call, of the options of a transform."""
+
+        def require(name: str, value: Any, kinds: Any, write: str) -> None:
+            if not is_axis(value) and not isinstance(value, kinds):
+                raise InvalidArgumentTypeError(
+                    f"{transform}: {name} holds integers, None or StateAxes.",
+                    got=f"{name}={value!r}"[:200],
+                    write=f"{name}={write}",
+                )
+
+        in_axes, of_keywords = options["in_axes"], options["in_axes_kwargs"]
+        one_each = "0, None, or a tuple with one for each argument"
+        require("in_axes", in_axes, (tuple, list), one_each)
+        require("in_axes_kwargs", of_keywords, Mapping, "0, None, or a dict of these")
+        in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        state_axes = options["state_axes"]
+        if state_axes is not None and not isinstance(state_axes, StateAxes):
+            state_axes = StateAxes(state_axes)
+        label = dict(options["transform_metadata"]).get(PARTITION_NAME)
+        split = SplitRngs(options["split_rngs"])
+        return cls(transform, in_axes, of_keywords, options["out_axes"], state_axes, split, label)
+
+    def prefix_of(self, place: int | str, count: int) -> Any:
+        """The entry of in_axes for a positional argument or a keyword."""
+        axes = self.in_axes_kwargs if isinstance(place, str) else self.in_axes
+        if is_axis(axes):
+            return axes
+        if isinstance(place, int) and len(axes) != count:
+            entries = "1 entry" if len(axes) == 1 else f"{len(axes)} entries"
+            raise InvalidArgumentError(
+                f"{self.transform}: in_axes has {entries} for "
+                f"{count} argument{'' if count == 1 else 's'}.",
+                got=f"in_axes={axes!r}"[:200],
+                write="one entry for each positional argument, or one integer for all",
+            )
+        return axes[place]
+
+
+# --- arguments --------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Slot:
+    """One leaf of the arguments."""
+
+    number: int  # which leaf of the call
+    name: str  # where it stands, for messages
+    value: Any
+    axis: int | None  # along which it is mapped
+    root: int | None = None  # to which module of the arguments it belongs
+    path: tuple = ()  # where it stands in that
+    is_key: bool = False  # whether it is a random key of a module
+    split: bool = False  # whether that key is to be split, being no array of keys that is mapped
+
+
+@dataclass(eq=False)
+class Inputs:
+    """The arguments of a call."""
+
+    call: Call  # on modules whose specs lack the mapped axis
+    slots: list[Slot]  # one for each leaf
+    prefixes: list[Any]  # for each module, what says its axes
+
+
+def inputs_of(
+    function: Callable, args: tuple, kwargs: dict, options: MapOptions, carried: int | None = None
+) -> Inputs:
+    """Takes a call apart; the leaves of the argument that a scan carries have no axes."""
+    items = [(i, value) for i, value in enumerate(args)] + sorted(kwargs.items())
+    prefixes, axes = [], []
+    for place, value in items:
+        if place == carried and isinstance(place, int):
+            prefix, own = None, [None] * len(tree_leaves(value))
+        else:
+            prefix = options.prefix_of(place, len(args))
+            where = f"in_axes[{place}]" if isinstance(place, int) else f"in_axes_kwargs[{place!r}]"
+            own = axes_of(prefix, value, options.state_axes, where)
+        prefixes += [prefix] * len(roots_of(value))
+        axes += own
+    parts = parts_of((args, kwargs))
+    slots = _slots(parts, axes, options)
+    mapped = [slot.axis for slot in slots]
+    inner, keywords = _map_modules(without_stacked_axis, (args, kwargs), mapped)
+    roots = [part.value for part in parts if part.is_module]
+    return Inputs(Call(function, inner, keywords, roots=roots), slots, prefixes)
+
+
+def _slots(parts: list[Part], axes: Axes, options: MapOptions) -> list[Slot]:
+    slots: list[Slot] = []
+    for part in parts:
+        if not part.is_module:
+            name = argument_name(part.path)
+            slots.append(Slot(part.start, name, part.value, axes[part.start]))
+            continue
+        leaves = leaves_of(part.value)
+        split = options.split.rule(part.value, leaves)
+        for number, leaf in enumerate(leaves, part.start):
+            axis, is_key = axes[number], is_random_key(leaf)
+            slot = Slot(number, leaf.name, leaf.value, axis, part.root, leaf.path, is_key)
+            if is_key and (axis is None or not is_stacked(leaf.value)):
+                slot.axis, slot.split = None, split[number - part.start]
+            slots.append(slot)
+    return slots
+
+
+def _map_modules(change: Callable, tree: Any, axes: Sequence[int | None]) -> Any:
+    """Changes each module of a tree, given the axes of its leaves."""
+    left = iter(axes)
+
+    def visit(value: Any) -> Any:
+        own = [next(left) for _ in tree_leaves(value)]
+        return change(value, own) if is_node(value) else value
+
+    return tree_map(visit, tree, is_leaf=is_node)
+
+
+def argument_name(path: tuple) -> str:
+    """``argument 2``, ``argument 'mask'``, or a path below one of these."""
+    first = path[1]
+    place = f"argument {first.idx if hasattr(first, 'idx') else repr(first.key)}"
+    return f"{place}, {path_name(path[2:])}" if len(path) > 2 else place
+
+
+# --- sizes ------------------------------------------------------------------------------
+
+
+def mapped_size(slots: list[Slot], given: Any, option: str, transform: str) -> Any:
+    """How often the function is called: the common length of what is mapped.
+
+    ``given`` is what the user said, if anything, by the ``option`` of the ``transform``.
+    """
+    sizes: dict[Any, str] = {}
+    for slot in slots:
+        if slot.axis is not None:
+            sizes.setdefault(_length(slot, transform), slot.name)
+    if len(sizes) > 1:
+        (one, first), (other, second) = list(sizes.items())[:2]
+        raise InvalidArgumentError(
+            f"{transform}: inconsistent lengths of the mapped axes.",
+            where=f"{first} and {second}",
+            got=f"{one} and {other}",
+            write="None in in_axes, or in state_axes, for what is not mapped",
+        )
+    if not sizes and given is None:
+        raise InvalidArgumentError(
+            f"{transform}: cannot infer how many calls to make: nothing is mapped.",
+            write=f"pass {option}=...",
+        )
+    inferred = next(iter(sizes), given)
+    if given is not None and given != inferred:
+        raise InvalidArgumentError(
+            f"{transform}: given {option} {given} but inferred {inferred}.",
+            where=sizes[inferred],
+            write=f"{option}={inferred}, or none at all",
+        )
+    return inferred
+
+
+def _length(slot: Slot, transform: str) -> Any:
+    shape = jnp.shape(slot.value) if _is_arraylike(slot.value) else ()
+    if not shape:
+        raise InvalidArgumentError(
+            f"{transform}: a scalar cannot be mapped.",
+            where=slot.name,
+            got=f"{type(slot.value).__name__} and axis {slot.axis}",
+            write="None in in_axes for it",
+        )
+    axis = slot.axis or 0
+    if not -len(shape) <= axis < len(shape):
+        raise InvalidArgumentError(
+            f"{transform}: axis out of bounds.",
+            where=slot.name,
+            got=f"axis {axis} for shape {shape}",
+            write=f"an axis from {-len(shape)} to {len(shape) - 1}",
+        )
+    return shape[axis]
+
+
+def _is_arraylike(value: Any) -> bool:
+    return hasattr(value, "shape") or isinstance(value, (int, float, complex))
+
+
+# --- results ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """What becomes of one leaf of a result."""
+
+    name: str  # where it stands, for messages
+    axis: int | None  # where to stack it; None if it is not covered by any axis
+    is_key: bool  # whether it is a random key of a module
+    source: Slot | None  # the leaf at its place in the module of the arguments that this is
+    in_module: bool
+
+
+def targets_of(result: Result, inputs: Inputs, options: MapOptions) -> list[Target]:
+    """What becomes of each leaf of a result, in order."""
+    value, finals = result.treedef.unflatten(result.leaves)
+    axes = axes_of(options.out_axes, value, options.state_axes, "out_axes")
+    for number, final in finals.items():
+        axes += axes_of(inputs.prefixes[number], final, options.state_axes, f"in_axes[{number}]")
+    targets: list[Target] = []
+    for part, root in zip(result.parts, result.roots):
+        if not part.is_module:
+            name = path_name(part.path[1:])
+            targets.append(Target(join("output", name), axes[part.start], False, None, False))
+            continue
+        slots = inputs.slots if root is not None else ()
+        given = {slot.path: slot for slot in slots if slot.root == root}
+        for axis, leaf in zip(axes[part.start :], leaves_of(part.value)):
+            source = given.get(leaf.path)
+            targets.append(Target(leaf.name, axis, is_random_key(leaf), source, True))
+    return targets
+
+
+def not_covered(target: Target, transform: str) -> UncoveredStateError:
+    """The error about a leaf that differs from call to call."""
+    if not target.in_module:
+        return UncoveredStateError(
+            f"{transform}: {target.name} differs from call to call, but its axis is None.",
+            where="out_axes",
+            write="an axis to stack it along",
+        )
+    return UncoveredStateError(
+        f"{transform}: {target.name} is not covered by state_axes and may differ between calls.",
+        where=target.name,
+        write=f"state_axes={{..., {target.name.rsplit('.', 1)[-1]!r}: 0}} to stack it"
+        + (", or make it the same in all calls (jax.lax.pmean)" if transform == "vmap" else ""),
+    )
+
+
+def finished(
+    inputs: Inputs, result: Result, leaves: list[Any], axes: Sequence[int | None], label: str | None
+) -> Any:
+    """The value for the caller; the specs of leaves stacked at these axes name the new one."""
+    tree = result.treedef.unflatten(leaves)
+    value, finals = _map_modules(lambda m, own: with_stacked_axis(m, own, label), tree, axes)
+    return write_back(inputs.call.roots, value, finals.values(), result.origins)

@@ -1,0 +1,331 @@
+"""Vmap, Scan and Remat: modules that call another one under a transform.
+
+``Vmap(pax.Linear, axis_size=5)`` is a constructor; called, it builds the inner
+modules at once and gives an instance of `Vmap` that holds them stacked.  An
+instance keeps the options of the transform as plain static data.
+
+What the options are, the transform says: the names, types and defaults of its
+parameters, its checks, and the words of its docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType, MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, cast
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core import Module, made_of
+from pax_export.transforms._axes import MapOptions
+from pax_export.transforms._lift import Strict
+from pax_export.transforms._remat import remat
+from pax_export.transforms._scan import scan
+from pax_export.transforms._vmap import vmap
+
+ALL_AT_0 = MappingProxyType({...: 0})
+
+P = ParamSpec("P")
+
+
+# --- options of a transform -----------------------------------------------------------
+
+
+def _takes_options_of(
+    transform: Callable[Concatenate[Callable[..., Any], P], Any],
+    kind: Any = inspect.Parameter.KEYWORD_ONLY,
+    **defaults: Any,
+) -> Callable[[Any], Callable[Concatenate[Any, Callable[..., Any], P], None]]:
+    """Gives a constructor the options of a transform, some with other defaults.
+
+    Type checkers read them off the transform by ``P``; Python, and what shows help,
+    from the signature that is made here.
+    """
+    _, *options = inspect.signature(transform).parameters.values()
+
+    def give(init: Any) -> Any:
+        this, ctor, _ = inspect.signature(init).parameters.values()
+        given = [p.replace(kind=kind, default=defaults.get(p.name, p.default)) for p in options]
+        init.__signature__ = inspect.Signature([this, ctor, *given])
+        init.transform = transform
+        return init
+
+    return give
+
+
+def _arguments(doc: str) -> tuple[str, dict[str, str]]:
+    """The lines of a docstring that explain arguments, and those of each of them."""
+    block = re.search(r"(?<=^Args:\n)(?: .*\n)+", doc, re.M)
+    lines = block[0] if block else ""
+    return lines, {m[1]: m[0] for m in re.finditer(r"^ {4}(\w+):.*\n(?: {5}.*\n)*", lines, re.M)}
+
+
+def _with_options(doc: str, transform: Callable[..., Any]) -> str:
+    """A docstring with what that of a transform says of options, unless it does itself."""
+    doc = inspect.cleandoc(doc)
+    lines, own = _arguments(doc)
+    of_transform = _arguments(inspect.getdoc(transform) or "")[1]
+    _, *options = inspect.signature(transform).parameters
+    texts = [own.get(name) or of_transform.get(name, "") for name in ("ctor", *options)]
+    return doc.replace(lines, "".join(texts)) if lines else doc
+
+
+# --- what Vmap, Scan and Remat have in common -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Constructor:
+    """Builds instances of a lifted module class: of an inner constructor, and options."""
+
+    cls: type[Lifted]
+    inner: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inner = self.cls._build(lambda: self.inner(*args, **kwargs), dict(self.options))
+        if not isinstance(inner, Module):
+            made = type(inner).__name__
+            raise self.cls._no_constructor(f"{self.inner!r}, which made a {made}")
+        return made_of(self.cls, {self.cls._attribute: inner, "options": self.options})
+
+
+class Lifted(Module):
+    """What Vmap, Scan and Remat have in common."""
+
+    _attribute: ClassVar[str]  # the name of the inner module
+    _transform: ClassVar[Callable[..., Any]]
+    _size: ClassVar[str]  # the option that says how many there are; empty for one
+    options: tuple[tuple[str, Any], ...]
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        transform = getattr(vars(cls).get("__init__"), "transform", None)
+        if transform is not None:
+            cls._transform = staticmethod(transform)
+            cls.__doc__ = cls.__doc__ and _with_options(cls.__doc__, transform)
+
+    if not TYPE_CHECKING:  # a type checker reads `__init__` instead
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Gives a constructor with checked options."""
+            bound = cls.__signature__.bind(*args, **kwargs)
+            bound.apply_defaults()
+            options = dict(bound.arguments)
+            inner = options.pop("ctor")
+            if not callable(inner):
+                raise cls._no_constructor(f"{type(inner).__name__}: {inner!r}")
+            cls._check(inner, options)
+            frozen = [(k, tuple(v) if isinstance(v, list) else v) for k, v in options.items()]
+            return Constructor(cls, inner, tuple(frozen))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the inner module under the transform.
+
+        Args:
+            *args: the arguments of the inner call.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            What the transform makes of its results.
+
+        Raises:
+            ImmutableModuleError: the inner call changes state, and the module is
+                not open for change: use ``module % x``.
+        """
+        return self._run("__call__", args, kwargs)
+
+    @property
+    def call(self) -> Methods:
+        """The methods of the inner module: ``module.call.encode(x)`` runs one transformed."""
+        return Methods(self)
+
+    @property
+    def _inner(self) -> Any:
+        return getattr(self, self._attribute)
+
+    def _run(self, method: str, args: tuple, kwargs: dict) -> Any:
+        def function(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(module, Lifted):  # through nested wrappers
+                return module._run(method, args, kwargs)
+            return getattr(module, method)(*args, **kwargs)
+
+        transformed = self._transform(Strict(function), **dict(self.options))
+        return transformed(self._inner, *args, **kwargs)
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        size = dict(self.options).get(self._size)
+        return super()._repr({**({} if size is None else {self._size: size}), **(info or {})})
+
+    @classmethod
+    def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:
+        """Checks the options, and makes static data of them."""
+        checked = MapOptions.of(cls.__name__, **options)
+        options["state_axes"] = checked.state_axes
+        options["transform_metadata"] = tuple(options["transform_metadata"].items())
+        cls._transform(Strict(inner), **options)
+
+    @classmethod
+    def _build(cls, make: Callable[[], Any], options: dict[str, Any]) -> Any:
+        """The inner module; as many as there are to be, stacked."""
+        names = ("axis_name", "state_axes", "split_rngs", "transform_metadata")
+        given = {name: options[name] for name in names if name in options}
+        return vmap(make, axis_size=options[cls._size], **given)()
+
+    @classmethod
+    def _no_constructor(cls, got: str) -> InvalidArgumentTypeError:
+        return InvalidArgumentTypeError(
+            f"{cls.__name__} needs a constructor of modules.",
+            got=got[:200],
+            write=f"{cls.__name__}(pax.Linear, ...)(in_dim, out_dim)",
+        )
+
+
+class Methods:
+    """Gives the methods of the inner module of a lifted one, under its transform."""
+
+    def __init__(self, lifted: Lifted):
+        self._lifted = lifted
+
+    def __getattr__(self, name: str) -> Any:
+        inner: Any = self._lifted
+        while isinstance(inner, Lifted):
+            inner = inner._inner
+        if not callable(getattr(type(inner), name, None)):
+            raise AttributeError(f"{type(inner).__name__!r} has no method {name!r}")
+
+        def method(lifted: Lifted, *args: Any, **kwargs: Any) -> Any:
+            return lifted._run(name, args, kwargs)
+
+        method.__name__ = name
+        return MethodType(method, self._lifted)
+
+
+# --- the three ------------------------------------------------------------------------
+
+
+class Vmap(Lifted):
+    """Modules of one kind, stacked, and called all at once.
+
+    ``Vmap(constructor, **options)`` is a constructor: called with the arguments
+    of the inner one it builds all modules in one trace.  Beside that one it takes
+    the options of `vmap`, in which the stacked module is the first argument.
+
+    Args:
+        ctor: a class of modules, or another constructor.
+        axis_size: how many modules.
+        state_axes: which leaves each module has for itself, and at which axis.
+        split_rngs: as in `vmap`; without ``"params"`` all modules are built equal.
+
+    Attributes:
+        vmap_module: the inner module, with stacked arrays.
+
+    Raises:
+        UncoveredStateError: (a ValueError) an initial value differs from module
+            to module, and ``state_axes`` does not cover it.
+        InvalidArgumentError: (a ValueError) no ``axis_size``.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> from pax_export import transforms as T
+        >>> layers = T.Vmap(pax.Linear, axis_size=5, in_axes=(0, None))(3, 4)
+        >>> layers.vmap_module.weight.shape, layers(jnp.ones((2, 3))).shape
+        ((5, 3, 4), (5, 2, 4))
+    """
+
+    _attribute, _size = "vmap_module", "axis_size"
+
+    @_takes_options_of(vmap, state_axes=ALL_AT_0)
+    def __init__(self, ctor: Callable[..., Any], **options: Any):
+        raise NotImplementedError  # never runs: it is the signature of the class
+
+
+class Scan(Lifted):
+    """Layers of one kind, stacked, and called one after the other by a compiled loop.
+
+    ``Scan(constructor, length=n)`` is a constructor, as `Vmap` is.  The inner
+    call takes the carry and returns ``(carry, y)``.  Beside the constructor it takes
+    the options of `scan`, in which the stacked module is the first argument.
+
+    Args:
+        ctor: a class of modules, or another constructor.
+        length: how many layers.
+        carry_argnum: which argument is the carry; the module is number 0.
+        state_axes: which leaves each layer has for itself, and at which axis;
+            the layers share all others, and those go from layer to layer.
+        split_rngs: as in `scan`; without ``"params"`` all layers are built equal.
+
+    Attributes:
+        scan_module: the inner module, with stacked arrays.
+
+    Raises:
+        UncoveredStateError: (a ValueError) an initial value differs from layer
+            to layer, and ``state_axes`` does not cover it.
+        InvalidArgumentError: (a ValueError) no ``length``.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> from pax_export import transforms as T
+        >>> class Layer(pax.Linear):
+        ...     def __call__(self, x):
+        ...         return jnp.tanh(super().__call__(x)), None
+        >>> net = T.Scan(Layer, length=5)(4, 4)
+        >>> y, _ = net(jnp.ones((2, 4)))
+        >>> net.scan_module.weight.shape, y.shape
+        ((5, 4, 4), (2, 4))
+    """
+
+    _attribute, _size = "scan_module", "length"
+
+    @_takes_options_of(scan, carry_argnum=1, state_axes=ALL_AT_0)
+    def __init__(self, ctor: Callable[..., Any], **options: Any):
+        raise NotImplementedError  # never runs: it is the signature of the class
+
+    @classmethod
+    def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:
+        super()._check(inner, options)
+        if options["length"] is None:
+            raise InvalidArgumentError(
+                "Scan needs a length: the number of layers to build.",
+                write=f"Scan({getattr(inner, '__name__', 'Layer')}, length=...)",
+            )
+
+
+class Remat(Lifted):
+    """A module whose inner values are computed again for its gradient.
+
+    ``Remat(constructor)`` is a constructor, as `Vmap` is.  Beside that one it takes
+    the options of `remat`.
+
+    Args:
+        ctor: a class of modules, or another constructor.
+        static_argnums: the positional arguments that are no arrays; the module is
+            argument 0.
+
+    Attributes:
+        remat_module: the inner module.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> from pax_export import transforms as T
+        >>> layer = T.Remat(pax.Linear)(3, 4)
+        >>> layer.remat_module.weight.shape, layer(jnp.ones((2, 3))).shape
+        ((3, 4), (2, 4))
+    """
+
+    _attribute, _size = "remat_module", ""
+
+    # As in nnx these options may stand by position, which ``P`` cannot say.
+    @_takes_options_of(cast(Any, remat), inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    def __init__(self, ctor: Callable[..., Any], **options: Any):
+        raise NotImplementedError  # never runs: it is the signature of the class
+
+    @classmethod
+    def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:
+        if isinstance(options["static_argnums"], int):
+            options["static_argnums"] = (options["static_argnums"],)
+
+    @classmethod
+    def _build(cls, make: Callable[[], Any], options: dict[str, Any]) -> Any:
+        return make()

@@ -1,0 +1,207 @@
+"""The body of a scan: what goes from one to the next, and what is stacked.
+
+The Python loop is what a scan must equal.  Of the leaves of the arguments some
+are sliced, one slice for each step, and stacked again.  The carry goes from step
+to step, and so does the state of modules that is not sliced, as if one object
+were called again and again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_flatten, tree_leaves, tree_structure
+
+from pax_export._errors import StructureMismatchError
+from pax_export.core import describe_array, is_node, named_leaves, structure_differences
+from pax_export.transforms._axes import (
+    Inputs,
+    MapOptions,
+    Target,
+    finished,
+    not_covered,
+    targets_of,
+)
+from pax_export.transforms._lift import Result, as_pair, parts_of
+
+Leaves = dict[int, Any]  # by their numbers
+
+# Where a leaf of the result comes from: stacked by the loop, its last slice, the
+# last carry, the state after the last step, or the caller's own leaf.
+STACKED, LAST, CARRIED, THREADED, GIVEN = "stacked", "last", "carried", "threaded", "given"
+
+
+class ScanBody:
+    """One call of a scanned function, from its leaves to its result.
+
+    The carry is the positional argument at this place; the leaves beside it are sliced
+    where they have an axis, and threaded from step to step where they are a module's.
+    """
+
+    result: Result
+    targets: list[Target]
+    origins: list[tuple[str, int]]
+    handed_on: set[int]  # the modules of the carry that came back in their places
+
+    def __init__(self, inputs: Inputs, options: MapOptions, place: int, scan_output: bool):
+        self.inputs, self.options, self.scan_output = inputs, options, scan_output
+        call = inputs.call
+        self._carry = call.parts_at(place)
+        self.carried = {n for part in self._carry for n in range(part.start, part.stop)}
+        self._init = call.treedef.unflatten(call.leaves)[0][place]
+        others = [slot for slot in inputs.slots if slot.number not in self.carried]
+        self.sliced = [slot for slot in others if slot.axis is not None]
+        self.threaded = [slot for slot in others if slot.root is not None and slot.axis is None]
+
+    def slices(self) -> Leaves:
+        """What the loop slices, steps first."""
+        return {s.number: jnp.moveaxis(jnp.asarray(s.value), s.axis or 0, 0) for s in self.sliced}
+
+    def start(self) -> tuple[Leaves, Leaves]:
+        """What the first step gets from none before."""
+        leaves = self.inputs.call.leaves
+        carry = {number: _as_array(leaves[number]) for number in self.carried}
+        return carry, {slot.number: _as_array(slot.value) for slot in self.threaded}
+
+    def step(self, state: tuple[Leaves, Leaves], x: tuple[Leaves, Any]) -> tuple[tuple, list]:
+        """One step; jax traces this."""
+        (carry, threaded), (sliced, index) = state, x
+        for slot in self.threaded:
+            if slot.is_key and not slot.split:  # it is the same in every step
+                threaded[slot.number] = slot.value
+        with self.options.split.folded(index):
+            given = carry | threaded | sliced
+            self.result = result = self.inputs.call.inside(given, self._take)
+        after = tree_leaves(result.head)
+        self._check_carry(result.head, after)
+        self.handed_on = {
+            part.root
+            for part, returned in zip(self._carry, parts_of(result.head))
+            if part.is_module and returned.value is result.copies[part.root]
+        }
+        self.targets = targets_of(result, self.inputs, self.options)
+        self.origins = [
+            self._origin(self.targets[i], result.untouched[i], part.path[0].idx == 1, root)
+            for part, root in zip(result.parts, result.roots)
+            for i in range(part.start, part.stop)
+        ]
+        ys = [x for x, (kind, _) in zip(result.leaves, self.origins) if kind in (STACKED, LAST)]
+        return (dict(zip(carry, map(_as_array, after))), self._state_after(result)), ys
+
+    def _take(self, value: Any) -> tuple[Any, Any]:
+        """The carry, and the rest of what the function returned."""
+        if not self.scan_output:
+            return value, None
+        return as_pair(
+            value,
+            "scan: the function must return a pair: the carry, and what to stack.",
+            write="return carry, y (or carry, None), or scan_output=False",
+        )
+
+    # --- from one step to the next --------------------------------------------------------
+
+    def _state_after(self, result: Result) -> Leaves:
+        """The state that is not sliced, for the next step."""
+        after: Leaves = {}
+        with_state = {slot.root for slot in self.threaded}
+        for part in self.inputs.call.parts:
+            if not part.is_module or part.root not in with_state:
+                continue
+            copy = result.copies[part.root]
+            if tree_structure(part.value) != tree_structure(copy):
+                raise StructureMismatchError(
+                    "scan: a module changed its structure, so the next step could not take it.",
+                    got="; ".join(structure_differences(part.value, copy)[:3]),
+                    write="a function that changes arrays and nothing else",
+                )
+            after |= dict(zip(range(part.start, part.stop), tree_leaves(copy)))
+        return {slot.number: _as_array(after[slot.number]) for slot in self.threaded}
+
+    def _check_carry(self, carry: Any, leaves: list[Any]) -> None:
+        if tree_structure(carry) != tree_structure(self._init):
+            lines = structure_differences(self._init, carry) or ["the treedefs differ"]
+        else:
+            before = [self.inputs.call.leaves[number] for number in sorted(self.carried)]
+            names = [name or "the carry" for name, _ in named_leaves(carry)]
+            lines = [
+                f"{name}: {_describe(old)} against {_describe(new)}"
+                for name, old, new in zip(names, before, leaves)
+                if not _fits(old, new)
+            ]
+        if lines:
+            raise StructureMismatchError(
+                "scan: the carry changed its structure, so the next step could not take it.",
+                got="; ".join(lines[:3]),
+                write="a carry of the classes, shapes and dtypes of the one given",
+            )
+
+    # --- the result -----------------------------------------------------------------------
+
+    def _origin(
+        self, target: Target, untouched: int | None, is_final: bool, root: int | None
+    ) -> tuple[str, int]:
+        """Where a leaf of the result comes from, and its number or axis there."""
+        source = target.source
+        if source is not None and source.number not in self.carried:
+            if source.axis is None:
+                return THREADED, source.number
+            given = untouched == source.number
+            return (GIVEN, source.number) if given else (STACKED, source.axis)
+        if source is not None and is_final:
+            if root in self.handed_on:
+                return CARRIED, source.number
+            return GIVEN, source.number
+        if target.axis is not None:
+            return STACKED, target.axis
+        if target.is_key or source is not None:
+            return LAST, 0
+        raise not_covered(target, "scan")
+
+    def finished(self, carry: Leaves, threaded: Leaves, ys: list, last: int) -> tuple[Any, Any]:
+        """The last carry and the stacked output, for the caller.
+
+        They are made of the leaves of the carry, the state after the last step, and
+        what the loop stacked, in which that step has the index ``last``.
+        """
+        stacked = iter(ys)
+        of_kind: Any = {CARRIED: carry, THREADED: threaded, GIVEN: self.inputs.call.leaves}
+        leaves: list[Any] = []
+        axes: list[int | None] = []
+        for kind, number in self.origins:
+            if kind in of_kind:
+                leaves.append(of_kind[kind][number])
+                axes.append(self.inputs.slots[number].axis if kind == GIVEN else None)
+            else:
+                y = next(stacked)
+                leaves.append(jnp.moveaxis(y, 0, number) if kind == STACKED else y[last])
+                axes.append(number if kind == STACKED else None)
+        y = finished(self.inputs, self.result, leaves, axes, self.options.axis_label)
+        return self._carry_for_caller(list(carry.values())), y
+
+    def _carry_for_caller(self, leaves: list[Any]) -> Any:
+        """The last carry; a module that the caller has open is that object."""
+        call = self.inputs.call
+        tree = tree_structure(self.result.head).unflatten(leaves)
+        items, treedef = tree_flatten(tree, is_leaf=is_node)
+        for i, part in enumerate(self._carry):
+            if part.is_module and part.root in self.handed_on and call.written[part.root]:
+                items[i] = call.roots[part.root]
+        return treedef.unflatten(items)
+
+
+def _as_array(value: Any) -> Any:
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
+
+
+def _describe(leaf: Any) -> str:
+    return describe_array(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))
+
+
+def _fits(old: Any, new: Any) -> bool:
+    """Whether a leaf of the carry may follow another; jax adapts a Python number's dtype."""
+    if jnp.shape(old) != jnp.shape(new):
+        return False
+    old, new = _as_array(old), _as_array(new)
+    return old.dtype == new.dtype or old.weak_type or new.weak_type

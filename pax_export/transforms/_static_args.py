@@ -1,0 +1,67 @@
+"""Arguments that are no business of a transform: static ones."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+
+class Held:
+    """A static argument: for jax a leaf, whatever it is."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def hold(args: Sequence[Any], places: Iterable[int]) -> list[Any]:
+    """The arguments with the static ones held."""
+    held = list(args)
+    for place in places:
+        if -len(held) <= place < len(held):
+            held[place] = Held(held[place])
+    return held
+
+
+def release(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with the held ones as what they are."""
+    released = {k: x.value if type(x) is Held else x for k, x in kwargs.items()}
+    return [x.value if type(x) is Held else x for x in args], released
+
+
+class StaticArgs:
+    """Which arguments of a function are static, by number and by name."""
+
+    def __init__(self, fun: Callable, numbers: Any, names: Any):
+        numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())
+        names = [names] if isinstance(names, str) else list(names or ())
+        signature = signature_of(fun)
+        positional = [
+            p.name
+            for p in (signature.parameters.values() if signature is not None else ())
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        if not numbers:
+            numbers = [positional.index(name) for name in names if name in positional]
+        if not names:
+            places = range(-len(positional), len(positional))
+            names = [positional[number] for number in numbers if number in places]
+        self.numbers, self.names = numbers, frozenset(names)
+
+    def __bool__(self) -> bool:
+        return bool(self.numbers or self.names)
+
+    def hold(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with those that are static hidden from jax's trees."""
+        held = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
+        return hold(args, self.numbers), held
+
+
+def signature_of(fun: Callable) -> inspect.Signature | None:
+    """That of a function, if Python knows one."""
+    try:
+        return inspect.signature(fun)
+    except (TypeError, ValueError):
+        return None
