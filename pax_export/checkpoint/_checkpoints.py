@@ -19,8 +19,8 @@ from pax_export._errors import (
 )
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint
-from pax_export.checkpoint._keep import Keep
 from pax_export.checkpoint._placed import Restored
+from pax_export.checkpoint._retention import Retention
 from pax_export.checkpoint._saved import saved_trees
 from pax_export.checkpoint._shardings import shardings_of
 
@@ -66,7 +66,7 @@ class Checkpoints:
         asynchronous: bool = True,
     ):
         self.directory = Path(os.path.abspath(os.fspath(directory)))
-        self._keep = Keep(keep, best, mode)
+        self._retention = Retention(keep, best, mode)
         self._asynchronous = asynchronous
         self._manager: Any = None
         self._metrics: dict[int, dict[str, float]] = {}
@@ -96,13 +96,13 @@ class Checkpoints:
     @property
     def best(self) -> int | None:
         """The step with the best metric, None if there is none."""
-        if self._keep.best is None:
+        if self._retention.best is None:
             raise InvalidArgumentError(
                 "No metric says which checkpoint is the best.",
                 where=str(self.directory),
                 write='Checkpoints(directory, best="loss")',
             )
-        return self._keep.best_of({step: self._metrics_of(step) for step in self.steps})
+        return self._retention.best_of({step: self._metrics_of(step) for step in self.steps})
 
     def open(self, step: int | None = None) -> Checkpoint:
         """Opens one checkpoint, and reads no array of it.
@@ -154,7 +154,7 @@ class Checkpoints:
             {'epoch': 2}
         """
         step = self._checked_step(step)
-        numbers = self._keep.checked(metrics)
+        numbers = self._retention.checked(metrics)
         arrays, about = saved_trees(trees)
         self.wait()
         self._refuse_old(step)
@@ -289,7 +289,7 @@ class Checkpoints:
         return self._manager
 
     def _kept(self, steps: Sequence[int]) -> Sequence[int]:
-        return self._keep.steps({step: self._metrics_of(step) for step in steps})
+        return self._retention.steps({step: self._metrics_of(step) for step in steps})
 
     def _metrics_of(self, step: int) -> dict[str, float]:
         if step not in self._metrics:

@@ -11,7 +11,6 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path
 
 from pax_export._errors import ShardingError
 from pax_export.core import path_name
-from pax_export.sharding._bad_specs import require_axis
 from pax_export.sharding._mesh import (
     mesh_text,
     names_in,
@@ -19,6 +18,7 @@ from pax_export.sharding._mesh import (
     require_devices,
     sizes_of,
 )
+from pax_export.sharding._spec_errors import require_axis
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import tree_flatten
 
 from pax_export._jax import is_tracer
-from pax_export.sharding._agreement import require_agreement
+from pax_export.sharding._consistency import require_same_values
+from pax_export.sharding._leaf_shardings import shardings_of_leaves
 from pax_export.sharding._mesh import require_devices
-from pax_export.sharding._placements import shardings_of_leaves
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def shard(tree: T, mesh: Any, rules: Any = None) -> T:
     found = shardings_of_leaves(tree, mesh, rules)
     if not all(map(_needs_no_device, leaves)):
         require_devices(mesh)
-    require_agreement([leaf for leaf in leaves if _is_held_here(leaf)], mesh)
+    require_same_values([leaf for leaf in leaves if _is_held_here(leaf)], mesh)
     return treedef.unflatten([_placed(leaf, each) for leaf, each in zip(leaves, found)])
 
 

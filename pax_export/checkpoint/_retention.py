@@ -11,18 +11,12 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 
 
 @dataclass(frozen=True)
-class Keep:
-    """A rule for what stays.
+class Retention:
+    """A rule for what stays."""
 
-    Attributes:
-        last: how many of the last ones; None for all.
-        best: the metric of which the best one stays; None for no such.
-        mode: whether the smallest or the largest is the best.
-    """
-
-    last: int | None
-    best: str | None
-    mode: Literal["min", "max"]
+    last: int | None  # how many of the last ones; None for all
+    best: str | None  # the metric of which the best one stays
+    mode: Literal["min", "max"]  # whether the smallest or the largest is the best
 
     def __post_init__(self) -> None:
         last = self.last
