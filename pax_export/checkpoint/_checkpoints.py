@@ -19,10 +19,10 @@ from pax_export._errors import (
 )
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint
-from pax_export.checkpoint._placed import Restored
+from pax_export.checkpoint._placed import Restored, shardings_of
 from pax_export.checkpoint._retention import Retention
 from pax_export.checkpoint._saved import saved_trees
-from pax_export.checkpoint._shardings import shardings_of
+from pax_export.weights import some_names
 
 
 class Checkpoints:
@@ -86,7 +86,7 @@ class Checkpoints:
             return ()
         except NotADirectoryError as error:
             raise self._no_directory() from error
-        return tuple(sorted(int(name) for name in names if _is_step(name)))
+        return tuple(sorted(int(name) for name in names if name.isdecimal() and name.isascii()))
 
     @property
     def latest(self) -> int | None:
@@ -336,13 +336,11 @@ class Checkpoints:
                 got=f"step {step!r}; there are {', '.join(map(str, steps))}",
                 write="one of these, or None for the last one",
             )
-        there = sorted(os.listdir(self.directory))[:5] if self.directory.is_dir() else None
+        there = f"a directory with {some_names(self.directory)}"
         return MissingCheckpointError(
             "There is no checkpoint in this directory.",
             where=str(self.directory),
-            got="no such directory"
-            if there is None
-            else f"a directory with {', '.join(there) or 'nothing in it'}",
+            got=there if self.directory.is_dir() else "no such directory",
             write="the directory that Checkpoints(...) was given; checkpoints.latest is None "
             "as long as there is none",
         )
@@ -358,22 +356,12 @@ class Checkpoints:
     def _unwritten(self, error: Exception) -> CheckpointError:
         step, self._writing = self._writing, None
         self._metrics.pop(step, None) if step is not None else None
+        write = "a directory that you may write to, on a disk with room"
+        if jax.process_count() > 1:  # which hear of a lost one as an error of their exchange
+            write = f"all processes started again, if one was lost; else {write}"
         return CheckpointError(
             f"The checkpoint of step {step} was not written.",
             where=str(self.directory),
             got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:400],
-            write=_advice(),
+            write=write,
         )
-
-
-def _advice() -> str:
-    """What helps where a checkpoint could not be written."""
-    place = "a directory that you may write to, on a disk with room"
-    # Where a process is lost, the others hear of it as an error of the exchange between them.
-    if jax.process_count() == 1:
-        return place
-    return f"all processes started again, if one was lost; else {place}"
-
-
-def _is_step(name: str) -> bool:
-    return name.isdecimal() and name.isascii()

@@ -41,12 +41,7 @@ class Retention:
             )
 
     def checked(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
-        """The metrics of a checkpoint as numbers.
-
-        Raises:
-            InvalidArgumentTypeError: one is no number.
-            InvalidArgumentError: that of the best is missing.
-        """
+        """The metrics of a checkpoint as numbers; that of the best must be there."""
         numbers = {}
         for name, value in (metrics or {}).items():
             try:
@@ -68,11 +63,7 @@ class Retention:
         return numbers
 
     def best_of(self, metrics: Mapping[int, Mapping[str, float]]) -> int | None:
-        """The best step; the later one of two that are equal.
-
-        Args:
-            metrics: by step.  One without the metric, or with a NaN, is never the best.
-        """
+        """The best step; the later one of two that are equal, never one without or with NaN."""
         if self.best is None:
             return None
         sign = -1 if self.mode == "min" else 1
