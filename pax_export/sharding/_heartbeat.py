@@ -36,11 +36,6 @@ _EVERY = 1.0  # seconds between two roll calls
 _FAREWELL = 10.0  # seconds for what is tried on the way out
 _LONG = 2**31 - 1  # milliseconds
 
-WRITE = (
-    "start all processes again: they go on from the last checkpoint, where the program "
-    "saves some (pax.checkpoint)"
-)
-
 
 class Heartbeat:
     """One process's part: its own sign of life, and the threads that miss those of others."""
@@ -72,7 +67,9 @@ class Heartbeat:
 
     def finish(self) -> None:
         """Waits until all are done, and ends."""
-        notice = threading.Timer(self._lost_after, self._say_that_it_waits)
+        name = f"process {self._index} of {self._count}"
+        text = f"pax_export: {name} is done, and waits for the others to be.\n"
+        notice = threading.Timer(self._lost_after, _say, [text])
         notice.daemon = True
         notice.start()
         try:
@@ -196,18 +193,19 @@ class Heartbeat:
     def _stop(self, what: str, got: str, leave: bool = True) -> NoReturn:
         """Ends this process, whatever its main thread waits for."""
         self._stopping.acquire()  # never released: one of the threads speaks
-        error = ProcessesError(what, where=self._name(self._index), got=got, write=WRITE)
+        error = ProcessesError(
+            what,
+            where=self._name(self._index),
+            got=got,
+            write="start all processes again: they go on from the last checkpoint, where the "
+            "program saves some (pax.checkpoint)",
+        )
         sys.stdout.flush()
-        print(f"\npax_export: {error}", file=sys.stderr, flush=True)
+        _say(f"\npax_export: {error}\n")
         self._ended.set()
         if leave:
             self._leave()
         os._exit(LOST)
-
-    def _say_that_it_waits(self) -> None:
-        name = f"process {self._index} of {self._count}"
-        text = f"pax_export: {name} is done, and waits for the others to be."
-        print(text, file=sys.stderr, flush=True)
 
     def _read(self, folder: str) -> dict[int, str]:
         entries = self._client.key_value_dir_get(folder)
@@ -215,6 +213,10 @@ class Heartbeat:
 
     def _name(self, index: int) -> str:
         return f"process {index} of {self._count} ({self._names[index]})"
+
+
+def _say(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def _in_time(action: Callable[[], object]) -> None:

@@ -18,16 +18,10 @@ from pax_export.sharding._spec_errors import require_fit, require_used
 
 @dataclass(frozen=True, eq=False)
 class LeafSharding:
-    """A leaf and how it lies on a mesh.
-
-    Attributes:
-        leaf: the leaf.
-        match: its spec and the rules that gave it; no rules if the module
-            declares it; None if there is neither.
-    """
+    """A leaf and how it lies on a mesh."""
 
     leaf: LeafPath
-    match: Match | None
+    match: Match | None  # has no rules if the module declares the spec
 
     @property
     def spec(self) -> Spec:
@@ -51,14 +45,10 @@ class LeafSharding:
 
 
 def leaf_shardings(leaves: Sequence[LeafPath], sizes: Sizes, rules: Rules) -> list[LeafSharding]:
-    """The specs of leaves.
+    """The specs of leaves, or a ShardingError, as of `shardings`.
 
     What a module declares counts most, then the rules; what neither is for is
     replicated.
-
-    Raises:
-        ShardingError: (a ValueError) a rule is for no leaf, or a spec does not
-            fit its leaf or the mesh.
     """
     bound = rules.bound(sizes)
     found = [LeafSharding(leaf, _match(leaf, sizes, bound)) for leaf in leaves]

@@ -110,11 +110,7 @@ def _completed(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
 
 
 def sizes_of(mesh: Any) -> dict[str, int]:
-    """The size of each axis of a mesh.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) it is no mesh.
-    """
+    """The size of each axis of a mesh; an InvalidArgumentTypeError if it is none."""
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise InvalidArgumentTypeError(
             "This is no mesh.",
@@ -125,11 +121,7 @@ def sizes_of(mesh: Any) -> dict[str, int]:
 
 
 def require_devices(mesh: Any) -> None:
-    """Raises unless a mesh has devices.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) it is abstract.
-    """
+    """Raises an InvalidArgumentTypeError unless a mesh has devices."""
     if isinstance(mesh, AbstractMesh):
         raise InvalidArgumentTypeError(
             "Arrays need a mesh of devices.",

@@ -24,13 +24,7 @@ def address_of(coordinator: str) -> tuple[str, int]:
 
 
 def rendezvous(coordinator: str, count: int, index: int, within: float) -> None:
-    """Waits until all processes are there.
-
-    Args:
-        coordinator: ``"host:port"``, the host that of process 0.
-        count: how many processes there are.
-        index: which one this is.
-        within: seconds to wait.
+    """Waits some seconds until all processes are there, this one among them.
 
     Raises:
         ProcessesError: some did not come, two came with one number, or one counts

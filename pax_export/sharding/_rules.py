@@ -216,11 +216,7 @@ def _rules_of(key: Any, value: Any) -> list[Rules]:
 
 
 def as_spec(value: Any, where: str) -> Spec:
-    """What a user gave as a partition spec.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) it is none.
-    """
+    """What a user gave as a partition spec, or an InvalidArgumentTypeError."""
     if value is None:
         return ()
     if isinstance(value, (tuple, PartitionSpec)) and all(map(_is_entry, value)):
