@@ -15,11 +15,7 @@ FILE = "SHA256SUMS"
 
 
 def write(directory: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Writes the hashes of all files of a folder.
-
-    Args:
-        directory: the folder.
-        known: hashes of files that need not be read again.
+    """Writes the hashes of all files of a folder, those that are known without reading.
 
     Returns:
         The hashes, by the names of the files.
@@ -32,10 +28,7 @@ def write(directory: Path, known: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def check(directory: Path) -> str:
-    """Compares all files with their hashes.
-
-    Returns:
-        One hash for the whole folder.
+    """Compares all files with their hashes; returns one hash for the whole folder.
 
     Raises:
         ExportPathError: a file is missing, or is not as it was written.

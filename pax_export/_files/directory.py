@@ -52,14 +52,8 @@ def place(path: str | os.PathLike[str]) -> Path:
 def replaced(path: str | os.PathLike[str], overwrite: bool, needed: int = 0) -> Iterator[Path]:
     """Gives an empty directory that becomes ``path`` if the block succeeds.
 
-    Args:
-        path: where the directory will be.
-        overwrite: whether it may replace one that is there.
-        needed: how many bytes will be written, about; refused if they do not fit.
-
     Raises:
-        ExportPathError: ``path`` is there already, cannot be written to, or
-            the disk is full.
+        ExportPathError: as for `check`; or about so many bytes do not fit.
     """
     path = place(path)
     leftovers.sweep(path)
@@ -68,7 +62,7 @@ def replaced(path: str | os.PathLike[str], overwrite: bool, needed: int = 0) -> 
         yield temporary
         disk.sync(temporary)
         _move(temporary, path, overwrite)
-        disk.sync_directory(path.parent)
+        disk.sync_one(path.parent)
 
 
 @contextmanager
@@ -82,11 +76,16 @@ def begun(path: Path, needed: int) -> Iterator[Path]:
     """
     made: list[Path] = []
     try:
-        with disk.full_disk_explained(path, needed):
-            _make_parents(path, made)
-            disk.check_room(path, needed)
-            with ExitStack() as until_moved:
-                yield _claim(path, until_moved)
+        with disk.full_disk_explained(path, needed), ExitStack() as until_moved:
+            try:
+                _make_parents(path, made)
+                disk.check_room(path, needed)
+                temporary = until_moved.enter_context(leftovers.claimed(path))
+            except ExportPathError:
+                raise
+            except OSError as error:
+                raise unwritable(path, error) from error
+            yield temporary
     except BaseException:
         for parent in reversed(made):
             with suppress(OSError):  # somebody else has put something there
@@ -95,11 +94,7 @@ def begun(path: Path, needed: int) -> Iterator[Path]:
 
 
 def check(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuses a place that cannot take an export, before any work is done.
-
-    Raises:
-        ExportPathError: as for `replaced`.
-    """
+    """Refuses, by an ExportPathError, a place that cannot take an export, before any work."""
     path = place(path)
     try:
         is_there = os.path.lexists(path) and path.lstat() is not None
@@ -139,21 +134,10 @@ def _check_replaceable(path: Path) -> None:
 
 
 def _make_parents(path: Path, made: list[Path]) -> None:
-    missing = [parent for parent in path.parents if not parent.exists()]
-    try:
-        for parent in reversed(missing):
-            with suppress(FileExistsError):  # another process was faster
-                parent.mkdir()
-                made.append(parent)
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def _claim(path: Path, until_moved: ExitStack) -> Path:
-    try:
-        return until_moved.enter_context(leftovers.claimed(path))
-    except OSError as error:
-        raise unwritable(path, error) from error
+    for parent in reversed([parent for parent in path.parents if not parent.exists()]):
+        with suppress(FileExistsError):  # another process was faster
+            parent.mkdir()
+            made.append(parent)
 
 
 def _move(temporary: Path, path: Path, overwrite: bool) -> None:
@@ -178,11 +162,7 @@ def _move(temporary: Path, path: Path, overwrite: bool) -> None:
 
 
 def rename_to_nothing(temporary: Path, path: Path) -> None:
-    """Gives a file or directory its name, if nothing has that name.
-
-    Raises:
-        OSError: something has.
-    """
+    """Gives a file or directory its name; an OSError if something has that name."""
     if not _rename2(temporary, path, _RENAME_NOREPLACE):
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

@@ -17,11 +17,7 @@ _NOT_DONE_HERE = (errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 
 
 def check_room(path: Path, needed: int) -> None:
-    """Refuses to begin a write that cannot end well.
-
-    Raises:
-        ExportPathError: the disk has less room than needed.
-    """
+    """Refuses, by an ExportPathError, to begin a write that cannot end well."""
     room = os.statvfs(path.parent)
     # A file system that does not count says that it has no blocks at all.
     if room.f_blocks and room.f_bavail * room.f_frsize < needed:
@@ -62,16 +58,12 @@ def sync(directory: Path) -> None:
     """Brings all files of a directory to the disk, and then their names."""
     for folder, _, names in os.walk(directory, topdown=False):
         for name in names:
-            _sync(Path(folder, name))
-        sync_directory(Path(folder))
+            sync_one(Path(folder, name))
+        sync_one(Path(folder))
 
 
-def sync_directory(directory: Path) -> None:
-    """Brings the names in a directory to the disk."""
-    _sync(directory)
-
-
-def _sync(path: Path) -> None:
+def sync_one(path: Path) -> None:
+    """Brings a file to the disk, or the names in a directory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

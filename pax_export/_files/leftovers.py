@@ -36,9 +36,6 @@ def claimed(path: Path) -> Iterator[Path]:
 
     What has this name at the end is removed: unfinished work, or what the work
     has taken the place of.
-
-    Raises:
-        OSError: no directory can be made there.
     """
     temporary, lock = _claim(path)
     try:
@@ -77,12 +74,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _lock(directory: Path) -> int:
-    """An open lock on a directory.
-
-    Raises:
-        BlockingIOError: another process has it.
-        OSError: the directory is not there, or its file system has no locks.
-    """
+    """An open lock on a directory; a BlockingIOError if another process has it."""
     if fcntl is None:
         raise OSError("this system has no locks")
     handle = os.open(directory, os.O_RDONLY)

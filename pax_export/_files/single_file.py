@@ -16,12 +16,7 @@ from pax_export._files import directory, disk, leftovers
 
 
 def check(path: Path, overwrite: bool) -> None:
-    """Refuses a place that cannot take a file, before any work is done.
-
-    Raises:
-        ExportPathError: there is a directory, or a file that may not be
-            replaced, or nothing can be written there.
-    """
+    """Refuses, by an ExportPathError, a place that cannot take a file, before any work is done."""
     if path.is_dir() or path.name in ("", ".."):
         raise ExportPathError(
             "This export is one file, and there is a directory.",
@@ -39,13 +34,8 @@ def check(path: Path, overwrite: bool) -> None:
 def replaced(path: Path, overwrite: bool, needed: int = 0) -> Iterator[Path]:
     """Gives the path of a file that becomes ``path`` if the block succeeds.
 
-    Args:
-        path: where the file will be.
-        overwrite: whether it may replace one that is there.
-        needed: how many bytes will be written, about; refused if they do not fit.
-
     Raises:
-        ExportPathError: as for `check`; or the disk is full.
+        ExportPathError: as for `check`; or about so many bytes do not fit.
     """
     check(path, overwrite)
     with written(path, overwrite, needed) as temporary:
@@ -66,7 +56,7 @@ def written(path: Path, overwrite: bool = True, needed: int = 0) -> Iterator[Pat
         yield temporary
         disk.sync(folder)
         _move(temporary, path, overwrite)
-        disk.sync_directory(path.parent)
+        disk.sync_one(path.parent)
 
 
 def _move(temporary: Path, path: Path, overwrite: bool) -> None:

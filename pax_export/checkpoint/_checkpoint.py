@@ -11,10 +11,10 @@ import jax
 from pax_export._errors import CheckpointError
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._on_host import checksum
-from pax_export.checkpoint._placed import Restored, placed, require_target, sharding_to_read
-from pax_export.checkpoint._saved import Entry, full_name, named
+from pax_export.checkpoint._placed import Restored, placed, sharding_to_read
+from pax_export.checkpoint._saved import Entry, full_name, is_plain, named
 from pax_export.checkpoint._stored_array import StoredArray
-from pax_export.weights import LoadReport, compare, mismatch
+from pax_export.weights import LoadReport, compare, mismatch, require_shape
 
 
 class Checkpoint:
@@ -115,17 +115,13 @@ class Checkpoint:
     def restore(
         self, targets: Mapping[str, Any], shardings: Mapping[str, Any], strict: bool
     ) -> Restored:
-        """Makes trees with the arrays of the checkpoint.
+        """Makes trees with the arrays of the checkpoint, as `Checkpoints.restore` does.
 
         Args:
             targets: tree -> what it is made from.
             shardings: tree -> a sharding or None for each of its leaves, in tree
                 order; trees that are not there go where the target is.
             strict: whether each tree must have exactly the leaves on disk.
-
-        Raises:
-            WeightsMismatchError: with strict, anything differs.
-            CheckpointError: the checkpoint is damaged.
         """
         leaves = {tree: named(tree, target) for tree, target in targets.items()}
         report = self.compared(leaves, strict)
@@ -140,15 +136,13 @@ class Checkpoint:
         return Restored(trees, self.step, self.metrics, report)
 
     def compared(self, leaves: Mapping[str, Mapping[str, Any]], strict: bool) -> LoadReport:
-        """Compares leaves by tree and name with those on disk.
-
-        Raises:
-            WeightsMismatchError: with strict, anything differs; lists all of it.
-        """
+        """Compares leaves by tree and name with those on disk; with strict they must be alike."""
         wanted, there = {}, {}
         for tree, own in leaves.items():
             for name, leaf in own.items():
-                require_target(full_name(tree, name), leaf)
+                if not is_plain(leaf):
+                    what = "Restoring needs a tree of arrays"
+                    require_shape(full_name(tree, name), leaf, what)
                 wanted[full_name(tree, name)] = Entry.of(leaf).description
             for name, entry in self._entries.get(tree, {}).items():
                 there[full_name(tree, name)] = entry.description
@@ -173,16 +167,12 @@ class Checkpoint:
             if entries[name].on_disk
         }
         arrays = self._arrays(tree, wanted)
-        return {
-            name: placed(
-                entries[name].restored(arrays[name])
-                if name in arrays
-                else entries[name].without_array(),
-                own,
-                places[name],
-            )
-            for name, own in leaves.items()
-        }
+        values = {}
+        for name, own in leaves.items():
+            entry = entries[name]
+            value = entry.restored(arrays[name]) if name in arrays else entry.without_array()
+            values[name] = placed(value, own, places[name])
+        return values
 
     def _arrays(self, tree: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays as they are on disk, with these shardings; those of None as numpy's."""

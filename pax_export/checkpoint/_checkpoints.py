@@ -19,10 +19,10 @@ from pax_export._errors import (
 )
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint
-from pax_export.checkpoint._keep import Keep
-from pax_export.checkpoint._placed import Restored
+from pax_export.checkpoint._placed import Restored, shardings_of
+from pax_export.checkpoint._retention import Retention
 from pax_export.checkpoint._saved import saved_trees
-from pax_export.checkpoint._shardings import shardings_of
+from pax_export.weights import some_names
 
 
 class Checkpoints:
@@ -66,7 +66,7 @@ class Checkpoints:
         asynchronous: bool = True,
     ):
         self.directory = Path(os.path.abspath(os.fspath(directory)))
-        self._keep = Keep(keep, best, mode)
+        self._retention = Retention(keep, best, mode)
         self._asynchronous = asynchronous
         self._manager: Any = None
         self._metrics: dict[int, dict[str, float]] = {}
@@ -86,7 +86,7 @@ class Checkpoints:
             return ()
         except NotADirectoryError as error:
             raise self._no_directory() from error
-        return tuple(sorted(int(name) for name in names if _is_step(name)))
+        return tuple(sorted(int(name) for name in names if name.isdecimal() and name.isascii()))
 
     @property
     def latest(self) -> int | None:
@@ -96,13 +96,13 @@ class Checkpoints:
     @property
     def best(self) -> int | None:
         """The step with the best metric, None if there is none."""
-        if self._keep.best is None:
+        if self._retention.best is None:
             raise InvalidArgumentError(
                 "No metric says which checkpoint is the best.",
                 where=str(self.directory),
                 write='Checkpoints(directory, best="loss")',
             )
-        return self._keep.best_of({step: self._metrics_of(step) for step in self.steps})
+        return self._retention.best_of({step: self._metrics_of(step) for step in self.steps})
 
     def open(self, step: int | None = None) -> Checkpoint:
         """Opens one checkpoint, and reads no array of it.
@@ -154,7 +154,7 @@ class Checkpoints:
             {'epoch': 2}
         """
         step = self._checked_step(step)
-        numbers = self._keep.checked(metrics)
+        numbers = self._retention.checked(metrics)
         arrays, about = saved_trees(trees)
         self.wait()
         self._refuse_old(step)
@@ -289,7 +289,7 @@ class Checkpoints:
         return self._manager
 
     def _kept(self, steps: Sequence[int]) -> Sequence[int]:
-        return self._keep.steps({step: self._metrics_of(step) for step in steps})
+        return self._retention.steps({step: self._metrics_of(step) for step in steps})
 
     def _metrics_of(self, step: int) -> dict[str, float]:
         if step not in self._metrics:
@@ -336,13 +336,11 @@ class Checkpoints:
                 got=f"step {step!r}; there are {', '.join(map(str, steps))}",
                 write="one of these, or None for the last one",
             )
-        there = sorted(os.listdir(self.directory))[:5] if self.directory.is_dir() else None
+        there = f"a directory with {some_names(self.directory)}"
         return MissingCheckpointError(
             "There is no checkpoint in this directory.",
             where=str(self.directory),
-            got="no such directory"
-            if there is None
-            else f"a directory with {', '.join(there) or 'nothing in it'}",
+            got=there if self.directory.is_dir() else "no such directory",
             write="the directory that Checkpoints(...) was given; checkpoints.latest is None "
             "as long as there is none",
         )
@@ -358,22 +356,12 @@ class Checkpoints:
     def _unwritten(self, error: Exception) -> CheckpointError:
         step, self._writing = self._writing, None
         self._metrics.pop(step, None) if step is not None else None
+        write = "a directory that you may write to, on a disk with room"
+        if jax.process_count() > 1:  # which hear of a lost one as an error of their exchange
+            write = f"all processes started again, if one was lost; else {write}"
         return CheckpointError(
             f"The checkpoint of step {step} was not written.",
             where=str(self.directory),
             got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:400],
-            write=_advice(),
+            write=write,
         )
-
-
-def _advice() -> str:
-    """What helps where a checkpoint could not be written."""
-    place = "a directory that you may write to, on a disk with room"
-    # Where a process is lost, the others hear of it as an error of the exchange between them.
-    if jax.process_count() == 1:
-        return place
-    return f"all processes started again, if one was lost; else {place}"
-
-
-def _is_step(name: str) -> bool:
-    return name.isdecimal() and name.isascii()

@@ -17,10 +17,7 @@ def on_host(array: Any) -> np.ndarray:
     """The whole of an array as one of numpy; shards are put together.
 
     jax keeps what ``numpy.asarray`` makes of an array on other devices, or on
-    several, as long as the array lives.  This does not.
-
-    Args:
-        array: of numpy, or of jax with all shards in this process; no keys.
+    several, as long as the array lives.  This does not.  No keys.
     """
     if not isinstance(array, jax.Array):
         return np.asarray(array)

@@ -64,14 +64,7 @@ def manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
 
 
 def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Starts to write a checkpoint.
-
-    Args:
-        manager: what `manager` made.
-        step: its number.
-        trees: tree -> name -> array, at least one array in each.
-        about: what JSON can hold.
-    """
+    """Starts to write a checkpoint: tree -> name -> array, at least one in each, and JSON."""
     args = orbax().args
     items = {tree: args.PyTreeSave(arrays) for tree, arrays in trees.items()}
     items[ABOUT] = args.JsonSave(about)
@@ -86,12 +79,9 @@ def about(directory: Path) -> dict[str, Any]:
 
 
 def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads arrays, and no others.
+    """Reads arrays of one tree, and no others.
 
-    Args:
-        directory: of one tree.
-        wanted: name -> a sharding, which makes an array of jax that reads its
-            own shards only, or None, which makes one of numpy.
+    A sharding makes an array of jax that reads its own shards only, None one of numpy.
     """
     ocp = orbax()
 

@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint, of the kind and at the place that a target names."""
+"""Arrays of a checkpoint, of the kind and at the place that a target names, or rules on a mesh."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentError
 from pax_export.checkpoint._saved import Entry, is_plain
+from pax_export.sharding import following, shardings
 from pax_export.weights import LoadReport, chosen_sharding, refuse_narrowing
 
 
@@ -23,7 +24,8 @@ class Restored(dict[str, Any]):
 
     Example:
         >>> from pax_export.checkpoint import Restored
-        >>> from pax_export.weights import LoadReport
+        >>> from pax_export.sharding import following, shardings
+    from pax_export.weights import LoadReport
         >>> state = Restored({"rng": 0}, 10, {"loss": 0.5}, LoadReport(("rng",), (), (), {}))
         >>> state["rng"], state.step, state.report.complete
         (0, 10, True)
@@ -42,29 +44,8 @@ class Restored(dict[str, Any]):
         self.report = report
 
 
-def require_target(name: str, leaf: Any) -> None:
-    """Refuses a leaf that says nothing of what is to be restored.
-
-    Raises:
-        InvalidArgumentTypeError: naming it.
-    """
-    if not (is_plain(leaf) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))):
-        raise InvalidArgumentTypeError(
-            "Restoring needs a tree of arrays, or of their shapes and dtypes.",
-            where=name,
-            got=f"{type(leaf).__name__}: {leaf!r}"[:200],
-            write="a module, or jax.eval_shape(make_model)",
-        )
-
-
 def sharding_to_read(name: str, own: Any, entry: Entry, sharding: Any) -> Any:
     """The sharding that an array is read with; None if it is read as one of numpy first.
-
-    Args:
-        name: of the leaf.
-        own: the leaf of the target.
-        entry: what it was when it was saved.
-        sharding: where the user wants it, if not where the target is.
 
     Raises:
         UnsupportedDtypeError: jax would narrow it.
@@ -87,3 +68,31 @@ def placed(array: Any, own: Any, sharding: Any) -> Any:
         return array  # read as shards already
     sharding = sharding or chosen_sharding(own)
     return jax.device_put(array) if sharding is None else jax.device_put(array, sharding)
+
+
+#: The tree whose rules the others follow.
+MODEL = "model"
+
+
+def shardings_of(targets: Mapping[str, Any], mesh: Any, rules: Any) -> dict[str, list[Any]]:
+    """The sharding of each leaf of each tree, in tree order; none without a mesh."""
+    if mesh is None:
+        if rules is not None:
+            raise InvalidArgumentError(
+                "Rules say how leaves lie on a mesh, and there is none.",
+                where="restore",
+                write="restore(mesh=mesh, rules=rules, model=model)",
+            )
+        return {}
+    places = {}
+    for tree, target in targets.items():
+        follows = tree != MODEL and MODEL in targets
+        chosen = following(targets[MODEL], rules) if follows else rules
+        shapes = jax.tree_util.tree_map(_as_array, target)
+        places[tree] = jax.tree_util.tree_leaves(shardings(shapes, mesh, chosen))
+    return places
+
+
+def _as_array(leaf: Any) -> Any:
+    """What has no shape is a number here: it has a place among the leaves, and no use for it."""
+    return np.zeros((), np.int32) if is_plain(leaf) else leaf

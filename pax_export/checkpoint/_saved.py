@@ -21,10 +21,9 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
-from pax_export._jax import is_tracer
 from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._orbax import ABOUT
-from pax_export.weights import Description, describe, is_key, leaves_by_name
+from pax_export.weights import Description, absence, describe, is_key, leaves_by_name
 
 #: Kinds of Python values that JSON gives back as they were.
 PLAIN = (bool, int, float, str)
@@ -48,17 +47,11 @@ def full_name(tree_name: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one leaf was before it was saved.
+    """What one leaf was before it was saved."""
 
-    Attributes:
-        description: its shape and dtype, or in words what it is.
-        value: the leaf itself, if it lies in the entry.
-        checksum: of the array on disk, if it is known.
-    """
-
-    description: Description | str
-    value: Any = None
-    checksum: int | None = None
+    description: Description | str  # its shape and dtype, or in words what it is
+    value: Any = None  # the leaf itself, if it lies in the entry
+    checksum: int | None = None  # of the array on disk, if it is known
 
     @classmethod
     def of(cls, leaf: Any) -> Entry:
@@ -69,11 +62,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Entry:
-        """The inverse of `to_json`.
-
-        Raises:
-            KeyError, TypeError: it is none.
-        """
+        """The inverse of `to_json`; a KeyError or TypeError where there is none."""
         if "value" in fields:
             return cls.of(fields["value"])
         description = Description(tuple(fields["shape"]), str(fields["dtype"]))
@@ -136,8 +125,7 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
     Raises:
         InvalidArgumentError: there is no tree, or one with a name that is taken.
-        InvalidArgumentTypeError: a leaf cannot be saved, or has no value here.
-        UnsupportedDtypeError: an array has a dtype that cannot be saved.
+        InvalidArgumentTypeError, UnsupportedDtypeError: a leaf cannot be saved.
         WeightNameError: two leaves of a tree have one name.
     """
     if not trees:
@@ -150,27 +138,20 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
             f"No tree can be called {ABOUT!r}: checkpoints keep this name for themselves.",
             write="another name",
         )
-    arrays, about = {}, {}
-    for name, tree in trees.items():
-        own, entries = _saved(name, tree)
-        about[name] = {leaf: entry.to_json() for leaf, entry in entries.items()}
-        if own:
-            arrays[name] = own
+    arrays: dict[str, dict[str, Any]] = {}
+    about: dict[str, dict[str, Any]] = {}
+    for tree_name, tree in trees.items():
+        about[tree_name] = {}
+        for name, leaf in named(tree_name, tree).items():
+            if not is_plain(leaf):
+                _require_value(full_name(tree_name, name), leaf)
+            entry = Entry.of(leaf)
+            if entry.on_disk:
+                array = _shared(entry.stored(_native(leaf)))
+                arrays.setdefault(tree_name, {})[name] = array
+                entry = replace(entry, checksum=checksum(array))
+            about[tree_name][name] = entry.to_json()
     return arrays, about
-
-
-def _saved(tree_name: str, tree: Any) -> tuple[dict[str, Any], dict[str, Entry]]:
-    arrays: dict[str, Any] = {}
-    entries: dict[str, Entry] = {}
-    for name, leaf in named(tree_name, tree).items():
-        if not is_plain(leaf):
-            _require_value(full_name(tree_name, name), leaf)
-        entry = Entry.of(leaf)
-        if entry.on_disk:
-            arrays[name] = _shared(entry.stored(_native(leaf)))
-            entry = replace(entry, checksum=checksum(arrays[name]))
-        entries[name] = entry
-    return arrays, entries
 
 
 def _native(leaf: Any) -> Any:
@@ -203,11 +184,7 @@ def _require_value(where: str, leaf: Any) -> None:
             got=np.dtype(leaf.dtype).name,
             write="an array of numbers or booleans, or text as a Python str",
         )
-    problem = None
-    if is_tracer(leaf):
-        problem = "an array inside a function that jax traces"
-    elif isinstance(leaf, jax.Array) and leaf.is_deleted():
-        problem = "an array that was deleted, for example donated to a jitted function"
+    problem = absence(leaf)
     if problem:
         raise InvalidArgumentTypeError(
             "A checkpoint needs arrays whose values are here.",

@@ -13,9 +13,9 @@ from jax.tree_util import tree_flatten
 from pax_export._errors import ShardingError
 from pax_export._jax import call_with_constants
 from pax_export._jaxpr import jaxpr_constants
-from pax_export.sharding._agreement import require_same_program
+from pax_export.sharding._consistency import require_same_program
+from pax_export.sharding._leaf_shardings import shardings_of_leaves
 from pax_export.sharding._mesh import require_devices
-from pax_export.sharding._placements import shardings_of_leaves
 
 T = TypeVar("T")
 
@@ -63,17 +63,10 @@ def init(constructor: Callable[[], T], mesh: Mesh, rules: Any = None) -> T:
 
 @dataclass(frozen=True)
 class Program:
-    """What computes the leaves of a new module.
+    """What computes the leaves of a new module."""
 
-    Attributes:
-        function: from the constants to the leaves.
-        constants: the arrays that the constructor took from outside.
-        shardings: of the leaves.
-        treedef: of the module.
-    """
-
-    function: Callable[[list[Any]], list[Any]]
-    constants: list[Any]
+    function: Callable[[list[Any]], list[Any]]  # from the constants to the leaves
+    constants: list[Any]  # that the constructor took from outside
     shardings: list[NamedSharding]
     treedef: Any
 
@@ -90,7 +83,13 @@ def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: Any) -> Progra
     try:
         traced, made = jax.make_jaxpr(lambda: constructor(), return_shape=True)()
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-        raise _looks_at_values(error) from error
+        raise ShardingError(
+            "The constructor looks at the values of arrays that it makes, and init traces it: "
+            "they are not known yet.",
+            got=str(error).splitlines()[0],
+            write="numpy for what is decided by values, or pax.sharding.shard(constructor(), ...) "
+            "for a model that fits on one device",
+        ) from error
     found = shardings_of_leaves(made, mesh, rules)
     constants = list({id(x): x for x in jaxpr_constants(traced)}.values())
     ids = [id(x) for x in constants]
@@ -99,13 +98,3 @@ def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: Any) -> Progra
         return call_with_constants(traced, dict(zip(ids, values)), ())
 
     return Program(build, constants, found, tree_flatten(made)[1])
-
-
-def _looks_at_values(error: Exception) -> ShardingError:
-    return ShardingError(
-        "The constructor looks at the values of arrays that it makes, and init traces it: "
-        "they are not known yet.",
-        got=str(error).splitlines()[0],
-        write="numpy for what is decided by values, or pax.sharding.shard(constructor(), ...) "
-        "for a model that fits on one device",
-    )

@@ -91,22 +91,17 @@ def _completed(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
     rest = math.prod([size for size in sizes.values() if size != -1])
     if devices is not None and len(unknown) == 1 and rest > 0 and devices % rest == 0:
         sizes[unknown[0]] = devices // rest
-    if any(size < 1 for size in sizes.values()) or not sizes:
-        raise _no_mesh(axes, devices)
-    if devices is not None and math.prod(sizes.values()) != devices:
-        raise _no_mesh(axes, devices)
-    return sizes
-
-
-def _no_mesh(axes: Mapping[str, int], devices: int | None) -> ShardingError:
+    is_mesh = bool(sizes) and all(size >= 1 for size in sizes.values())
+    if is_mesh and devices in (None, math.prod(sizes.values())):
+        return sizes
     given = ", ".join([f"{name}={size}" for name, size in axes.items()]) or "no axes"
     if devices is None:
-        return ShardingError(
+        raise ShardingError(
             "An abstract mesh needs the size of each axis, at least one.",
             got=given,
             write="abstract_mesh(data=64, model=8)",
         )
-    return ShardingError(
+    raise ShardingError(
         "The sizes of the axes must multiply to the number of devices.",
         got=f"{given} for {devices} devices",
         write="make_mesh(data=-1, model=2), where -1 stands for what is left, or "
@@ -115,11 +110,7 @@ def _no_mesh(axes: Mapping[str, int], devices: int | None) -> ShardingError:
 
 
 def sizes_of(mesh: Any) -> dict[str, int]:
-    """The size of each axis of a mesh.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) it is no mesh.
-    """
+    """The size of each axis of a mesh; an InvalidArgumentTypeError if it is none."""
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise InvalidArgumentTypeError(
             "This is no mesh.",
@@ -130,11 +121,7 @@ def sizes_of(mesh: Any) -> dict[str, int]:
 
 
 def require_devices(mesh: Any) -> None:
-    """Raises unless a mesh has devices.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) it is abstract.
-    """
+    """Raises an InvalidArgumentTypeError unless a mesh has devices."""
     if isinstance(mesh, AbstractMesh):
         raise InvalidArgumentTypeError(
             "Arrays need a mesh of devices.",

@@ -13,8 +13,8 @@ import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, ProcessesError
 from pax_export._jax import devices_are_known, join_processes
-from pax_export.sharding._meeting import meet
-from pax_export.sharding._watch import Watch
+from pax_export.sharding._heartbeat import Heartbeat
+from pax_export.sharding._rendezvous import rendezvous
 
 _WRITE = 'processes("host:1234", count=2, index=0), and index=1 in the other process'
 _OF_COLLECTIVES = ("Gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
@@ -61,29 +61,27 @@ def processes(
         ...     jax.process_count()
         1
     """
-    seconds: dict[str, object] = {"start_within": start_within, "lost_after": lost_after}
+    seconds = {"start_within": start_within, "lost_after": lost_after}
     _require_fitting(coordinator, count, index, seconds)
     if count == 1:
         yield
         return
-    watch = _join(coordinator, count, index, start_within, lost_after)
+    heartbeat = _join(coordinator, count, index, start_within, lost_after)
     try:
         yield
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
-            watch.finish()
+            heartbeat.finish()
         else:
             if _is_broken_connection(error):
-                watch.await_news(error)
-            watch.fail(error)
+                heartbeat.await_news(error)
+            heartbeat.fail(error)
             atexit.register(_exit_in_time)
         raise
-    watch.finish()
+    heartbeat.finish()
 
 
-def _require_fitting(
-    coordinator: object, count: object, index: object, seconds: dict[str, object]
-) -> None:
+def _require_fitting(coordinator: Any, count: Any, index: Any, seconds: dict[str, Any]) -> None:
     """Raises where the arguments of `processes` cannot be meant."""
     for name, value in {"count": count, "index": index}.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -95,30 +93,21 @@ def _require_fitting(
             )
     given = {"coordinator": coordinator, "count": count, "index": index}
     given = {name: value for name, value in given.items() if value is not None}
-    problem = _misfit(given) or _misfit_of_seconds(seconds)
+    problem = None
+    if count is not None and count < 1:
+        problem = "There is at least one process."
+    elif count is not None and index is not None and not 0 <= index < count:
+        problem = f"{count} processes are numbered from 0 to {count - 1}."
+    elif count != 1 and len(given) in (1, 2):
+        problem = "A process needs all of coordinator, count and index, or none of them."
+    elif coordinator is not None and not str(coordinator).rpartition(":")[2].isdigit():
+        problem = "The coordinator is the host of process 0 and a port that is free there."
+    for name, value in seconds.items():
+        if problem is None and (not isinstance(value, (int, float)) or not value >= 1):
+            problem = f"{name} is a number of seconds, 1 or more."
     if problem is not None:
         text = ", ".join([f"{name}={value!r}" for name, value in (given | seconds).items()])
         raise InvalidArgumentError(problem, where="processes", got=text, write=_WRITE)
-
-
-def _misfit(given: dict[str, Any]) -> str | None:
-    count, index = given.get("count"), given.get("index")
-    if count is not None and count < 1:
-        return "There is at least one process."
-    if count is not None and index is not None and not 0 <= index < count:
-        return f"{count} processes are numbered from 0 to {count - 1}."
-    if count != 1 and len(given) in (1, 2):
-        return "A process needs all of coordinator, count and index, or none of them."
-    if "coordinator" in given and not str(given["coordinator"]).rpartition(":")[2].isdigit():
-        return "The coordinator is the host of process 0 and a port that is free there."
-    return None
-
-
-def _misfit_of_seconds(seconds: dict[str, Any]) -> str | None:
-    for name, value in seconds.items():
-        if not isinstance(value, (int, float)) or not value >= 1:
-            return f"{name} is a number of seconds, 1 or more."
-    return None
 
 
 def _join(
@@ -127,7 +116,7 @@ def _join(
     index: int | None,
     start_within: float,
     lost_after: float,
-) -> Watch:
+) -> Heartbeat:
     """Begins, together with the others."""
     if devices_are_known() or jax.distributed.is_initialized():
         raise ProcessesError(
@@ -136,7 +125,7 @@ def _join(
             write="with pax.sharding.processes(...) around all of the program that uses jax",
         )
     if coordinator is not None and count is not None and index is not None:
-        meet(coordinator, count, index, start_within)
+        rendezvous(coordinator, count, index, start_within)
     try:
         joined = join_processes(
             coordinator, count, index, within=start_within, lost_after=lost_after
@@ -149,9 +138,9 @@ def _join(
             write='processes("host:1234", count=2, index=0), where no cluster that jax '
             "knows started the program; or count=1",
         ) from error
-    watch = Watch(*joined, lost_after)
-    watch.begin()
-    return watch
+    heartbeat = Heartbeat(*joined, lost_after)
+    heartbeat.begin()
+    return heartbeat
 
 
 def _is_broken_connection(error: BaseException | None) -> bool:

@@ -16,24 +16,18 @@ from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Node, Spec
-from pax_export.sharding._places import Place
+from pax_export.sharding._leaf_paths import LeafPath
 
 Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Match:
-    """What rules say of a leaf.
-
-    Attributes:
-        spec: its partition spec, an entry for each axis from the first.
-        rules: the rules that gave it.
-        note: why an axis that a rule would split stays whole.
-    """
+    """What rules say of a leaf."""
 
     spec: Spec
-    rules: tuple[Rules, ...]
-    note: str = ""
+    rules: tuple[Rules, ...]  # that gave it
+    note: str = ""  # why an axis that a rule would split stays whole
 
 
 class Rules:
@@ -83,14 +77,8 @@ class Rules:
             )
         return Either(tuple([rule for pair in rules.items() for rule in _rules_of(*pair)]))
 
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """What this says of a leaf.
-
-        Args:
-            place: the leaf.
-            sizes: the axes of the mesh.
-            taken: the spec that it has already; what is None in it is free.
-        """
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        """What this says of a leaf that has the spec `taken` already; None in it is free."""
         raise NotImplementedError
 
     def parts(self) -> Iterator[Rules]:
@@ -129,18 +117,15 @@ class Either(Rules):
 
     alternatives: tuple[Rules, ...]
 
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """The first match."""
-        matches = (rule.match(place, sizes, taken) for rule in self.alternatives)
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        matches = (rule.match(leaf, sizes, taken) for rule in self.alternatives)
         return next((match for match in matches if match is not None), None)
 
     def parts(self) -> Iterator[Rules]:
-        """Those of all."""
         for rule in self.alternatives:
             yield from rule.parts()
 
     def bound(self, sizes: Sizes) -> Rules:
-        """All, bound."""
         return Either(tuple([rule.bound(sizes) for rule in self.alternatives]))
 
     def __str__(self) -> str:
@@ -154,10 +139,9 @@ class Both(Rules):
     first: Rules
     second: Rules
 
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """What both say; either may say nothing."""
-        a = self.first.match(place, sizes, taken)
-        b = self.second.match(place, sizes, taken if a is None else a.spec)
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        a = self.first.match(leaf, sizes, taken)
+        b = self.second.match(leaf, sizes, taken if a is None else a.spec)
         if a is None or b is None:
             return a or b
         if b.spec == a.spec:
@@ -167,12 +151,10 @@ class Both(Rules):
         return Match(b.spec, a.rules + b.rules, a.note or b.note)
 
     def parts(self) -> Iterator[Rules]:
-        """Those of the first, then of the second."""
         yield from self.first.parts()
         yield from self.second.parts()
 
     def bound(self, sizes: Sizes) -> Rules:
-        """Both, bound."""
         return Both(self.first.bound(sizes), self.second.bound(sizes))
 
     def __str__(self) -> str:
@@ -186,9 +168,8 @@ class PathRule(Rules):
     pattern: str
     spec: Spec
 
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """The spec, if the path fits."""
-        if not fnmatchcase(".".join(place.steps), self.pattern):
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        if not fnmatchcase(".".join(leaf.steps), self.pattern):
             return None
         return Match(merged(taken, self.spec), (self,))
 
@@ -198,18 +179,20 @@ class PathRule(Rules):
 
 @dataclass(frozen=True)
 class ClassRule(Rules):
-    """A spec for the leaves of modules of a class whose path below fits a pattern."""
+    """A spec for the leaves of modules of a class whose path below fits a pattern.
+
+    The axes of stacked layers stay whole.
+    """
 
     cls: type
     pattern: str
     spec: Spec
 
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """The spec, if such a module is around the leaf; stacked axes stay whole."""
-        for owner in reversed(place.owners):
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        for owner in reversed(leaf.owners):
             if isinstance(owner.module, self.cls):
-                if fnmatchcase(place.name_in(owner), self.pattern):
-                    return Match(merged(taken, on_own_axes(place, self.spec)), (self,))
+                if fnmatchcase(leaf.name_in(owner), self.pattern):
+                    return Match(merged(taken, on_own_axes(leaf, self.spec)), (self,))
         return None
 
     def __str__(self) -> str:
@@ -233,11 +216,7 @@ def _rules_of(key: Any, value: Any) -> list[Rules]:
 
 
 def as_spec(value: Any, where: str) -> Spec:
-    """What a user gave as a partition spec.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) it is none.
-    """
+    """What a user gave as a partition spec, or an InvalidArgumentTypeError."""
     if value is None:
         return ()
     if isinstance(value, (tuple, PartitionSpec)) and all(map(_is_entry, value)):
@@ -266,11 +245,11 @@ def merged(taken: Sequence[Any], spec: Sequence[Any]) -> Spec:
     return tuple([b if a is None else a for a, b in zip(first, second)])
 
 
-def on_own_axes(place: Place, spec: Spec) -> Spec:
+def on_own_axes(leaf: LeafPath, spec: Spec) -> Spec:
     """A spec for the axes that a module knows, as one for all axes of the array."""
-    if not any(axis is not None for axis in place.stacked) or len(spec) > len(place.own_axes):
+    if not any(axis is not None for axis in leaf.stacked) or len(spec) > len(leaf.own_axes):
         return spec
-    entries: list[Any] = [None] * len(place.shape)
-    for axis, entry in zip(place.own_axes, spec):
+    entries: list[Any] = [None] * len(leaf.shape)
+    for axis, entry in zip(leaf.own_axes, spec):
         entries[axis] = entry
     return tuple(entries)

@@ -1,4 +1,4 @@
-"""Placing: the leaves of a tree go to the devices that their specs say, and back."""
+"""Placing: leaves go to the devices that their specs say, and back; batches are split."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import tree_flatten
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import tree_flatten, tree_flatten_with_path
 
+from pax_export._errors import ShardingError
 from pax_export._jax import is_tracer
-from pax_export.sharding._agreement import require_agreement
-from pax_export.sharding._mesh import require_devices
-from pax_export.sharding._placements import shardings_of_leaves
+from pax_export.core import path_name
+from pax_export.sharding._consistency import require_same_values
+from pax_export.sharding._leaf_shardings import shardings_of_leaves
+from pax_export.sharding._mesh import mesh_text, names_in, parts_of, require_devices, sizes_of
+from pax_export.sharding._spec_errors import require_axis
 
 T = TypeVar("T")
 
@@ -55,7 +58,7 @@ def shard(tree: T, mesh: Any, rules: Any = None) -> T:
     found = shardings_of_leaves(tree, mesh, rules)
     if not all(map(_needs_no_device, leaves)):
         require_devices(mesh)
-    require_agreement([leaf for leaf in leaves if _is_held_here(leaf)], mesh)
+    require_same_values([leaf for leaf in leaves if _is_held_here(leaf)], mesh)
     return treedef.unflatten([_placed(leaf, each) for leaf, each in zip(leaves, found)])
 
 
@@ -91,8 +94,7 @@ def _own_part(leaf: Any, sharding: NamedSharding) -> jax.Array:
     if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         data = _own_part(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    value = np.asarray(leaf)
-    value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
+    value = _canonical(leaf)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
@@ -141,3 +143,67 @@ def _on_host(leaf: Any) -> Any:
         return _replicated(leaf)
     whole = leaf if leaf.is_fully_addressable else _replicated(leaf)
     return np.array(whole)  # a copy: a view would keep the device's buffer
+
+
+def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...] = "data") -> T:
+    """Splits a batch over a mesh, along the first axis of its arrays.
+
+    With several processes each one gives the examples for its own devices, in the
+    order of the processes along the axis; together they are one batch.  Processes
+    whose devices stand at the same places of the axis give the same examples.
+
+    Args:
+        batch: a pytree of arrays ``[batch, ...]``.
+        mesh: the mesh.
+        axis: the mesh axis, or several as one.
+
+    Returns:
+        The same pytree of arrays ``[whole batch, ...]``.
+
+    Raises:
+        ShardingError: (a ValueError) the mesh has no such axis, or its part here
+            does not divide the batch.
+
+    Example:
+        >>> import jax, numpy as np, pax_export as pax
+        >>> mesh = pax.sharding.make_mesh(data=len(jax.devices()))
+        >>> x = pax.sharding.shard_batch(np.ones((4 * mesh.size, 8)), mesh)
+        >>> x.sharding.shard_shape(x.shape)
+        (4, 8)
+    """
+    sizes = sizes_of(mesh)
+    require_devices(mesh)
+    for name in names_in(axis):
+        require_axis(name, sizes, "the batch", f"axis={axis!r}")
+    sharding = NamedSharding(mesh, PartitionSpec(axis))
+    parts = _parts_here(sharding, parts_of(axis, sizes))
+    items, treedef = tree_flatten_with_path(batch)
+    for path, leaf in items:
+        shape = np.shape(leaf)
+        if not shape or shape[0] % parts:
+            raise ShardingError(
+                "The part of a mesh axis that this process has must divide its batch.",
+                where=path_name(path) or "the batch",
+                got=f"shape {shape} for {parts} parts of {axis!r}, on a mesh with "
+                f"{mesh_text(sizes)}",
+                write=f"a multiple of {parts} examples" if shape else "arrays [batch, ...]",
+            )
+    return treedef.unflatten([_split(leaf, sharding) for _, leaf in items])
+
+
+def _parts_here(sharding: NamedSharding, parts: int) -> int:
+    """How many parts of the batch the devices of this process hold."""
+    slices = sharding.addressable_devices_indices_map((parts,)).values()
+    return len({index[0].indices(parts) for index in slices if index is not None})
+
+
+def _split(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    return jax.make_array_from_process_local_data(sharding, _canonical(leaf))
+
+
+def _canonical(leaf: Any) -> np.ndarray:
+    """A value in numpy, of the dtype that jax would give it."""
+    value = np.asarray(leaf)
+    return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)

@@ -10,11 +10,11 @@ from typing import Any
 
 from pax_export._files import bytes_text
 from pax_export.core import Spec
-from pax_export.sharding._bad_specs import spec_text
+from pax_export.sharding._leaf_paths import leaf_paths
+from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings
 from pax_export.sharding._mesh import mesh_text, sizes_of
-from pax_export.sharding._placements import Placement, placements
-from pax_export.sharding._places import places
 from pax_export.sharding._rules import Rules, Sizes
+from pax_export.sharding._spec_errors import spec_text
 
 
 @dataclass(frozen=True)
@@ -141,21 +141,21 @@ def table(tree: Any, mesh: Any, rules: Any = None) -> Table:
         513.0 KiB per device of 2.0 MiB
     """
     sizes = sizes_of(mesh)
-    found = placements(places(tree), sizes, Rules.of(rules))
-    return Table(sizes, tuple([_row(placement, sizes) for placement in found]))
+    found = leaf_shardings(leaf_paths(tree), sizes, Rules.of(rules))
+    return Table(sizes, tuple([_row(each, sizes) for each in found]))
 
 
-def _row(placement: Placement, sizes: Sizes) -> Row:
-    place, shard = placement.place, placement.shard_shape(sizes)
+def _row(found: LeafSharding, sizes: Sizes) -> Row:
+    leaf, shard = found.leaf, found.shard_shape(sizes)
     return Row(
-        path=place.name,
-        shape=place.shape,
-        dtype=str(place.dtype),
-        spec=placement.spec,
+        path=leaf.name,
+        shape=leaf.shape,
+        dtype=str(leaf.dtype),
+        spec=found.spec,
         shard_shape=shard,
-        bytes=place.size * place.itemsize,
-        bytes_per_device=math.prod(shard) * place.itemsize,
-        rule=placement.source,
+        bytes=leaf.size * leaf.dtype.itemsize,
+        bytes_per_device=math.prod(shard) * leaf.dtype.itemsize,
+        rule=found.source,
     )
 
 

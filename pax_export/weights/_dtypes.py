@@ -22,34 +22,17 @@ Note = dict[str, str]
 
 # The codes that safetensors writes for dtypes, and how numpy calls them.
 NUMPY_NAMES = {
-    "BOOL": "bool",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
+    "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+    "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
+    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
 
-# Written under their own name by every safetensors that we support; the rest of
-# the table is read, when another program has written it.
-_NATIVE = frozenset(NUMPY_NAMES.values()) - {
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-}
+# The rest is written under its own name by every safetensors that we support; these are
+# read, when another program has written them.
+_READ_ONLY = {"float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
+_NATIVE = frozenset(NUMPY_NAMES.values()) - _READ_ONLY
 
 
 def is_key(dtype: Any) -> bool:
@@ -58,14 +41,7 @@ def is_key(dtype: Any) -> bool:
 
 
 def stored(value: Any) -> tuple[np.ndarray, Note | None]:
-    """An array as it is stored, and the note that says what it was.
-
-    Args:
-        value: a jax or numpy array, or a typed key array.
-
-    Returns:
-        A contiguous array of a dtype that safetensors knows, without a copy
-        where that is possible, and None or a note.
+    """An array or typed keys as stored, without a copy if possible, and what it was or None.
 
     Raises:
         TypeError: nothing can be made of this dtype, for example of objects.
@@ -88,15 +64,10 @@ def stored(value: Any) -> tuple[np.ndarray, Note | None]:
 
 @dataclass(frozen=True)
 class Description:
-    """What an array in a file is, notes taken into account.
-
-    Attributes:
-        shape: the shape of the array as it was saved.
-        dtype: the name of its dtype; for keys ``"key"`` and the algorithm.
-    """
+    """What an array in a file is, notes taken into account: as it was saved."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # its name; of keys ``key<algorithm>``
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -130,11 +101,7 @@ def described(code: str, shape: tuple[int, ...], note: Note | None) -> Descripti
 
 
 def restored(array: np.ndarray, note: Note | None) -> Any:
-    """The array that was saved, from the one that was stored.
-
-    Returns:
-        A numpy array, or a jax array of typed keys.
-    """
+    """The array that was saved, from the one that was stored: numpy's, or typed keys."""
     if note is None:
         return array
     if "key" in note:

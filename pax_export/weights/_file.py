@@ -24,6 +24,7 @@ from pax_export._errors import MissingWeightsFileError, WeightsFileError
 from pax_export._files import single_file
 from pax_export._optional import require
 from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, described, restored
+from pax_export.weights._leaves import RESERVED
 
 # The entry of the metadata that holds the notes, as JSON: name -> note.
 _NOTES = "pax_export"
@@ -32,10 +33,7 @@ _NOTES = "pax_export"
 _SIGNATURES = {
     b"": "an empty file",
     b"PK\x03\x04": "a zip archive, as numpy's .npz and PyTorch's files are",
-    b"\x80\x02": "a pickle, which is never loaded",
-    b"\x80\x03": "a pickle, which is never loaded",
-    b"\x80\x04": "a pickle, which is never loaded",
-    b"\x80\x05": "a pickle, which is never loaded",
+    **{bytes([0x80, protocol]): "a pickle, which is never loaded" for protocol in range(2, 6)},
     b"\x93NUMPY": "a numpy .npy file",
     b"\x89HDF": "an HDF5 file",
     b"\x1f\x8b": "a gzip archive",
@@ -44,11 +42,7 @@ _SIGNATURES = {
 
 
 def write(path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note]) -> None:
-    """Writes arrays to a file, in the place of one that may be there.
-
-    Raises:
-        WeightsFileError: the file cannot be written.
-    """
+    """Writes arrays to a file, in the place of one that may be there, or a WeightsFileError."""
     library = require("safetensors.numpy", "safetensors", "save_weights")
     metadata = {_NOTES: json.dumps(notes)} if notes else None
     target = Path(os.path.realpath(path))  # a link stays; what it leads to is replaced
@@ -106,27 +100,30 @@ def opened(path: Path) -> Iterator[WeightsFile]:
         MissingWeightsFileError: there is none.
         WeightsFileError: it cannot be read, or is no safetensors file.
     """
-    _check(path)
+    library = require("safetensors", "safetensors", "load_weights")
+    try:
+        with library.safe_open(path, framework="numpy"):
+            pass  # it is a whole safetensors file
+    except (OSError, library.SafetensorError) as error:
+        raise _refusal(path, error) from error
     with path.open("rb") as file:
         yield WeightsFile(path, file)
 
 
 class WeightsFile:
-    """An open file of weights.
-
-    Attributes:
-        entries: name -> `Entry`, in the order of the file.
-    """
+    """An open file of weights; `entries` has what is in it by name, in the order of the file."""
 
     def __init__(self, path: Path, file: BufferedReader):
         self._path = path
         self._file = file
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
-        notes = self._notes(header.pop("__metadata__", {}))
-        self.entries = {
-            name: _entry(fields, notes.get(name), 8 + size) for name, fields in header.items()
-        }
+        notes = self._notes(header.pop(RESERVED, {}))
+        self.entries: dict[str, Entry] = {}
+        for name, fields in header.items():
+            code, shape, note = fields["dtype"], tuple(fields["shape"]), notes.get(name)
+            offset = 8 + size + fields["data_offsets"][0]
+            self.entries[name] = Entry(described(code, shape, note), note, code, shape, offset)
 
     def _notes(self, metadata: Mapping[str, str]) -> dict[str, Note]:
         try:
@@ -143,11 +140,7 @@ class WeightsFile:
         )
 
     def read(self, name: str) -> Any:
-        """Makes the array with this name, which must be one of `entries`.
-
-        Raises:
-            WeightsFileError: the file was cut short after it was opened.
-        """
+        """Makes the array with this name; a WeightsFileError if the file was cut short."""
         entry = self.entries[name]
         array = np.empty(entry.shape, NUMPY_NAMES[entry.code])
         self._file.seek(entry.offset)
@@ -169,22 +162,6 @@ class WeightsFile:
         return np.array(whole[index])
 
 
-def _entry(fields: dict[str, Any], note: Note | None, start: int) -> Entry:
-    code, shape = fields["dtype"], tuple(fields["shape"])
-    offset = start + fields["data_offsets"][0]
-    return Entry(described(code, shape, note), note, code, shape, offset)
-
-
-def _check(path: Path) -> None:
-    """Raises unless this is a whole safetensors file."""
-    library = require("safetensors", "safetensors", "load_weights")
-    try:
-        with library.safe_open(path, framework="numpy"):
-            return
-    except (OSError, library.SafetensorError) as error:
-        raise _refusal(path, error) from error
-
-
 def _refusal(path: Path, error: Exception) -> WeightsFileError:
     if not path.exists():
         return MissingWeightsFileError(
@@ -196,7 +173,7 @@ def _refusal(path: Path, error: Exception) -> WeightsFileError:
         return WeightsFileError(
             "This is a directory, not a file of weights.",
             where=str(path),
-            got=f"a directory with {', '.join(_some_names(path)) or 'nothing in it'}",
+            got=f"a directory with {some_names(path)}",
             write="the path of one file",
         )
     if isinstance(error, PermissionError):
@@ -214,10 +191,12 @@ def _refusal(path: Path, error: Exception) -> WeightsFileError:
     )
 
 
-def _some_names(directory: Path) -> list[str]:
+def some_names(directory: Path) -> str:
+    """The first names in a directory."""
+    names: list[str] = []
     with suppress(OSError):
-        return sorted(entry.name for entry in directory.iterdir())[:5]
-    return []
+        names = sorted(os.listdir(directory))[:5]
+    return ", ".join(names) or "nothing in it"
 
 
 def _kind(path: Path) -> str:

@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_not_begun(tmp_path):
 
 def test_it_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(disk, "_sync", lambda path: seen.append((path.name, names(tmp_path))))
+    monkeypatch.setattr(disk, "sync_one", lambda path: seen.append((path.name, names(tmp_path))))
     save(tmp_path / "model")
     assert {name for name, _ in seen} >= {"model", tmp_path.name}
     assert all("model" not in there for name, there in seen if name == "model")

@@ -19,7 +19,7 @@ import safetensors.numpy
 import pax_export as pax
 from pax_export._errors import MissingPackageError
 from pax_export._files import disk
-from pax_export.weights import _load
+from pax_export.weights import _save_load
 
 TREE = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
 
@@ -155,14 +155,14 @@ def test_every_truncation_is_refused(path):
 def test_a_file_that_shrinks_while_it_is_read(path, monkeypatch):
     tree = {"a": jnp.zeros(1), "b": jnp.zeros(2_000_000)}  # more than is read ahead
     pax.save_weights(tree, path)
-    compare = _load.compare
+    compare = _save_load.compare
 
     def truncate(wanted, there):
         report = compare(wanted, there)
         os.truncate(path, path.stat().st_size - 1)
         return report
 
-    monkeypatch.setattr(_load, "compare", truncate)
+    monkeypatch.setattr(_save_load, "compare", truncate)
     with pytest.raises(OSError, match=r"became shorter while it was read.\n  where: b in .*w.saf"):
         pax.load_weights(tree, path)
 

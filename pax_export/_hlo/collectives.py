@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,15 +125,6 @@ def collectives(compiled: Any) -> tuple[Collective, ...]:
         >>> pax.sharding.collectives(program)
         ()
     """
-    program = _Program.read(_text(compiled))
-    found = []
-    for computation, (times, known) in program.times().items():
-        for line in program.computations[computation]:
-            found += [_collective(*each, times, known) for each in _exchanges(line, program)]
-    return tuple(found)
-
-
-def _text(compiled: Any) -> str:
     text = compiled if isinstance(compiled, str) else getattr(compiled, "as_text", lambda: None)()
     if not isinstance(text, str) or "HloModule" not in text:
         raise InvalidArgumentTypeError(
@@ -141,7 +132,13 @@ def _text(compiled: Any) -> str:
             got=f"{type(compiled).__name__}: {compiled!r}"[:120],
             write="jax.jit(step).lower(...).compile(); lower(...) alone knows no devices",
         )
-    return text
+    program = _Program.read(text)
+    found = [
+        _collective(line, program.devices, times, known)
+        for computation, (times, known) in program.times().items()
+        for line in program.computations[computation]
+    ]
+    return tuple([each for each in found if each is not None])
 
 
 # --- computations, and how often each runs ------------------------------------------------
@@ -227,42 +224,27 @@ _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
-def _exchanges(
-    line: str, program: _Program
-) -> Iterator[tuple[str, list[tuple[str, str]], tuple[int, ...], str]]:
-    """The kind, the arrays and the first group of an instruction, if it is an exchange."""
+def _collective(line: str, devices: int, times: int, known: bool) -> Collective | None:
+    """What an instruction exchanges, if it does."""
     found = _EXCHANGE.match(line)
     if found is None:
-        return
-    group = _group(line, program.devices)
+        return None
+    group = _group(line, devices)
     if len(group) < 2:
-        return
+        return None
     arrays = _ARRAY.findall(found["types"])
     if found["start"] and found["kind"] == "collective-permute":
         arrays = arrays[1:2]  # operand, result, and two counters
     elif found["start"] and found["kind"] != "all-reduce":
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
-    source = _SOURCE.search(line)
-    yield found["kind"], arrays, group, source[1] if source else ""
-
-
-def _collective(
-    kind: str,
-    arrays: Sequence[tuple[str, str]],
-    group: tuple[int, ...],
-    source: str,
-    times: int,
-    known: bool,
-) -> Collective:
-    size = sum([_itemsize(dtype) * _count(sizes) for dtype, sizes in arrays])
-    if kind == "reduce-scatter":  # the text has what comes out
+    size = sum([_itemsize(dtype) * math.prod(_numbers(sizes)) for dtype, sizes in arrays])
+    if found["kind"] == "reduce-scatter":  # the text has what comes out
         size *= len(group)
     names = tuple([f"{dtype}[{sizes}]" for dtype, sizes in arrays])
-    return Collective(kind, names, math.ceil(size), group, times, known, source)
-
-
-def _count(sizes: str) -> int:
-    return math.prod([int(size) for size in sizes.split(",") if size])
+    source = _SOURCE.search(line)
+    return Collective(
+        found["kind"], names, math.ceil(size), group, times, known, source[1] if source else ""
+    )
 
 
 def _itemsize(dtype: str) -> float:
@@ -289,7 +271,8 @@ def _group(line: str, devices: int) -> tuple[int, ...]:
     if found := _LISTED.search(line):
         return _numbers(found[1])
     if found := _IOTA.search(line):
-        grid = np.arange(math.prod(_numbers(found[2]))).reshape(_numbers(found[2]))
+        sizes = _numbers(found[2])
+        grid = np.arange(math.prod(sizes)).reshape(sizes)
         if found[3]:
             grid = grid.transpose(_numbers(found[3]))
         return tuple(grid.reshape(_numbers(found[1]))[0].tolist())
@@ -304,9 +287,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _group_of_mesh(mesh: str, along: str) -> tuple[int, ...]:
     """The first group of ``mesh['a'=8,'b'=4] {'a','b':(1)2}``: along a, and a part of b."""
-    sizes: Mapping[str, int] = {
-        name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)
-    }
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     strides, stride = {}, math.prod(sizes.values())
     for name, size in sizes.items():
         stride //= size

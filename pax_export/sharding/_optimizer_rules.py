@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export.core import Spec
-from pax_export.sharding._placements import Placement, placements
-from pax_export.sharding._places import Place, places
+from pax_export.sharding._leaf_paths import LeafPath, leaf_paths
+from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings
 from pax_export.sharding._rules import Match, Rules, Sizes
 
 
@@ -33,21 +33,20 @@ def following(model: Any, rules: Any = None) -> Rules:
         >>> adam.state[0].mu.weight.sharding == net.weight.sharding
         True
     """
-    return Following(tuple(places(model)), Rules.of(rules))
+    return Following(tuple(leaf_paths(model)), Rules.of(rules))
 
 
 @dataclass(frozen=True)
 class Following(Rules):
     """The specs of parameters, for leaves whose path ends with theirs."""
 
-    leaders: tuple[Place, ...]
+    leaders: tuple[LeafPath, ...]
     rules: Rules
     must_match = False
 
-    def bound(self, sizes: Sizes) -> Rules:
-        """With the specs that the parameters have on this mesh."""
-        found = placements(self.leaders, sizes, self.rules)
-        return Followers({leader.place.steps: leader for leader in found})
+    def bound(self, sizes: Sizes) -> Rules:  # with the specs that the parameters have there
+        found = leaf_shardings(self.leaders, sizes, self.rules)
+        return Followers({leader.leaf.steps: leader for leader in found})
 
     def __str__(self) -> str:
         return f"following({self.rules})"
@@ -57,14 +56,13 @@ class Following(Rules):
 class Followers(Rules):
     """The specs of parameters on a mesh."""
 
-    leaders: Mapping[tuple[str, ...], Placement]
+    leaders: Mapping[tuple[str, ...], LeafSharding]
     must_match = False
     overrides = True  # of what is declared for the parameters, not for a leaf of another shape
 
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """What the parameter at the longest end of the leaf's path has."""
-        for start in range(len(place.steps)):
-            leader = self.leaders.get(place.steps[start:])
-            if leader is not None and leader.place.shape == place.shape:
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        for start in range(len(leaf.steps)):  # the longest end first
+            leader = self.leaders.get(leaf.steps[start:])
+            if leader is not None and leader.leaf.shape == leaf.shape:
                 return leader.match
         return None

@@ -1,16 +1,18 @@
-"""Ready-made rules: data parallel, fully sharded, tensor parallel."""
+"""Presets, rules that are ready made: data parallel, fully sharded, tensor parallel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pax_export import nn
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Spec
-from pax_export.sharding._bad_specs import require_axis
-from pax_export.sharding._layouts import LAYOUTS, Layout
+from pax_export.nets import DenseBlock
+from pax_export.nn import Convolution
+from pax_export.sharding._leaf_paths import LeafPath, Owner
 from pax_export.sharding._mesh import names_in, parts_of
-from pax_export.sharding._places import Place
 from pax_export.sharding._rules import Match, Rules, Sizes, merged, on_own_axes
+from pax_export.sharding._spec_errors import require_axis
 
 Axis = str | tuple[str, ...]
 
@@ -104,20 +106,13 @@ def _axis(axis: object, function: str) -> Axis:
     return axis  # type: ignore[return-value]  # just checked
 
 
-def _with_axis(rules: Rules, axis: Axis, sizes: Sizes) -> Rules:
-    for name in names_in(axis):
-        require_axis(name, sizes, str(rules), f"axis={axis!r}")
-    return rules
-
-
 @dataclass(frozen=True)
 class DataParallel(Rules):
     """Every leaf replicated."""
 
     must_match = False
 
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """Says that the leaf is replicated."""
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
         return Match(taken, (self,))
 
     def __str__(self) -> str:
@@ -125,30 +120,36 @@ class DataParallel(Rules):
 
 
 @dataclass(frozen=True)
-class FullySharded(Rules):
-    """Every large leaf split along its largest axis."""
+class AlongAxis(Rules):
+    """Rules that need an axis of the mesh."""
 
     axis: Axis
+
+    def bound(self, sizes: Sizes) -> Rules:
+        for name in names_in(self.axis):
+            require_axis(name, sizes, str(self), f"axis={self.axis!r}")
+        return self
+
+
+@dataclass(frozen=True)
+class FullySharded(AlongAxis):
+    """Every large leaf split along its largest axis."""
+
     min_size: int
     must_match = False
 
-    def bound(self, sizes: Sizes) -> Rules:
-        """This, if the mesh has the axis."""
-        return _with_axis(self, self.axis, sizes)
-
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """Splits one more axis of the leaf, if it has one."""
-        if place.is_key:
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        if leaf.is_key:
             return Match(taken, (self,), "a random key")
-        if place.size < self.min_size:
+        if leaf.size < self.min_size:
             return Match(taken, (self,), f"fewer than {self.min_size} numbers")
-        entries = [*taken, *[None] * (len(place.shape) - len(taken))]
-        free = [i for i in place.own_axes if entries[i] is None]
+        entries = [*taken, *[None] * (len(leaf.shape) - len(taken))]
+        free = [i for i in leaf.own_axes if entries[i] is None]
         parts = parts_of(self.axis, sizes)
-        fitting = [i for i in free if place.shape[i] % parts == 0]
+        fitting = [i for i in free if leaf.shape[i] % parts == 0]
         if not fitting:
             return Match(taken, (self,), f"{parts} divides no axis")
-        entries[max(fitting, key=lambda i: (place.shape[i], i))] = self.axis
+        entries[max(fitting, key=lambda i: (leaf.shape[i], i))] = self.axis
         return Match(tuple(entries), (self,))
 
     def __str__(self) -> str:
@@ -156,34 +157,124 @@ class FullySharded(Rules):
 
 
 @dataclass(frozen=True)
-class TensorParallel(Rules):
+class TensorParallel(AlongAxis):
     """The layers of this library, each in its way."""
 
-    axis: Axis
-
-    def bound(self, sizes: Sizes) -> Rules:
-        """This, if the mesh has the axis."""
-        return _with_axis(self, self.axis, sizes)
-
-    def match(self, place: Place, sizes: Sizes, taken: Spec) -> Match | None:
-        """What the layout of the innermost known layer around the leaf says."""
-        layout = _layout_of(place)
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        layout = layout_of(leaf)
         if layout is None:
             return None
         parts = parts_of(self.axis, sizes)
         if layout.units is not None and layout.units % parts:
             return Match(taken, (self,), f"{parts} does not divide {layout.units} heads")
-        shape = [place.shape[i] for i in place.own_axes]
+        shape = [leaf.shape[i] for i in leaf.own_axes]
         for axis in layout.axes:
             if -len(shape) <= axis < len(shape) and shape[axis] % parts == 0:
                 entries = [None] * len(shape)
                 entries[axis] = self.axis  # type: ignore[call-overload]
-                return Match(merged(taken, on_own_axes(place, tuple(entries))), (self,))
+                return Match(merged(taken, on_own_axes(leaf, tuple(entries))), (self,))
         return Match(taken, (self,), f"{parts} does not divide it" if layout.axes else "")
 
     def __str__(self) -> str:
         return "tensor_parallel"
 
 
-def _layout_of(place: Place) -> Layout | None:
-    return next((layout for give in LAYOUTS if (layout := give(place)) is not None), None)
+# --- how tensor parallel training splits each layer of this library ----------------------
+#
+# One function for each kind of layer: it looks at a leaf and says along which of its axes
+# it is split, or nothing if the leaf is of another kind.  Axes are counted from the last
+# one, so that they hold for stacked layers, too.
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Along which axis a leaf is split."""
+
+    axes: tuple[int, ...] = ()  # negative; the first that can be split; none: replicated
+    units: int | None = None  # what must not be cut: the number of heads
+
+
+#: The axis of a dense layer's weight, [in, out], or of its bias, [out].
+_BY_OUTPUT = {"weight": -1, "bias": -1}
+_BY_INPUT = {"weight": -2}
+
+
+def _dense(axes: dict[str, int], name: str, units: int | None = None) -> Layout:
+    return Layout((axes[name],) if name in axes else (), units)
+
+
+def _within(leaf: LeafPath, cls: type) -> Owner | None:
+    """The innermost module of a class around a leaf."""
+    return next((each for each in reversed(leaf.owners) if isinstance(each.module, cls)), None)
+
+
+_PROJECTIONS = {
+    "query_projection": _BY_OUTPUT,
+    "key_projection": _BY_OUTPUT,
+    "value_projection": _BY_OUTPUT,
+    "output_projection": _BY_INPUT,
+}
+
+
+def attention(leaf: LeafPath) -> Layout | None:
+    """Query, key and value by heads, output by its input."""
+    owner = _within(leaf, nn.MultiHeadAttention)
+    if owner is None:
+        return None
+    projection, _, name = leaf.name_in(owner).partition(".")
+    if projection not in _PROJECTIONS:
+        return None
+    return _dense(_PROJECTIONS[projection], name, owner.module.num_heads)
+
+
+def dense_block(leaf: LeafPath) -> Layout | None:
+    """``fc1`` by its output, ``fc2`` by its input."""
+    owner = _within(leaf, DenseBlock)
+    if owner is None:
+        return None
+    layer, _, name = leaf.name_in(owner).partition(".")
+    return _dense(_BY_OUTPUT if layer == "fc1" else _BY_INPUT, name)
+
+
+def linear(leaf: LeafPath) -> Layout | None:
+    """In a Sequential every second one by its input, all others by their output."""
+    name, layer = leaf.steps[-1], leaf.module
+    if not isinstance(layer, nn.Linear):
+        return None
+    around = leaf.owners[-2].module if len(leaf.owners) > 1 else None
+    if isinstance(around, nn.Sequential):
+        dense = [module for module in around.modules if isinstance(module, nn.Linear)]
+        number = next((i for i, module in enumerate(dense) if module is layer), 0)
+        if number % 2:
+            return _dense(_BY_INPUT, name)
+    return _dense(_BY_OUTPUT, name)
+
+
+def convolution(leaf: LeafPath) -> Layout | None:
+    """By output channels."""
+    if not isinstance(leaf.module, Convolution):
+        return None
+    transposed = isinstance(leaf.module, (nn.Conv1DTranspose, nn.Conv2DTranspose))
+    # The weight of a transposed one is [..., out, in].
+    return _dense({"weight": -2 if transposed else -1, "bias": -1}, leaf.steps[-1])
+
+
+def embed(leaf: LeafPath) -> Layout | None:
+    """By words; where the mesh does not divide them, by the size of a vector."""
+    return Layout((-2, -1)) if isinstance(leaf.module, nn.Embed) else None
+
+
+_WHOLE = (
+    nn.BatchNorm1D, nn.BatchNorm2D, nn.Dropout, nn.EMA, nn.GroupNorm, nn.LayerNorm, nn.RngSeq,
+)  # fmt: skip
+
+
+def whole(leaf: LeafPath) -> Layout | None:
+    """What is too small to be split."""
+    return Layout() if isinstance(leaf.module, _WHOLE) else None
+
+
+def layout_of(leaf: LeafPath) -> Layout | None:
+    """The layout of the first kind of layer that knows a leaf."""
+    kinds = (attention, dense_block, linear, convolution, embed, whole)
+    return next((layout for kind in kinds if (layout := kind(leaf)) is not None), None)

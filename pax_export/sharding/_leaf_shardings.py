@@ -1,4 +1,4 @@
-"""Placements: every leaf with its spec on one mesh, checked."""
+"""Shardings of leaves: every leaf with its spec on one mesh, checked."""
 
 from __future__ import annotations
 
@@ -10,27 +10,18 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pax_export.core import Spec
-from pax_export.sharding._bad_specs import require_fit
+from pax_export.sharding._leaf_paths import LeafPath, leaf_paths
 from pax_export.sharding._mesh import parts_of, sizes_of
-from pax_export.sharding._places import Place, places
 from pax_export.sharding._rules import Match, Rules, Sizes
-from pax_export.sharding._unused import require_used
-
-DECLARED = "with_sharding"
+from pax_export.sharding._spec_errors import require_fit, require_used
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
-    """A leaf and how it lies on a mesh.
+class LeafSharding:
+    """A leaf and how it lies on a mesh."""
 
-    Attributes:
-        place: the leaf.
-        match: its spec and the rules that gave it; no rules if the module
-            declares it; None if there is neither.
-    """
-
-    place: Place
-    match: Match | None
+    leaf: LeafPath
+    match: Match | None  # has no rules if the module declares the spec
 
     @property
     def spec(self) -> Spec:
@@ -42,39 +33,35 @@ class Placement:
         """What gave the spec, in words; empty where nothing is said."""
         if self.match is None:
             return ""
-        names = " & ".join(map(str, self.match.rules)) or DECLARED
+        names = " & ".join(map(str, self.match.rules)) or "with_sharding"
         return f"{names}: {self.match.note}" if self.match.note else names
 
     def shard_shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape of what one device holds."""
-        shape = list(self.place.shape)
+        shape = list(self.leaf.shape)
         for axis, entry in enumerate(self.spec):
             shape[axis] //= parts_of(entry, sizes)
         return tuple(shape)
 
 
-def placements(leaves: Sequence[Place], sizes: Sizes, rules: Rules) -> list[Placement]:
-    """The specs of leaves.
+def leaf_shardings(leaves: Sequence[LeafPath], sizes: Sizes, rules: Rules) -> list[LeafSharding]:
+    """The specs of leaves, or a ShardingError, as of `shardings`.
 
     What a module declares counts most, then the rules; what neither is for is
     replicated.
-
-    Raises:
-        ShardingError: (a ValueError) a rule is for no leaf, or a spec does not
-            fit its leaf or the mesh.
     """
     bound = rules.bound(sizes)
-    found = [Placement(place, _match(place, sizes, bound)) for place in leaves]
-    for placement in found:
-        require_fit(placement.place, placement.spec, placement.source, sizes)
-    require_used(bound, sizes, [(each.place, each.match) for each in found])
+    found = [LeafSharding(leaf, _match(leaf, sizes, bound)) for leaf in leaves]
+    for each in found:
+        require_fit(each.leaf, each.spec, each.source, sizes)
+    require_used(bound, sizes, [(each.leaf, each.match) for each in found])
     return found
 
 
-def _match(place: Place, sizes: Sizes, rules: Rules) -> Match | None:
-    if place.declared is not None and not rules.overrides:
-        return Match(place.declared, ())
-    return rules.match(place, sizes, ())
+def _match(leaf: LeafPath, sizes: Sizes, rules: Rules) -> Match | None:
+    if leaf.declared is not None and not rules.overrides:
+        return Match(leaf.declared, ())
+    return rules.match(leaf, sizes, ())
 
 
 def shardings(tree: Any, mesh: Any, rules: Any = None) -> Any:
@@ -110,5 +97,5 @@ def shardings(tree: Any, mesh: Any, rules: Any = None) -> Any:
 
 def shardings_of_leaves(tree: Any, mesh: Any, rules: Any) -> list[NamedSharding]:
     """The sharding of each leaf, in tree order."""
-    found = placements(places(tree), sizes_of(mesh), Rules.of(rules))
+    found = leaf_shardings(leaf_paths(tree), sizes_of(mesh), Rules.of(rules))
     return [NamedSharding(mesh, PartitionSpec(*each.spec)) for each in found]

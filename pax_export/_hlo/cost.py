@@ -7,7 +7,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._files import bytes_text
-from pax_export.sharding._collectives import Collective, collectives
+from pax_export._hlo.collectives import Collective, collectives
 
 
 @dataclass(frozen=True)

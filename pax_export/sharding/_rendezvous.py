@@ -1,8 +1,8 @@
-"""The meeting of processes, before jax joins them: who came, and who did not.
+"""The rendezvous of processes, before jax joins them: who came, and who did not.
 
 jax's runtime aborts a process that waits too long for the others, and does not say
-for whom.  So process 0 first holds a meeting at the port that it has for jax's service:
-the others come and give their numbers, and all leave together.
+for whom.  So process 0 first listens at the port that it has for jax's service: the
+others come and give their numbers, and all leave together.
 """
 
 from __future__ import annotations
@@ -23,46 +23,37 @@ def address_of(coordinator: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def meet(coordinator: str, count: int, index: int, within: float) -> None:
-    """Waits until all processes are there.
-
-    Args:
-        coordinator: ``"host:port"``, the host that of process 0.
-        count: how many processes there are.
-        index: which one this is.
-        within: seconds to wait.
+def rendezvous(coordinator: str, count: int, index: int, within: float) -> None:
+    """Waits some seconds until all processes are there, this one among them.
 
     Raises:
         ProcessesError: some did not come, two came with one number, or one counts
             otherwise; in every process that came.
     """
     if index == 0:
-        _hold(coordinator, count, within)
+        _await_the_others(coordinator, count, within)
     else:
         _attend(coordinator, count, index, within)
 
 
-def _hold(coordinator: str, count: int, within: float) -> None:
-    end, guests = time.monotonic() + within, dict[int, socket.socket]()
-    with _opened(coordinator, count) as door:
-        try:
-            while len(guests) < count - 1:
-                guest, words = _next_guest(door, end)
-                if guest is None:
-                    break
-                problem = _problem(words, count, guests)
-                if problem is not None:
-                    guests[-1] = guest
-                    _say(guests, f"{_NO} {problem}")
-                    raise _refused(problem, count, 0)
-                guests[int(words[1])] = guest
-            if len(guests) < count - 1:
+def _await_the_others(coordinator: str, count: int, within: float) -> None:
+    end, guests, problem = time.monotonic() + within, dict[int, socket.socket](), None
+    with _opened(coordinator, count) as door:  # jax's service needs the port afterwards
+        while problem is None and len(guests) < count - 1:
+            guest, words = _next_guest(door, end)
+            if guest is None:
                 problem = _absence(guests, count, within)
-                _say(guests, f"{_NO} {problem}")
-                raise _refused(problem, count, 0)
-        finally:
-            door.close()  # jax's service needs the port now
-    _say(guests, _GO)
+            else:
+                problem = _problem(words, count, guests)
+                guests[int(words[1]) if problem is None else -1] = guest
+    for guest in guests.values():
+        try:
+            guest.sendall(f"{_GO if problem is None else f'{_NO} {problem}'}\n".encode())
+            guest.close()
+        except OSError:
+            pass  # it is gone; jax's runtime will miss it
+    if problem is not None:
+        raise _refused(problem, count, 0)
 
 
 def _opened(coordinator: str, count: int) -> socket.socket:
@@ -112,15 +103,6 @@ def _absence(guests: dict[int, socket.socket], count: int, within: float) -> str
     shown = ", ".join(absent[:20]) + (", ..." if len(absent) > 20 else "")
     number = f"{len(guests) + 1} of {count} processes came within {within:g} s"
     return f"Only {number}; not process {shown}."
-
-
-def _say(guests: dict[int, socket.socket], text: str) -> None:
-    for guest in guests.values():
-        try:
-            guest.sendall(f"{text}\n".encode())
-            guest.close()
-        except OSError:
-            pass  # it is gone; jax's runtime will miss it
 
 
 def _attend(coordinator: str, count: int, index: int, within: float) -> None:

@@ -1,4 +1,4 @@
-"""The watch that processes keep over each other: who is lost, and what the others do then.
+"""The heartbeat of processes, which they hear from each other: who is lost, and what then.
 
 A process whose peer is gone waits in a collective, for ever as far as it knows, and
 no exception reaches it there.  So threads look out: one listens for the last words
@@ -18,13 +18,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
 
 from pax_export._errors import ProcessesError
-from pax_export.sharding._meeting import address_of
+from pax_export.sharding._rendezvous import address_of
 
 #: The exit code of a process that stops because another one is lost: "try again".
 LOST = os.EX_TEMPFAIL
@@ -36,24 +36,12 @@ _EVERY = 1.0  # seconds between two roll calls
 _FAREWELL = 10.0  # seconds for what is tried on the way out
 _LONG = 2**31 - 1  # milliseconds
 
-WRITE = (
-    "start all processes again: they go on from the last checkpoint, where the program "
-    "saves some (pax.checkpoint)"
-)
 
-
-class Watch:
-    """One process's part of the watch.
-
-    Args:
-        client: of jax's coordination service.
-        coordinator: ``"host:port"`` of that service.
-        count: how many processes there are.
-        index: which one this is.
-        lost_after: seconds without a sign of life, for messages.
-    """
+class Heartbeat:
+    """One process's part: its own sign of life, and the threads that miss those of others."""
 
     def __init__(self, client: Any, coordinator: str, count: int, index: int, lost_after: float):
+        """Takes the client of jax's coordination service, which is at ``"host:port"``."""
         self._client, self._count, self._index = client, count, index
         self._address = address_of(coordinator)
         self._lost_after = lost_after
@@ -63,7 +51,7 @@ class Watch:
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Begins the watch, when all are there."""
+        """Begins, when all are there."""
         name = f"{socket.gethostname()}, pid {os.getpid()}"
         self._client.key_value_set(f"{_HERE}/{self._index}", name)
         self._client.wait_at_barrier(_START, int(self._lost_after * 1000))
@@ -78,8 +66,10 @@ class Watch:
             self._threads[-1].start()
 
     def finish(self) -> None:
-        """Waits until all are done, and ends the watch."""
-        notice = threading.Timer(self._lost_after, self._say_that_it_waits)
+        """Waits until all are done, and ends."""
+        name = f"process {self._index} of {self._count}"
+        text = f"pax_export: {name} is done, and waits for the others to be.\n"
+        notice = threading.Timer(self._lost_after, _say, [text])
         notice.daemon = True
         notice.start()
         try:
@@ -95,7 +85,7 @@ class Watch:
         self._end()
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process stops, and ends the watch."""
+        """Tells the others that this process stops, and ends."""
         words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0][:500]
         try:
             self._tell(f"{self._index}\n{words}")
@@ -163,7 +153,7 @@ class Watch:
                 return self._heard(news[0])
             lost = [i for i in range(self._count) if i not in alive and i not in done]
             if lost:
-                names = _joined([self._name(index) for index in lost])
+                names = ", ".join([self._name(index) for index in lost])
                 self._stop(
                     f"{names} {'is' if len(lost) == 1 else 'are'} lost.",
                     f"no sign of life for {self._lost_after:g} s",
@@ -203,31 +193,30 @@ class Watch:
     def _stop(self, what: str, got: str, leave: bool = True) -> NoReturn:
         """Ends this process, whatever its main thread waits for."""
         self._stopping.acquire()  # never released: one of the threads speaks
-        error = ProcessesError(what, where=self._name(self._index), got=got, write=WRITE)
+        error = ProcessesError(
+            what,
+            where=self._name(self._index),
+            got=got,
+            write="start all processes again: they go on from the last checkpoint, where the "
+            "program saves some (pax.checkpoint)",
+        )
         sys.stdout.flush()
-        print(f"\npax_export: {error}", file=sys.stderr, flush=True)
+        _say(f"\npax_export: {error}\n")
         self._ended.set()
         if leave:
             self._leave()
         os._exit(LOST)
 
-    def _say_that_it_waits(self) -> None:
-        text = f"{self._plain(self._index)} is done, and waits for the others to be."
-        print(f"pax_export: {text}", file=sys.stderr, flush=True)
-
     def _read(self, folder: str) -> dict[int, str]:
         entries = self._client.key_value_dir_get(folder)
         return {int(key.rsplit("/", 1)[1]): value for key, value in entries}
 
-    def _plain(self, index: int) -> str:
-        return f"process {index} of {self._count}"
-
     def _name(self, index: int) -> str:
-        return f"{self._plain(index)} ({self._names[index]})"
+        return f"process {index} of {self._count} ({self._names[index]})"
 
 
-def _joined(names: Sequence[str]) -> str:
-    return ", ".join(names)
+def _say(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def _in_time(action: Callable[[], object]) -> None:

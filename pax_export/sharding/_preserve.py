@@ -48,25 +48,22 @@ def keep(function: F, *trees: Any) -> F:
         structure = tree_structure(value)
         return next((each for own, each in known if own == structure), None)
 
-    def constrained(value: Any) -> Any:
-        shardings = shardings_of(value)
-        if shardings is None:
-            return value
-        leaves, treedef = tree_flatten(value)
-        return treedef.unflatten([_constrained(*pair) for pair in zip(leaves, shardings)])
-
     @functools.wraps(function)
     def kept(*args: Any, **kwargs: Any) -> Any:
-        found: list[Any] = []
+        any_known = False
 
-        def is_known(value: Any) -> bool:
-            if shardings_of(value) is not None:
-                found.append(value)
-                return True
-            return False
+        def constrained(value: Any) -> Any:
+            nonlocal any_known
+            shardings = shardings_of(value)
+            if shardings is None:
+                return value
+            any_known = True
+            leaves, treedef = tree_flatten(value)
+            return treedef.unflatten([_constrained(*pair) for pair in zip(leaves, shardings)])
 
-        results = tree_map(constrained, function(*args, **kwargs), is_leaf=is_known)
-        if not found:
+        results = function(*args, **kwargs)
+        results = tree_map(constrained, results, is_leaf=lambda x: shardings_of(x) is not None)
+        if not any_known:
             raise ShardingError(
                 "The function returns none of the trees whose shardings it is to keep.",
                 got=f"results of structure {tree_structure(results)}"[:300],

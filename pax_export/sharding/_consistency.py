@@ -1,9 +1,9 @@
-"""Agreement: several processes must give the same values, or their parts do not fit."""
+"""Consistency: several processes must give the same values, or their parts do not fit."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -13,33 +13,16 @@ import numpy as np
 from pax_export._errors import ShardingError
 
 
-def require_agreement(values: Sequence[Any], mesh: Any) -> None:
-    """Raises where processes give different values for one mesh.
-
-    Each sends a digest of 32 bytes.  Nothing happens where this process has all
-    devices.
-
-    Raises:
-        ShardingError: (in every process) the values differ.
-    """
-    if not values or _is_ours(mesh):
-        return
-    digest = hashlib.sha256()
-    for value in values:
-        digest.update(_bytes_of(value))
-    _compare(digest.digest(), "The processes of a mesh must give the same values.")
+def require_same_values(values: Sequence[Any], mesh: Any) -> None:
+    """Raises a ShardingError, in every process, where they give different values for a mesh."""
+    if values:
+        what = "The processes of a mesh must give the same values."
+        _require_same(map(_bytes_of, values), mesh, what)
 
 
 def require_same_program(text: str, mesh: Any) -> None:
-    """Raises where processes would run different programs on one mesh.
-
-    Raises:
-        ShardingError: (in every process) the programs differ.
-    """
-    if _is_ours(mesh):
-        return
-    digest = hashlib.sha256(text.encode()).digest()
-    _compare(digest, "The processes of a mesh must build the same model.")
+    """Raises a ShardingError, in every process, where they would run different programs."""
+    _require_same([text.encode()], mesh, "The processes of a mesh must build the same model.")
 
 
 def _is_ours(mesh: Any) -> bool:
@@ -56,10 +39,16 @@ def _bytes_of(value: Any) -> bytes:
     return f"{array.shape}{array.dtype}".encode() + array.tobytes()
 
 
-def _compare(digest: bytes, what: str) -> None:
+def _require_same(parts: Iterable[bytes], mesh: Any, what: str) -> None:
+    """Each sends a digest of 32 bytes, unless this process has all devices of the mesh."""
+    if _is_ours(mesh):
+        return
     from jax.experimental import multihost_utils
 
-    own = np.frombuffer(digest, np.uint8)
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    own = np.frombuffer(digest.digest(), np.uint8)
     all_of_them = np.asarray(multihost_utils.process_allgather(own))
     if (all_of_them == own).all():
         return

@@ -1,4 +1,4 @@
-"""load_weights: the arrays of a safetensors file into a module."""
+"""save_weights and load_weights: the arrays of a module to a safetensors file, and back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,95 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export._jax import is_tracer
-from pax_export.weights._dtypes import describe, is_key
-from pax_export.weights._file import WeightsFile, opened
-from pax_export.weights._names import leaves_by_name
-from pax_export.weights._report import LoadReport, compare, mismatch
+from pax_export.weights._dtypes import Note, describe, is_key, stored
+from pax_export.weights._file import WeightsFile, opened, write
+from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
 
 T = TypeVar("T")
+
+
+def save_weights(module: Any, path: str | os.PathLike[str]) -> None:
+    """Writes all arrays of a module, parameters and states alike, to a safetensors file.
+
+    An array has the dotted name of its place, such as ``modules.0.weight``.  Any
+    program with the safetensors library can read the file.  Dtypes that the
+    format lacks are stored as others, with a note in the metadata; typed PRNG
+    keys as their data.
+
+    The file is complete or not there: it is written under another name in the
+    same directory, and then takes the place of a file that ``path`` may already
+    name, in one step.  A process that is killed leaves the old file as it was.
+
+    Args:
+        module: a module, or any pytree of arrays, e.g. ``{"model": model,
+            "optimizer": optimizer}``.  An EmptyNode is no array.
+        path: the file, usually ``*.safetensors``.  Missing directories are made.
+
+    Raises:
+        WeightsFileError: (an OSError) the file cannot be written.
+        WeightNameError: (a ValueError) two arrays have one dotted name.
+        InvalidArgumentTypeError: a leaf is no array, or has no value here.
+        UnsupportedDtypeError: an array has a dtype that cannot be stored.
+        MissingPackageError: safetensors is not installed.
+
+    Example:
+        >>> import pax_export as pax, tempfile, os
+        >>> net = pax.Sequential(pax.Linear(2, 3))
+        >>> path = os.path.join(tempfile.mkdtemp(), "net.safetensors")
+        >>> pax.save_weights(net, path)
+        >>> import safetensors.numpy
+        >>> sorted(safetensors.numpy.load_file(path))
+        ['modules.0.bias', 'modules.0.weight']
+    """
+    arrays: dict[str, np.ndarray] = {}
+    notes: dict[str, Note] = {}
+    for name, leaf in leaves_by_name(module).items():
+        _require_value(name, leaf)
+        try:
+            arrays[name], note = stored(leaf)
+        except TypeError as error:
+            raise UnsupportedDtypeError(
+                "safetensors has no place for an array of this dtype.",
+                where=name,
+                got=error,
+                write="an array of numbers or booleans, or the value as a static attribute",
+            ) from error
+        if note is not None:
+            notes[name] = note
+    write(Path(path), arrays, notes)
+
+
+def _require_value(name: str, leaf: Any) -> None:
+    if not isinstance(leaf, (jax.Array, np.ndarray)):
+        raise InvalidArgumentTypeError(
+            "save_weights needs a module of arrays.",
+            where=name,
+            got=f"{type(leaf).__name__}: {leaf!r}"[:200],
+            write="jnp.asarray(...) of a number; an initialised module instead of shapes",
+        )
+    problem = absence(leaf)
+    if (
+        problem is None
+        and isinstance(leaf, jax.Array)
+        and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+    ):
+        problem = "an array of which other processes hold parts"
+    if problem:
+        raise InvalidArgumentTypeError(
+            "save_weights needs arrays whose values are here.",
+            where=name,
+            got=problem,
+            write="save_weights(module, path) outside of jit, with all arrays gathered",
+        )
+
+
+def absence(leaf: Any) -> str | None:
+    """Why an array has no value here, if it has none."""
+    if is_tracer(leaf):
+        return "an array inside a function that jax traces"
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        return "an array that was deleted, for example donated to a jitted function"
+    return None
 
 
 @overload
@@ -69,7 +152,7 @@ def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = Tr
     """
     leaves = leaves_by_name(module)
     for name, leaf in leaves.items():
-        _require_shape(name, leaf)
+        require_shape(name, leaf, "load_weights needs a module of arrays")
     with opened(Path(path)) as file:
         there = {name: entry.description for name, entry in file.entries.items()}
         report = compare({name: describe(leaf) for name, leaf in leaves.items()}, there)
@@ -89,10 +172,11 @@ def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = Tr
     return loaded if strict else (loaded, report)
 
 
-def _require_shape(name: str, leaf: Any) -> None:
+def require_shape(name: str, leaf: Any, what: str) -> None:
+    """Refuses, by an InvalidArgumentTypeError, a leaf that says nothing of what is wanted."""
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         raise InvalidArgumentTypeError(
-            "load_weights needs a module of arrays, or of their shapes and dtypes.",
+            f"{what}, or of their shapes and dtypes.",
             where=name,
             got=f"{type(leaf).__name__}: {leaf!r}"[:200],
             write="a module, or jax.eval_shape(make_model)",
@@ -115,11 +199,7 @@ def _read(file: WeightsFile, name: str, own: Any) -> Any:
 
 
 def refuse_narrowing(name: str, own: Any) -> None:
-    """Refuses an array of 64 bits that jax would make one of 32.
-
-    Raises:
-        UnsupportedDtypeError: naming it.
-    """
+    """Refuses, by an UnsupportedDtypeError, an array of 64 bits that jax would make one of 32."""
     if not is_key(own.dtype) and jax.dtypes.canonicalize_dtype(own.dtype) != own.dtype:
         raise UnsupportedDtypeError(
             "jax would narrow an array of this dtype.",
@@ -130,11 +210,7 @@ def refuse_narrowing(name: str, own: Any) -> None:
 
 
 def chosen_sharding(own: Any) -> Any:
-    """Where an array was put on purpose; None if jax may choose.
-
-    Args:
-        own: an array, or a `jax.ShapeDtypeStruct`, which may name a sharding.
-    """
+    """Where an array was put, or a ShapeDtypeStruct says, on purpose; None if jax may choose."""
     if is_tracer(own) or (isinstance(own, jax.Array) and not own.committed):
         return None
     sharding = getattr(own, "sharding", None)

@@ -1,4 +1,4 @@
-"""The meeting before processes are joined; here the processes are threads."""
+"""The rendezvous before processes are joined; here the processes are threads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pax_export._errors import ProcessesError
-from pax_export.sharding._meeting import meet
+from pax_export.sharding._rendezvous import rendezvous
 from tests.sharding.many import free_port
 
 
 def outcome(coordinator, count, index, within):
     try:
-        return meet(coordinator, count, index, within)
+        return rendezvous(coordinator, count, index, within)
     except ProcessesError as error:
         return error
 

@@ -1,11 +1,49 @@
-"""What is on disk, compared with what a module wants: one report of all differences."""
+"""Leaves by dotted names, and those on disk compared with those that a module wants."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pax_export._errors import WeightsMismatchError
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from pax_export._errors import WeightNameError, WeightsMismatchError
+from pax_export.core import named_leaves
+
+# The one name that a safetensors file keeps for itself.
+RESERVED = "__metadata__"
+
+
+def leaves_by_name(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their dotted names, in tree order.
+
+    Raises:
+        WeightNameError: two leaves have one name, or a leaf has none.
+    """
+    pairs = named_leaves(tree)
+    leaves = dict(pairs)
+    if len(leaves) != len(pairs):
+        raise _shared_name(tree, [name for name, _ in pairs])
+    for name in leaves.keys() & {"", RESERVED}:
+        raise WeightNameError(
+            "A weight needs a name of its own in the file.",
+            got=f"a leaf with the name {name!r}",
+            write="a module, or a dict of arrays with other names",
+        )
+    return leaves
+
+
+def _shared_name(tree: Any, names: list[str]) -> WeightNameError:
+    name = next(name for name in names if names.count(name) > 1)
+    items, _ = tree_flatten_with_path(tree)
+    paths = [keystr(path) for (path, _), other in zip(items, names) if other == name]
+    return WeightNameError(
+        "Two weights have one dotted name, so a file could not tell them apart.",
+        where=name,
+        got=f"the paths {' and '.join(paths)}",
+        write="dict keys without dots, or with other names",
+    )
 
 
 @dataclass(frozen=True)
@@ -44,13 +82,7 @@ class LoadReport:
 
 
 def compare(wanted: Mapping[str, object], there: Mapping[str, object]) -> LoadReport:
-    """Compares descriptions of arrays, by name.
-
-    Args:
-        wanted: name -> shape and dtype of what a module has.
-        there: name -> shape and dtype of what is on disk.  Equal descriptions
-            fit; their texts stand in the report of those that do not.
-    """
+    """Compares what a module has with what is on disk: name -> shape and dtype."""
     loaded, missing, mismatched = [], [], {}
     for name, own in wanted.items():
         if name not in there:
@@ -64,14 +96,7 @@ def compare(wanted: Mapping[str, object], there: Mapping[str, object]) -> LoadRe
 
 
 def mismatch(what: str, report: LoadReport, where: str, write: str) -> WeightsMismatchError:
-    """The error that lists all differences of a report, and holds it.
-
-    Args:
-        what: does not fit, without a period.
-        report: at least one difference.
-        where: the path on disk.
-        write: what to write instead.
-    """
+    """The error that lists all differences of a report, and holds it."""
     _, *lines = str(report).splitlines()
     listed = "\n".join(f"  - {line}" for line in lines)
     error = WeightsMismatchError(f"{what}:\n{listed}", where=where, write=write)

@@ -11,18 +11,12 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 
 
 @dataclass(frozen=True)
-class Keep:
-    """A rule for what stays.
+class Retention:
+    """A rule for what stays."""
 
-    Attributes:
-        last: how many of the last ones; None for all.
-        best: the metric of which the best one stays; None for no such.
-        mode: whether the smallest or the largest is the best.
-    """
-
-    last: int | None
-    best: str | None
-    mode: Literal["min", "max"]
+    last: int | None  # how many of the last ones; None for all
+    best: str | None  # the metric of which the best one stays
+    mode: Literal["min", "max"]  # whether the smallest or the largest is the best
 
     def __post_init__(self) -> None:
         last = self.last
@@ -47,12 +41,7 @@ class Keep:
             )
 
     def checked(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
-        """The metrics of a checkpoint as numbers.
-
-        Raises:
-            InvalidArgumentTypeError: one is no number.
-            InvalidArgumentError: that of the best is missing.
-        """
+        """The metrics of a checkpoint as numbers; that of the best must be there."""
         numbers = {}
         for name, value in (metrics or {}).items():
             try:
@@ -74,11 +63,7 @@ class Keep:
         return numbers
 
     def best_of(self, metrics: Mapping[int, Mapping[str, float]]) -> int | None:
-        """The best step; the later one of two that are equal.
-
-        Args:
-            metrics: by step.  One without the metric, or with a NaN, is never the best.
-        """
+        """The best step; the later one of two that are equal, never one without or with NaN."""
         if self.best is None:
             return None
         sign = -1 if self.mode == "min" else 1

@@ -1,0 +1,102 @@
+"""Paths of leaves: the leaves of a tree as rules see them, with the modules around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from pax_export.core import Node, Spec, specs_of
+from pax_export.transforms import Leaf, Scan, StateAxes, Vmap, is_random_key
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A module around a leaf."""
+
+    module: Any
+    depth: int  # how many steps of the leaf's path lead to it
+
+
+@dataclass(frozen=True, eq=False)
+class LeafPath:
+    """A leaf and where it stands."""
+
+    steps: tuple[str, ...]  # from the root, each as text
+    shape: tuple[int, ...]
+    dtype: Any
+    owners: tuple[Owner, ...]  # the modules that hold it, the outermost first
+    declared: Spec | None  # by its module
+    #: For each `Vmap` and `Scan` around it, the outermost first, the axis along which
+    #: that stacks it, counted in what the ones further out left of its shape; None
+    #: where it is shared.
+    stacked: tuple[int | None, ...]
+    is_key: bool
+
+    @property
+    def name(self) -> str:
+        """The path with dots, as weights are named."""
+        return ".".join(self.steps) or "(the array itself)"
+
+    def name_in(self, owner: Owner) -> str:
+        """The path from one of the modules around it."""
+        return ".".join(self.steps[owner.depth :])
+
+    @property
+    def module(self) -> Any:
+        """The innermost module around it."""
+        return self.owners[-1].module if self.owners else None
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def own_axes(self) -> tuple[int, ...]:
+        """The axes that the innermost module knows: without those of stacked layers."""
+        axes = list(range(len(self.shape)))
+        for axis in self.stacked:
+            if axis is not None and -len(axes) <= axis < len(axes):
+                del axes[axis]
+        return tuple(axes)
+
+
+def leaf_paths(
+    tree: Any, steps: tuple[str, ...] = (), owners: tuple[Owner, ...] = ()
+) -> list[LeafPath]:
+    """All leaves of a tree, in tree order; it stands below these steps and modules."""
+    if isinstance(tree, Node):
+        owners = (*owners, Owner(tree, len(steps)))
+    items, _ = tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree and isinstance(x, Node))
+    found: list[LeafPath] = []
+    for path, item in items:
+        below = (*steps, *[keystr((key,), simple=True) for key in path])
+        if isinstance(item, Node) and item is not tree:
+            found += leaf_paths(item, below, owners)
+        else:
+            found.append(_leaf_path(item, below, owners))
+    return _stacked(tree, found) if isinstance(tree, (Vmap, Scan)) else found
+
+
+def _leaf_path(leaf: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> LeafPath:
+    dtype = getattr(leaf, "dtype", None)
+    declared, is_key = None, dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if owners:
+        owner = owners[-1]
+        attribute = steps[owner.depth]
+        declared = specs_of(owner.module).get(attribute)
+        is_key = is_random_key(Leaf(steps, leaf, (owner.module,), attribute))
+    if dtype is None:
+        dtype = jax.dtypes.canonicalize_dtype(np.result_type(leaf))
+    return LeafPath(steps, tuple(np.shape(leaf)), dtype, owners, declared, (), is_key)
+
+
+def _stacked(lifted: Any, found: list[LeafPath]) -> list[LeafPath]:
+    """The leaves in a `Vmap` or `Scan`, which know the axis of its layers."""
+    axes = (dict(lifted.options)["state_axes"] or StateAxes({...: 0})).of(lifted._inner)
+    return [replace(leaf, stacked=(axis, *leaf.stacked)) for leaf, axis in zip(found, axes)]

@@ -1,0 +1,130 @@
+"""Errors of specs and rules: a spec that does not fit, a rule that is for no leaf."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from jax.sharding import PartitionSpec
+
+from pax_export._errors import ShardingError
+from pax_export.core import Spec
+from pax_export.sharding._leaf_paths import LeafPath
+from pax_export.sharding._mesh import mesh_text, names_in, parts_of
+from pax_export.sharding._rules import ClassRule, Match, PathRule, Rules, Sizes
+
+
+def require_fit(leaf: LeafPath, spec: Spec, source: str, sizes: Sizes) -> None:
+    """Raises unless a spec, given by the source, can be that of a leaf on a mesh.
+
+    Raises:
+        ShardingError: more entries than axes, an axis that the mesh lacks or that
+            stands twice, or sizes that do not divide.
+    """
+    given = f"{spec_text(spec)} of {source} for shape {leaf.shape}"
+    if len(spec) > len(leaf.shape):
+        raise ShardingError(
+            "A partition spec has at most one entry for each axis of the array.",
+            where=leaf.name,
+            got=f"{len(spec)} entries for {len(leaf.shape)} axes: {given}",
+            write="a spec of its rank; for the state of an optimizer, "
+            "rules=pax.sharding.following(model, rules)",
+        )
+    seen: set[str] = set()
+    for axis, entry in enumerate(spec):
+        names = names_in(entry)
+        for name in names:
+            require_axis(name, sizes, leaf.name, given)
+            if name in seen:
+                raise ShardingError(
+                    "A mesh axis can split only one axis of an array.",
+                    where=leaf.name,
+                    got=f"{name!r} twice in {given}",
+                    write="another mesh axis, or None, in one of the two places",
+                )
+            seen.add(name)
+        parts = parts_of(entry, sizes)
+        if leaf.shape[axis] % parts:
+            by = mesh_text({name: sizes[name] for name in names})
+            by = by if len(names) == 1 else f"{by} (together {parts})"
+            raise ShardingError(
+                "A mesh axis must divide the axis of the array that it splits.",
+                where=leaf.name,
+                got=f"size {leaf.shape[axis]} of axis {axis} by {by}: {given}",
+                write=f"a size that is a multiple of {parts}, or None for axis {axis}",
+            )
+
+
+def require_axis(name: str, sizes: Sizes, where: str, given: str) -> None:
+    """Raises a ShardingError unless a mesh has an axis of this name."""
+    if name in sizes:
+        return
+    close = difflib.get_close_matches(name, sizes, 1) or list(sizes)[:1]
+    raise ShardingError(
+        f"The mesh has no axis {name!r}.",
+        where=where,
+        got=f"{given}, on a mesh with {mesh_text(sizes)}",
+        write=f"{close[0]!r}, or a mesh with an axis {name!r}" if close else None,
+    )
+
+
+def spec_text(spec: Spec) -> str:
+    """A spec as it is written: ``P(None, 'model')``."""
+    return f"P({', '.join(map(repr, PartitionSpec(*spec)))})"
+
+
+# --- rules that are for no leaf: most often a misspelt path, so they are errors -----------
+
+
+def require_used(
+    rules: Rules, sizes: Sizes, matched: Sequence[tuple[LeafPath, Match | None]]
+) -> None:
+    """Raises unless every rule gave some leaf its spec.
+
+    A rule for leaves all of which declare their own spec is used as well: the
+    rules may be meant for many models.
+
+    Raises:
+        ShardingError: a rule is for no leaf, or comes after others that are for
+            all its leaves.
+    """
+    used = {id(rule) for _, match in matched if match is not None for rule in match.rules}
+    for rule in rules.parts():
+        if not rule.must_match or id(rule) in used:
+            continue
+        own = [pair for pair in matched if rule.match(pair[0], sizes, ()) is not None]
+        if not own:
+            raise _for_no_leaf(rule, [leaf for leaf, _ in matched])
+        shadows = [(leaf, match) for leaf, match in own if match is not None and match.rules]
+        if shadows:
+            leaf, match = shadows[0]
+            raise ShardingError(
+                "A rule comes too late: others are for all its leaves, and the first one counts.",
+                where=str(rule),
+                got=f"{' & '.join(map(str, match.rules))} for {leaf.name}",
+                write=f"{rule} before it",
+            )
+
+
+def _for_no_leaf(rule: Rules, leaves: list[LeafPath]) -> ShardingError:
+    names = [leaf.name for leaf in leaves]
+    got, write = f"{len(names)} leaves", "{MyLayer: {'weight': P(None, 'model')}}"
+    if isinstance(rule, PathRule):
+        close = difflib.get_close_matches(rule.pattern, names, 1, cutoff=0) or names[:1]
+        got += f", such as {close[0]}" if close else ""
+        write = "a pattern of the whole path ('*.weight'), or of paths in the model and then "
+        write += "pax.sharding.following(model, rules) for what belongs to it"
+    if isinstance(rule, ClassRule):
+        got, write = _below(rule, leaves)
+    return ShardingError("A rule is for no leaf.", where=str(rule), got=got, write=write)
+
+
+def _below(rule: ClassRule, leaves: list[LeafPath]) -> tuple[str, str]:
+    """What there is instead of a leaf of a class."""
+    pairs = [(leaf, owner) for leaf in leaves for owner in leaf.owners]
+    own = {leaf.name_in(each): None for leaf, each in pairs if isinstance(each.module, rule.cls)}
+    if own:
+        name = rule.cls.__qualname__
+        return f"the leaves {', '.join(own)}", f"{{{name}: {{{next(iter(own))!r}: P(...)}}}}"
+    classes = {type(owner.module).__qualname__: None for _, owner in pairs}
+    return f"modules of {', '.join(classes) or 'no class'}", "a class of which there are modules"
