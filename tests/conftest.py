@@ -1,11 +1,42 @@
 """What holds for every test."""
 
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
+
+# The functions that LLVM calls where the processor converts no float16, and XLA does not have.
+_NO_FLOAT16 = re.compile(r"__truncsfhf2|__extendhfsf2|Failed to materialize symbols")
 
 
 @pytest.fixture(autouse=True)
 def same_weights():
     """Layers draw the same weights whichever tests ran before."""
     pax.seed_rng_key(42)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """A test that needs float16 is skipped where XLA compiles none at all.
+
+    So it is for processors without F16C, and with XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 for any.
+    """
+    report = yield
+    if report.failed and not _compiles_float16():
+        if _NO_FLOAT16.search(report.longreprtext + report.capstderr):
+            reason = "Skipped: XLA compiles no float16 for this processor or these XLA_FLAGS"
+            report.outcome, report.longrepr = "skipped", (str(item.path), 0, reason)
+    return report
+
+
+@functools.cache
+def _compiles_float16():
+    try:
+        jax.jit(lambda x: x.astype(jnp.float16))(jnp.ones(2)).block_until_ready()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

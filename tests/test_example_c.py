@@ -13,6 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 C = Path(__file__).parent.parent / "examples" / "c"
 TOLERANCE = 0.02  # of logits computed in float16
@@ -64,7 +65,7 @@ def test_a_c_program_classifies_as_jax_does(tmp_path):
         done = run(tmp_path / "model", tmp_path / "image.pgm")
         assert done.returncode == 0, done.stderr
         first, second = done.stdout.splitlines()
-        np.testing.assert_allclose([float(x) for x in first.split()], logits, atol=TOLERANCE)
+        assert_close([float(x) for x in first.split()], logits, atol=TOLERANCE)
         ordered = np.sort(logits)
         if ordered[-1] - ordered[-2] > 2 * TOLERANCE:
             clear += 1

@@ -9,9 +9,9 @@ import signal
 import time
 
 import numpy as np
-import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.sharding.many import PATIENCE, ROOT, Process, free_port
 
 EXAMPLE = ROOT / "examples" / "distributed.py"
@@ -44,7 +44,7 @@ def test_the_same_losses_on_any_number_of_devices_and_processes(tmp_path):
         assert alone.end() == 0, alone.err
         expected = losses(alone)
         assert expected[1] < expected[0] / 2
-        assert losses(endless[0])[:2] == pytest.approx(expected, abs=1e-5)
+        assert_close(losses(endless[0])[:2], expected, atol=1e-5)
 
         four = start(stack, *two_epochs, sharded, devices=4)
         mixed = start(stack, "--epochs", 1, "--mixed-precision", devices=2)
@@ -55,20 +55,20 @@ def test_the_same_losses_on_any_number_of_devices_and_processes(tmp_path):
         it_goes_on(resumed, losses(endless[0]))
         two_processes_that_export(pair, expected, tmp_path / "model")
         assert mixed.end() == 0, mixed.err
-        assert losses(mixed) == pytest.approx(expected[:1], abs=0.01)
+        assert_close(losses(mixed), expected[:1], atol=0.01)
 
 
 def one_process_with_four_devices(process, expected):
     assert process.end() == 0, process.err
     assert "1 processes, 4 devices\n" in process.out
-    assert losses(process) == pytest.approx(expected, abs=1e-5)
+    assert_close(losses(process), expected, atol=1e-5)
 
 
 def two_processes_that_export(pair, expected, model):
     zero, one = pair
     assert (zero.end(), one.end()) == (0, 0), zero.err + one.err
     assert "2 processes, 4 devices\n" in zero.out
-    assert losses(zero) == pytest.approx(expected, abs=1e-5)
+    assert_close(losses(zero), expected, atol=1e-5)
     assert losses(one) == []
     assert float(re.search(r"held-out accuracy: ([0-9.]+)%", zero.out)[1]) > 80
     served = pax.export.load(model)
@@ -93,7 +93,7 @@ def it_goes_on(process, before):
     done = int(re.search(r"^goes on after epoch (\d+)$", process.out, re.M)[1])
     assert 1 <= done <= len(before)
     if done < len(before):  # the next epoch was not saved any more, but printed
-        assert losses(process)[0] == pytest.approx(before[done], abs=1e-4)
+        assert_close(losses(process)[0], before[done], atol=1e-4)
     assert losses(process)[0] < before[0] / 2
     process.signal(signal.SIGKILL)
 

@@ -43,11 +43,16 @@ print(json.dumps([compiled(Size(**size), scheme, jax.devices(), dtype) for schem
 @pytest.fixture(scope="module")
 def compiled():
     """What the compiler says of each kind of step, on virtual devices."""
-    flags = f"--xla_force_host_platform_device_count={DEVICES} {QUICKLY}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
     done = subprocess.run(
         [sys.executable, "-c", COMPILE, json.dumps([vars(SMALL), KINDS])],
         cwd=Path(__file__).parent.parent,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(DEVICES),
+            "XLA_FLAGS": flags,
+        },
         capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ def test_on_eight_devices(tmp_path):
         timeout=900,
         env={
             **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "JAX_NUM_CPU_DEVICES": "8",
             "JAX_PLATFORMS": "cpu",
         },
     )

@@ -31,7 +31,7 @@ def test_each_process_writes_its_shards(tmp_path):
             [sys.executable, "-m", "tests.checkpoint.in_processes"]
             + [str(each) for each in (tmp_path / "run", port, number, COUNT)],
             cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.closeness import assert_close
+
 
 def _artifacts():
     # By its path: `tests` is no package where only this file is collected.
@@ -83,9 +85,7 @@ def assert_equal(got, case, context):
     for name, value in case.items():
         result = got[name].numpy()
         assert result.dtype == value.dtype
-        np.testing.assert_allclose(
-            result, value, rtol=1e-3, atol=1e-4, err_msg=f"{context}: {name}"
-        )
+        assert_close(result, value, rtol=1e-3, atol=1e-4, where=f"{context}: {name}")
 
 
 def tensors(arrays):

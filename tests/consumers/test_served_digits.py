@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.closeness import assert_close
+
 if "PAX_EXPORT_ARTIFACTS" not in os.environ:
     pytest.skip("set PAX_EXPORT_ARTIFACTS, see test_served.py", allow_module_level=True)
 
@@ -40,7 +42,7 @@ def test_classes_and_logits_agree(folder, row, batch):
     serve = tf.saved_model.load(str(folder / "model")).signatures["serving_default"]
     parts = [images[start : start + batch] for start in range(0, len(images), batch)]
     served = np.concatenate([serve(images=tf.constant(part))["output"] for part in parts])
-    assert np.abs(served - logits).max() < TOLERANCE
+    assert_close(served, logits, atol=TOLERANCE)
     second, first = np.sort(logits, axis=-1)[:, -2:].T
     clear = first - second > 2 * TOLERANCE
     assert clear.mean() > 0.9

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.closeness import assert_close
+
 
 def _artifacts():
     # By its path: `tests` is no package where only this file is collected.
@@ -46,7 +48,7 @@ def load(folder):
 
 
 def near(got, expected):
-    np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
+    assert_close(got, expected, rtol=2e-4, atol=2e-4)
 
 
 def test_there_are_exports():
@@ -89,4 +91,4 @@ def test_calls_keep_their_structure_and_gradients(folder, batch):
     variables = [leaves[f"{name}:0"] for name in wanted]
     for got, expected in zip(tape.gradient(loss, variables), wanted.values()):
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(got / scale, expected / scale, rtol=2e-4, atol=2e-4)
+        assert_close(got / scale, expected / scale, rtol=2e-4, atol=2e-4)

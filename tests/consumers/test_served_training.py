@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.closeness import assert_close
+
 if "PAX_EXPORT_ARTIFACTS" not in os.environ:
     pytest.skip("set PAX_EXPORT_ARTIFACTS, see test_served.py", allow_module_level=True)
 
@@ -40,11 +42,11 @@ def test_training_goes_on_as_in_jax():
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         losses = np.load(folder / "steps.npz")["losses"]
-        np.testing.assert_allclose(found["losses"], losses, rtol=1e-3)
+        assert_close(found["losses"], losses, rtol=1e-3)
         assert np.mean(losses[-3:]) < 0.8 * losses[0]
         rest = found["losses"][len(losses) // 2 :]
-        np.testing.assert_allclose(found["after_checkpoint"], rest, rtol=1e-6)
-        np.testing.assert_allclose(found["after_saving"], rest, rtol=1e-6)
+        assert_close(found["after_checkpoint"], rest, rtol=1e-6)
+        assert_close(found["after_saving"], rest, rtol=1e-6)
 
 
 def test_text_is_read():
@@ -52,6 +54,6 @@ def test_text_is_read():
         calls = json.loads((folder / "calls.json").read_text())
         serve = tf.saved_model.load(str(folder / "model")).signatures["serving_default"]
         results = serve(text=tf.constant(calls["texts"]))
-        np.testing.assert_allclose(results["score"], calls["scores"], atol=1e-6)
+        assert_close(results["score"], calls["scores"], atol=1e-6)
         moods = [b"sad" if score < 0 else b"happy" for score in calls["scores"]]
         assert results["mood"].numpy().tolist() == moods

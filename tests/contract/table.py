@@ -20,6 +20,7 @@ import pytest
 import pax_export as pax
 from pax_export.experimental.graph import build_graph_module
 from pax_export.nets._resnet import ResNet
+from tests.closeness import assert_close
 
 NEVER, IN_TRAIN_MODE, ALWAYS = "never", "in train mode", "always"
 
@@ -293,10 +294,10 @@ def stack(*trees: Any) -> Any:
     return jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """Compares two trees of arrays; dtypes must be the same."""
     pax.assert_structure_equal(actual, expected)
     pairs = zip(jax.tree_util.tree_leaves(actual), jax.tree_util.tree_leaves(expected))
     for x, y in pairs:
         assert x.dtype == y.dtype
-        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+        assert_close(x, y, rtol=tolerance, atol=tolerance)

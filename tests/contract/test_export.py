@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from tests.contract.table import NEVER, ROWS, Row, assert_close
+from tests.contract.table import NEVER, ROWS, Row, assert_trees_close
 
 # In both modes; a layer without state does the same in both.
 MODES = [
@@ -24,4 +24,4 @@ def test_symbolic_sizes(row, training):
     run = jax.jit(lambda *inputs: row.run(module, *inputs)[1])
     exported = jax.export.export(run)(*row.symbolic_inputs())
     inputs = row.inputs(b=5, t=2, h=4, w=7) if training else row.inputs(b=1, t=4, h=5, w=4)
-    assert_close(exported.call(*inputs), run(*inputs))
+    assert_trees_close(exported.call(*inputs), run(*inputs))

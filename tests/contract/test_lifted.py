@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import pax_export as pax
 from pax_export import transforms
-from tests.contract.table import assert_close, at_index, each_row, stack
+from tests.contract.table import assert_trees_close, at_index, each_row, stack
 
 
 def changed(transformed):
@@ -17,7 +17,7 @@ def changed(transformed):
 def test_jit(row):
     module, inputs = row.build(), row.inputs()
     expected = row.run(module, *inputs)
-    assert_close(changed(transforms.jit(row.call))(module, *inputs), expected)
+    assert_trees_close(changed(transforms.jit(row.call))(module, *inputs), expected)
 
 
 @each_row
@@ -33,7 +33,7 @@ def test_remat_and_its_gradient(row):
         return jax.jit(jax.grad(of_parameters, has_aux=True))
 
     parameters = module.parameters()
-    assert_close(
+    assert_trees_close(
         loss(transforms.remat(row.call))(parameters, module), loss(row.call)(parameters, module)
     )
 
@@ -45,7 +45,7 @@ def test_vmap_over_modules_and_inputs(row):
         stack(*modules), *stack(*inputs)
     )
     for i, module in enumerate(modules):
-        assert_close(at_index(mapped, i), row.run(module, *inputs[i]))
+        assert_trees_close(at_index(mapped, i), row.run(module, *inputs[i]))
 
 
 @each_row
@@ -59,5 +59,5 @@ def test_scan(row):
     last, outputs = jax.jit(transforms.scan(step, length=3))(module, stack(*inputs))
     for i, each in enumerate(inputs):
         module, output = row.run(module, *each)
-        assert_close(at_index(outputs, i), output)
-    assert_close(last, module)
+        assert_trees_close(at_index(outputs, i), output)
+    assert_trees_close(last, module)

@@ -21,6 +21,7 @@ import pickle, sys
 import jax
 import numpy as np
 from tests.contract.table import ROWS
+from tests.closeness import assert_close
 
 rows = {row.name: row for row in ROWS}
 with open(sys.argv[1], "rb") as file:
@@ -31,7 +32,7 @@ for name, (module, output) in saved.items():
         row = rows[name]
         assert structure == jax.tree_util.tree_structure(row.build())
         _, again = row.run(module, *row.inputs())
-        np.testing.assert_allclose(again, output, rtol=1e-6, atol=1e-6, err_msg=name)
+        assert_close(again, output, rtol=1e-6, atol=1e-6, where=name)
 print(len(saved))
 """
 

@@ -5,12 +5,12 @@ import pickle
 import jax
 import jax.numpy as jnp
 import jmp
-import numpy as np
 import pytest
 
 import pax_export as pax
 from pax_export.core._traversal import modules_and_leaves
 from pax_export.precision import policy_of
+from tests.closeness import assert_close
 from tests.contract.table import each_row, leaves_equal
 
 FULL = jmp.get_policy("p=f32,c=f32,o=f32")
@@ -46,7 +46,7 @@ def test_half_precision_is_near_and_keeps_all_dtypes(row):
     assert kinds(updated) == kinds(half) == kinds(expected)
     assert output.dtype == full_output.dtype and output.shape == full_output.shape
     if jnp.issubdtype(output.dtype, jnp.floating):
-        np.testing.assert_allclose(output, full_output, rtol=0.02, atol=0.02)
+        assert_close(output, full_output, rtol=0.02, atol=0.02)
 
 
 @each_row

@@ -8,7 +8,7 @@ import pytest
 import pax_export as pax
 from tests.contract.table import (
     ROWS,
-    assert_close,
+    assert_trees_close,
     at_index,
     each,
     each_row,
@@ -32,7 +32,7 @@ def test_jit_traces_once_for_one_recipe(row):
     run(updated, *inputs)
     run(a.copy(), *inputs)
     assert len(traces) == 1
-    assert_close(run(a, *inputs), row.run(a, *inputs))
+    assert_trees_close(run(a, *inputs), row.run(a, *inputs))
     assert len(traces) == 1
     run.trace(a.eval(), *inputs)
     assert len(traces) == 2
@@ -49,7 +49,7 @@ def test_gradients(row):
 
     run = jax.jit(jax.grad(loss, has_aux=True))
     gradients, updated = run(module.parameters(), module, *inputs)
-    assert_close(updated, row.run(module, *inputs)[0])
+    assert_trees_close(updated, row.run(module, *inputs)[0])
     for gradient, parameter in zip(
         jax.tree_util.tree_leaves(gradients),
         jax.tree_util.tree_leaves(module.parameters()),
@@ -74,7 +74,7 @@ def test_vmap_over_modules_and_inputs(row):
     mapped = jax.jit(jax.vmap(run_all, axis_size=len(modules)))(stack(*modules))
     for i, module in enumerate(modules):
         for j, inputs in enumerate(examples):
-            assert_close(at_index(at_index(mapped, i), j), row.run(module, *inputs))
+            assert_trees_close(at_index(at_index(mapped, i), j), row.run(module, *inputs))
 
 
 @each_row
@@ -88,8 +88,8 @@ def test_scan(row):
     last, outputs = jax.lax.scan(step, module, stack(*steps), length=len(steps))
     for i, inputs in enumerate(steps):
         module, output = row.run(module, *inputs)
-        assert_close(at_index(outputs, i), output)
-    assert_close(last, module)
+        assert_trees_close(at_index(outputs, i), output)
+    assert_trees_close(last, module)
 
 
 @each([row for row in ROWS if row.random])
@@ -104,7 +104,7 @@ def test_typed_keys(row):
     expected = row.run(module, *row.inputs())[1]
     if jnp.issubdtype(output.dtype, jax.dtypes.prng_key):
         output = jax.random.key_data(output)
-    assert_close(output, expected)
+    assert_trees_close(output, expected)
 
 
 @each_stateful_row

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 import pax_export as pax
 from pax_export.checkpoint import Checkpoints
 from pax_export.export import load, spec, to_saved_model, to_stablehlo
+from tests.closeness import assert_close
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 RULES = {"*.weight": P("model", None)}
@@ -35,7 +36,7 @@ def on_mesh(model):
 
 
 def expect(path):
-    np.testing.assert_allclose(load(path)(X), make_model().eval()(X), rtol=1e-5, atol=1e-6)
+    assert_close(load(path)(X), make_model().eval()(X), rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_on_eight_devices(folder):
@@ -115,9 +116,7 @@ def test_a_bundle_keeps_how_the_weights_lie(folder):
     }
     assert shards == {(2, 8), (4, 2)}
     x = jax.device_put(X, NamedSharding(other, P()))
-    np.testing.assert_allclose(
-        bundle.placed(other)(x), make_model().eval()(X), rtol=1e-5, atol=1e-6
-    )
+    assert_close(bundle.placed(other)(x), make_model().eval()(X), rtol=1e-5, atol=1e-6)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import numpy as np
 import pax_export as pax
 from pax_export.experimental.graph import build_graph_module
 from pax_export.export import Report, load, spec
+from tests.closeness import assert_close
 
 
 def _flat(x):
@@ -93,7 +94,7 @@ class Target:
         loaded = load(path)
         for batch in (1, 3, 7):
             arrays = self.arrays(batch)
-            np.testing.assert_allclose(loaded(*arrays), net.eval()(*arrays), rtol=1e-4, atol=1e-5)
+            assert_close(loaded(*arrays), net.eval()(*arrays), rtol=1e-4, atol=1e-5)
 
 
 TARGETS = [

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 EIGHT = {
     **os.environ,
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    "JAX_NUM_CPU_DEVICES": "8",
     "JAX_PLATFORMS": "cpu",
 }
 

@@ -14,6 +14,7 @@ import pytest
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import load, spec
 from pax_export.export.formats.saved_model import direct_call
+from tests.closeness import assert_close
 from tests.export.models import Counter, affine, affine_params, random
 
 
@@ -43,7 +44,7 @@ def test_the_second_call_of_a_kind_is_direct(export, direct, make):
         x = random(batch, 3)
         found = loaded(make(x))
         assert type(found) is type(loaded(make(x)))
-        np.testing.assert_allclose(np.asarray(found), affine(affine_params(), x), 1e-5)
+        assert_close(np.asarray(found), affine(affine_params(), x), rtol=1e-5)
         assert len(direct) == [1, 3, 4, 6, 8][count]
 
 
@@ -54,7 +55,7 @@ def test_names_stay_with_their_arrays(export, direct):
     z, a = random(2), random(2)
     for _ in range(2):
         found = loaded(z, a=a)
-        np.testing.assert_allclose(found["y"], z - 2 * a, 1e-6)
+        assert_close(found["y"], z - 2 * a, rtol=1e-6)
         np.testing.assert_array_equal(found["b"], (a, z))
     assert len(direct) == 1
 
@@ -89,8 +90,8 @@ def test_gradients_are_recorded(export, direct):
         total = tf.reduce_sum(loaded(x))
     of_w, of_x = tape.gradient(total, [loaded.variables["w"], x])
     expected = jax.grad(lambda p, x: affine(p, x).sum(), (0, 1))(affine_params(), x.numpy())
-    np.testing.assert_allclose(of_w, expected[0]["w"], 1e-5)
-    np.testing.assert_allclose(of_x, expected[1], 1e-5)
+    assert_close(of_w, expected[0]["w"], rtol=1e-5)
+    assert_close(of_x, expected[1], rtol=1e-5)
     with tf.GradientTape() as tape:
         found = loaded(x.numpy())  # no tensor, but variables
     assert type(found) is np.ndarray
@@ -119,7 +120,7 @@ def test_new_values_of_variables_are_seen(export, direct):
     before = loaded(x)
     for variable in loaded.variables.values():
         variable.assign(2 * variable)
-    np.testing.assert_allclose(loaded(x), 2 * before, 1e-5)
+    assert_close(loaded(x), 2 * before, rtol=1e-5)
     assert len(direct) == 1
 
 
@@ -185,7 +186,7 @@ def test_threads_call_at_the_same_time(export, direct):
         thread.join()
     assert len(direct) == 50 * len(inputs)
     for given, result in zip(inputs, found):
-        np.testing.assert_allclose(result, affine(affine_params(), given), 1e-5, 1e-6)
+        assert_close(result, affine(affine_params(), given), rtol=1e-5, atol=1e-6)
 
 
 def test_where_there_is_something_to_place_tensorflow_does_it(
@@ -197,12 +198,12 @@ def test_where_there_is_something_to_place_tensorflow_does_it(
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         loaded = load(tmp_path / "model")
     expected = loaded(x)
-    np.testing.assert_allclose(loaded(x), expected)
+    assert_close(loaded(x), expected)
     devices = tf.config.list_logical_devices()
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: devices * 2)
     loaded = load(tmp_path / "model")
     for _ in range(2):
-        np.testing.assert_allclose(loaded(x), expected)
+        assert_close(loaded(x), expected)
     assert not direct
 
 

@@ -17,6 +17,7 @@ from pax_export._errors import (
 from pax_export.export import spec, to_saved_model
 from pax_export.export.tracing.exportable import exportable
 from pax_export.export.tracing.trainable import marked
+from tests.closeness import assert_close
 from tests.export.models import affine_params, random
 
 tf = pytest.importorskip("tensorflow")
@@ -44,9 +45,7 @@ def test_gradients_of_inputs_need_no_trainable_variables(export):
     with tf.GradientTape() as tape:
         tape.watch(x)
         value = tf.reduce_sum(loaded(x)["logits"] ** 2)
-    np.testing.assert_allclose(
-        tape.gradient(value, x), jax.grad(loss, 1)(params(), random(5, 3)), atol=1e-5
-    )
+    assert_close(tape.gradient(value, x), jax.grad(loss, 1)(params(), random(5, 3)), atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"trainable": True}, {"trainable": True, "vjp_order": 2}])
@@ -70,7 +69,7 @@ def test_second_order_beside_an_integer_output(export, options):
 
     by_params, by_x = jax.grad(squared, (0, 1))(params(), random(5, 3))
     for name, expected in {**by_params, "x": by_x}.items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-3, atol=1e-4)
+        assert_close(found[name], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_second_order_of_inputs_with_a_closed_over_array(export):
@@ -88,7 +87,7 @@ def test_second_order_of_inputs_with_a_closed_over_array(export):
         penalty = tf.reduce_sum(inner.gradient(value, x) ** 2)
     gradient = jax.grad(lambda x: jnp.sin(x @ table).sum())
     expected = jax.grad(lambda x: (gradient(x) ** 2).sum())(0.1 * random(2, 300))
-    np.testing.assert_allclose(outer.gradient(penalty, x), expected, rtol=1e-3, atol=1e-3)
+    assert_close(outer.gradient(penalty, x), expected, rtol=1e-3, atol=1e-3)
 
 
 def until(params, x):
@@ -235,6 +234,4 @@ def test_gradients_of_complex_numbers_are_those_of_tensorflow(export):
         ours = tf.reduce_sum(loaded(z))
         theirs = tf.reduce_sum(tf.abs(z * w + z**2) ** 2)
     for mine, other in ((z, z), (loaded.variables["w"], w)):
-        np.testing.assert_allclose(
-            tape.gradient(ours, mine), tape.gradient(theirs, other), rtol=1e-4
-        )
+        assert_close(tape.gradient(ours, mine), tape.gradient(theirs, other), rtol=1e-4)

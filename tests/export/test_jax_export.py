@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import namedtuple
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,10 @@ from jax import export as jax_export
 
 from pax_export import _errors
 from pax_export.export import load, spec, to_stablehlo
+from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random
 
+ROOT = Path(__file__).parents[2]
 KEY = "serving_default"
 
 
@@ -97,10 +100,10 @@ def test_an_exported_becomes_a_bundle(save):
     )
     bundle = save(exported, validate=True, vjp_order=2)
     found = bundle(random(5), scale=jnp.float32(2))
-    np.testing.assert_allclose(found["y"][0], 2 * np.sin(random(5)), rtol=1e-5)
+    assert_close(found["y"][0], 2 * np.sin(random(5)), rtol=1e-5)
     assert bundle.report.model == "<lambda>"
     second = jax.grad(jax.grad(lambda x: bundle(x[None], scale=jnp.float32(1))["y"][0][0]))
-    np.testing.assert_allclose(second(0.5), -np.sin(0.5), rtol=1e-5)
+    assert_close(second(0.5), -np.sin(0.5), rtol=1e-5)
     assert str(bundle.exported[KEY].in_avals) == str(exported.in_avals)
 
 
@@ -109,7 +112,7 @@ def test_several_exporteds_become_signatures(save):
     both = {name: jax_export.export(jax.jit(f))(struct) for name, f in
             {"sine": jnp.sin, "cosine": jnp.cos}.items()}  # fmt: skip
     bundle = save(both)
-    np.testing.assert_allclose(bundle.signatures["cosine"](random(2)), np.cos(random(2)), rtol=1e-6)
+    assert_close(bundle.signatures["cosine"](random(2)), np.cos(random(2)), rtol=1e-6)
     with pytest.raises(_errors.InvalidArgumentError, match="several signatures"):
         bundle(random(2))
 
@@ -131,7 +134,7 @@ def test_gradients_are_there_up_to_the_order(save, order):
     for place in range(order):
         gradient = jax.grad(gradient)
         expected = [np.cos, lambda x: -np.sin(x), lambda x: -np.cos(x)][place]
-        np.testing.assert_allclose(gradient(0.5), expected(0.5), rtol=1e-5)
+        assert_close(gradient(0.5), expected(0.5), rtol=1e-5)
         assert exported.has_vjp()
         exported = exported.vjp()
     assert not exported.has_vjp()
@@ -191,9 +194,9 @@ def test_linear_algebra_calls_what_jax_promises(save):
 
     matrix = random(3, 3) + 3 * np.eye(3, dtype=np.float32)
     bundle = save(({"a": matrix}, solve), spec("3"), platforms="cpu", vjp_order=1)
-    np.testing.assert_allclose(bundle(random(3)), np.linalg.solve(matrix, random(3)), rtol=1e-4)
+    assert_close(bundle(random(3)), np.linalg.solve(matrix, random(3)), rtol=1e-4)
     found = jax.grad(lambda x: bundle(x).sum())(random(3))
-    np.testing.assert_allclose(found, np.linalg.inv(matrix).sum(0), rtol=1e-4)
+    assert_close(found, np.linalg.inv(matrix).sum(0), rtol=1e-4)
 
 
 def test_callbacks_cannot_be_serialised(tmp_path):
@@ -246,8 +249,8 @@ def test_typed_keys_as_weights_and_as_arguments(save):
     params = {"key": jax.random.key(3)}
     key = jax.random.key(4)
     bundle = save((params, draw), jax.ShapeDtypeStruct((), key.dtype), validate=True)
-    np.testing.assert_allclose(bundle(key), draw(params, key), rtol=1e-6)
-    np.testing.assert_allclose(bundle(jax.random.key_data(key)), draw(params, key), rtol=1e-6)
+    assert_close(bundle(key), draw(params, key), rtol=1e-6)
+    assert_close(bundle(jax.random.key_data(key)), draw(params, key), rtol=1e-6)
 
 
 # Several devices: in a process that has eight.
@@ -256,6 +259,7 @@ _SHARDED = """
 import sys, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from pax_export.export import load, to_stablehlo
+from tests.closeness import assert_close
 
 mesh = Mesh(np.array(jax.devices()), ("batch",))
 by_row, everywhere = NamedSharding(mesh, P("batch")), NamedSharding(mesh, P())
@@ -275,7 +279,7 @@ values = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
 placed = bundle.placed(other)
 given = jax.device_put(values, shardings[-1])
 found = placed(given)
-np.testing.assert_allclose(found, np.tanh(values @ np.ones((4, 2))), rtol=1e-5)
+assert_close(found, np.tanh(values @ np.ones((4, 2))), rtol=1e-5)
 assert len(found.sharding.device_set) == 8
 gradient = jax.grad(lambda x: placed(x).sum())(given)
 assert gradient.shape == (16, 4)
@@ -295,9 +299,10 @@ def test_shardings_over_eight_devices(tmp_path):
         [sys.executable, "-c", _SHARDED, str(tmp_path / "bundle")],
         capture_output=True,
         text=True,
+        cwd=ROOT,
         env={
             **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "JAX_NUM_CPU_DEVICES": "8",
             "JAX_PLATFORMS": "cpu",
         },
     )

@@ -17,6 +17,7 @@ from pax_export._errors import (
 )
 from pax_export.export import Report, load, spec
 from pax_export.export.artifact.report import write_report
+from tests.closeness import assert_close
 from tests.export.models import Net, affine, affine_params, random
 
 
@@ -37,8 +38,8 @@ def test_a_loaded_model_can_stand_in_a_tensorflow_function(export):
 
     loaded, _ = export((affine_params(), affine), spec("n, 3"))
     function = tf.function(lambda x: 2 * loaded(x), jit_compile=True)
-    np.testing.assert_allclose(
-        function(tf.constant(random(2, 3))), 2 * affine(affine_params(), random(2, 3)), 1e-5
+    assert_close(
+        function(tf.constant(random(2, 3))), 2 * affine(affine_params(), random(2, 3)), rtol=1e-5
     )
 
 

@@ -16,6 +16,7 @@ from pax_export._jaxpr import inner_programs, jaxpr_primitives
 from pax_export.export.lowering.lower import lower
 from pax_export.export.tracing.outline import LEAST_SAVED, outline
 from pax_export.export.tracing.traced import trace, vjp
+from tests.closeness import assert_close
 
 (BATCH,) = jax.export.symbolic_shape("batch")
 WIDTH = 4
@@ -73,9 +74,9 @@ def check(function, count, expected_calls):
         return lambda values: sum((function(values)[i] ** 2).sum() for i in floating)
 
     for got, want in zip(run(given), jax.jit(function)(given), strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
+        assert_close(got, want, rtol=2e-6, atol=2e-6)
     for got, want in zip(jax.grad(total(run))(given), jax.grad(total(function))(given)):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
 def test_layers_become_calls_of_one_function():
@@ -229,7 +230,7 @@ def test_arrays_that_layers_close_over_stay_apart():
     assert {id(each) for each in traced.constants} == {id(each) for each in held}
     want = jax.jit(function)(operands(6))[0]
     got = traced.with_constants([*operands(6), *traced.constants])[0]
-    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert_close(got, want, rtol=1e-6)
 
 
 def test_loops_branches_and_remat_in_layers():
@@ -270,7 +271,7 @@ def test_any_order_of_layers_gives_what_it_gave(order):
     given = operands(len(order))
     program = trace(function, structs(len(order)))
     want = function(given)[0]
-    np.testing.assert_allclose(program.lowerable(given)[0], want, rtol=1e-5, atol=1e-5)
+    assert_close(program.lowerable(given)[0], want, rtol=1e-5, atol=1e-5)
 
 
 def operations(program, seen):
@@ -304,7 +305,7 @@ def test_a_transformer_is_one_layer_and_calls():
     traced = trace(lambda values: [tree.unflatten(values[:-1])(values[-1])], like)
     assert calls(traced) == 5
     assert {"dot_general", "rsqrt"} <= jaxpr_primitives(traced.program)
-    np.testing.assert_allclose(traced.lowerable(given)[0], jax.jit(net)(given[-1]), rtol=1e-5)
+    assert_close(traced.lowerable(given)[0], jax.jit(net)(given[-1]), rtol=1e-5)
 
 
 def test_nothing_repeats():

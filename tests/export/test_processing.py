@@ -10,6 +10,7 @@ import pytest
 import pax_export as pax
 from pax_export._errors import InvalidArgumentError, UnsupportedDtypeError, ValidationError
 from pax_export.export import load, spec, to_saved_model
+from tests.closeness import assert_close
 from tests.export.models import Counter, Net, affine, affine_params, random
 
 tf = pytest.importorskip("tensorflow")
@@ -61,7 +62,7 @@ def test_text_goes_in_and_comes_out(export, validate):
     expected = of_words("the fox", "quick quick")
     for given in (["the fox", "quick quick"], tf.constant(["the fox", "quick quick"])):
         result = loaded(given)
-        np.testing.assert_allclose(result["logits"], expected, atol=1e-6)
+        assert_close(result["logits"], expected, atol=1e-6)
         names = [[b"no", b"yes"][i] for i in expected.argmax(-1)]
         assert np.asarray(result["label"]).tolist() == names
     with tf.GradientTape() as tape:
@@ -91,7 +92,7 @@ def test_a_vocabulary_file_is_an_asset_and_a_variable_is_kept(tmp_path):
             preprocess=Tokenize(str(file)), validate=name == "a",
         )  # fmt: skip
     file.unlink()
-    np.testing.assert_allclose(load(tmp_path / "a")(["the fox"]), of_words("the fox"), atol=1e-6)
+    assert_close(load(tmp_path / "a")(["the fox"]), of_words("the fox"), atol=1e-6)
     graphs = [(tmp_path / name / "saved_model.pb").read_bytes() for name in "ab"]
     assert graphs[0] == graphs[1]
     assert str(tmp_path).encode() not in graphs[0]
@@ -114,8 +115,8 @@ def test_two_models_of_one_process_keep_their_vocabularies_apart(tmp_path):
     export("one", "the 1\n")
     export("two", "the 2\n")
     one, two = load(tmp_path / "one"), load(tmp_path / "two")
-    np.testing.assert_allclose(one(["the"]), TABLE[[1]])
-    np.testing.assert_allclose(two(["the"]), TABLE[[2]])
+    assert_close(one(["the"]), TABLE[[1]])
+    assert_close(two(["the"]), TABLE[[2]])
 
 
 def test_keras_layers_are_processors(export):
@@ -130,7 +131,7 @@ def test_keras_layers_are_processors(export):
     )  # fmt: skip
     tokens = to_tokens(tf.constant(["a fox", "the"])).numpy()
     expected = jax.nn.softmax(TABLE[tokens].sum(axis=1))
-    np.testing.assert_allclose(loaded(["a fox", "the"]), expected, atol=1e-6)
+    assert_close(loaded(["a fox", "the"]), expected, atol=1e-6)
 
 
 def test_a_layer_that_is_not_built_yet_is_saved_with_its_weights(export):
@@ -139,7 +140,7 @@ def test_a_layer_that_is_not_built_yet_is_saved_with_its_weights(export):
         Net(), spec("batch, 3"), preprocess=dense, preprocess_inputs=spec("batch, 5"), validate=True
     )
     x = random(2, 5)
-    np.testing.assert_allclose(loaded(x), Net()(dense(x).numpy()), atol=1e-5)
+    assert_close(loaded(x), Net()(dense(x).numpy()), atol=1e-5)
     assert [variable.name for variable in report.variables] == ["layer.weight", "layer.bias"]
 
 
@@ -160,10 +161,10 @@ def test_each_method_has_processors_of_its_own(export):
         validate=True,
     )  # fmt: skip
     x = random(2, 3)
-    np.testing.assert_allclose(loaded(x), -net(x), atol=1e-6)
-    np.testing.assert_allclose(loaded.signatures["raw"](x), net(x), atol=1e-6)
+    assert_close(loaded(x), -net(x), atol=1e-6)
+    assert_close(loaded.signatures["raw"](x), net(x), atol=1e-6)
     encoded = loaded.signatures["encode"]([["1", "2", "3"]], 2.0)
-    np.testing.assert_allclose(encoded["total"], [6.0])
+    assert_close(encoded["total"], [6.0])
     assert [entry.name for entry in report.signatures["encode"].inputs] == ["text", "factor"]
     assert report.signatures["raw"].preprocess is None
 

@@ -6,7 +6,6 @@ import shutil
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -20,6 +19,7 @@ from pax_export.export import retarget
 from pax_export.export.artifact import saved_model_file
 from pax_export.export.formats.saved_model import run as saved_model
 from pax_export.export.retargeting import mend
+from tests.closeness import assert_close
 from tests.consumers.foreign import PARAMS, model, save
 from tests.export.models import random
 
@@ -53,7 +53,7 @@ def test_it_does_what_jax_does(mended):
     for batch in (1, 4):
         x = random(batch, 5)
         for name, value in model(PARAMS, x).items():
-            np.testing.assert_allclose(serve(x=tf.constant(x))[name], value, rtol=1e-5, atol=1e-6)
+            assert_close(serve(x=tf.constant(x))[name], value, rtol=1e-5, atol=1e-6)
     assert (report.modules, report.oldest_tensorflow) == (2, "2.15")
     assert report.stablehlo[1] == "0.9.0" and report.calling_convention == (10, 8)
     assert report.changes["composites"] and report.changes["batched indexing"]
@@ -73,7 +73,7 @@ def test_gradients_are_those_of_jax(mended):
     by_shape = {value.shape: value for value in jax.grad(total)(PARAMS).values()}
     assert len(found) == len(by_shape)
     for value in found:
-        np.testing.assert_allclose(value, by_shape[tuple(value.shape)], rtol=1e-4, atol=1e-5)
+        assert_close(value, by_shape[tuple(value.shape)], rtol=1e-4, atol=1e-5)
 
 
 def test_variables_and_signatures_are_untouched(old, mended):

@@ -9,6 +9,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.export import load, spec, to_saved_model, to_stablehlo
+from tests.closeness import assert_close
 from tests.export.models import Counter, Net, UnreadCounter, affine, affine_params, random
 
 
@@ -17,14 +18,14 @@ def test_a_module_serves_any_batch(export, batch):
     net = Net()
     loaded, report = export(net, spec("batch, 3"))
     x = random(batch, 3)
-    np.testing.assert_allclose(loaded(x), net(x), atol=1e-6)
+    assert_close(loaded(x), net(x), atol=1e-6)
     assert report.oldest_tensorflow == "2.15"
 
 
 def test_a_function_of_any_pytree(export):
     params = affine_params()
     loaded, report = export((params, affine), spec("batch, 3"))
-    np.testing.assert_allclose(loaded(random(2, 3)), affine(params, random(2, 3)), atol=1e-6)
+    assert_close(loaded(random(2, 3)), affine(params, random(2, 3)), atol=1e-6)
     assert report.model == "affine"
 
 
@@ -58,7 +59,7 @@ def test_tied_weights_are_one_variable(export):
         trainable=True,
     )  # fmt: skip
     assert [variable.leaves for variable in report.variables] == [("['embed']", "['head']")]
-    np.testing.assert_allclose(loaded(np.array([1, 4])), table[np.array([1, 4])] @ table.T, 1e-5)
+    assert_close(loaded(np.array([1, 4])), table[np.array([1, 4])] @ table.T, rtol=1e-5)
 
 
 def test_closed_over_arrays_are_one_variable_for_all_methods_and_gradients(export):
@@ -73,9 +74,7 @@ def test_closed_over_arrays_are_one_variable_for_all_methods_and_gradients(expor
         ("constants.0", (), False),
     ]
     assert report.graph_bytes < 10 * table.nbytes
-    np.testing.assert_allclose(
-        loaded.signatures["one"](random(2, 300)), random(2, 300) @ table, 1e-4
-    )
+    assert_close(loaded.signatures["one"](random(2, 300)), random(2, 300) @ table, rtol=1e-4)
 
 
 def test_a_closed_over_parameter_is_the_parameter(export):
@@ -118,10 +117,10 @@ def test_several_methods_share_the_variables(export):
     )  # fmt: skip
     assert len(report.variables) == 2
     x = random(2, 3)
-    np.testing.assert_allclose(loaded(x), net(x), atol=1e-6)
+    assert_close(loaded(x), net(x), atol=1e-6)
     encoded = loaded.signatures["encode"](x, scale=np.float32(2))
-    np.testing.assert_allclose(encoded["code"], 2 * net.layer(x), atol=1e-6)
-    np.testing.assert_allclose(encoded["total"], x.sum(axis=1), atol=1e-6)
+    assert_close(encoded["code"], 2 * net.layer(x), atol=1e-6)
+    assert_close(encoded["total"], x.sum(axis=1), atol=1e-6)
 
 
 def test_state_is_updated_by_every_call(export):
@@ -143,7 +142,7 @@ def test_a_module_is_exported_in_eval_mode(export):
     net = pax.Sequential(pax.BatchNorm1D(3), pax.Dropout(0.9)).train()
     x = random(4, 2, 3)
     loaded, _ = export(net, spec("n, 2, 3"))
-    np.testing.assert_allclose(loaded(x), net.eval()(x), atol=1e-6)
+    assert_close(loaded(x), net.eval()(x), atol=1e-6)
 
 
 def test_first_gradients_beside_an_integer_output(export):
@@ -166,9 +165,9 @@ def test_first_gradients_beside_an_integer_output(export):
     expected = jax.grad(lambda p, x: (model(params | p, x)["logits"] ** 2).sum(), argnums=(0, 1))(
         affine_params(), random(5, 3)
     )
-    np.testing.assert_allclose(by_x, expected[1], atol=1e-5)
+    assert_close(by_x, expected[1], atol=1e-5)
     for name in weights:
-        np.testing.assert_allclose(by_weights[name], expected[0][name], atol=1e-5)
+        assert_close(by_weights[name], expected[0][name], atol=1e-5)
 
 
 def test_dtypes_are_kept(export):
@@ -256,7 +255,7 @@ def test_linear_algebra_runs_on_every_platform_that_was_asked_for(export):
 
     loaded, report = export(({}, model), spec("n, 3, 3"), validate=True)
     assert report.platforms == ("cpu", "cuda", "rocm", "tpu")
-    np.testing.assert_allclose(loaded(random(2, 3, 3)), model({}, random(2, 3, 3)), atol=1e-5)
+    assert_close(loaded(random(2, 3, 3)), model({}, random(2, 3, 3)), atol=1e-5)
 
 
 def test_two_dimensions_and_a_constraint(export):
@@ -277,7 +276,7 @@ def test_two_dimensions_and_a_constraint(export):
 def test_a_platform_of_its_own(export):
     loaded, report = export(({}, lambda p, x: jnp.sin(x)), spec("n"), platforms="cpu")
     assert report.platforms == ("cpu",)
-    np.testing.assert_allclose(loaded(random(3)), np.sin(random(3)), atol=1e-6)
+    assert_close(loaded(random(3)), np.sin(random(3)), atol=1e-6)
 
 
 def test_names_that_differ_in_capitals_only(export):

@@ -15,6 +15,7 @@ from pax_export.export.formats.tf_functions import (
 from pax_export.export.lowering import lowered_model
 from pax_export.export.tracing.exportable import exportable
 from pax_export.export.tracing.programs import trace_all
+from tests.closeness import assert_close
 from tests.export.models import Counter, affine, affine_params, random
 
 
@@ -35,7 +36,7 @@ def test_a_function_takes_the_inputs_of_its_signature(tf):
     (given,) = function.get_concrete_function().structured_input_signature[0]
     assert (given.name, given.shape.as_list(), given.dtype) == ("x", [None, 3], tf.float32)
     x = random(4, 3)
-    np.testing.assert_allclose(function(x)["output"], affine(affine_params(), x), atol=1e-6)
+    assert_close(function(x)["output"], affine(affine_params(), x), atol=1e-6)
 
 
 def test_a_signature_can_be_a_part_of_another_function_and_keeps_its_gradient(tf):
@@ -53,7 +54,7 @@ def test_a_signature_can_be_a_part_of_another_function_and_keeps_its_gradient(tf
     expected = jax.grad(lambda params: (affine(params, 2 * x) ** 2).sum())(affine_params())
     assert float(value) > 0
     for name, gradient in tape.gradient(value, named).items():
-        np.testing.assert_allclose(gradient, expected[name], rtol=1e-4)
+        assert_close(gradient, expected[name], rtol=1e-4)
 
 
 def test_new_state_is_assigned(tf):

@@ -16,6 +16,7 @@ import pax_export as pax
 from pax_export import _errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec, to_onnx
+from tests.closeness import assert_close
 from tests.docs.pages import ROOT
 from tests.export.models import Counter, Net, affine, affine_params, random
 from tests.export.targets import TARGETS
@@ -45,7 +46,7 @@ def path(tmp_path_factory, net):
 def test_onnxruntime_alone_runs_it(path, net):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (found,) = session.run(["output"], {"x": random(4, 3)})
-    np.testing.assert_allclose(found, net(random(4, 3)), rtol=1e-5)
+    assert_close(found, net(random(4, 3)), rtol=1e-5)
     assert session.get_inputs()[0].shape == ["batch", 3]
 
 
@@ -69,8 +70,8 @@ def test_nested_arguments_come_back(tmp_path, net):
     )
     loaded = load(tmp_path / "net.onnx")
     found, expected = loaded(random(2, 3), scale=2.0), net.encode(random(2, 3), scale=2.0)
-    np.testing.assert_allclose(found["code"], expected["code"], rtol=1e-5)
-    np.testing.assert_allclose(found["total"], expected["total"], rtol=1e-5)
+    assert_close(found["code"], expected["code"], rtol=1e-5)
+    assert_close(found["total"], expected["total"], rtol=1e-5)
     (opset,) = {each.version for each in onnx.load(tmp_path / "net.onnx").opset_import}
     assert (opset, loaded.report.details["opset"]) == (19, 19)
 
@@ -90,7 +91,7 @@ def test_windows_over_any_axes(tmp_path, pool, padding):
     model = ({}, lambda _, x: pool(x, (3, 2, 1), (2, 1, 1), padding))
     to_onnx(model, tmp_path / "m.onnx", spec("batch, 7, 5, 2"))
     x = random(2, 7, 5, 2)
-    np.testing.assert_allclose(load(tmp_path / "m.onnx")(x), model[1]({}, x), rtol=1e-5)
+    assert_close(load(tmp_path / "m.onnx")(x), model[1]({}, x), rtol=1e-5)
 
 
 def test_jax_arrays_in_jax_arrays_out(path):

@@ -15,6 +15,7 @@ import safetensors.numpy
 from pax_export import _errors
 from pax_export._files import checksums
 from pax_export.export import Report, load, renew, spec, to_stablehlo
+from tests.closeness import assert_close, is_close
 from tests.export.models import Counter, Net, affine, affine_params, random
 
 CPU = ("cpu",)
@@ -41,7 +42,7 @@ def bundle(path):
 def test_the_loaded_bundle_computes_what_the_model_does(bundle, net):
     for batch in (1, 4):
         x = random(batch, 3)
-        np.testing.assert_allclose(bundle(x), net(x), rtol=1e-6)
+        assert_close(bundle(x), net(x), rtol=1e-6)
     assert isinstance(bundle(random(1, 3)), jax.Array)
     assert bundle.report.largest_error["serving_default: output"] < 1e-6
 
@@ -55,7 +56,7 @@ def test_it_works_under_jit_and_traces_once(bundle, net):
         return bundle(x)
 
     for _ in range(2):
-        np.testing.assert_allclose(call(random(2, 3)), net(random(2, 3)), rtol=1e-6)
+        assert_close(call(random(2, 3)), net(random(2, 3)), rtol=1e-6)
     assert len(traces) == 1
 
 
@@ -75,10 +76,8 @@ def test_gradients_of_inputs_and_weights(bundle, net):
 
     expected = jax.grad(lambda layer, x: (jnp.tanh(layer(x)) ** 2).sum(), (0, 1))(net.layer, x)
     model, found = jax.grad(loss, (0, 1))(bundle, x)
-    np.testing.assert_allclose(found, expected[1], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        model.weights["layer.weight"], expected[0].weight, rtol=1e-5, atol=1e-6
-    )
+    assert_close(found, expected[1], rtol=1e-5, atol=1e-6)
+    assert_close(model.weights["layer.weight"], expected[0].weight, rtol=1e-5, atol=1e-6)
 
 
 def test_second_order_gradients(bundle, net):
@@ -87,25 +86,25 @@ def test_second_order_gradients(bundle, net):
     def hessian(model):
         return jax.jacrev(jax.grad(lambda x: (model(x) ** 2).sum()))(x)
 
-    np.testing.assert_allclose(hessian(bundle), hessian(net), rtol=1e-4, atol=1e-6)
+    assert_close(hessian(bundle), hessian(net), rtol=1e-4, atol=1e-6)
 
 
 def test_vmap_of_calls_gradients_and_weights(bundle, net):
     xs = random(4, 2, 3)
-    np.testing.assert_allclose(jax.vmap(bundle)(xs), jax.vmap(net)(xs), rtol=1e-6)
+    assert_close(jax.vmap(bundle)(xs), jax.vmap(net)(xs), rtol=1e-6)
     both = jax.vmap(jax.vmap(lambda x: bundle(x[None])[0]))(xs)
-    np.testing.assert_allclose(both, jax.vmap(net)(xs), rtol=1e-6)
+    assert_close(both, jax.vmap(net)(xs), rtol=1e-6)
 
     def gradient(model):
         return jax.vmap(jax.grad(lambda x: (model(x) ** 2).sum()))(xs)
 
-    np.testing.assert_allclose(gradient(bundle), gradient(net), rtol=1e-5, atol=1e-6)
+    assert_close(gradient(bundle), gradient(net), rtol=1e-5, atol=1e-6)
     of_batch = jax.grad(lambda xs: (jax.vmap(bundle)(xs) ** 2).sum())(xs)
-    np.testing.assert_allclose(of_batch, gradient(net), rtol=1e-5, atol=1e-6)
+    assert_close(of_batch, gradient(net), rtol=1e-5, atol=1e-6)
     several = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), bundle)
     ensemble = jax.vmap(lambda model: model(xs[0]))(several)
-    np.testing.assert_allclose(ensemble[0], net(xs[0]), rtol=1e-6)
-    assert not np.allclose(ensemble[0], ensemble[1])
+    assert_close(ensemble[0], net(xs[0]), rtol=1e-6)
+    assert not is_close(ensemble[0], ensemble[1])
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
@@ -130,8 +129,8 @@ def test_weights_can_be_read_and_replaced(bundle, path, net):
     stored = safetensors.numpy.load_file(path / "weights.safetensors")
     np.testing.assert_array_equal(stored["layer.weight"], net.layer.weight)
     zero = bundle.replace_weights({"layer.weight": jnp.zeros((3, 4)), "layer.bias": jnp.ones(4)})
-    np.testing.assert_allclose(zero(random(2, 3)), np.tanh(np.ones((2, 4))), rtol=1e-6)
-    np.testing.assert_allclose(bundle(random(2, 3)), net(random(2, 3)), rtol=1e-6)
+    assert_close(zero(random(2, 3)), np.tanh(np.ones((2, 4))), rtol=1e-6)
+    assert_close(bundle(random(2, 3)), net(random(2, 3)), rtol=1e-6)
     with pytest.raises(_errors.InvalidArgumentError, match="no such weight"):
         bundle.replace_weights({"weight": jnp.zeros((3, 4))})
     with pytest.raises(_errors.InvalidArgumentError, match=r"write: float32\[3, 4\]"):
@@ -142,7 +141,7 @@ def test_it_is_a_pytree_and_can_be_pickled(bundle):
     assert [leaf.shape for leaf in jax.tree.leaves(bundle)] == [(3, 4), (4,)]
     again = pickle.loads(pickle.dumps(bundle))
     assert jax.tree.structure(again) == jax.tree.structure(bundle)
-    np.testing.assert_allclose(again(random(2, 3)), bundle(random(2, 3)), rtol=1e-6)
+    assert_close(again(random(2, 3)), bundle(random(2, 3)), rtol=1e-6)
 
 
 def test_several_methods_nested_outputs_and_keywords(tmp_path, net):
@@ -159,8 +158,8 @@ def test_several_methods_nested_outputs_and_keywords(tmp_path, net):
     found = bundle.signatures["encode"](x, scale=2.0)
     expected = net.encode(x, scale=2.0)
     assert sorted(found) == ["code", "total"]
-    np.testing.assert_allclose(found["code"], expected["code"], rtol=1e-6)
-    np.testing.assert_allclose(found["total"], expected["total"], rtol=1e-6)
+    assert_close(found["code"], expected["code"], rtol=1e-6)
+    assert_close(found["total"], expected["total"], rtol=1e-6)
     assert sorted(bundle.exported) == ["encode", "serving_default"]
 
 
@@ -180,7 +179,7 @@ def test_weights_as_constants(tmp_path, net):
     bundle = load(tmp_path / "net")
     assert not bundle.weights
     assert not (tmp_path / "net" / "weights.safetensors").exists()
-    np.testing.assert_allclose(bundle(random(2, 3)), net(random(2, 3)), rtol=1e-6)
+    assert_close(bundle(random(2, 3)), net(random(2, 3)), rtol=1e-6)
 
 
 def test_state_is_handed_on_and_never_lost(tmp_path):
@@ -206,7 +205,7 @@ def test_integer_outputs_beside_gradients(tmp_path):
     bundle = load(tmp_path / "m")
     found = jax.grad(lambda x: bundle(x)["logits"].sum())(random(2, 3))
     expected = np.broadcast_to(affine_params()["w"].sum(1), (2, 3))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert bundle(random(2, 3))["class"].dtype == jnp.int32
 
 
@@ -235,7 +234,7 @@ def test_jax_alone_reads_its_part(path, net):
     exported = jax.export.deserialize(data)
     weights = safetensors.numpy.load_file(path / "weights.safetensors")
     found = exported.call(weights, {"x": random(2, 3)})
-    np.testing.assert_allclose(found["output"]["output"], net(random(2, 3)), rtol=1e-6)
+    assert_close(found["output"]["output"], net(random(2, 3)), rtol=1e-6)
 
 
 def test_no_path_of_this_machine_is_in_it(path):
@@ -288,15 +287,13 @@ def test_bytes_that_this_jax_cannot_read_are_made_again(damaged, net):
     checksums.write(damaged)
     bundle = load(damaged)
     x = random(2, 3)
-    np.testing.assert_allclose(bundle(x), net(x), rtol=1e-6)
+    assert_close(bundle(x), net(x), rtol=1e-6)
     second = jax.jacrev(jax.grad(lambda x: bundle(x).sum()))(x)
-    np.testing.assert_allclose(
-        second, jax.jacrev(jax.grad(lambda x: net(x).sum()))(x), rtol=1e-4, atol=1e-6
-    )
+    assert_close(second, jax.jacrev(jax.grad(lambda x: net(x).sum()))(x), rtol=1e-4, atol=1e-6)
     renew(damaged)
     data = bytearray((damaged / "serving_default.jax_export").read_bytes())
     assert jax.export.deserialize(data).has_vjp()
-    np.testing.assert_allclose(load(damaged)(x), net(x), rtol=1e-6)
+    assert_close(load(damaged)(x), net(x), rtol=1e-6)
 
 
 def test_without_portable_modules_it_says_what_is_missing(damaged):

@@ -13,6 +13,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from pax_export import _errors
 from pax_export.export import Report, load, spec, to_tflite
+from tests.closeness import assert_close
 from tests.export.models import Counter, Net, affine, affine_params, random
 from tests.export.targets import TARGETS
 
@@ -45,7 +46,7 @@ def test_litert_alone_runs_it_with_built_in_operations(path, net):
     run = interpreter.get_signature_runner("encode")
     found = run(x=random(2, 3), scale=np.float32(2))
     expected = net.encode(random(2, 3), scale=2.0)
-    np.testing.assert_allclose(found["code"], expected["code"], rtol=1e-5)
+    assert_close(found["code"], expected["code"], rtol=1e-5)
     operations = {each["op_name"] for each in interpreter._get_ops_details()}
     assert not {name for name in operations if name.startswith(("Flex", "STABLEHLO"))}
 
@@ -54,7 +55,7 @@ def test_several_signatures_and_nested_outputs_come_back(path, net):
     loaded = load(path)
     found = loaded.signatures["encode"](random(2, 3), scale=2.0)
     assert sorted(found) == ["code", "total"]
-    np.testing.assert_allclose(loaded(random(2, 3)), net(random(2, 3)), rtol=1e-5)
+    assert_close(loaded(random(2, 3)), net(random(2, 3)), rtol=1e-5)
     assert repr(loaded) == "LoadedFile(Net: serving_default, encode)"
     assert loaded.runtime.get_signature_list().keys() == {"serving_default", "encode"}
 
@@ -85,7 +86,7 @@ def test_weights_can_be_stored_with_fewer_bits(tmp_path, quantize, bound):
     small = to_tflite(model, tmp_path / "small.tflite", spec("2, 64"), quantize=quantize)
     assert small.graph_bytes < 0.7 * plain.graph_bytes
     x = random(2, 64)
-    np.testing.assert_allclose(load(tmp_path / "small.tflite")(x), np.tanh(x @ weights), atol=bound)
+    assert_close(load(tmp_path / "small.tflite")(x), np.tanh(x @ weights), atol=bound)
     assert "quantize=" + quantize in str(small)
 
 

@@ -17,6 +17,7 @@ import pytest
 import pax_export as pax
 from pax_export._errors import InvalidArgumentError, StateChangeError, StructureMismatchError
 from pax_export.export import load, spec, to_saved_model
+from tests.closeness import assert_close, is_close
 from tests.export.models import affine, affine_params, random
 from tests.export.training import batches, make_net, make_optimizer, step
 
@@ -48,9 +49,9 @@ def test_a_process_without_jax_goes_on_training_the_digits(tmp_path):
     for images, labels in data[2:]:
         net, optimizer, metrics = step(net, optimizer, images, labels)
         expected.append(float(metrics["loss"]))
-    np.testing.assert_allclose(found["losses"], expected, rtol=1e-3)
+    assert_close(found["losses"], expected, rtol=1e-3)
     assert np.mean(expected[-3:]) < 0.8 * expected[0]
-    np.testing.assert_allclose(found["logits"], net.eval()(data[2][0]), atol=1e-3)
+    assert_close(found["logits"], net.eval()(data[2][0]), atol=1e-3)
     assert found["after_checkpoint"] == found["after_saving"] == found["losses"][5:]
 
 
@@ -84,8 +85,8 @@ def test_training_mode_inside_and_eval_mode_outside(train):
     expected = net.train()
     for result in (first, second):
         expected, y = expected % x
-        np.testing.assert_allclose(result["y"], y, atol=1e-5)
-    np.testing.assert_allclose(loaded(x), expected.eval()(x), atol=1e-5)  # other statistics
+        assert_close(result["y"], y, atol=1e-5)
+    assert_close(loaded(x), expected.eval()(x), atol=1e-5)  # other statistics
     assert "modules.1.rng_key" in report.signatures["train_step"].assigns
     assert report.signatures["serving_default"].assigns == ()
 
@@ -124,8 +125,8 @@ def test_any_pytree_trains_with_any_optimizer(train):
     for _ in range(4):
         params, state, loss = step(params, state, x)
         expected.append(float(loss))
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
-    np.testing.assert_allclose(loaded(x), affine(params, x), atol=1e-5)
+    assert_close(losses, expected, rtol=1e-4)
+    assert_close(loaded(x), affine(params, x), atol=1e-5)
     assert [v.name for v in report.variables] == [
         "b", "w", "optimizer.0.trace.b", "optimizer.0.trace.w",
     ]  # fmt: skip
@@ -159,7 +160,7 @@ def test_opax_and_loss_scales_keep_their_state(train):
     )  # fmt: skip
     assert [float(each["scale"]) for each in found] == expected
     assert len(set(expected)) == 2
-    np.testing.assert_allclose(loaded(good), model.eval()(good), atol=1e-5)
+    assert_close(loaded(good), model.eval()(good), atol=1e-5)
 
 
 def test_text_trains_too_and_several_methods_serve(train):
@@ -181,8 +182,8 @@ def test_text_trains_too_and_several_methods_serve(train):
     )  # fmt: skip
     assert [float(rate) for rate in rates] == [0.5, 0.25]
     x = random(2, 3)
-    np.testing.assert_allclose(loaded.signatures["a"](x), -loaded.signatures["b"](x), atol=1e-6)
-    assert not np.allclose(loaded.signatures["a"](x), affine(params, x))
+    assert_close(loaded.signatures["a"](x), -loaded.signatures["b"](x), atol=1e-6)
+    assert not is_close(loaded.signatures["a"](x), affine(params, x))
 
 
 def test_a_step_that_trains_wrongly_is_found_out(tmp_path, monkeypatch):

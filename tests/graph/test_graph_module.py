@@ -14,6 +14,7 @@ from pax_export._errors import ForeignInputError
 from pax_export.core import named_leaves
 from pax_export.experimental.graph import GraphModule, InputNode, Node, build_graph_module
 from pax_export.graph._layer import Method, Partial
+from tests.closeness import assert_close
 
 X = jnp.linspace(-1.0, 1.0, 24).reshape(3, 8)
 
@@ -303,11 +304,11 @@ def test_nothing_of_a_node_is_kept():
 def test_jit_grad_vmap_and_scan():
     net = build(residual)
     expected = net(X)
-    np.testing.assert_allclose(jax.jit(lambda net, x: net(x))(net, X), expected, rtol=1e-6)
+    assert_close(jax.jit(lambda net, x: net(x))(net, X), expected, rtol=1e-6)
     one_by_one = jax.vmap(lambda net, x: net(x[None])[0], (None, 0))(net, X)
-    np.testing.assert_allclose(one_by_one, expected, rtol=1e-5)
+    assert_close(one_by_one, expected, rtol=1e-5)
     _, rows = pax.scan(lambda net, x: (net, net(x[None])[0]), net, X)
-    np.testing.assert_allclose(rows, expected, rtol=1e-5)
+    assert_close(rows, expected, rtol=1e-5)
 
 
 def test_export(tmp_path):
@@ -316,7 +317,7 @@ def test_export(tmp_path):
     net = build(mixed, X, X).eval()
     to_saved_model(net, tmp_path / "net", (spec("batch, 8"), spec("batch, 8")))
     served = load(tmp_path / "net")
-    np.testing.assert_allclose(served(X[:2], X[1:]), net(X[:2], X[1:]), rtol=1e-5)
+    assert_close(served(X[:2], X[1:]), net(X[:2], X[1:]), rtol=1e-5)
 
 
 def test_name():

@@ -60,7 +60,7 @@ def test_a_loop_over_split_weights_on_eight_devices():
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "JAX_NUM_CPU_DEVICES": "8",
         },
         capture_output=True, text=True, timeout=900,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 import pax_export as pax
 from pax_export.core._traversal import modules_and_leaves
 from pax_export.nets._resnet import BlockGroup, ResNet, ResnetBlock, Step
+from tests.closeness import assert_close
 
 # Trainable parameters for (3, 1000), as published with the weights of torchvision
 # and timm; and how many blocks the four groups have.
@@ -155,7 +156,7 @@ def formula(net, x):
 def test_formula(make):
     net, x = filled(make, 2, 3).eval(), images(2, 2, 21, 16)
     expected = formula(net, x)
-    np.testing.assert_allclose(jax.jit(net)(x), expected, rtol=1e-4)
+    assert_close(jax.jit(net)(x), expected, rtol=1e-4)
     assert np.ptp(expected, axis=0).max() > 1e-3 * np.abs(expected).max()
 
 
@@ -165,7 +166,7 @@ def test_formula(make):
 def test_formula_of_a_block(steps):
     block, x = filled(ResnetBlock, 3, steps, use_projection=True).eval(), images(2, 3, 7, 6)
     expected = block_formula(block, np.asarray(x))
-    np.testing.assert_allclose(jax.jit(block)(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(jax.jit(block)(x), expected, rtol=1e-5, atol=1e-5)
 
 
 # --- what stands around the formula ----------------------------------------------------
@@ -191,10 +192,10 @@ def test_keys_of_a_network_are_drawn_in_order():
     weight, bias = jax.jit(ends)()
     after = pax.next_rng_key()
     pax.seed_rng_key(9)
-    np.testing.assert_allclose(weight, pax.Conv2D(1, 64, 1).weight, rtol=1e-5)
+    assert_close(weight, pax.Conv2D(1, 64, 1).weight, rtol=1e-5)
     for _ in range(4 + 3):  # two blocks without a projection, one with
         pax.next_rng_key()
-    np.testing.assert_allclose(bias, pax.Linear(128, 2).bias, rtol=1e-5)
+    assert_close(bias, pax.Linear(128, 2).bias, rtol=1e-5)
     assert (after == pax.next_rng_key()).all()
 
 

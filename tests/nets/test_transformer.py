@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 DIM, HEADS, LAYERS = 4, 2, 2
 
@@ -80,7 +81,7 @@ def net():
 def test_formula(net):
     h = sequences()
     for y, sequence in zip(run(net, h), h):
-        np.testing.assert_allclose(y, formula(net, sequence, np.ones(5, bool)), atol=1e-5)
+        assert_close(y, formula(net, sequence, np.ones(5, bool)), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["bool", "int32", "float32"])
@@ -88,7 +89,7 @@ def test_mask(net, kind):
     h = sequences()
     mask = np.array([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]], bool)
     for y, sequence, visible in zip(run(net, h, jnp.asarray(mask, kind)), h, mask):
-        np.testing.assert_allclose(y, formula(net, sequence, visible), atol=1e-5)
+        assert_close(y, formula(net, sequence, visible), atol=1e-5)
 
 
 def test_one_mask_for_the_batch(net):
@@ -119,7 +120,7 @@ def test_padding_on_the_left_is_finite_in_half_precision(net, dtype):
     y = run(half, h, mask)
     assert y.dtype == dtype
     expected = run(net, h.astype("float32"), mask)
-    np.testing.assert_allclose(y.astype("float32"), expected, atol=0.1)
+    assert_close(y.astype("float32"), expected, atol=0.1)
 
 
 # --- random keys ----------------------------------------------------------------------
@@ -158,7 +159,7 @@ def test_dropout_takes_its_keys_in_order():
         h = h + pax.dropout(keys.pop(0), 0.4, update)
         update = layer["dense_block"](layer["dense_layer_norm"](h))
         h = h + pax.dropout(keys.pop(0), 0.4, update)
-    np.testing.assert_allclose(y, net.layer_norm_output(h), atol=1e-6)
+    assert_close(y, net.layer_norm_output(h), atol=1e-6)
 
 
 def test_eval_mode_draws_no_key():
@@ -168,7 +169,7 @@ def test_eval_mode_draws_no_key():
     assert updated == net
     assert (y == again).all()
     _, in_scan = jax.lax.scan(lambda carry, x: (carry, net(x)), None, h[None])
-    np.testing.assert_allclose(in_scan[0], y, atol=1e-5)
+    assert_close(in_scan[0], y, atol=1e-5)
 
 
 def test_a_rate_of_zero_draws_no_key():
@@ -224,7 +225,7 @@ def test_symbolic_batch_and_length(net):
     exported = jax.export.export(jax.jit(lambda h, mask: net(h, mask)))(*symbolic)
     for batch, time in ((1, 1), (3, 6)):
         h, mask = sequences(batch, time), jnp.ones((batch, time), bool).at[:, -1].set(False)
-        np.testing.assert_allclose(exported.call(h, mask), run(net, h, mask), atol=1e-5)
+        assert_close(exported.call(h, mask), run(net, h, mask), atol=1e-5)
 
 
 REFUSED = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 HEADS, SIZE = 2, 3
 WIDTH = HEADS * SIZE
@@ -47,7 +48,7 @@ def formula(module, query, key, value, mask=None):
 def test_formula():
     module, (query, key, value) = attention(), inputs()
     expected = formula(module, query, key, value)
-    np.testing.assert_allclose(module(query, key, value), expected, atol=1e-5)
+    assert_close(module(query, key, value), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("lead", [(2,), (2, 3)], ids=str)
@@ -57,7 +58,7 @@ def test_any_leading_axes(lead):
     assert y.shape == (*lead, 4, WIDTH)
     for index in np.ndindex(lead):
         expected = formula(module, *[array[index] for array in arrays])
-        np.testing.assert_allclose(y[index], expected, atol=1e-5)
+        assert_close(y[index], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["bool", "int32", "float32"])
@@ -66,7 +67,7 @@ def test_mask(kind):
     mask = np.random.RandomState(1).uniform(size=(HEADS, 4, 5)) > 0.4
     mask[:, 2] = False  # a query that sees nothing gets the mean of all values
     y = module(query, key, value, jnp.asarray(mask, kind))
-    np.testing.assert_allclose(y, formula(module, query, key, value, mask), atol=1e-5)
+    assert_close(y, formula(module, query, key, value, mask), atol=1e-5)
 
 
 def test_a_hidden_key_has_no_influence():
@@ -92,7 +93,7 @@ def test_rows_that_see_nothing_are_finite(dtype):
     gradient, y = gradients(module)
     assert y.dtype == dtype and np.isfinite(y.astype("float32")).all()
     mean = module.output_projection(module.value_projection(value).mean(0, keepdims=True))
-    np.testing.assert_allclose(*np.broadcast_arrays(y[1:], mean), atol=2e-2)
+    assert_close(*np.broadcast_arrays(y[1:], mean), atol=2e-2)
     for leaf in jax.tree_util.tree_leaves(gradient):
         assert leaf.dtype == dtype and np.isfinite(leaf.astype("float32")).all()
 
@@ -121,9 +122,9 @@ def test_weights_come_from_four_keys():
         layer = getattr(module, f"{name}_projection")
         weight, bias = jax.random.split(pax.next_rng_key())
         normal = jax.random.normal(weight, (WIDTH, WIDTH)) * np.sqrt(0.5 / WIDTH)
-        np.testing.assert_allclose(layer.weight, normal, rtol=1e-5)
+        assert_close(layer.weight, normal, rtol=1e-5)
         normal = jax.random.normal(bias, (WIDTH,)) * np.sqrt(1 / WIDTH)
-        np.testing.assert_allclose(layer.bias, normal, rtol=1e-5)
+        assert_close(layer.bias, normal, rtol=1e-5)
 
 
 def test_attributes_repr_and_summary():
@@ -151,7 +152,7 @@ def test_symbolic_batch_and_lengths():
     exported = jax.export.export(jax.jit(lambda *arrays: module(*arrays)))(*symbolic)
     for batch, t, s in ((1, 1, 2), (3, 4, 5)):
         arrays = [*inputs(batch, t=t, T=s), jnp.ones((batch, 1, t, s)).at[..., 0].set(0)]
-        np.testing.assert_allclose(exported.call(*arrays), jax.jit(module)(*arrays), atol=1e-5)
+        assert_close(exported.call(*arrays), jax.jit(module)(*arrays), atol=1e-5)
 
 
 def test_a_mask_that_does_not_fit_is_refused():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.nn.reference import conv, drawn
 
 PADDINGS = ["SAME", "VALID", [(1, 0), (2, 3)]]
@@ -17,7 +18,7 @@ def test_numbers_2d(padding, stride, rate, groups):
     layer = layer.replace(bias=drawn(6, seed=1))
     x = drawn(2, 7, 6, 4)
     expected = conv(x, np.asarray(layer.weight), stride, rate, padding, groups) + layer.bias
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+    assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID", [(2, 1)]], ids=str)
@@ -26,7 +27,7 @@ def test_numbers_1d(padding, stride, rate):
     layer = pax.Conv1D(3, 4, 3, stride, rate, padding).replace(bias=drawn(4, seed=1))
     x = drawn(2, 9, 3)
     expected = conv(x, np.asarray(layer.weight), (stride,), (rate,), padding) + layer.bias
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+    assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("cls", "formats", "shape"), [
@@ -41,7 +42,7 @@ def test_channels_first_is_the_same_layer(cls, formats, shape):
     last, first = last.replace(bias=drawn(6)), first.replace(bias=drawn(6))
     x = drawn(*shape)
     y = first(np.moveaxis(x, -1, 1))
-    np.testing.assert_allclose(np.moveaxis(y, 1, -1), last(x), rtol=1e-5, atol=1e-5)
+    assert_close(np.moveaxis(y, 1, -1), last(x), rtol=1e-5, atol=1e-5)
 
 
 def test_initial_values():

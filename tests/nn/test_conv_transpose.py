@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.nn.reference import conv_transpose, drawn
 
 
@@ -12,7 +13,7 @@ def test_numbers_2d(padding, stride):
     layer = pax.Conv2DTranspose(3, 4, (3, 4), stride, padding).replace(bias=drawn(4, seed=1))
     x = drawn(2, 3, 4, 3)
     expected = conv_transpose(x, np.asarray(layer.weight), stride, padding) + layer.bias
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+    assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID", ((2, 1),)], ids=str)
@@ -20,7 +21,7 @@ def test_numbers_1d(padding):
     layer = pax.Conv1DTranspose(3, 4, 4, 3, padding).replace(bias=drawn(4, seed=1))
     x = drawn(2, 5, 3)
     expected = conv_transpose(x, np.asarray(layer.weight), (3,), padding) + layer.bias
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-4)
+    assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("cls", "formats", "shape"), [
@@ -34,7 +35,7 @@ def test_channels_first_is_the_same_layer(cls, formats, shape):
     last, first = last.replace(bias=drawn(6)), first.replace(bias=drawn(6))
     x = drawn(*shape)
     y = first(np.moveaxis(x, -1, 1))
-    np.testing.assert_allclose(np.moveaxis(y, 1, -1), last(x), rtol=1e-5, atol=1e-5)
+    assert_close(np.moveaxis(y, 1, -1), last(x), rtol=1e-5, atol=1e-5)
 
 
 def test_initial_values():
@@ -42,7 +43,7 @@ def test_initial_values():
     weight_key, _ = jax.random.split(jax.random.PRNGKey(0))
     assert layer.weight.shape == (4, 4, 60, 50)
     expected = jax.random.normal(weight_key, (4, 4, 60, 50)) / np.sqrt(16 * 50)
-    np.testing.assert_allclose(layer.weight, expected, rtol=1e-6)
+    assert_close(layer.weight, expected, rtol=1e-6)
     assert (layer.bias == 0).all() and layer.bias.shape == (60,)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.nn.reference import drawn
 
 
@@ -13,7 +14,7 @@ def test_numbers():
         x = drawn(3, seed=step)
         average = 0.75 * average + 0.25 * x
         ema, y = ema % x
-        np.testing.assert_allclose(y, average, rtol=1e-5)
+        assert_close(y, average, rtol=1e-5)
         assert y is ema.averages
     assert ema.debias is None
 
@@ -22,10 +23,10 @@ def test_debias_forgets_the_initial_value():
     ema = pax.EMA(jnp.full(3, 100.0), 0.9, debias=True)
     assert ema.debias.dtype == jnp.float32 and float(ema.debias) == 0
     ema, y = ema % drawn(3)
-    np.testing.assert_allclose(y, drawn(3), rtol=1e-6)
+    assert_close(y, drawn(3), rtol=1e-6)
     assert float(ema.debias) == 1
     ema, y = ema % jnp.zeros(3)
-    np.testing.assert_allclose(y, 0.9 * drawn(3), rtol=1e-6)
+    assert_close(y, 0.9 * drawn(3), rtol=1e-6)
 
 
 def test_eval_mode_returns_the_averages():
@@ -39,7 +40,7 @@ def test_any_pytree():
     ema, y = ema % {"a": [3.0, np.zeros(2)], "b": (jnp.ones(()),)}
     expected = {"a": [2.0, np.full(2, 0.5)], "b": (0.5,)}
     assert jax.tree_util.tree_structure(y) == jax.tree_util.tree_structure(expected)
-    assert jax.tree_util.tree_all(jax.tree_util.tree_map(np.allclose, y, expected))
+    jax.tree_util.tree_map(assert_close, y, expected)
 
 
 def test_averages_of_a_module_are_not_trained():
@@ -56,7 +57,7 @@ def test_averages_of_a_module_are_not_trained():
     assert parameters | model == model
     assert isinstance(model.ema, pax.StateModule)
     _, average = model.ema % model.net.map(jnp.zeros_like)
-    np.testing.assert_allclose(average.weight, model.net.weight * 0.9, rtol=1e-6)
+    assert_close(average.weight, model.net.weight * 0.9, rtol=1e-6)
     assert average(jnp.ones((1, 2))).shape == (1, 3)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int8"])
@@ -25,7 +26,7 @@ def test_initial_values_come_from_the_key_itself():
     key = jax.random.PRNGKey(7)
     layer = pax.Embed(30, 20, rng_key=key)
     expected = jax.random.normal(key, (30, 20)) * 0.01
-    np.testing.assert_allclose(layer.weight, expected, rtol=1e-6)
+    assert_close(layer.weight, expected, rtol=1e-6)
     assert (pax.Embed(2, 3, lambda key, shape: jnp.ones(shape)).weight == 1).all()
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.nn.reference import drawn, normalised
 
 
@@ -21,7 +22,7 @@ def test_numbers(groups, shape):
     norm = norm.replace(scale=drawn(6, seed=1), offset=drawn(6, seed=2))
     x = drawn(*shape)
     expected = by_groups(x, groups) * norm.scale + norm.offset
-    np.testing.assert_allclose(norm(x), expected, rtol=1e-4, atol=1e-4)
+    assert_close(norm(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("width", [4, 6])  # with 6, scaling the last axis would go unseen
@@ -31,7 +32,7 @@ def test_channels_first_is_the_same_layer(width):
     first = pax.GroupNorm(3, 6, data_format="channels_first").replace(scale=scale, offset=offset)
     x = drawn(2, 5, width, 6)
     y = first(np.moveaxis(x, -1, 1))
-    np.testing.assert_allclose(np.moveaxis(y, 1, -1), last(x), rtol=1e-5, atol=1e-5)
+    assert_close(np.moveaxis(y, 1, -1), last(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("axis", "axes"), [
@@ -44,7 +45,7 @@ def test_channels_first_is_the_same_layer(width):
 def test_axes_are_those_of_the_input(axis, axes):
     x = drawn(2, 3, 5, 6)
     norm = pax.GroupNorm(2, 6, axis, create_scale=False, create_offset=False)
-    np.testing.assert_allclose(norm(x), by_groups(x, 2, axes), rtol=1e-4, atol=1e-4)
+    assert_close(norm(x), by_groups(x, 2, axes), rtol=1e-4, atol=1e-4)
 
 
 def test_axes_of_channels_first():
@@ -52,7 +53,7 @@ def test_axes_of_channels_first():
     norm = pax.GroupNorm(2, 6, (1, 3), data_format="NC...")  # channels and the last axis
     y = norm(np.moveaxis(x, -1, 1))
     expected = by_groups(x, 2, (2, 3))
-    np.testing.assert_allclose(np.moveaxis(y, 1, -1), expected, rtol=1e-4, atol=1e-4)
+    assert_close(np.moveaxis(y, 1, -1), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_operations_come_in_one_order():

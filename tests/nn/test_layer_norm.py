@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.nn.reference import drawn, normalised
 
 
@@ -20,7 +21,7 @@ def test_numbers(axis, axes):
     norm = norm.replace(scale=drawn(4, seed=1), offset=drawn(4, seed=2))
     x = drawn(2, 3, 4)
     expected = normalised(x, axes) * norm.scale + norm.offset
-    np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(norm(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_operations_come_in_one_order():
@@ -55,8 +56,8 @@ def test_scale_and_offset_from_outside():
     norm = pax.LayerNorm(4, -1, False, False)
     x, scale, offset = drawn(2, 3, 4), drawn(4, seed=1), drawn(2, 1, 4, seed=2)
     expected = normalised(x, (2,)) * scale + offset
-    np.testing.assert_allclose(norm(x, scale, offset), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(norm(x, scale=2.0), 2 * normalised(x, (2,)), rtol=1e-5, atol=1e-5)
+    assert_close(norm(x, scale, offset), expected, rtol=1e-5, atol=1e-5)
+    assert_close(norm(x, scale=2.0), 2 * normalised(x, (2,)), rtol=1e-5, atol=1e-5)
 
 
 def test_scale_and_offset_from_outside_only_if_there_is_no_own():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.nn.reference import drawn
 
 
@@ -14,7 +15,7 @@ def test_numbers(shape):
     layer = pax.Linear(3, 5)
     x = drawn(*shape)
     expected = np.einsum("...i,io->...o", x.astype(np.float64), layer.weight) + layer.bias
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
+    assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
     assert layer(x).shape == (*shape[:-1], 5)
 
 
@@ -22,7 +23,7 @@ def test_without_a_bias_there_is_no_attribute():
     layer = pax.Linear(3, 5, with_bias=False)
     assert not hasattr(layer, "bias")
     assert layer.pytree_attributes == ("weight",)
-    np.testing.assert_allclose(layer(np.eye(3)), layer.weight)
+    assert_close(layer(np.eye(3)), layer.weight)
 
 
 def test_initial_values():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 CELLS = {
     pax.LSTM: (pax.LSTMState, ("hidden", "cell")),
@@ -69,9 +70,9 @@ def test_formula(module, formula):
     state = module.initial_state(2)
     for x, (expected, arrays) in zip(xs, formula(module, np.asarray(xs, np.float64))):
         state, y = module(state, x)
-        np.testing.assert_allclose(y, expected, atol=1e-6)
+        assert_close(y, expected, atol=1e-6)
         for array, wanted in zip(state, arrays, strict=True):
-            np.testing.assert_allclose(array, wanted, atol=1e-6)
+            assert_close(array, wanted, atol=1e-6)
 
 
 @each_cell
@@ -148,8 +149,8 @@ def test_scan_is_the_loop(make):
     for loop in (pax.scan, jax.lax.scan):
         last, ys = loop(module, module.initial_state(2), xs)
         assert type(last) is type(state)
-        np.testing.assert_allclose(ys, jnp.stack(outputs), atol=1e-6)
-        np.testing.assert_allclose(last.hidden, state.hidden, atol=1e-6)
+        assert_close(ys, jnp.stack(outputs), atol=1e-6)
+        assert_close(last.hidden, state.hidden, atol=1e-6)
 
 
 @each_cell
@@ -159,7 +160,7 @@ def test_half_precision_weights_in_a_scan(make, dtype):
     half = full.map(lambda x: x.astype(dtype))
     _, ys = pax.scan(half, half.initial_state(2), xs)
     _, expected = pax.scan(full, full.initial_state(2), xs.astype("float32"))
-    np.testing.assert_allclose(ys, expected, atol=0.03)
+    assert_close(ys, expected, atol=0.03)
 
     state = jax.tree_util.tree_map(lambda x: x.astype(dtype), half.initial_state(2))
     last, ys = pax.scan(half, state, xs)
@@ -193,7 +194,7 @@ def test_symbolic_batch_and_length(make):
     exported = jax.export.export(jax.jit(read))(jax.ShapeDtypeStruct(shape, jnp.float32))
     for time, batch in ((1, 1), (7, 2)):
         xs = sequence(time, batch)
-        np.testing.assert_allclose(exported.call(xs), read(xs), atol=1e-6)
+        assert_close(exported.call(xs), read(xs), atol=1e-6)
 
 
 REFUSED = {

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 RANDOM = np.random.RandomState(0)
 X = jnp.asarray(RANDOM.standard_normal((16, 3)), jnp.float32)
@@ -50,10 +51,10 @@ def kinds(tree):
     return [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves]
 
 
-def assert_close(a, b, rtol=1e-5, atol=1e-6):
+def assert_trees_close(a, b, rtol=1e-5, atol=1e-6):
     pax.assert_structure_equal(a, b)
     for x, y in zip(jax.tree_util.tree_leaves(a), jax.tree_util.tree_leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+        assert_close(x, y, rtol=rtol, atol=atol)
 
 
 def same_objects(a, b):

@@ -7,14 +7,14 @@ import pickle
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import pax_export as pax
 from pax_export import opax
 from pax_export.optim import apply_gradients, apply_scaled_gradients, from_optax
-from tests.optim.steps import X, Y, assert_close, grads_of, kinds, loss_fn, make_model
+from tests.closeness import assert_close
+from tests.optim.steps import X, Y, assert_trees_close, grads_of, kinds, loss_fn, make_model
 
 MAKERS = {
     "polyak": optax.polyak_sgd,
@@ -94,7 +94,7 @@ def test_build_update_fn_passes_what_optax_needs(make):
     for _ in range(STEPS):
         params, state = step(params, state)
     for ours, theirs in zip(list_of(model), params, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-5)
+        assert_close(ours, theirs, rtol=2e-3, atol=2e-5)
 
 
 def test_the_value_is_that_of_the_model_before_the_step():
@@ -122,15 +122,15 @@ def test_arguments_pass_through_single_steps():
     grads = grads_of(model)
     steps = [apply_gradients(model, optimizer, grads, value=value)[0] for value in (0.1, 0.2)]
     moved = [abs(step[0].weight - model[0].weight).max() for step in steps]
-    np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-4)
+    assert_close(moved[1], 2 * moved[0], rtol=1e-4)
     scale = pax.precision.StaticLossScale(4.0)
     scaled = apply_scaled_gradients(model, optimizer, scale, grads.map(lambda g: g * 4), value=0.2)
-    assert_close(scaled[0], steps[1])
+    assert_trees_close(scaled[0], steps[1])
     dynamic = pax.precision.DynamicLossScale(4.0)
     scaled = apply_scaled_gradients(
         model, optimizer, dynamic, grads.map(lambda g: g * 4), value=0.2
     )
-    assert_close(scaled[0], steps[1])
+    assert_trees_close(scaled[0], steps[1])
 
 
 def test_an_optimizer_that_needs_no_more_ignores_more():
@@ -139,7 +139,7 @@ def test_an_optimizer_that_needs_no_more_ignores_more():
     for make in (lambda: optax.sgd(0.1), lambda: optax.MultiSteps(optax.sgd(0.1), 1)):
         optimizer = from_optax(make())(model)
         plain = apply_gradients(model, optimizer, grads)
-        assert_close(apply_gradients(model, optimizer, grads, value=1.0, other=2), plain)
+        assert_trees_close(apply_gradients(model, optimizer, grads, value=1.0, other=2), plain)
 
 
 def test_only_what_a_transformation_names_is_passed():
@@ -193,7 +193,7 @@ def test_lookahead_is_equal_to_optax(make):
         model, optimizer = step(model, optimizer, grads)
         for ours, theirs in ((model, params.fast), (optimizer.slow_params, params.slow)):
             for x, y in zip(list_of(ours.parameters()), theirs, strict=True):
-                np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-6)
+                assert_close(x, y, rtol=2e-4, atol=2e-6)
     assert (kinds(optimizer), jax.tree_util.tree_structure(optimizer)) == first
     assert step._cache_size() == 1
     assert model.update_parameters(optimizer.slow_params)[2].calls.dtype == jnp.int32
@@ -208,7 +208,7 @@ def test_slow_parameters_pickle_and_stay_in_a_step_that_overflowed():
     scale = pax.precision.DynamicLossScale(2.0)
     bad = grads_of(model).map(lambda g: g * jnp.inf)
     kept = apply_scaled_gradients(model, optimizer, scale, bad)
-    assert_close(kept[:2], (model, optimizer))
+    assert_trees_close(kept[:2], (model, optimizer))
 
 
 @pytest.mark.parametrize("make", [sgd_with_lookahead, optax.contrib.prodigy, optax.lbfgs])

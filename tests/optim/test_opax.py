@@ -11,12 +11,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import jmp
-import numpy as np
 import pytest
 
 import pax_export as pax
 from pax_export import opax
-from tests.optim.steps import X, Y, assert_close, grads_of, kinds, loss_fn, make_model
+from tests.closeness import assert_close
+from tests.optim.steps import X, Y, assert_trees_close, grads_of, kinds, loss_fn, make_model
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -79,7 +79,7 @@ def test_other_layouts_of_the_state_step_alike(options):
     grads = grads_of(model)
     clipped = opax.chain(opax.clip_by_global_norm(0.5), opax.adamw(1e-2))
     plain, other = clipped(model.parameters()), clipped.init(model.parameters(), **options)
-    assert_close(
+    assert_trees_close(
         opax.apply_gradients(model, plain, grads)[0], opax.apply_gradients(model, other, grads)[0]
     )
 
@@ -90,12 +90,12 @@ def test_its_own_functions_agree_with_ours(make):
     optimizer = make()(model.parameters())
     grads = grads_of(model)
     theirs = opax.apply_gradients(model, optimizer, grads)
-    assert_close(theirs, pax.optim.apply_gradients(model, optimizer, grads))
+    assert_trees_close(theirs, pax.optim.apply_gradients(model, optimizer, grads))
     kept = opax.apply_gradients(model, optimizer, grads, all_finite=jnp.array(False))
-    assert_close(kept, (model, optimizer))
+    assert_trees_close(kept, (model, optimizer))
     updates, _ = opax.transform_gradients(grads, optimizer, params=model.parameters())
     new = model.update_parameters(opax.apply_updates(model.parameters(), updates))
-    assert_close(new, theirs[0])
+    assert_trees_close(new, theirs[0])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_frozen_layers_policies_and_loss_scales(make, scale):
         before, (*state, loss) = state, step(*state, X * jnp.where(overflow, jnp.inf, 1.0))
         if overflow:
             assert float(state[2].loss_scale) < float(before[2].loss_scale)
-            assert_close(state[1], before[1])
+            assert_trees_close(state[1], before[1])
         else:
             losses.append(float(loss))
     assert len(traces) == 1 and losses[-1] < losses[0]
@@ -155,7 +155,7 @@ def test_pickles_and_copies_in_a_train_state(make):
     state = step((model, make()(model.parameters())))
     for again in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state), copy.copy(state)):
         assert jax.tree_util.tree_structure(again) == jax.tree_util.tree_structure(state)
-        assert_close(step(again), step(state))
+        assert_trees_close(step(again), step(state))
     assert len(traces) == 1
     frozen = pax.freeze_parameters(state[1])
     assert pickle.loads(pickle.dumps(frozen)).summary() == frozen.summary()
@@ -187,11 +187,11 @@ def test_clipping_clips():
     clipped = opax.clip(1.0)(grads)(grads)
     assert clipped[0].tolist() == [1, -1]
     by_norm, updates = pax.module_and_value(opax.clip_by_global_norm(1.0)(grads))(grads)
-    np.testing.assert_allclose(updates[0], [0.6, -0.8], rtol=1e-6)
+    assert_close(updates[0], [0.6, -0.8], rtol=1e-6)
     assert float(by_norm.global_norm) == 5
     small = [jnp.array([0.3, -0.4])]
     _, same = pax.module_and_value(by_norm)(small)
-    assert_close(same, small)
+    assert_trees_close(same, small)
 
 
 def test_a_schedule_has_a_floor():

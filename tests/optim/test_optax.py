@@ -8,13 +8,13 @@ import pickle
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import pax_export as pax
 from pax_export.optim import apply_gradients, from_optax
-from tests.optim.steps import X, Y, assert_close, grads_of, kinds, loss_fn, make_model
+from tests.closeness import assert_close
+from tests.optim.steps import X, Y, assert_trees_close, grads_of, kinds, loss_fn, make_model
 
 
 def matrices(params):
@@ -81,7 +81,7 @@ def test_equal_to_optax_and_traced_once(make):
         params = optax.apply_updates(params, updates)
         model, optimizer = step(model, optimizer)
         for ours, theirs in zip(list_of(model), params, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
+            assert_close(ours, theirs, rtol=2e-4, atol=2e-6)
         params = list_of(model)
     assert len(traces) == 1
     assert (kinds(optimizer), jax.tree_util.tree_structure(optimizer)) == first
@@ -129,7 +129,7 @@ def test_a_mask_may_be_a_tree():
     for given in (mask, matrices):
         recipe = from_optax(optax.adamw(1e-2, weight_decay=0.1, mask=given))
         stepped.append(apply_gradients(model, recipe(model.parameters()), grads)[0])
-    assert_close(*stepped)
+    assert_trees_close(*stepped)
 
 
 def test_updates_are_to_be_subtracted():
@@ -202,7 +202,7 @@ def test_recipes_that_pickle(source):
     again = pickle.loads(pickle.dumps(optimizer))
     assert jax.tree_util.tree_structure(again) == jax.tree_util.tree_structure(optimizer)
     one, other = [o % (layer.parameters(), layer.parameters()) for o in (optimizer, again)]
-    assert_close(one, other)
+    assert_trees_close(one, other)
 
 
 @pytest.mark.parametrize("make", [MAKERS["adam"], MAKERS["MultiSteps"]], ids=["adam", "MultiSteps"])

@@ -12,7 +12,16 @@ import pax_export as pax
 from pax_export import opax
 from pax_export.experimental import apply_scaled_gradients
 from pax_export.optim import from_optax
-from tests.optim.steps import X, Y, assert_close, grads_of, kinds, loss_fn, make_model, same_objects
+from tests.optim.steps import (
+    X,
+    Y,
+    assert_trees_close,
+    grads_of,
+    kinds,
+    loss_fn,
+    make_model,
+    same_objects,
+)
 
 OPTIMIZERS = pytest.mark.parametrize(
     "recipe", [from_optax(optax.adam(1e-2)), opax.adam(1e-2)], ids=["optax", "opax"]
@@ -75,7 +84,7 @@ def test_scaling_changes_no_result(recipe):
         jmp.NoOpLossScale(),
     ):
         got = apply_scaled_gradients(model, optimizer, scale, scale.scale(grads))
-        assert_close(got[:2], plain)
+        assert_trees_close(got[:2], plain)
         if not isinstance(scale, jmp.DynamicLossScale):
             assert got[2] is scale
 
@@ -96,7 +105,7 @@ def test_an_overflow_outside_of_jit(kind):
     grads = model.parameters().map(lambda x: x * jnp.nan)
     scale = kind(jnp.float16(4))
     new, state, scale = apply_scaled_gradients(model, optimizer, scale, grads)
-    assert_close((new, state), (model, optimizer), rtol=0, atol=0)
+    assert_trees_close((new, state), (model, optimizer), rtol=0, atol=0)
     assert float(scale.loss_scale) == 2 and scale.loss_scale.dtype == jnp.float16
     assert same_objects(new.modules[2], model.modules[2])
 

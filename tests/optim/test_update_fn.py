@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import pax_export as pax
 from pax_export import opax
-from tests.optim.steps import X, Y, assert_close, kinds, loss_fn, make_model
+from tests.closeness import assert_close
+from tests.optim.steps import X, Y, assert_trees_close, kinds, loss_fn, make_model
 
 RECIPES = pytest.mark.parametrize(
     "recipe", [pax.optim.from_optax(optax.adam(1e-2)), opax.adam(1e-2)], ids=["optax", "opax"]
@@ -50,8 +50,8 @@ def test_scan_mode_equals_a_loop(recipe):
     for x, y in zip(*batches):
         state, loss = step(state, (x, y))
         expected.append(loss)
-    assert_close(scanned, state)
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert_trees_close(scanned, state)
+    assert_close(losses, expected, rtol=1e-5)
 
 
 def test_the_models_own_state_comes_from_the_loss_function():
@@ -60,7 +60,7 @@ def test_the_models_own_state_comes_from_the_loss_function():
     optimizer = pax.optim.from_optax(optax.sgd(0.0))(model.parameters())
     new, _, aux = update(model, optimizer, X, Y)
     assert int(new.modules[2].calls) == 1 and aux.shape == ()
-    assert_close(new.parameters(), model.parameters())
+    assert_trees_close(new.parameters(), model.parameters())
 
 
 def test_a_model_of_another_structure_is_refused():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.precision.models import FHF, HHH, B, Child, F, H, Layer
 
 
@@ -228,7 +229,7 @@ def test_the_trace_rule_holds():
 def test_under_transforms(transform):
     layer, x = wrapped(), jnp.ones((4, 2))
     y = transform(lambda x: layer(x))(x)
-    np.testing.assert_allclose(y, layer(x), rtol=1e-3)
+    assert_close(y, layer(x), rtol=1e-3)
     assert y.dtype == F
 
 

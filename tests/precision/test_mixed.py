@@ -16,6 +16,7 @@ import pax_export as pax
 from pax_export.core import named_modules
 from pax_export.export import load, spec, to_saved_model
 from pax_export.precision import mixed_precision, policy_of, remove_policies
+from tests.closeness import assert_close
 from tests.precision.models import FHF, HHH, F, H, Layer
 
 FFF, FFH, FHH = jmp.Policy(F, F, F), jmp.Policy(F, F, H), jmp.Policy(F, H, H)
@@ -168,7 +169,7 @@ def test_training_in_float16_follows_float32_where_norms_are_exempt():
     weights, losses = {}, {}
     for name, net in nets.items():
         weights[name], losses[name] = weights_of(net, 3, scale)
-    np.testing.assert_allclose(losses["exempt"], losses["full"], rtol=0.01)
+    assert_close(losses["exempt"], losses["full"], rtol=0.01)
     assert losses["full"][-1] < losses["full"][0]
     # In float16 the variance overflows, and the output of a norm is 0 or NaN.
     near, far = (distance(weights[name], weights["full"]) for name in ("exempt", "half"))
@@ -184,8 +185,8 @@ def test_the_softmax_of_attention_is_in_float32_under_every_policy(policy):
     text = str(jax.make_jaxpr(lambda m, x: m(x, x, x))(half, x))
     exponentials = [line for line in text.splitlines() if " exp " in line]
     assert exponentials and all(":f32[" in line for line in exponentials)
-    np.testing.assert_allclose(
-        half(x, x, x) / 400, attention(x, x, x) / 400, atol=0.05, err_msg="logits overflowed"
+    assert_close(
+        half(x, x, x) / 400, attention(x, x, x) / 400, atol=0.05, where="logits overflowed"
     )
     hidden = half(x, x, x, mask=jnp.zeros((1, 1, 3, 3)))
     assert bool(jnp.isfinite(hidden).all())
@@ -196,7 +197,7 @@ def test_a_loaded_net_is_exported(tmp_path):
     net = pickle.loads(pickle.dumps(net))
     to_saved_model(net, tmp_path / "net", spec("batch, 4, 8"))
     x = large(3, 4, 8)
-    np.testing.assert_allclose(load(tmp_path / "net")(x), net(x), atol=2e-2)
+    assert_close(load(tmp_path / "net")(x), net(x), atol=2e-2)
 
 
 # --- errors -------------------------------------------------------------------------

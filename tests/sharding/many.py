@@ -28,8 +28,8 @@ class Process:
     """A process, and what it prints; killed where a test leaves it."""
 
     def __init__(self, command: list[object], devices: int):
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        variables = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        variables = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        variables |= {"JAX_NUM_CPU_DEVICES": str(devices)}
         # The numbers hardly depend on how well XLA compiles, and it takes less time.
         variables |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
         # Files cannot fill up, as pipes would that nobody reads.

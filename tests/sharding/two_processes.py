@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import pax_export as pax
 from pax_export import sharding
 from pax_export._errors import ShardingError
+from tests.closeness import assert_close
 
 RULES = sharding.fully_sharded(min_size=16)
 
@@ -29,11 +30,11 @@ def is_key(leaf):
     return jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key)
 
 
-def assert_close(tree, expected):
+def assert_trees_close(tree, expected):
     for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
         if is_key(x):
             x, y = jax.random.key_data(x).addressable_data(0), jax.random.key_data(y)
-        np.testing.assert_allclose(x, y, rtol=1e-6)
+        assert_close(x, y, rtol=1e-6)
 
 
 def placing(mesh):
@@ -43,13 +44,13 @@ def placing(mesh):
     weight = placed["net"][0].weight
     assert not weight.is_fully_addressable and len(weight.addressable_shards) == 2
     assert weight.addressable_data(0).shape == (8, 4)
-    assert_close(sharding.gather(placed, host=True), expected)
+    assert_trees_close(sharding.gather(placed, host=True), expected)
     assert sharding.gather(placed)["net"][0].weight.is_fully_replicated
 
     pax.seed_rng_key(5)
     built = sharding.init(make, mesh, RULES)
     assert built["net"][0].weight.sharding == weight.sharding
-    assert_close(sharding.gather(built, host=True), expected)
+    assert_trees_close(sharding.gather(built, host=True), expected)
 
     other = sharding.make_mesh(rows=2, columns=2)
     moved = sharding.shard(placed["net"], other, {"*.0.weight": P("rows", "columns")})

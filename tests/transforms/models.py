@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 D = 4
 
@@ -60,10 +61,10 @@ def in_a_loop(layers, x):
     return layers, x
 
 
-def assert_close(a, b, tolerance: float = 1e-5):
+def assert_trees_close(a, b, tolerance: float = 1e-5):
     pax.assert_structure_equal(a, b)
     jax.tree_util.tree_map(
-        lambda x, y: np.testing.assert_allclose(_data(x), _data(y), tolerance, tolerance), a, b
+        lambda x, y: assert_close(_data(x), _data(y), tolerance, tolerance), a, b
     )
 
 

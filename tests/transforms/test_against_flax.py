@@ -11,6 +11,7 @@ import pytest
 
 import pax_export as pax
 from pax_export import transforms as T
+from tests.closeness import assert_close
 from tests.transforms.models import batch
 
 nnx = pytest.importorskip("flax.nnx")
@@ -59,7 +60,7 @@ def build_many():
 
 
 def close(a, b):
-    np.testing.assert_allclose(np.reshape(a, -1), np.reshape(b, -1), rtol=2e-5, atol=2e-5)
+    assert_close(np.reshape(a, -1), np.reshape(b, -1), rtol=2e-5, atol=2e-5)
 
 
 def same_gradients(ours, theirs):

@@ -11,7 +11,8 @@ from jax.tree_util import tree_leaves
 
 import pax_export as pax
 from pax_export import transforms as T
-from tests.transforms.models import assert_close, at, batch
+from tests.closeness import assert_close
+from tests.transforms.models import assert_trees_close, at, batch
 
 DIM = 4
 
@@ -85,10 +86,10 @@ def test_one_form_loads_in_the_other(tmp_path):
     filled = scanned.replace_node(stack, T.stack_layers(loaded.layers))
     pax.assert_structure_equal(filled, scanned)
     h = batch(2, 3, DIM)
-    assert_close((filled % h)[1], (listed % h)[1])
+    assert_trees_close((filled % h)[1], (listed % h)[1])
 
     back = T.unstack_layers(filled.layers.scan_module.remat_module)
-    assert_close(listed.replace(layers=back), listed, 0)
+    assert_trees_close(listed.replace(layers=back), listed, 0)
 
 
 def test_the_deep_transformer_as_saved_model(tmp_path):
@@ -100,7 +101,7 @@ def test_the_deep_transformer_as_saved_model(tmp_path):
     served = pax.export.load(tmp_path / "deep")
     for shape in ((1, 2), (3, 5)):
         h = batch(*shape, DIM)
-        np.testing.assert_allclose(served(np.asarray(h)), net(h), rtol=2e-4, atol=2e-4)
+        assert_close(served(np.asarray(h)), net(h), rtol=2e-4, atol=2e-4)
     leaves = tf.saved_model.load(str(tmp_path / "deep")).leaves
     assert leaves["layers.scan_module.remat_module.fc1.weight"].shape == (48, DIM, DIM)
 
@@ -145,9 +146,9 @@ def test_an_ensemble_trains_as_its_members_do_alone():
         nets, optimizer, losses = steps[0](nets, optimizer, x, y)
         for i in range(8):
             alone[i], optimizers[i], loss = steps[1](alone[i], optimizers[i], x, y)
-            np.testing.assert_allclose(losses[i], loss, rtol=1e-4)
+            assert_close(losses[i], loss, rtol=1e-4)
     assert len(traces) == 1
     for i in range(8):
-        assert_close(at(nets, i), alone[i], 1e-4)
+        assert_trees_close(at(nets, i), alone[i], 1e-4)
     weights = tree_leaves(nets)[0]
     assert len(np.unique(np.asarray(weights), axis=0)) == 8

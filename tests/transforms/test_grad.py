@@ -9,6 +9,7 @@ import pytest
 from jax.tree_util import tree_structure
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 BOTH = pytest.mark.parametrize("transform", [pax.grad, pax.value_and_grad])
 
@@ -60,10 +61,10 @@ def test_values():
     model = Scaled()
     value, grads = pax.value_and_grad(loss_fn)(model, x)
     expected, (weight, bias, scale) = reference(model, x)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    np.testing.assert_allclose(grads.layer.weight, weight, rtol=1e-5)
-    np.testing.assert_allclose(grads.layer.bias, bias, rtol=1e-5)
-    np.testing.assert_allclose(grads.scale, scale, rtol=1e-5)
+    assert_close(value, expected, rtol=1e-5)
+    assert_close(grads.layer.weight, weight, rtol=1e-5)
+    assert_close(grads.layer.bias, bias, rtol=1e-5)
+    assert_close(grads.scale, scale, rtol=1e-5)
     assert_equal(pax.grad(loss_fn)(model, x), grads)
 
 
@@ -130,7 +131,7 @@ def test_other_arguments():
     assert tree_structure(both[0]) == tree_structure(one.parameters())
     assert tree_structure(both[1]["module"]) == tree_structure(two.parameters())
     assert both[1]["array"].shape == x.shape
-    np.testing.assert_allclose(both[0].scale, both[1]["module"].scale)
+    assert_close(both[0].scale, both[1]["module"].scale)
     (only,) = pax.grad(loss, argnums=(0,))(*args, **kwargs)
     assert_equal(only, both[0])
 
@@ -144,7 +145,7 @@ def test_one_module_passed_twice_has_two_gradients_that_add_up():
     first, second = pax.grad(loss, (0, 1))(layer, layer, x)
     tied = pax.grad(lambda layer, x: loss(layer, layer, x))(layer, x)
     total = first.map(jnp.add, second)
-    np.testing.assert_allclose(total.weight, tied.weight, rtol=1e-5)
+    assert_close(total.weight, tied.weight, rtol=1e-5)
 
 
 def test_a_changed_leaf_is_traced_once_and_under_jit():

@@ -12,7 +12,7 @@ from jax.tree_util import tree_leaves, tree_structure
 
 import pax_export as pax
 from pax_export import transforms as T
-from tests.transforms.models import Block, Carry, assert_close, at, batch, stacked
+from tests.transforms.models import Block, Carry, assert_trees_close, at, batch, stacked
 
 
 class Counter(pax.Module):
@@ -194,7 +194,7 @@ def test_wrappers_inside_another_module_are_written_back():
     net = Outer()
     new, _ = net % batch(2, 4)
     direct, _ = net.body % batch(2, 4)
-    assert_close(new.body, direct)
+    assert_trees_close(new.body, direct)
 
 
 def test_a_decorated_method_writes_back():
@@ -214,7 +214,7 @@ def test_a_decorated_method_writes_back():
     x = batch(3, 4, 2)
     new, _ = Net() % x
     expected, _ = pax.BatchNorm1D(2) % x
-    assert_close(new.norm, expected)
+    assert_trees_close(new.norm, expected)
     assert new.each(x[:, None]).shape == (3, 1, 4, 2)
 
 
@@ -230,15 +230,15 @@ def test_a_loop_under_jit_carries_modules():
     for x in xs:
         expected, y = expected % x
         outputs.append(y)
-    assert_close(net, expected)
-    assert_close(ys, jnp.stack(outputs))
+    assert_trees_close(net, expected)
+    assert_trees_close(ys, jnp.stack(outputs))
 
 
 def test_layers_of_a_list_and_stacked_ones():
     layers = [Block(4) for _ in range(3)]
-    assert_close(T.stack_layers(layers), stacked(layers))
+    assert_trees_close(T.stack_layers(layers), stacked(layers))
     for i, layer in enumerate(T.unstack_layers(T.stack_layers(layers, axis=-1), axis=-1)):
-        assert_close(layer, at(stacked(layers), i))
+        assert_trees_close(layer, at(stacked(layers), i))
 
 
 def test_jax_jit_takes_what_transforms_jit_returned():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 
 xs = {"a": jnp.arange(10.0).reshape(5, 2), "b": jnp.arange(5.0)}
 
@@ -30,7 +30,7 @@ def test_equal_to_a_loop(options, reverse):
     state, (states, arrays, nothing) = pax.scan(step, 1.0, xs, reverse=reverse, **options)
     expected = loop(range(5)[::-1] if reverse else range(5))
     for got, want in zip((state, states, arrays), expected):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
+        assert_close(got, want, rtol=1e-6)
     assert nothing is None
 
 
@@ -39,9 +39,9 @@ def test_batch_first():
     assert batch["a"].shape == (2, 5)
     state, (states, arrays, _) = pax.scan(step, 1.0, batch, time_major=False)
     expected = loop(range(5))
-    np.testing.assert_allclose(state, expected[0], rtol=1e-6)
-    np.testing.assert_allclose(states, expected[1], rtol=1e-6)  # one number a step (D60)
-    np.testing.assert_allclose(arrays, jnp.swapaxes(expected[2], 0, 1), rtol=1e-6)
+    assert_close(state, expected[0], rtol=1e-6)
+    assert_close(states, expected[1], rtol=1e-6)  # one number a step (D60)
+    assert_close(arrays, jnp.swapaxes(expected[2], 0, 1), rtol=1e-6)
 
 
 def test_the_carry_keeps_its_axes():
@@ -70,15 +70,15 @@ def test_a_module_as_function():
     last, states = pax.scan(cell, state, xs["a"])
     for i, x in enumerate(xs["a"]):
         state, _ = cell(state, x)
-        np.testing.assert_allclose(states[i], state, rtol=1e-6)
-    np.testing.assert_allclose(last, state, rtol=1e-6)
+        assert_close(states[i], state, rtol=1e-6)
+    assert_close(last, state, rtol=1e-6)
 
 
 def test_modules_of_one_structure_are_not_mixed_up():
     for value in (0.3, 0.7):
         cell = Cell().replace(weight=jnp.full((2, 2), value))
         _, states = pax.scan(cell, jnp.zeros(2), xs["a"])
-        np.testing.assert_allclose(states[1], cell(states[0], xs["a"][1])[0], rtol=1e-6)
+        assert_close(states[1], cell(states[0], xs["a"][1])[0], rtol=1e-6)
 
 
 def test_gradients_pass_through():
@@ -95,7 +95,7 @@ def test_a_module_and_its_optimizer_as_state():
         return (model.map(lambda w: w * 0.5), total + x), model.weight.sum()
 
     (_, total), sums = pax.scan(train, (Cell(), 0.0), jnp.ones(3))
-    np.testing.assert_allclose(sums, [1.2, 0.6, 0.3], rtol=1e-6)
+    assert_close(sums, [1.2, 0.6, 0.3], rtol=1e-6)
     assert float(total) == 3
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import pax_export as pax
 from pax_export import transforms as T
-from tests.transforms.models import assert_close, at, batch, stacked
+from tests.transforms.models import assert_trees_close, at, batch, stacked
 
 N = 2
 half = jmp.get_policy("params=float32,compute=bfloat16,output=float32")
@@ -153,7 +153,7 @@ def test_pair(outer, inner):
     before = jax.tree_util.tree_leaves(net)
     got = TRANSFORMS[outer](TRANSFORMS[inner](call))(net, x)
     expected = BY_HAND[outer](BY_HAND[inner](pax.pure(call)))(net, x)
-    assert_close(got, expected, 2e-2)  # bfloat16 inside
+    assert_trees_close(got, expected, 2e-2)  # bfloat16 inside
     assert all(a is b for a, b in zip(before, jax.tree_util.tree_leaves(net)))
 
 
@@ -171,4 +171,4 @@ def test_state_is_written_back_through_two(outer):
 
     new = pax.pure(step)(net, x)
     expected = BY_HAND[outer](pax.pure(call))(net, x)[1]
-    assert_close(new, expected, 2e-2)
+    assert_trees_close(new, expected, 2e-2)

@@ -18,11 +18,12 @@ from jax.tree_util import tree_leaves, tree_structure
 import pax_export as pax
 from pax_export import EmptyNode
 from pax_export import transforms as T
+from tests.closeness import assert_close
 from tests.transforms.models import (
     Block,
     Carry,
-    assert_close,
     assert_same,
+    assert_trees_close,
     at,
     batch,
     in_a_loop,
@@ -46,7 +47,7 @@ def test_g1_structure_and_aux():
     model = Block(4)
     grads, new = T.grad(loss_and_module, has_aux=True)(model, x)
     assert tree_structure(grads) == tree_structure(model.parameters())
-    assert_close(new, (model % x)[0])
+    assert_trees_close(new, (model % x)[0])
     assert (new.bn.ema_mean.averages != model.bn.ema_mean.averages).all()
     assert (model.bn.ema_mean.averages == 0).all()
 
@@ -91,15 +92,15 @@ def test_g4_several_arguments():
     assert tree_structure(first) == tree_structure(second) == tree_structure(a)
     of_x, of_a = T.grad(loss, argnums=(0, 1))(x, a, x, b)
     assert of_x.shape == x.shape
-    assert_close(of_a, first)
-    assert_close(of_x, jax.grad(loss)(x, a, x, b))
+    assert_trees_close(of_a, first)
+    assert_trees_close(of_x, jax.grad(loss)(x, a, x, b))
 
 
 def test_g5_the_same_module_twice():
     layer = pax.Linear(4, 4)
     first, second = T.grad(lambda a, b: b(jnp.tanh(a(x))).sum(), (0, 1))(layer, layer)
     tied = T.grad(lambda layer: layer(jnp.tanh(layer(x))).sum())(layer)
-    assert_close(first.map(jnp.add, second), tied)
+    assert_trees_close(first.map(jnp.add, second), tied)
 
 
 @pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0)], ids=["legacy", "typed"])
@@ -226,12 +227,12 @@ def test_v1_layers_are_those_built_one_by_one():
     for i in range(5):
         seeded()
         with T.rng_fold(i):
-            assert_close(at(layers.vmap_module, i), pax.Linear(3, 4))
+            assert_trees_close(at(layers.vmap_module, i), pax.Linear(3, 4))
 
 
 def test_v2_one_key_for_all():
     weight = T.Vmap(pax.Linear, axis_size=5, split_rngs=None)(3, 4).vmap_module.weight
-    np.testing.assert_allclose(weight, jnp.broadcast_to(weight[0], weight.shape), rtol=1e-6)
+    assert_close(weight, jnp.broadcast_to(weight[0], weight.shape), rtol=1e-6)
 
 
 def test_v3_axes_of_single_leaves():
@@ -244,7 +245,7 @@ def test_v3_axes_of_single_leaves():
     one = pax.Linear(3, 4).replace(
         weight=layers.vmap_module.weight[:, :, 1], bias=layers.vmap_module.bias[:, 1]
     )
-    assert_close(layers(xs)[1], one(xs))
+    assert_trees_close(layers(xs)[1], one(xs))
 
 
 def test_v5_state_that_no_axis_covers():
@@ -268,7 +269,7 @@ def test_v5_state_that_no_axis_covers():
     mapped = T.vmap(call_and_average, state_axes={}, axis_name="batch")
     new = mapped(norm, xs[:, None])
     expected = (norm % xs.reshape(1, -1, 4))[0]
-    assert_close(new.ema_mean, expected.ema_mean)
+    assert_trees_close(new.ema_mean, expected.ema_mean)
 
 
 def test_v9_calls_outside_of_pure():
@@ -280,8 +281,8 @@ def test_v9_calls_outside_of_pure():
     assert (norms.vmap_module.ema_mean.averages == 0).all()
     for i in range(5):
         one, y_of_one = pax.BatchNorm1D(4) % xs[i]
-        assert_close(at(new.vmap_module, i), one)
-        assert_close(y[i], y_of_one)
+        assert_trees_close(at(new.vmap_module, i), one)
+        assert_trees_close(y[i], y_of_one)
     assert norms.eval()(xs).shape == xs.shape
 
 
@@ -314,8 +315,8 @@ def test_s1_equal_to_the_loop():
     new, (y, nothing) = net % x
     layers, expected = in_a_loop([at(net.scan_module, i) for i in range(5)], x)
     assert nothing is None
-    assert_close(y, expected)
-    assert_close(new.scan_module, stacked(layers))
+    assert_trees_close(y, expected)
+    assert_trees_close(new.scan_module, stacked(layers))
 
 
 def test_s2_shared_state():
@@ -329,8 +330,8 @@ def test_s2_shared_state():
     for i in range(5):
         parameters = at(inner.parameters(), i)
         state, (expected, _) = (state | parameters) % expected
-    assert_close(y, expected)
-    assert_close(new.scan_module.bn.ema_var, state.bn.ema_var)
+    assert_trees_close(y, expected)
+    assert_trees_close(new.scan_module.bn.ema_var, state.bn.ema_var)
     assert_same(new.scan_module.dropout, state.dropout)
 
 
@@ -363,9 +364,9 @@ def test_s3_axes_of_inputs_and_outputs():
     expected = batch(1, 3)
     for i in range(5):
         expected = at(net.scan_module.linear, i)(expected + a[i] + b)
-        assert_close(first[:, i], expected)
-        assert_close(second[..., i], expected)
-    assert_close(y, expected)
+        assert_trees_close(first[:, i], expected)
+        assert_trees_close(second[..., i], expected)
+    assert_trees_close(y, expected)
 
 
 @pytest.mark.parametrize("options", [{"reverse": True}, {"unroll": 4}, {"unroll": True}])
@@ -374,8 +375,8 @@ def test_s6_reverse_and_unroll(options):
     new, (y, _) = net % x
     order = range(5)[::-1] if options.get("reverse") else range(5)
     layers, expected = in_a_loop([at(net.scan_module, i) for i in order], x)
-    assert_close(y, expected)
-    assert_close(new.scan_module, stacked([layers[i] for i in order]))
+    assert_trees_close(y, expected)
+    assert_trees_close(new.scan_module, stacked([layers[i] for i in order]))
 
 
 def test_s9_names_of_the_stacked_axis():
@@ -419,8 +420,8 @@ def test_s11_a_training_loop():
         state, total = step(state, each)
         totals.append(total)
     scanned, stacked_totals = T.scan(step)(start, batches)
-    assert_close(scanned, state)
-    assert_close(stacked_totals, jnp.stack(totals))
+    assert_trees_close(scanned, state)
+    assert_trees_close(stacked_totals, jnp.stack(totals))
 
 
 def test_s12_vmap_of_scan():
@@ -431,8 +432,8 @@ def test_s12_vmap_of_scan():
     new, (y, _) = nets % xs
     for i in range(2):
         layers, expected = in_a_loop([at(at(inner, i), j) for j in range(3)], xs[i])
-        assert_close(y[i], expected)
-        assert_close(at(new.vmap_module.scan_module, i), stacked(layers))
+        assert_trees_close(y[i], expected)
+        assert_trees_close(at(new.vmap_module.scan_module, i), stacked(layers))
 
 
 # --- remat ------------------------------------------------------------------------------
@@ -464,7 +465,7 @@ def test_r2_scan_of_remat():
 
         grads, (new, y) = T.grad(loss, has_aux=True)(net, x)
         results.append((tree_leaves(grads), tree_leaves(new), y))
-    assert_close(*results)
+    assert_trees_close(*results)
     assert net.scan_module.remat_module.linear.weight.shape == (3, 4, 4)
 
 
@@ -486,7 +487,7 @@ def test_r4_decorated_methods():
     expected = x
     for i in range(5):
         expected = jnp.sin(at(net.linear, i)(expected))
-    assert_close(net(x)[0], expected)
+    assert_trees_close(net(x)[0], expected)
 
 
 # --- all --------------------------------------------------------------------------------
@@ -496,7 +497,7 @@ def test_m1_other_methods_through_nested_wrappers():
     nets, xs = T.Vmap(T.Remat(Block), axis_size=2)(4), batch(2, 3, 4)
     new, y = pax.module_and_value(nets.call.enc)(xs)
     linear = nets.vmap_module.remat_module.linear
-    assert_close(y, jnp.stack([at(linear, i)(xs[i]) for i in range(2)]))
+    assert_trees_close(y, jnp.stack([at(linear, i)(xs[i]) for i in range(2)]))
     assert_same(new, nets)
     new, y = pax.module_and_value(lambda nets, xs: nets.call.enc(xs))(nets, xs)
     assert y.shape == (2, 3, 4)

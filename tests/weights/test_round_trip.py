@@ -1,5 +1,6 @@
 """What is saved is what is loaded: every kind of module, leaf, dtype and place."""
 
+import os
 import subprocess
 import sys
 
@@ -175,7 +176,7 @@ print("equal")
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=900,
-        env={"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu",
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu",
              "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert done.stdout == "equal\n", done.stderr

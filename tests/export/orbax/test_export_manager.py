@@ -11,6 +11,7 @@ from pax_export._errors import ExportPathError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig, utils
 from pax_export.export.orbax import config as orbax_config
 from pax_export.export.orbax.tensorflow_export import TensorFlowExport
+from tests.closeness import assert_close
 from tests.export.orbax.models import X, linear, module, params, x_spec
 
 
@@ -34,15 +35,15 @@ def test_a_signature(save):
     loaded = save(module(), ServingConfig("serving_default", [x_spec()]))
     signature = loaded.signatures["serving_default"]
     assert list(signature.structured_input_signature[1]) == ["x"]
-    np.testing.assert_allclose(signature(x=tf.constant(X))["output_0"], linear(params(), X))
-    np.testing.assert_allclose(loaded(tf.constant(X)), linear(params(), X))
+    assert_close(signature(x=tf.constant(X))["output_0"], linear(params(), X))
+    assert_close(loaded(tf.constant(X)), linear(params(), X))
 
 
 def test_the_function_of_a_signature():
     manager = ExportManager(module(), [ServingConfig(["a", "b"], [x_spec()])])
     assert list(manager.serving_signatures) == ["a", "b"]
     assert isinstance(manager.tf_module, tf.Module)
-    np.testing.assert_allclose(manager.serving_signatures["a"](X), linear(params(), X))
+    assert_close(manager.serving_signatures["a"](X), linear(params(), X))
 
 
 def test_several_configs_methods_and_keys(save):
@@ -57,7 +58,7 @@ def test_several_configs_methods_and_keys(save):
     )
     for key, factor in (("first", 1), ("second", 2), ("again", 2)):
         (output,) = loaded.signatures[key](x=tf.constant(X)).values()
-        np.testing.assert_allclose(output, factor * linear(params(), X))
+        assert_close(output, factor * linear(params(), X))
 
 
 def test_what_is_called_is_the_default_signature(save):
@@ -70,7 +71,7 @@ def test_what_is_called_is_the_default_signature(save):
         ServingConfig("first", [x_spec()], method_key="one"),
         ServingConfig("serving_default", [x_spec()], method_key="two"),
     )
-    np.testing.assert_allclose(loaded(tf.constant(X)), 2 * linear(params(), X))
+    assert_close(loaded(tf.constant(X)), 2 * linear(params(), X))
 
 
 def test_nested_inputs_keep_their_structure_in_calls(save):
@@ -83,8 +84,8 @@ def test_nested_inputs_keep_their_structure_in_calls(save):
     )
     given = {"u": tf.constant(X), "rest": [tf.ones(2)]}
     expected = linear(params(), X) + 2
-    np.testing.assert_allclose(loaded(given), expected)
-    np.testing.assert_allclose(loaded.signatures["s"](u=X, r=tf.ones(2))["output_0"], expected)
+    assert_close(loaded(given), expected)
+    assert_close(loaded.signatures["s"](u=X, r=tf.ones(2))["output_0"], expected)
 
 
 def test_processors(save):
@@ -102,7 +103,7 @@ def test_processors(save):
     )
     lengths = np.array([[1.0], [3.0]]) * np.ones((1, 3))
     found = loaded.signatures["s"](text=tf.constant(["a", "bcd"]))["total"]
-    np.testing.assert_allclose(found, linear(params(), lengths).sum(-1))
+    assert_close(found, linear(params(), lengths).sum(-1))
 
 
 def test_the_preprocessor_knows_its_inputs(save):
@@ -111,7 +112,7 @@ def test_the_preprocessor_knows_its_inputs(save):
     )
     loaded = save(module(), ServingConfig("s", tf_preprocessor=both))
     found = loaded.signatures["s"](x=tf.constant(X), z=tf.constant(X))["output_0"]
-    np.testing.assert_allclose(found, linear(params(), 2 * X))
+    assert_close(found, linear(params(), 2 * X))
 
 
 def test_vocabularies_are_saved_whether_they_are_named_or_not(save, tmp_path):
@@ -142,7 +143,7 @@ def test_vocabularies_are_saved_whether_they_are_named_or_not(save, tmp_path):
     file.unlink()
     for key in ("named", "found"):
         output = loaded.signatures[key](words=tf.constant(["c", "a"]))["output_0"]
-        np.testing.assert_allclose(output, linear(params(), np.eye(3)[[2, 0]]))
+        assert_close(output, linear(params(), np.eye(3)[[2, 0]]))
 
 
 def test_text_goes_past_the_model(save):
@@ -154,7 +155,7 @@ def test_text_goes_past_the_model(save):
         preprocess_output_passthrough_enabled=True,
     )
     output = save(module(), config).signatures["s"](x=tf.constant(X), id=tf.constant(["a", "b"]))
-    np.testing.assert_allclose(output["y"], linear(params(), X))
+    assert_close(output["y"], linear(params(), X))
     assert output["id"].numpy().tolist() == [b"a", b"b"]
 
 
@@ -178,8 +179,8 @@ def test_defaults_of_inputs(save, tmp_path):
         module(lambda p, x: {"a": [linear(p, x)]}), ServingConfig("s", [default])
     )  # nested, so the signature is made anew
     signatures = utils.CallableSignatures.from_saved_model(str(tmp_path / "model"), ["serve"])
-    np.testing.assert_allclose(signatures.signatures["s"]()["a.0"], linear(params(), X[:1]))
-    np.testing.assert_allclose(signatures.signatures["s"](x=X)["a.0"], linear(params(), X))
+    assert_close(signatures.signatures["s"]()["a.0"], linear(params(), X[:1]))
+    assert_close(signatures.signatures["s"](x=X)["a.0"], linear(params(), X))
     with pytest.raises(ValueError, match="no input z"):
         signatures.signatures["s"](z=X)
 
@@ -193,7 +194,7 @@ def test_overrides_go_before_the_configs(save):
     )
     assert sorted(loaded.signatures) == ["a", "b", "c"]
     for key in ("b", "c"):
-        np.testing.assert_allclose(loaded.signatures[key](x=tf.constant(X))["same"], X)
+        assert_close(loaded.signatures[key](x=tf.constant(X))["same"], X)
 
 
 MISTAKES = {
@@ -253,7 +254,7 @@ def test_a_model_can_be_saved_again_after_an_update(tmp_path):
     made.update_variables({"w": jnp.zeros((3, 2)), "b": jnp.ones(2)})
     manager.save(tmp_path / "2")
     found = manager.load(tmp_path / "2").signatures["s"](x=tf.constant(X))["output_0"]
-    np.testing.assert_allclose(found, np.ones((2, 2)))
+    assert_close(found, np.ones((2, 2)))
 
 
 def test_a_model_whose_ties_end_is_saved_with_both_arrays(tmp_path):
@@ -264,7 +265,7 @@ def test_a_model_whose_ties_end_is_saved_with_both_arrays(tmp_path):
     made.update_variables({"in": w, "out": 2 * w})
     manager.save(tmp_path / "2")
     found = manager.load(tmp_path / "2").signatures["s"](x=tf.constant(X))["output_0"]
-    np.testing.assert_allclose(found, X @ w @ (2 * w))
+    assert_close(found, X @ w @ (2 * w))
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path):
@@ -285,9 +286,7 @@ def test_aliases_of_functions_stay(tmp_path):
     options = tf.saved_model.SaveOptions(function_aliases={"the_model": function})
     manager.save(tmp_path / "model", options)
     loaded = tf.saved_model.load(str(tmp_path / "model"))
-    np.testing.assert_allclose(
-        loaded.signatures["s"](x=tf.constant(X))["output_0"], linear(params(), X)
-    )
+    assert_close(loaded.signatures["s"](x=tf.constant(X))["output_0"], linear(params(), X))
     from tensorflow.core.protobuf import saved_model_pb2
 
     stored = saved_model_pb2.SavedModel()
@@ -310,7 +309,7 @@ def test_preprocessors_alone(save, monkeypatch):
     assert dict(made.methods) == {}
     config = ServingConfig("s", [x_spec()], tf_preprocessor=lambda x: {"a": x, "b": [x + 1]})
     output = save(made, config).signatures["s"](x=tf.constant(X))
-    np.testing.assert_allclose(output["output_1"], X + 1)
+    assert_close(output["output_1"], X + 1)
     with pytest.raises(ValueError, match=r"serving_config\.tf_preprocessor must be provided"):
         ExportManager(made, [ServingConfig("s", [x_spec()])])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import tensorflow as tf
 from jax import export as jax_export
@@ -12,6 +11,7 @@ from jax import export as jax_export
 from pax_export._errors import InvalidArgumentError, UnsupportedDtypeError
 from pax_export.export.orbax import JaxModule, constants
 from pax_export.export.orbax.modules.tensorflow_module import TensorFlowModule
+from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, call, linear, module, params, x_spec
 
 TWO = {"one": linear, "two": lambda p, x: 2 * linear(p, x)}
@@ -22,13 +22,13 @@ def test_one_function_has_the_default_key():
     made = module()
     assert isinstance(made, tf.Module)
     assert list(made.methods) == [constants.DEFAULT_METHOD_KEY]
-    np.testing.assert_allclose(call(made), made.jax_methods[KEY](X))
+    assert_close(call(made), made.jax_methods[KEY](X))
 
 
 def test_a_mapping_of_functions_keeps_its_keys():
     made = JaxModule(params(), TWO, input_polymorphic_shape=SHAPES)
     for key in TWO:
-        np.testing.assert_allclose(call(made, key=key), TWO[key](params(), X))
+        assert_close(call(made, key=key), TWO[key](params(), X))
 
 
 def test_what_was_given_can_be_read():
@@ -188,17 +188,17 @@ def test_gradients_while_nothing_is_saved():
     variables = {variable.name: variable for variable in made.variables}
     found = tape.gradient(loss, [variables["b:0"], variables["w:0"]])
     for value, name in zip(found, ("b", "w")):
-        np.testing.assert_allclose(value, expected[name], rtol=1e-5)
+        assert_close(value, expected[name], rtol=1e-5)
 
 
 def test_exports_of_jax_itself():
     made = module(jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)})
     (exported,) = made.obm_module_to_jax_exported_map(jnp.asarray(X)).values()
     assert isinstance(exported, jax_export.Exported)
-    np.testing.assert_allclose(exported.call(params(), X), linear(params(), X))
+    assert_close(exported.call(params(), X), linear(params(), X))
 
 
 def test_the_module_of_newer_versions():
     made = TensorFlowModule(params=params(), apply_fn=linear, trainable=True)
     assert made.export_version() is constants.ExportModelType.TF_SAVEDMODEL
-    np.testing.assert_allclose(call(made), linear(params(), X))
+    assert_close(call(made), linear(params(), X))

@@ -14,6 +14,7 @@ import tensorflow as tf
 from pax_export._errors import UnsupportedDtypeError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
 from pax_export.export.orbax import config as orbax_config
+from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, call, linear, module, params, x_spec
 
 BIG = np.asarray(jax.random.normal(jax.random.key(0), (3, 256)))
@@ -49,7 +50,7 @@ def test_a_closed_over_array_is_one_variable(trainable, tmp_path):
         with tf.GradientTape() as tape:
             found = loaded.signatures[key](x=tf.constant(X))["y"]
             total = tf.reduce_sum(found)
-        np.testing.assert_allclose(found, function({"w": 1.0}, X)["y"], rtol=1e-5, atol=1e-5)
+        assert_close(found, function({"w": 1.0}, X)["y"], rtol=1e-5, atol=1e-5)
         if trainable:
             (variable,) = loaded.signatures[key].trainable_variables
             assert tape.gradient(total, variable).shape == [3]
@@ -76,8 +77,8 @@ def test_nested_outputs_are_saved(tmp_path):
     loaded = saved(tmp_path, made)
     found, expected = loaded.signatures["s"](x=tf.constant(X)), function(params(), X)
     assert sorted(found) == ["one", "pair.0", "pair.1.0"]
-    np.testing.assert_allclose(found["pair.1.0"], expected["pair"][1][0])
-    np.testing.assert_allclose(loaded(tf.constant(X))["pair"][1][0], expected["pair"][1][0])
+    assert_close(found["pair.1.0"], expected["pair"][1][0])
+    assert_close(loaded(tf.constant(X))["pair"][1][0], expected["pair"][1][0])
 
 
 def test_tuples_in_tuples_are_saved(tmp_path):
@@ -102,7 +103,7 @@ jax.tree_util.register_dataclass(Scores, ["best", "every"], [])
 def test_outputs_of_classes_are_dicts_of_their_fields(tmp_path):
     made = module(lambda p, x: Scores(linear(p, x).max(-1), linear(p, x)))
     found = saved(tmp_path, made).signatures["s"](x=tf.constant(X))
-    np.testing.assert_allclose(found["best"], linear(params(), X).max(-1))
+    assert_close(found["best"], linear(params(), X).max(-1))
 
 
 def test_numbers_and_keys_are_params(tmp_path):
@@ -112,21 +113,21 @@ def test_numbers_and_keys_are_params(tmp_path):
         return {"y": params["scale"] * x + jax.random.normal(params["key"], (3,))}
 
     found = saved(tmp_path, module(function, params=given)).signatures["s"](x=tf.constant(X))
-    np.testing.assert_allclose(found["y"], function(given, X)["y"], rtol=1e-6)
+    assert_close(found["y"], function(given, X)["y"], rtol=1e-6)
 
 
 def test_a_refused_update_leaves_the_jax_methods_as_they_were():
     made = module()
     with pytest.raises(ValueError, match="PyTree structure"):
         made.update_variables({"w": jnp.zeros((3, 2))})
-    np.testing.assert_allclose(made.jax_methods[KEY](X), linear(params(), X))
+    assert_close(made.jax_methods[KEY](X), linear(params(), X))
 
 
 def test_a_model_of_two_signatures_can_be_called(tmp_path):
     loaded = saved(
         tmp_path, module(), ServingConfig("a", [x_spec()]), ServingConfig("b", [x_spec()])
     )
-    np.testing.assert_allclose(loaded(tf.constant(X)), linear(params(), X))
+    assert_close(loaded(tf.constant(X)), linear(params(), X))
 
 
 def test_two_preprocessors_alone_are_two(tmp_path):
@@ -138,7 +139,7 @@ def test_two_preprocessors_alone_are_two(tmp_path):
             ServingConfig("b", [x_spec()], tf_preprocessor=lambda x: x + 2),
         )
     for key, more in (("a", 1), ("b", 2)):
-        np.testing.assert_allclose(loaded.signatures[key](x=tf.constant(X))["output_0"], X + more)
+        assert_close(loaded.signatures[key](x=tf.constant(X))["output_0"], X + more)
 
 
 def test_no_stale_file_stays(tmp_path):
@@ -195,7 +196,7 @@ def test_a_loaded_model_with_an_integer_output_can_be_differentiated(tmp_path):
     found = dict(zip(variables, tape.gradient(loss, list(variables.values()))))
     expected = jax.grad(lambda p: (linear(p, X) ** 2).sum())(params())
     for name in ("w", "b"):
-        np.testing.assert_allclose(found[f"{name}:0"], expected[name], rtol=1e-5)
+        assert_close(found[f"{name}:0"], expected[name], rtol=1e-5)
     np.testing.assert_array_equal(output["class"], jnp.argmax(linear(params(), X), -1))
 
 
@@ -206,4 +207,4 @@ def test_what_lapack_does_in_jax_runs_in_tensorflow(tmp_path):
 
     loaded = saved(tmp_path, module(function))
     found = loaded.signatures["s"](x=tf.constant(X))["y"]
-    np.testing.assert_allclose(found, function(params(), X)["y"], rtol=1e-4)
+    assert_close(found, function(params(), X)["y"], rtol=1e-4)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import pax_export as pax
 from pax_export._errors import UnsupportedDtypeError
 from pax_export.export.orbax import JaxModule, utils
+from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, call, linear, module, params, values
 
 
@@ -103,11 +104,11 @@ def test_any_pytree(kind):
     made = module(function, params=given)
     found = {variable.name.removesuffix(":0") for variable in made.variables}
     assert names <= found
-    np.testing.assert_allclose(call(made), function(given, X), rtol=1e-5, atol=1e-6)
+    assert_close(call(made), function(given, X), rtol=1e-5, atol=1e-6)
     twice = jax.tree_util.tree_map(lambda x: 2 * x if hasattr(x, "shape") else x, given)
     made.update_variables(twice)
-    np.testing.assert_allclose(call(made), function(twice, X), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(made.jax_methods[KEY](X), function(twice, X), rtol=1e-5)
+    assert_close(call(made), function(twice, X), rtol=1e-5, atol=1e-6)
+    assert_close(made.jax_methods[KEY](X), function(twice, X), rtol=1e-5)
 
 
 def test_a_function_in_the_params_is_part_of_the_export():
@@ -126,7 +127,7 @@ def test_numbers_and_keys_of_jax():
 
     made = module(function, params=given)
     found, expected = call(made), function(given, X)
-    np.testing.assert_allclose(found["z"], expected["z"], rtol=1e-6)
+    assert_close(found["z"], expected["z"], rtol=1e-6)
     assert found["y"].dtype == expected["y"].dtype == jnp.bfloat16  # numbers have no dtype
     made.update_variables({**given, "scale": 3.0, "key": jax.random.key(2)})
     assert float(call(made)["y"][0]) == 3.0
@@ -135,7 +136,7 @@ def test_numbers_and_keys_of_jax():
 def test_numbers_of_64_bits_come_as_jax_takes_them():
     given = {"a": np.array(5.0), "n": np.arange(3)}
     made = module(lambda p, x: x * p["a"] + p["n"], params=given)
-    np.testing.assert_allclose(call(made), X * 5 + np.arange(3))
+    assert_close(call(made), X * 5 + np.arange(3))
     made.update_variables({"a": np.array(6.0), "n": np.arange(3)})
     assert values(made)["a:0"] == 6
     with pytest.raises(UnsupportedDtypeError, match="numbers that do not fit"):
@@ -166,7 +167,7 @@ def test_a_refused_update_changes_nothing(new, words):
     with pytest.raises(ValueError, match=words):
         made.update_variables(new)
     np.testing.assert_equal(values(made), before)
-    np.testing.assert_allclose(made.jax_methods[KEY](X), linear(params(), X))
+    assert_close(made.jax_methods[KEY](X), linear(params(), X))
 
 
 def test_an_update_that_breaks_is_taken_back(monkeypatch):
@@ -185,7 +186,7 @@ def test_an_update_that_breaks_is_taken_back(monkeypatch):
     with pytest.raises(MemoryError):
         made.update_variables(jax.tree_util.tree_map(lambda x: 2 * x, params()))
     np.testing.assert_equal(values(made), before)
-    np.testing.assert_allclose(made.jax_methods[KEY](X), linear(params(), X))
+    assert_close(made.jax_methods[KEY](X), linear(params(), X))
 
 
 def test_a_deleted_array_is_refused():
@@ -199,7 +200,7 @@ def test_an_update_makes_no_variables(monkeypatch):
     made = module()
     monkeypatch.setattr(tf, "Variable", None)
     made.update_variables(jax.tree_util.tree_map(lambda x: 2 * x, params()))
-    np.testing.assert_allclose(call(made), 2 * linear(params(), X))
+    assert_close(call(made), 2 * linear(params(), X))
 
 
 def test_the_old_params_are_let_go():
@@ -223,10 +224,10 @@ def test_tied_arrays_are_one_variable_until_they_differ():
     new = jnp.full((3, 3), 2.0)
     made.update_variables({"in": new, "out": new + 0})
     assert len(made.variables) == 1
-    np.testing.assert_allclose(call(made), X @ new @ new)
+    assert_close(call(made), X @ new @ new)
     made.update_variables({"in": new, "out": w})
     assert len(made.variables) == 2
-    np.testing.assert_allclose(call(made), X @ new @ w)
+    assert_close(call(made), X @ new @ w)
 
 
 def test_one_array_that_is_trained_at_one_place_only():

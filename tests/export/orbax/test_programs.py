@@ -17,6 +17,8 @@ import optax
 import pytest
 import tensorflow as tf
 
+from tests.closeness import assert_close
+
 IMAGES = """
 from orbax.export import ExportManager, JaxModule, ServingConfig
 
@@ -155,7 +157,7 @@ def program(source):
 @pytest.mark.parametrize("batch", [None, 2])
 def test_a_network_for_images(batch, tmp_path):
     found, expected = program(IMAGES)["export_net"](str(tmp_path / "model"), batch)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_exports_while_it_trains(tmp_path):
@@ -164,14 +166,14 @@ def test_exports_while_it_trains(tmp_path):
     for step, expected in history.items():
         loaded = tf.saved_model.load(str(tmp_path / str(step)))
         found = loaded.signatures["serving_default"](x=tf.ones((3, 1)))["y"]
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert_close(found, expected, rtol=1e-5)
 
 
 def test_a_policy_of_several_inputs(tmp_path):
     variables = {"w": jnp.ones((4, 2))}
     called, served = program(POLICY)["export_policy"](variables, str(tmp_path / "model"))
-    np.testing.assert_allclose(called, np.tanh(np.full((1, 2), 5.0)), rtol=1e-6)
-    np.testing.assert_allclose(served["actions"], called)
+    assert_close(called, np.tanh(np.full((1, 2), 5.0)), rtol=1e-6)
+    assert_close(served["actions"], called)
 
 
 def test_what_tensorflow_itself_saves_of_a_module(tmp_path):
@@ -190,4 +192,4 @@ def test_what_tensorflow_itself_saves_of_a_module(tmp_path):
     )
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     found = loaded.signatures["serving_default"](input=tf.ones(3))["output_0"]
-    np.testing.assert_allclose(found, np.sin(np.ones(3)) + table.sum(), rtol=1e-5)
+    assert_close(found, np.sin(np.ones(3)) + table.sum(), rtol=1e-5)

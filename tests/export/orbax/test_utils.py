@@ -15,6 +15,7 @@ from pax_export._errors import ExportPathError
 from pax_export.export import orbax
 from pax_export.export.orbax import utils
 from pax_export.export.orbax.config import Config, bool_env, config
+from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, linear, module, params, x_spec
 
 ONE = tf.TensorSpec([None], tf.int32, name="one")
@@ -30,8 +31,8 @@ def test_defaults_of_arguments():
     spec = utils.TensorSpecWithDefault(tf.TensorSpec([2], tf.float32), [1.0, 2.0])
     assert spec.default_val.dtype == tf.float32
     function = utils.with_default_args(lambda a, b: a + b["k"], [tf.TensorSpec([2]), {"k": spec}])
-    np.testing.assert_allclose(function(tf.ones(2)), [2, 3])
-    np.testing.assert_allclose(function(tf.ones(2), {"k": tf.ones(2)}), [2, 2])
+    assert_close(function(tf.ones(2)), [2, 3])
+    assert_close(function(tf.ones(2), {"k": tf.ones(2)}), [2, 2])
     plain = utils.remove_signature_defaults([{"k": spec}])
     assert plain == [{"k": spec.tensor_spec}]
 
@@ -76,7 +77,7 @@ def test_primary_inputs_have_one_batch():
 def test_a_whole_signature_as_one_function():
     serving = orbax.ServingConfig("s", [x_spec()], lambda x: x + 1, lambda y: {"y": y})
     function = utils.make_e2e_inference_fn(module().methods[KEY], serving)
-    np.testing.assert_allclose(function(X)["y"], linear(params(), X + 1))
+    assert_close(function(X)["y"], linear(params(), X + 1))
 
 
 def test_bfloat16_inside():
@@ -89,7 +90,7 @@ def test_bfloat16_inside():
     found = module(utils.with_bfloat16(apply)).methods[KEY](X)
     assert seen == [(jnp.bfloat16, jnp.bfloat16)]
     assert (found["y"].dtype, found["n"].dtype) == (tf.float32, tf.int32)
-    np.testing.assert_allclose(found["y"], linear(params(), X), rtol=1e-2)
+    assert_close(found["y"], linear(params(), X), rtol=1e-2)
 
 
 def test_bfloat16_of_one_side_only():
@@ -105,7 +106,7 @@ def test_exported_functions_in_a_directory(tmp_path):
     utils.save_jax_exported_map(str(tmp_path / "functions"), exported)
     loaded = utils.load_jax_exported_map(str(tmp_path / "functions"))
     assert list(loaded) == [KEY]
-    np.testing.assert_allclose(loaded[KEY].call(params(), X), linear(params(), X))
+    assert_close(loaded[KEY].call(params(), X), linear(params(), X))
     with pytest.raises(ValueError, match="already exists"):
         utils.save_jax_exported_map(tmp_path / "functions", exported)
 

@@ -14,6 +14,7 @@ import pax_export as pax
 from pax_export import sharding
 from pax_export._errors import ShardingError
 from pax_export.sharding._init import program_of
+from tests.closeness import assert_close
 
 RULES = sharding.tensor_parallel() & sharding.fully_sharded(min_size=64)
 
@@ -103,7 +104,7 @@ def test_init_gives_what_the_constructor_gives(mesh):
     assert jax.tree.structure(net) == jax.tree.structure(expected)
     assert_lies_as_planned(net, mesh, RULES)
     for x, y in zip(jax.tree.leaves(net), jax.tree.leaves(expected)):
-        np.testing.assert_allclose(x, y, rtol=1e-6)
+        assert_close(x, y, rtol=1e-6)
 
 
 def test_two_models_of_one_constructor_differ(mesh):

@@ -12,6 +12,7 @@ import pax_export as pax
 from pax_export import opax, sharding
 from pax_export import transforms as T
 from pax_export._errors import ShardingError
+from tests.closeness import assert_close
 
 BOTH = sharding.tensor_parallel() & sharding.fully_sharded(min_size=64)
 
@@ -86,7 +87,7 @@ def test_a_step(case):
     for _ in range(2):
         net, optimizer, expected = one(net, optimizer, x)
         *now, loss = many(*now, batch)
-        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+        assert_close(loss, expected, rtol=1e-5)
     assert many._cache_size() == 1
     for before, after in zip(jax.tree.leaves((placed, state)), jax.tree.leaves(tuple(now))):
         assert after.sharding.is_equivalent_to(before.sharding, before.ndim)
