@@ -81,16 +81,12 @@ def made(root: Path, place: Path, version: str) -> list[Path]:
     """
     _say("building the sdist, and from it the wheel")
     source = sources.copy(root, place / "source")
-    sdist, wheel = building.build(source, place)
+    sdist, wheel = building.build(source, place / "built")
     _say("checking both")
+    refuse([*contents.sdist_faults(sdist, source, version), *contents.compiled_faults(wheel)])
+    wheel = building.for_pypi(wheel, place / "wheel")
     building.audit(sdist, wheel)
-    refuse(
-        [
-            *contents.sdist_faults(sdist, source, version),
-            *contents.wheel_faults(wheel, source, version),
-            *contents.platform_faults(wheel),
-        ]
-    )
+    refuse([*contents.wheel_faults(wheel, source, version), *contents.platform_faults(wheel)])
     return [sdist, wheel]
 
 

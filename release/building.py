@@ -14,11 +14,21 @@ MANYLINUX = f"manylinux_2_17_{platform.machine()}"
 
 def build(source: Path, out: Path) -> tuple[Path, Path]:
     """Builds both from a copy of the sources; returns the sdist and the wheel."""
-    made = out / "built"
-    run("build", "--outdir", made, source, env=os.environ | _linker())
-    (sdist,) = made.glob("*.tar.gz")
-    (wheel,) = made.glob("*.whl")
-    return sdist, _for_pypi(wheel, out / "wheel")
+    run("build", "--outdir", out, source, env=os.environ | _linker())
+    (sdist,) = out.glob("*.tar.gz")
+    (wheel,) = out.glob("*.whl")
+    return sdist, wheel
+
+
+def for_pypi(wheel: Path, out: Path) -> Path:
+    """The wheel as PyPI takes it: on Linux it says for which."""
+    if sys.platform != "linux":
+        return wheel
+    # The platform is named because auditwheel cannot tell glibc from other libraries by a
+    # file that calls neither.
+    run("auditwheel", "repair", "--plat", MANYLINUX, "--only-plat", "--strip", "-w", out, wheel)
+    (repaired,) = out.glob("*.whl")
+    return repaired
 
 
 def audit(sdist: Path, wheel: Path) -> None:
@@ -40,14 +50,3 @@ def run(module: str, *arguments: str | Path, env: dict[str, str] | None = None) 
 def _linker() -> dict[str, str]:
     """Python links as it was linked itself, and some write their own folder into the file."""
     return {"LDSHARED": "cc -shared"} if sys.platform == "linux" else {}
-
-
-def _for_pypi(wheel: Path, out: Path) -> Path:
-    """The wheel as PyPI takes it: on Linux it says for which."""
-    if sys.platform != "linux":
-        return wheel
-    # The platform is named because auditwheel cannot tell glibc from other libraries by a
-    # file that calls neither.
-    run("auditwheel", "repair", "--plat", MANYLINUX, "--only-plat", "--strip", "-w", out, wheel)
-    (repaired,) = out.glob("*.whl")
-    return repaired

@@ -33,7 +33,8 @@ def python_files(root: Path) -> set[str]:
 
 def c_files(root: Path) -> set[str]:
     """The files of the package that a wheel is compiled from."""
-    return {path.relative_to(root).as_posix() for path in (root / PACKAGE).rglob("*.c")}
+    found = {path.relative_to(root).as_posix() for path in (root / PACKAGE).rglob("*.c")}
+    return found | {f"{COMPILED}c"}
 
 
 def wheel_faults(path: Path, root: Path, version: str) -> list[str]:
@@ -45,7 +46,7 @@ def wheel_faults(path: Path, root: Path, version: str) -> list[str]:
         return [
             *_missing(path, python_files(root) - names),
             *_strays(path, names - python_files(root) - compiled - about),
-            *compiled_faults(path, compiled),
+            *compiled_faults(path),
             *_places(wheel, compiled),
             *_metadata_faults(wheel, version),
         ]
@@ -71,8 +72,10 @@ def is_compiled(name: str) -> bool:
     return name.endswith((".so", ".pyd"))
 
 
-def compiled_faults(path: Path, compiled: set[str]) -> list[str]:
+def compiled_faults(path: Path) -> list[str]:
     """What is wrong with the compiled files of a wheel, and with what its name says of them."""
+    with zipfile.ZipFile(path) as wheel:
+        compiled = {name for name in wheel.namelist() if is_compiled(name)}
     found = []
     if not any(name.startswith(COMPILED) for name in compiled):
         found.append(
