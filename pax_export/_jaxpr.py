@@ -133,13 +133,9 @@ def call_inlined(
 ) -> list[Any]:
     """Evaluates a traced program operation by operation, without calls in between.
 
-    Args:
-        program: what `trace(...).jaxpr` gives.
-        replaced: the new value, by the `id` of a constant.
-        arguments: the flat arguments.
-        rules: what to do instead of a primitive, by its name: a function of the
-            operands, and of the parameters by name, that gives the only result,
-            or None to let the primitive be.
+    Constants are replaced by their `id`, and primitives by their names: a rule is a
+    function of the operands, and of the parameters by name, that gives the only
+    result, or None to let the primitive be.
     """
 
     def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
@@ -160,12 +156,8 @@ def interpret(
 ) -> list[Any]:
     """Goes through a traced program with something else in place of arrays.
 
-    Args:
-        program: what `jax.make_jaxpr` gives.
-        arguments: what stands for the flat arguments.
-        operate: ``operate(name, operands, parameters, shapes of the results)``
-            gives what stands for the results of an operation.
-        constant: gives what stands for an array that the program holds.
+    ``operate(name, operands, parameters, shapes of the results)`` gives what stands for
+    the results of an operation, and ``constant`` for an array that the program holds.
     """
 
     def of_equation(equation: Any, given: list[Any]) -> Sequence[Any] | None:

@@ -150,17 +150,13 @@ def materialize(module: M, *example_inputs: Any, **kwargs: Any) -> M:
 
 
 class _Recorder:
-    """Remembers what was created during a call, as it was when created.
-
-    Attributes:
-        modules: by the id of each created module, that module and its first state.
-        values: by the id of the parent and the attribute, the parent and the first
-            value.  It finds arrays, and modules that were exchanged for updated
-            copies later in the call.
-    """
+    """Remembers what was created during a call, as it was when created."""
 
     def __init__(self) -> None:
+        # By the id of each created module, that module and its first state.
         self.modules: dict[int, tuple[Any, Any]] = {}
+        # By the parent's id and the attribute, the parent and the first value: finds arrays,
+        # and modules that were exchanged for updated copies later in the call.
         self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def record(self, parent: Any, name: str, value: Any) -> None:
