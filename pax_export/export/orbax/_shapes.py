@@ -7,30 +7,22 @@ its input.  A leaf of it is ``None`` (all sizes are known), text as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError
-from pax_export._jax import dimension_value
-from pax_export.export.tracing import dtypes
-
-_WRITE = 'input_polymorphic_shape="b, ..."'
+from pax_export._jax import dimension_names, dimension_value
 
 
 def broadcast(prefix: Any, tree: Any, argument: str, is_leaf: Any = None) -> list[Any]:
-    """One value for each leaf of a tree, from a tree that may end above the leaves.
-
-    Raises:
-        InvalidArgumentError: it is not the beginning of the tree.
-    """
+    """One value for each leaf of a tree, from a tree that may end above the leaves."""
+    values: list[Any] = []
 
     def stop(value: Any) -> bool:
         return value is None or (is_leaf is not None and is_leaf(value))
-
-    values: list[Any] = []
 
     def spread(value: Any, below: Any) -> None:
         values.extend([value] * jax.tree_util.tree_structure(below).num_leaves)
@@ -55,14 +47,7 @@ def symbolic(
 ) -> list[tuple]:
     """The shapes of all inputs of one method, with symbolic dimensions in one scope.
 
-    Args:
-        names: of the inputs, for messages.
-        shapes: what TensorFlow knows of each.
-        specs: what `input_polymorphic_shape` says of each.
-        constraints: what may be assumed of the dimensions.
-
-    Raises:
-        InvalidArgumentError: a size is neither known nor named.
+    TensorFlow knows `shapes`; `specs` is what `input_polymorphic_shape` says of each.
     """
     try:
         scope = jax_export.SymbolicScope(tuple(constraints))
@@ -92,13 +77,25 @@ def _shape(name: str, shape: Sequence[int | None], spec: Any, scope: Any) -> tup
         if len(found) != len(shape):
             raise ValueError(f"{len(found)} sizes for {len(shape)} dimensions")
     except (ValueError, TypeError, AssertionError) as error:
+        line = _first_line(error)
+        about = line if "syntax error" in line else f"syntax error in symbolic shape: {line}"
         raise InvalidArgumentError(
-            f"A symbolic shape does not describe its input: {_about(error)}",
+            f"A symbolic shape does not describe its input: {about}",
             where=name,
             got=f"shape {list(shape)}, input_polymorphic_shape {spec!r}",
             write=_suggested(shape),
         ) from error
-    _check(name, shape, found, spec)
+    for index, (known, size) in enumerate(zip(shape, found)):
+        if isinstance(size, int) and known != size:
+            what = "is not known" if known is None else f"is {known}"
+            raise InvalidArgumentError(
+                f"The size of dimension {index} of an input {what}, and "
+                f"`input_polymorphic_shape` must name it or say the same (syntax error in "
+                f"symbolic shape {spec!r}).",
+                where=name,
+                got=f"shape {list(shape)}",
+                write=_suggested(shape),
+            )
     return found
 
 
@@ -109,36 +106,12 @@ def _suggested(shape: Sequence[int | None]) -> str:
     return f'input_polymorphic_shape="{sizes}", with a name for each size that is not known'
 
 
-def _about(error: Exception) -> str:
-    line = _first_line(error)
-    return line if "syntax error" in line else f"syntax error in symbolic shape: {line}"
-
-
-def _check(name: str, shape: Sequence[int | None], found: tuple, spec: Any) -> None:
-    for index, (known, size) in enumerate(zip(shape, found)):
-        if not isinstance(size, int) or known == size:
-            continue
-        what = "is not known" if known is None else f"is {known}"
-        raise InvalidArgumentError(
-            f"The size of dimension {index} of an input {what}, and "
-            f"`input_polymorphic_shape` must name it or say the same (syntax error in symbolic "
-            f"shape {spec!r}).",
-            where=name,
-            got=f"shape {list(shape)}",
-            write=_suggested(shape),
-        )
-
-
 def is_spec(value: Any) -> bool:
     """Whether this is the shape of one array, rather than a tree of them."""
-    if isinstance(value, str):
+    if isinstance(value, str) or type(value).__name__ == "PolyShape":
         return True
-    return type(value).__name__ == "PolyShape" or (
-        isinstance(value, tuple)
-        and any(
-            each is ... or jax_export.is_symbolic_dim(each) or isinstance(each, int)
-            for each in value
-        )
+    return isinstance(value, tuple) and any(
+        size is ... or isinstance(size, int) or jax_export.is_symbolic_dim(size) for size in value
     )
 
 
@@ -147,7 +120,9 @@ def _text(spec: Any) -> str | None:
         return spec
     if not isinstance(spec, (tuple, list)):
         raise InvalidArgumentError(
-            "`input_polymorphic_shape` must hold None and text.", got=repr(spec), write=_WRITE
+            "`input_polymorphic_shape` must hold None and text.",
+            got=repr(spec),
+            write='input_polymorphic_shape="b, ..."',
         )
     return ", ".join("..." if size is ... else "_" if size is None else str(size) for size in spec)
 
@@ -157,21 +132,18 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def sizes(shapes: Sequence[tuple], known: Sequence[Sequence[int | None]]) -> dict[str, int]:
-    """The symbolic dimensions whose size TensorFlow knows all the same."""
+def shapes_of_results(
+    results: Sequence[tuple], symbolic_shapes: Sequence[tuple], shapes: Sequence[Sequence]
+) -> list[list[int | None]]:
+    """The shapes of results in numbers, where they follow from the sizes that TensorFlow knows."""
     found: dict[str, int] = {}
-    for symbolic_shape, shape in zip(shapes, known):
-        for size, number in zip(symbolic_shape, shape):
-            if number is not None and not isinstance(size, int) and str(size).isidentifier():
-                found[str(size)] = int(number)
-    return found
+    for names, numbers in zip(symbolic_shapes, shapes):
+        for name, number in zip(map(str, names), numbers):
+            if number is not None and name.isidentifier():
+                found[name] = int(number)
 
+    def known(size: Any) -> int | None:
+        is_known = isinstance(size, int) or set(dimension_names(size)) <= set(found)
+        return dimension_value(size, found) if is_known else None
 
-def known_shape(shape: Sequence[Any], found: Mapping[str, int]) -> list[int | None]:
-    """A shape in numbers, where they follow from these sizes."""
-    return [
-        dimension_value(size, found)
-        if isinstance(size, int) or set(dtypes.dimension_names(size)) <= set(found)
-        else None
-        for size in shape
-    ]
+    return [list(map(known, shape)) for shape in results]

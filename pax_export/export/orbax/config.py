@@ -9,6 +9,7 @@ The last holds for one thread, and goes before the others.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -23,11 +24,7 @@ _TRUE = ("y", "yes", "t", "true", "on", "1")
 _FALSE = ("n", "no", "f", "false", "off", "0")
 
 
-class _Unset:
-    """What an option is in a thread that has not set it."""
-
-
-unset = _Unset()
+unset = object()  #: What an option is in a thread that has not set it.
 _of_thread = threading.local()
 
 
@@ -87,7 +84,7 @@ class Config:
         """
         self._check(name)
         value = self.values[name]
-        return value() if isinstance(value, _FromEnvironment) else value
+        return value() if isinstance(value, functools.partial) else value
 
     def _check(self, name: str) -> None:
         if name not in self.values:
@@ -122,16 +119,31 @@ class Config:
             A function that gives such a block: ``with option(True): ...``.
         """
         name = name.lower()
-        self.define_bool(
-            name, _FromEnvironment(name.upper(), default), help_str, update_hook=update_global_hook
-        )
+        # Read when it is asked for, as long as nobody sets another value.
+        value = functools.partial(bool_env, name.upper(), default)
+        self.define_bool(name, value, help_str, update_hook=update_global_hook)
 
-        def value(self: Config) -> Any:
+        def current(self: Config) -> Any:
             chosen = getattr(_of_thread, name, unset)
             return self.read(name) if chosen is unset else chosen
 
-        setattr(Config, name, property(value))
-        return _block(name, help_str, update_thread_local_hook)
+        def choose(value: Any) -> None:
+            setattr(_of_thread, name, value)
+            if update_thread_local_hook is not None:
+                update_thread_local_hook(None if value is unset else value)
+
+        @contextmanager
+        def within(new_val: Any) -> Iterator[None]:
+            before = getattr(_of_thread, name, unset)
+            choose(new_val)
+            try:
+                yield
+            finally:
+                choose(before)
+
+        setattr(Config, name, property(current))
+        within.__name__, within.__doc__ = name, help_str
+        return within
 
     def _undefine_state(self, name: str) -> None:
         self._check(name)
@@ -139,40 +151,6 @@ class Config:
         self.meta.pop(name, None)
         self._hooks.pop(name, None)
         delattr(Config, name)
-
-
-class _FromEnvironment:
-    """A value that is read when it is asked for, as long as nobody sets another."""
-
-    def __init__(self, variable: str, default: bool):
-        self._variable = variable
-        self._default = default
-
-    def __call__(self) -> bool:
-        return bool_env(self._variable, self._default)
-
-
-def _block(
-    name: str, help_str: str, hook: Callable[[Any], None] | None
-) -> Callable[[Any], AbstractContextManager[None]]:
-    @contextmanager
-    def within(new_val: Any) -> Iterator[None]:
-        before = getattr(_of_thread, name, unset)
-        _set_for_thread(name, new_val, hook)
-        try:
-            yield
-        finally:
-            _set_for_thread(name, before, hook)
-
-    within.__name__ = name
-    within.__doc__ = help_str
-    return within
-
-
-def _set_for_thread(name: str, value: Any, hook: Callable[[Any], None] | None) -> None:
-    setattr(_of_thread, name, value)
-    if hook is not None:
-        hook(None if value is unset else value)
 
 
 config = Config()

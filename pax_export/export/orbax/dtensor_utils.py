@@ -32,21 +32,18 @@ __all__ = [
     "shutdown_dtensor",
 ]
 
-
 DTensor = Any
 
 
-class _State:
+class _Process:
     initialized = False
 
 
-class _Stack(threading.local):
-    def __init__(self):
-        super().__init__()
-        self.meshes: list[Mesh] = []
+class _Thread(threading.local):
+    meshes: tuple[Mesh, ...] = ()  # of the blocks that it is in
 
 
-_STACK = _Stack()
+_THREAD = _Thread()
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def initialize_dtensor(reset_context: bool = False) -> None:
             got=f"{found[0]} local and {found[1]} global devices",
             write="initialize_dtensor() before anything else uses TensorFlow",
         )
-    _State.initialized = True
+    _Process.initialized = True
 
 
 def dtensor_initialized() -> bool:
@@ -106,7 +103,7 @@ def dtensor_initialized() -> bool:
         >>> dtensor_initialized()
         False
     """
-    return _State.initialized
+    return _Process.initialized
 
 
 def shutdown_dtensor() -> None:
@@ -121,7 +118,7 @@ def shutdown_dtensor() -> None:
     if not dtensor_initialized():
         raise DTensorStateError("DTensor is not initialized.", write="initialize_dtensor()")
     tf.experimental.dtensor.shutdown_accelerator_system()
-    _State.initialized = False
+    _Process.initialized = False
 
 
 def jax_mesh_to_dtensor_mesh(mesh: jax.sharding.Mesh) -> Any:
@@ -134,11 +131,8 @@ def jax_mesh_to_dtensor_mesh(mesh: jax.sharding.Mesh) -> Any:
     shape = mesh.devices.shape
     ids = np.arange(mesh.devices.size).reshape(shape)
     process = jax.process_index()
-    local = [
-        int(index)
-        for index, device in zip(ids.flat, mesh.devices.flat)
-        if device.process_index == process
-    ]
+    each = zip(ids.flat, mesh.devices.flat)
+    local = [int(index) for index, device in each if device.process_index == process]
     devices = dtensor.local_devices(device_type="CPU")
     return dtensor.Mesh(
         list(mesh.axis_names),
@@ -189,44 +183,41 @@ def jax_array_to_dtensor(
             write="jax_array_to_dtensor(arr, pspec, dmesh, jax_mesh, True)",
         )
     layout = dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], dmesh)
-    order = {int(device.id): place for place, device in enumerate(_devices(arr, jax_mesh))}
-    shards = sorted(arr.addressable_shards, key=lambda shard: order[int(shard.device.id)])
+    shards = list(arr.addressable_shards)
+    if jax_mesh is not None:  # the order in which DTensor numbers the devices
+        order = {int(device.id): place for place, device in enumerate(jax_mesh.devices.flat)}
+        shards.sort(key=lambda shard: order[int(shard.device.id)])
     return dtensor.pack([np.asarray(shard.data) for shard in shards], layout)
-
-
-def _devices(arr: Any, jax_mesh: jax.sharding.Mesh | None) -> list[Any]:
-    """The devices in the order in which DTensor numbers them."""
-    if jax_mesh is not None:
-        return list(jax_mesh.devices.flat)
-    return [shard.device for shard in arr.addressable_shards]
 
 
 def layout_axes(
     shape: tuple[int, ...], pspec: Any, sizes: dict[str, int], consolidate: bool
 ) -> tuple[list[str | None], bool]:
-    """One mesh axis, or none, for each dimension of an array.
+    """One mesh axis, or none, for each dimension of an array of this shape.
 
-    Args:
-        shape: of the array.
-        pspec: its partition spec.
-        sizes: of the mesh axes.
-        consolidate: let several axes be the largest of them.
-
-    Returns:
-        The axes, and whether the array must be sharded anew for them.
-
-    Raises:
-        InvalidArgumentError: a dimension is sharded over several axes, or not
-            a multiple of its axis.
-
-    Example:
-        >>> layout_axes((8, 4), (("x", "y"), None), {"x": 4, "y": 2}, True)
-        (['x', None], True)
+    Gives the axes, and whether the array must be sharded anew for them: with
+    `consolidate`, several axes become the largest of them.
     """
     axes: list[str | None] = []
     moved = False
     for place, names in enumerate(() if pspec is None else pspec):
-        axis, several = _axis(place, shape, names, sizes, consolidate)
+        if names and not isinstance(names, (str, tuple)):
+            raise InvalidArgumentTypeError(
+                "An element in a PartitionSpec must be a ``None``, a mesh axis or a tuple of mesh "
+                f"axes. Got {names}."
+            )
+        names = (names,) if isinstance(names, str) else names or ()
+        dividing = [name for name in names if sizes[name] > 1]
+        if len(dividing) > 1 and not consolidate:
+            raise InvalidArgumentError(
+                f"Dimension {place} of the input array (shape={shape}) is sharded across more than "
+                f"one axis ({names}, sizes = {tuple(sizes[name] for name in names)}) of the mesh, "
+                "but jax.Array to DTensor transform does not support partitioning of an array "
+                "dimension across multiple mesh axes, unless there is at most one axis with size "
+                ">= 1.",
+                write="allow_multi_axis_sharding_consolidation=True, to shard it over the largest",
+            )
+        axis = max(dividing or names[:1], key=lambda name: sizes[name], default=None)
         if axis is not None and shape[place] % sizes[axis]:
             raise InvalidArgumentError(
                 f"The size of the dim {place} (={shape[place]}) of the input array (shape={shape})"
@@ -234,34 +225,8 @@ def layout_axes(
                 write="another partition spec, or an array that is padded",
             )
         axes.append(axis)
-        moved = moved or several
+        moved = moved or len(dividing) > 1
     return axes + [None] * (len(shape) - len(axes)), moved
-
-
-def _axis(
-    place: int, shape: tuple[int, ...], names: Any, sizes: dict[str, int], consolidate: bool
-) -> tuple[str | None, bool]:
-    if not names:
-        return None, False
-    if isinstance(names, str):
-        return names, False
-    if not isinstance(names, tuple):
-        raise InvalidArgumentTypeError(
-            "An element in a PartitionSpec must be a ``None``, a mesh axis or a tuple of mesh "
-            f"axes. Got {names}."
-        )
-    dividing = [name for name in names if sizes[name] > 1]
-    if len(dividing) <= 1:
-        return (dividing or [names[0]])[0], False
-    if not consolidate:
-        raise InvalidArgumentError(
-            f"Dimension {place} of the input array (shape={shape}) is sharded across more than "
-            f"one axis ({names}, sizes = {tuple(sizes[name] for name in names)}) of the mesh, but "
-            "jax.Array to DTensor transform does not support partitioning of an array dimension "
-            "across multiple mesh axes, unless there is at most one axis with size >= 1.",
-            write="allow_multi_axis_sharding_consolidation=True, to shard it over the largest",
-        )
-    return max(dividing, key=lambda name: sizes[name]), True
 
 
 @contextmanager
@@ -281,11 +246,12 @@ def maybe_enable_dtensor_export_on(mesh: jax.sharding.Mesh | None) -> Iterator[N
     if not dtensor_initialized() or mesh is None:
         yield
         return
-    _STACK.meshes.append(Mesh(jax_mesh=mesh, dtensor_mesh=jax_mesh_to_dtensor_mesh(mesh)))
+    outer = _THREAD.meshes
+    _THREAD.meshes = (*outer, Mesh(jax_mesh=mesh, dtensor_mesh=jax_mesh_to_dtensor_mesh(mesh)))
     try:
         yield
     finally:
-        _STACK.meshes.pop()
+        _THREAD.meshes = outer
 
 
 def get_current_mesh() -> Mesh | None:
@@ -295,7 +261,7 @@ def get_current_mesh() -> Mesh | None:
         >>> get_current_mesh() is None
         True
     """
-    return _STACK.meshes[-1] if _STACK.meshes else None
+    return _THREAD.meshes[-1] if _THREAD.meshes else None
 
 
 def get_current_dtensor_mesh() -> Any:

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 
 from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._files import directory as _directory
-from pax_export.export.formats.saved_model import processors as _processors
+from pax_export._files.directory import check, replaced
+from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.formats.saved_model.canonical import canonicalize
-from pax_export.export.orbax import dtensor_utils, utils
-from pax_export.export.orbax._outputs import flattened, is_flat
+from pax_export.export.formats.saved_model.processors import trackables
+from pax_export.export.orbax import dtensor_utils
+from pax_export.export.orbax._signatures import flattened, is_flat, with_default_args
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.export_manager_base import ExportManagerBase
 from pax_export.export.orbax.jax_module import JaxModule, get_obx_export_tf_preprocess_only
@@ -23,8 +24,6 @@ from pax_export.export.orbax.serving_config import ServingConfig
 from pax_export.export.orbax.utils import make_e2e_inference_fn
 
 __all__ = ["ExportManager", "make_e2e_inference_fn"]
-
-_CALLED = "serving_default"
 
 
 class ExportManager(ExportManagerBase):
@@ -61,16 +60,13 @@ class ExportManager(ExportManagerBase):
         self._serving_configs = list(serving_configs)
         self._module: Any = tf.Module()
         self._module.computation_module = module
-        self._serving_signatures: dict[str, Any] = {}
-        self._config_of: dict[str, ServingConfig] = {}
-        self._generation = -1
         self._build()
 
     def _build(self) -> None:
         """Makes the functions of all signatures over the methods of the module."""
         functions: dict[str, Any] = {}
         configs: dict[str, ServingConfig] = {}
-        called = None
+        called, resources = None, []
         for config in self._serving_configs:
             try:
                 function = self._inference_fn(config)
@@ -84,11 +80,12 @@ class ExportManager(ExportManagerBase):
                         write="a key of its own for each signature",
                     )
                 functions[key], configs[key] = function, config
-            if called is None or _CALLED in config.get_signature_keys():
+            if called is None or DEFAULT in config.get_signature_keys():
                 called = function
-        self._module.tf_trackable_resources = [
-            each for config in self._serving_configs for each in _resources(config)
-        ]
+            if config.extra_trackable_resources is not None:
+                resources.append(config.extra_trackable_resources)
+            resources += trackables(config.tf_preprocessor, config.tf_postprocessor)
+        self._module.tf_trackable_resources = resources
         if called is not None:
             # Loaded again, the model is called with nested inputs; a signature
             # takes flat ones by name.
@@ -110,7 +107,7 @@ class ExportManager(ExportManagerBase):
         def flat(*inputs: Any) -> list[Any]:
             return tf.nest.flatten(preprocessor(*inputs))
 
-        return utils.with_default_args(flat, config.get_input_signature())
+        return with_default_args(flat, config.get_input_signature())
 
     @property
     def tf_module(self) -> Any:
@@ -160,14 +157,20 @@ class ExportManager(ExportManagerBase):
             tf.saved_model.save(self._module, str(model_path), functions, options)
             return
         path = Path(model_path)
-        _check_place(path)
+        check(path, overwrite=True)
+        if path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists():
+            raise ExportPathError(
+                "There is something at this place that is no SavedModel, and it would be replaced.",
+                where=str(path),
+                write="a new directory",
+            )
         functions = self._signatures(signature_overrides)
         mesh = dtensor_utils.get_current_dtensor_mesh()
         if mesh is not None and jax.process_count() > 1:
             # Every process writes its shards to one place.
             tf.saved_model.save(self._module, str(path), functions, options)
         else:
-            with _directory.replaced(path, overwrite=True) as directory:
+            with replaced(path, overwrite=True) as directory:
                 tf.saved_model.save(self._module, str(directory), functions, options)
                 canonicalize(directory)
         if mesh is not None:
@@ -185,37 +188,17 @@ class ExportManager(ExportManagerBase):
         return chosen
 
     def _options(self, given: Any) -> Any:
-        kind = tf.saved_model.SaveOptions
-        if given is not None and not isinstance(given, kind):
+        options = tf.saved_model.SaveOptions() if given is None else copy.copy(given)
+        if not isinstance(options, tf.saved_model.SaveOptions):
             raise InvalidArgumentError(
                 f"save_options must be of type tf.saved_model.SaveOptions. Got type: {type(given)}"
             )
-        options = copy.copy(given) if given is not None else kind()
         options.experimental_custom_gradients = self._computation.with_gradient
         return options
 
     def load(self, model_path: str | os.PathLike[str], **kwargs: Any) -> Any:
         """Loads a SavedModel, by `tf.saved_model.load` with these arguments."""
         return tf.saved_model.load(str(model_path), **kwargs)
-
-
-def _resources(config: ServingConfig) -> list[Any]:
-    """What the processors of a config hold, and what it names beside that."""
-    given = config.extra_trackable_resources
-    processors = (config.tf_preprocessor, config.tf_postprocessor)
-    found = _processors.trackables(*(each for each in processors if each is not None))
-    return ([] if given is None else [given]) + found
-
-
-def _check_place(path: Path) -> None:
-    """Refuses a directory of something else, which would be lost."""
-    _directory.check(path, overwrite=True)
-    if path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists():
-        raise ExportPathError(
-            "There is something at this place that is no SavedModel, and it would be replaced.",
-            where=str(path),
-            write="a new directory",
-        )
 
 
 def _with_flat_outputs(function: Any, config: ServingConfig) -> Any:
@@ -226,4 +209,4 @@ def _with_flat_outputs(function: Any, config: ServingConfig) -> Any:
     def flat(*inputs: Any) -> dict[str, Any]:
         return flattened(function(*inputs))
 
-    return utils.with_default_args(flat, config.get_input_signature())
+    return with_default_args(flat, config.get_input_signature())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,10 +12,9 @@ from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.orbax import constants
-from pax_export.export.orbax._method import Method, Options
-from pax_export.export.orbax._model import Model
+from pax_export.export.orbax._method import Method
+from pax_export.export.orbax._params import Model
 from pax_export.export.orbax._tensorflow import tf
-from pax_export.export.orbax._variables import Placement
 from pax_export.export.orbax.config import config
 from pax_export.export.orbax.typing import ApplyFn, PyTree
 
@@ -28,18 +29,6 @@ def get_obx_export_tf_preprocess_only() -> bool:
         False
     """
     return config.obx_export_tf_preprocess_only  # type: ignore[attr-defined]
-
-
-class _Given:
-    """The arguments of a module, which `tf.Module` must not wrap in containers of its own."""
-
-    def __init__(self, methods: dict[str, Method], functions: Mapping[str, ApplyFn], **maps: Any):
-        self.methods = methods
-        self.apply_fn_map = functions
-        self.shapes: Mapping[str, Any] = maps["shapes"]
-        self.jax2tf_kwargs: Mapping[str, Any] = maps["jax2tf_kwargs"]
-        self.jit_compile: Mapping[str, bool] = maps["jit_compile"]
-        self.params: Any = None  # where there is no model that holds them
 
 
 class JaxModule(tf.Module):
@@ -120,34 +109,27 @@ class JaxModule(tf.Module):
         )
         trainable = False if trainable is None else trainable
         self._with_gradient = any(jax.tree_util.tree_leaves(trainable))
-        chosen = {
-            key: Options.of(key, given, self._with_gradient) for key, given in options.items()
-        }
-        methods = {
-            key: Method(key, function, shapes[key], chosen[key], self._with_gradient)
+        made = {
+            key: Method(key, function, shapes[key], options[key], self._with_gradient)
             for key, function in functions.items()
         }
-        consolidate = allow_multi_axis_sharding_consolidation
-        if consolidate is None:
-            consolidate = allow_multi_axis_sharding_conslidation
-        self._given = _Given(
-            methods,
-            functions,
-            shapes=shapes,
-            jax2tf_kwargs=options,
-            jit_compile=jit,
+        # `tf.Module` would wrap these in containers of its own.
+        self._given = SimpleNamespace(
+            functions=functions, shapes=shapes, options=options, jit=jit, methods=made
         )
         self._model: Model | None = None
         self._generation = 0
         self._tf_var_leaves: Any = None
         self._closed_over: Any = []
         self._methods: Any = {}
-        if not get_obx_export_tf_preprocess_only():
-            placement = Placement(pspecs, bool(consolidate))
-            self._model = Model(params, trainable, pspecs, placement)
-            self._bind(self._model)
+        if get_obx_export_tf_preprocess_only():
+            self._given.params = params  # there is no model that holds them
         else:
-            self._given.params = params
+            consolidate = allow_multi_axis_sharding_consolidation
+            if consolidate is None:
+                consolidate = allow_multi_axis_sharding_conslidation
+            self._model = Model(params, trainable, pspecs, bool(consolidate))
+            self._bind(self._model)
 
     def _bind(self, model: Model) -> None:
         """Makes the functions over the variables."""
@@ -155,7 +137,7 @@ class JaxModule(tf.Module):
         self._closed_over = []
         self._tf_var_leaves = model.leaf_variables()
         self._methods = {
-            key: _function(method.over(model, self._closed_over.extend), self._given, key)
+            key: _function(method.over(model, self._closed_over.extend), self._given.jit[key])
             for key, method in self._given.methods.items()
         }
         self._generation += 1
@@ -168,13 +150,8 @@ class JaxModule(tf.Module):
     @property
     def jax_methods(self) -> Mapping[str, Callable[..., Any]]:
         """The functions of jax, by their keys, with the params as they are now."""
-
-        def bound(function: ApplyFn, params: Any) -> Callable[..., Any]:
-            return lambda x: function(params, x)
-
-        return {
-            key: bound(function, self.model_params) for key, function in self.apply_fn_map.items()
-        }
+        params = self.model_params
+        return {key: functools.partial(each, params) for key, each in self.apply_fn_map.items()}
 
     def update_variables(self, params: PyTree) -> None:
         """Gives the variables other values: all of them, or none and an error.
@@ -205,12 +182,12 @@ class JaxModule(tf.Module):
         if self._model.ties_hold(arrays):
             self._model.assign(params, arrays)
         else:
-            self._model.untie(params, arrays)
+            self._model.lay_out(params, arrays)
             self._bind(self._model)
 
     def _get_variable_tree(self) -> PyTree:
         """The params, with variables in the places of arrays."""
-        return self._model.variable_tree() if self._model else None
+        return self._model.rebuild(self._model.leaf_variables()) if self._model else None
 
     @property
     def with_gradient(self) -> bool:
@@ -220,7 +197,7 @@ class JaxModule(tf.Module):
     @property
     def apply_fn_map(self) -> Mapping[str, ApplyFn]:
         """The functions that the module was made of, by their keys."""
-        return self._given.apply_fn_map
+        return self._given.functions
 
     @property
     def model_params(self) -> PyTree:
@@ -230,7 +207,7 @@ class JaxModule(tf.Module):
     @property
     def jax2tf_kwargs_map(self) -> Mapping[str, Any]:
         """The `jax2tf_kwargs` of each method, None where there are none."""
-        return self._given.jax2tf_kwargs
+        return self._given.options
 
     @property
     def input_polymorphic_shape_map(self) -> Mapping[str, PyTree]:
@@ -267,29 +244,28 @@ class JaxModule(tf.Module):
             >>> [*module.obm_module_to_jax_exported_map(jnp.ones(2))]
             ['jax_module_default_method']
         """
-        return {key: self._exported(key, model_inputs) for key in self.apply_fn_map}
+        exported = {}
+        for key, function in self.apply_fn_map.items():
+            inputs, shape = model_inputs, self._given.shapes[key]
+            options = self._given.options[key] or {}
+            if shape is not None:
+                inputs = jax_export.symbolic_args_specs(
+                    inputs, shape, constraints=options.get("polymorphic_constraints") or ()
+                )
+            platforms = options.get(constants.NATIVE_SERIALIZATION_PLATFORMS)
+            jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
+            export = jax_export.export(jitted, platforms=platforms and tuple(platforms))
+            exported[key] = export(self.model_params, inputs)
+        return exported
 
-    def _exported(self, key: str, model_inputs: Any) -> jax_export.Exported:
-        function, shape = self.apply_fn_map[key], self._given.shapes[key]
-        options = self._given.jax2tf_kwargs[key] or {}
-        if shape is not None:
-            model_inputs = jax_export.symbolic_args_specs(
-                model_inputs, shape, constraints=options.get("polymorphic_constraints") or ()
-            )
-        platforms = options.get(constants.NATIVE_SERIALIZATION_PLATFORMS)
-        jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
-        return jax_export.export(jitted, platforms=platforms and tuple(platforms))(
-            self.model_params, model_inputs
-        )
 
-
-def _function(call: Callable[[Any], Any], given: _Given, key: str) -> Any:
+def _function(call: Callable[[Any], Any], jit_compile: bool) -> Any:
     # TensorFlow makes the names of its functions of this one, and not every
     # reader takes those of lambdas.
     def predict_fn(x: Any) -> Any:
         return call(x)
 
-    return tf.function(predict_fn, jit_compile=given.jit_compile[key], autograph=False)
+    return tf.function(predict_fn, jit_compile=jit_compile, autograph=False)
 
 
 def _check_version(version: Any, symbol_values: Any) -> None:
@@ -316,13 +292,11 @@ def _check_version(version: Any, symbol_values: Any) -> None:
         )
 
 
-def _by_key(
-    functions: Any, shapes: Any, options: Any, jit: Any
-) -> tuple[dict[str, ApplyFn], dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _by_key(functions: Any, shapes: Any, options: Any, jit: Any) -> list[dict[str, Any]]:
     """Every argument as a mapping with the keys of the methods."""
     if callable(functions):
-        key = constants.DEFAULT_METHOD_KEY
-        return {key: functions}, {key: shapes}, {key: options}, {key: jit}
+        each = (functions, shapes, options, jit)
+        return [{constants.DEFAULT_METHOD_KEY: value} for value in each]
     if not isinstance(functions, Mapping) or not all(map(callable, functions.values())):
         raise InvalidArgumentTypeError(
             "`apply_fn` must be a function of the params and the input, or a mapping of keys "
@@ -331,28 +305,17 @@ def _by_key(
         )
     if not functions:
         raise InvalidArgumentError("`apply_fn` should be a non-empty mapping.")
-    if not _same_keys(shapes, functions):
-        raise _other_keys("input_polymorphic_shape", "", functions, shapes)
-    if options is None:
-        options = dict.fromkeys(functions)
-    elif not _same_keys(options, functions):
-        raise _other_keys("jax2tf_kwargs", "either be unspecified or ", functions, options)
-    if not isinstance(jit, Mapping):
-        jit = dict.fromkeys(functions, jit)
-    elif not _same_keys(jit, functions):
-        raise _other_keys("jit_compile", "either be a boolean or ", functions, jit)
-    return dict(functions), dict(shapes), dict(options), dict(jit)
-
-
-def _same_keys(given: Any, functions: Mapping[str, Any]) -> bool:
-    return isinstance(given, Mapping) and set(given) == set(functions)
-
-
-def _other_keys(
-    argument: str, otherwise: str, functions: Mapping[str, Any], given: Any
-) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"`{argument}` must {otherwise}have the same structure as that of `apply_fn`.",
-        got=f"{argument}={given!r} for the methods {sorted(functions)}",
-        write=f"{argument}={{" + ", ".join(f"{key!r}: ..." for key in functions) + "}",
-    )
+    options = dict.fromkeys(functions) if options is None else options
+    jit = jit if isinstance(jit, Mapping) else dict.fromkeys(functions, jit)
+    for argument, otherwise, given in (
+        ("input_polymorphic_shape", "", shapes),
+        ("jax2tf_kwargs", "either be unspecified or ", options),
+        ("jit_compile", "either be a boolean or ", jit),
+    ):
+        if not (isinstance(given, Mapping) and set(given) == set(functions)):
+            raise InvalidArgumentError(
+                f"`{argument}` must {otherwise}have the same structure as that of `apply_fn`.",
+                got=f"{argument}={given!r} for the methods {sorted(functions)}",
+                write=f"{argument}={{" + ", ".join(f"{key!r}: ..." for key in functions) + "}",
+            )
+    return [dict(functions), dict(shapes), dict(options), dict(jit)]

@@ -9,12 +9,10 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export.formats.saved_model import processors
+from pax_export.export.formats.saved_model.processors import as_function, input_signature
 from pax_export.export.orbax.typing import PyTree
 
 __all__ = ["ServingConfig"]
-
-_PAIR = "return {...for the jax function...}, {...for tf_postprocessor...}"
 
 
 @dataclass
@@ -92,7 +90,7 @@ class ServingConfig:
         """
         found = self.input_signature
         if found is None and self.tf_preprocessor is not None:
-            found = processors.input_signature(self.tf_preprocessor)
+            found = input_signature(self.tf_preprocessor)
         if required and found is None:
             raise InvalidArgumentError(
                 f"Neither the ServingConfig (key={self.signature_key}) nor its `tf_preprocessor` "
@@ -142,51 +140,38 @@ class ServingConfig:
             require_numpy: give the method arrays of numpy, as one of jax needs
                 them, and give arrays of numpy back; otherwise tensors.
         """
-        bound = self._bound(self.get_infer_step(infer_step_fns), require_numpy)
-        return dict.fromkeys(self.get_signature_keys(), bound)
-
-    def _bound(self, step: Callable[..., Any], require_numpy: bool) -> Callable[..., Any]:
-        before = self.tf_preprocessor and processors.as_function(self.tf_preprocessor)
-        after = self.tf_postprocessor and processors.as_function(self.tf_postprocessor)
+        step = self.get_infer_step(infer_step_fns)
+        before = self.tf_preprocessor and as_function(self.tf_preprocessor)
+        after = self.tf_postprocessor and as_function(self.tf_postprocessor)
+        convert = _numpy if require_numpy else lambda output: output
 
         def inference_fn(*inputs: Any) -> Any:
-            if before is None:
-                only = self._only(inputs)
-                given, extra = _numpy(only) if require_numpy else only, ()
-            else:
-                output = before(*inputs)
-                given, extra = self._split(_numpy(output) if require_numpy else output)
+            if before is None and len(inputs) != 1:
+                raise InvalidArgumentError(
+                    "JaxModule only takes single arg as the input, but got "
+                    f"len(inputs)={len(inputs)} from the preprocessor or input signature.",
+                    where=f"ServingConfig {self.signature_key!r}",
+                    write="all inputs packed into one pytree, in `input_signature` (if there is "
+                    "no `tf_preprocessor`) or by `tf_preprocessor`",
+                )
+            given, extra = convert(inputs[0] if before is None else before(*inputs)), ()
+            if before is not None and self.preprocess_output_passthrough_enabled:
+                given, *extra = self._pair(given)
             output = step(given)
-            if after is not None:
-                output = after(output, *extra)
-                output = _numpy(output) if require_numpy else output
-            return output
+            return output if after is None else convert(after(output, *extra))
 
-        return inference_fn
+        return dict.fromkeys(self.get_signature_keys(), inference_fn)
 
-    def _only(self, inputs: tuple) -> Any:
-        if len(inputs) != 1:
-            raise InvalidArgumentError(
-                f"JaxModule only takes single arg as the input, but got len(inputs)={len(inputs)} "
-                "from the preprocessor or input signature.",
-                where=f"ServingConfig {self.signature_key!r}",
-                write="all inputs packed into one pytree, in `input_signature` (if there is no "
-                "`tf_preprocessor`) or by `tf_preprocessor`",
-            )
-        return inputs[0]
-
-    def _split(self, output: Any) -> tuple[Any, tuple]:
-        if not self.preprocess_output_passthrough_enabled:
-            return output, ()
+    def _pair(self, output: Any) -> tuple:
         if not isinstance(output, tuple) or len(output) != 2:
             raise InvalidArgumentError(
                 "`preprocess_output_passthrough_enabled` is enabled, requiring the preprocessor "
                 f"output to be a tuple of two elements, but got {output} with "
                 f"type={type(output)}.",
                 where=f"ServingConfig {self.signature_key!r}",
-                write=_PAIR,
+                write="return {...for the jax function...}, {...for tf_postprocessor...}",
             )
-        return output[0], (output[1],)
+        return output
 
 
 def _numpy(output: Any) -> Any:

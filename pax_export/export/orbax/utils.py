@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+from jax import export as jax_export
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import ExportPathError, InvalidArgumentError
+from pax_export._files.directory import replaced
 from pax_export.export.orbax import constants
-from pax_export.export.orbax._bfloat16 import with_bfloat16
-from pax_export.export.orbax._exported_maps import load_jax_exported_map, save_jax_exported_map
-from pax_export.export.orbax._names import get_key_name, get_param_names
-from pax_export.export.orbax._session import CallableSignatures
-from pax_export.export.orbax._tensor_specs import (
+from pax_export.export.orbax._params import get_key_name, get_param_names
+from pax_export.export.orbax._signatures import (
+    CallableSignatures,
     TensorSpecWithDefault,
     make_auto_batching_function,
     remove_signature_defaults,
     with_default_args,
 )
+from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.serving_config import ServingConfig
 from pax_export.export.orbax.typing import PyTree
+from pax_export.export.pipeline.export_run import PLATFORMS
 
 __all__ = [
     "CallableSignatures",
@@ -42,7 +47,7 @@ ConfigProto = Any
 SignatureDef = Any
 NestedTfTensorSpec = Any
 
-_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_SUFFIX = ".jax_exported"
 
 
 def get_variable_tree(var_treedef: Any, var_leaves: Sequence[Any]) -> PyTree:
@@ -93,10 +98,111 @@ def get_lowering_platforms(kwargs: Mapping[str, Any]) -> Sequence[str] | None:
         return None
     if isinstance(platforms, str):
         platforms = [platforms]
-    if not all(isinstance(name, str) and name in _PLATFORMS for name in platforms):
+    if not all(isinstance(name, str) and name in PLATFORMS for name in platforms):
         raise InvalidArgumentError(
             "native_serialization_platforms must be a sequence and should be a Platform enum type.",
             got=repr(platforms),
-            write=f"some of {', '.join(_PLATFORMS)}",
+            write=f"some of {', '.join(PLATFORMS)}",
         )
     return platforms
+
+
+def with_bfloat16(
+    function: Callable[..., Any], *, inputs: bool = True, outputs: bool = True
+) -> Callable[..., Any]:
+    """A function whose arguments of float32 are bfloat16 inside.
+
+    Args:
+        function: of jax or of TensorFlow, of any nested arguments: an
+            `apply_fn`, whose params then take part in bfloat16, or a processor.
+        inputs: turn float32 arguments into bfloat16.
+        outputs: turn bfloat16 outputs into float32, so that a signature keeps
+            its dtypes.
+
+    Returns:
+        A function with the same arguments.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def add(params, x):
+        ...     return {"y": params["w"] + x, "inside": x.dtype == jnp.bfloat16}
+        >>> result = with_bfloat16(add)({"w": jnp.ones(2)}, jnp.ones(2))
+        >>> result["y"].dtype, result["inside"]
+        (dtype('float32'), True)
+    """
+
+    @functools.wraps(function)
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        if inputs:
+            args, kwargs = _cast((args, kwargs), "float32", "bfloat16")
+        output = function(*args, **kwargs)
+        return _cast(output, "bfloat16", "float32") if outputs else output
+
+    return converted
+
+
+def _cast(tree: Any, old: str, new: str) -> Any:
+    def cast(leaf: Any) -> Any:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or getattr(dtype, "name", None) != old:
+            return leaf
+        return tf.cast(leaf, new) if tf.is_tensor(leaf) else jax.numpy.asarray(leaf, new)
+
+    return jax.tree_util.tree_map(cast, tree)
+
+
+def save_jax_exported_map(
+    dir_path: str | os.PathLike[str],
+    jax_exported_map: Mapping[str, jax_export.Exported],
+    *,
+    vjp_order: int = 0,
+) -> None:
+    """Writes exported functions into a new directory, all or none of them.
+
+    Args:
+        dir_path: the directory; it must not exist.
+        jax_exported_map: the functions by their keys.
+        vjp_order: how often they can be differentiated after loading.
+
+    Raises:
+        ExportPathError: the directory exists already.
+
+    Example:
+        >>> save_jax_exported_map(folder, module.obm_module_to_jax_exported_map(x))
+        ... # doctest: +SKIP
+    """
+    path = Path(dir_path)
+    if path.exists():
+        raise ExportPathError(f"Directory {dir_path} already exists.", write="another path")
+    with replaced(path, overwrite=False) as directory:
+        for key, exported in jax_exported_map.items():
+            (directory / f"{key}{_SUFFIX}").write_bytes(exported.serialize(vjp_order=vjp_order))
+
+
+def load_jax_exported_map(dir_path: str | os.PathLike[str]) -> dict[str, jax_export.Exported]:
+    """Reads what `save_jax_exported_map` wrote.
+
+    Raises:
+        ExportPathError: there is no such directory, or a file of it is damaged.
+
+    Example:
+        >>> load_jax_exported_map(folder)  # doctest: +SKIP
+    """
+    path = Path(dir_path)
+    if not path.is_dir():
+        raise ExportPathError(f"Directory {dir_path} does not exist.")
+    files = sorted(path.glob(f"*{_SUFFIX}"))
+    if not files:
+        raise ExportPathError(f"No {_SUFFIX} files found in {dir_path}.")
+    found = {}
+    for file in files:
+        try:
+            exported = jax_export.deserialize(bytearray(file.read_bytes()))
+        except Exception as error:  # of damaged bytes jax says StopIteration, and no more
+            raise ExportPathError(
+                "This file cannot be read as an exported function.",
+                where=file.name,
+                got=f"{type(error).__name__}: {error}",
+            ) from error
+        found[file.name.removesuffix(_SUFFIX)] = exported
+    return found

@@ -33,14 +33,19 @@ def legal_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[
         >>> legal_names(["a.b", "a.b", "_state", "my weight"])
         ['a.b', 'a.b-1', 'state', 'my_weight']
     """
+    legal = (_ILLEGAL.sub("_", name).lstrip("_.-") or "value" for name in names)
+    return distinct(legal, fold)
+
+
+def distinct(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
+    """The names, with a number after those that are there already, as `fold` makes them."""
     taken: set[str] = set()
     result = []
     for name in names:
-        legal = _ILLEGAL.sub("_", name).lstrip("_.-") or "value"
-        candidate, number = legal, 0
+        candidate, number = name, 0
         while fold(candidate) in taken:
             number += 1
-            candidate = f"{legal}-{number}"
+            candidate = f"{name}-{number}"
         taken.add(fold(candidate))
         result.append(candidate)
     return result

@@ -17,15 +17,6 @@ from pax_export.export.orbax.validate.validation_utils import Jsonable
 class ValidationSingleJobResult(Jsonable):
     """What one function gave for each batch, and how long it took.
 
-    Args:
-        latencies: in seconds.
-        outputs: a sequence, one for each batch.
-        xprof_url: not used.
-        metadata: whatever belongs to it.
-
-    Raises:
-        InvalidArgumentError: the outputs are no sequence.
-
     Example:
         >>> result = ValidationSingleJobResult([0.1], [(1, 2)], "N/A", {})
         >>> result.maybe_convert_result_to_dict()
@@ -33,9 +24,9 @@ class ValidationSingleJobResult(Jsonable):
         [{'output_0': 1, 'output_1': 2}]
     """
 
-    latencies: Sequence[float]
-    outputs: Sequence[Any]
-    xprof_url: str
+    latencies: Sequence[float]  # in seconds
+    outputs: Sequence[Any]  # one for each batch
+    xprof_url: str  # not used
     metadata: Mapping[str, Any]
 
     def __post_init__(self):
@@ -87,7 +78,7 @@ class ValidationJob:
         self._baseline_inference_fn = baseline_inference_fn
         self._candidate_inference_fn = candidate_inference_fn
         self._batch_input = batch_input
-        self._with_xprof = with_xprof
+        del with_xprof
 
     def calc_baseline_result(self) -> ValidationSingleJobResult:
         """Runs the baseline."""

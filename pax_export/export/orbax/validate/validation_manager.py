@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export.orbax._outputs import flattened, is_flat
+from pax_export.export.orbax._signatures import flattened, is_flat
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.jax_module import JaxModule
 from pax_export.export.orbax.serving_config import ServingConfig
@@ -85,21 +85,20 @@ class ValidationManager:
         with_xprof: bool,
         option: ValidationReportOption,
     ) -> ValidationReport:
-        baseline = config.bind(self._jax_methods)[key]
-        specs = _specs(config)
-        candidate = _candidate(loaded_model, key, specs)
-        job = ValidationJob(
-            lambda batch: _called(baseline, batch, specs),
-            candidate,
-            self._batches(key),
-            with_xprof,
-        )
+        function = config.bind(self._jax_methods)[key]
+        signature = config.get_input_signature(required=False) or ()
+        specs = list(remove_signature_defaults(signature))
+
+        def baseline(batch: Any) -> Any:
+            positional = _positional(batch, specs)
+            return function(batch) if positional is None else function(*positional)
+
+        candidate = _candidate(loaded_model.signatures[key], specs)
+        job = ValidationJob(baseline, candidate, self._batches(key), with_xprof)
         expected, got = job.calc_baseline_result(), job.calc_candidate_result()
         expected.maybe_convert_result_to_dict()
         got.maybe_convert_result_to_dict()
-        expected.outputs = [
-            output if is_flat(output) else flattened(output) for output in expected.outputs
-        ]
+        expected.outputs = list(map(flattened, expected.outputs))
         self.check_output(expected, got)
         return ValidationReport(expected, got, option)
 
@@ -156,11 +155,6 @@ class ValidationManager:
             )
 
 
-def _specs(config: ServingConfig) -> list[Any]:
-    """What the signature takes, one by one."""
-    return list(remove_signature_defaults(config.get_input_signature(required=False) or ()))
-
-
 def _positional(batch: Any, specs: list[Any]) -> list[Any] | None:
     """The batch as positional arguments of a signature of single tensors, if it is that."""
     if not specs or not all(isinstance(spec, tf.TensorSpec) for spec in specs):
@@ -173,15 +167,7 @@ def _positional(batch: Any, specs: list[Any]) -> list[Any] | None:
     return None
 
 
-def _called(function: Callable[..., Any], batch: Any, specs: list[Any]) -> Any:
-    """Calls a function with a batch, as its signature takes it."""
-    positional = _positional(batch, specs)
-    return function(batch) if positional is None else function(*positional)
-
-
-def _candidate(loaded_model: Any, key: str, specs: list[Any]) -> Callable[[Any], Any]:
-    signature = loaded_model.signatures[key]
-
+def _candidate(signature: Any, specs: list[Any]) -> Callable[[Any], Any]:
     def inference_fn(batch: Any) -> Any:
         batch = jax.tree_util.tree_map(tf.convert_to_tensor, batch)
         ValidationManager.check_input(batch, batch_mode=False)
@@ -190,10 +176,8 @@ def _candidate(loaded_model: Any, key: str, specs: list[Any]) -> Callable[[Any],
             output = signature(**batch)
         elif positional is not None and all(spec.name for spec in specs):
             output = signature(**{spec.name: each for spec, each in zip(specs, positional)})
-        elif isinstance(batch, (list, tuple)):
-            output = signature(*batch)
         else:
-            output = signature(batch)
+            output = signature(*(batch if isinstance(batch, (list, tuple)) else [batch]))
         return {name: value.numpy() for name, value in output.items()}
 
     return inference_fn

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, NegativeToleranceError
+from pax_export._optional import require
 from pax_export.core import path_name
 from pax_export.export.orbax._tensorflow import tf
-from pax_export.export.orbax.validate import _picture
 from pax_export.export.orbax.validate.validation_job import ValidationSingleJobResult
 from pax_export.export.orbax.validate.validation_utils import (
     Jsonable,
@@ -67,12 +67,7 @@ class ValidationReportOption(Jsonable):
 
 @dataclass
 class LatencyStat(Jsonable):
-    """How long the batches took, in ms.
-
-    Example:
-        >>> LatencyStat(1, 2.0, 2.0, 2.0).avg_in_ms
-        2.0
-    """
+    """How long the batches took, in ms."""
 
     num_batches: int
     avg_in_ms: float
@@ -82,12 +77,7 @@ class LatencyStat(Jsonable):
 
 @dataclass
 class FloatingPointDiffReport(Jsonable):
-    """How far all floating numbers are apart.
-
-    Example:
-        >>> FloatingPointDiffReport(2, 0.1, 0.2, False, 1e-7, 1e-7).all_close
-        False
-    """
+    """How far all floating numbers are apart."""
 
     total: int
     max_diff: float
@@ -99,12 +89,7 @@ class FloatingPointDiffReport(Jsonable):
 
 @dataclass
 class NonFloatingPointDiffReport(Jsonable):
-    """How many of the other arrays differ, in at least one element.
-
-    Example:
-        >>> NonFloatingPointDiffReport(4, 1, 0.25, 0.01).mismatch_ratio
-        0.25
-    """
+    """How many of the other arrays differ, in at least one element."""
 
     total_flattened_tensors: int
     mismatches: int
@@ -114,12 +99,7 @@ class NonFloatingPointDiffReport(Jsonable):
 
 @dataclass
 class OutputDiff(Jsonable):
-    """One output of one batch, compared.
-
-    Example:
-        >>> OutputDiff("0.y", "float32[2]", 0.0, 0.0, "").reason
-        ''
-    """
+    """One output of one batch, compared."""
 
     name: str
     kind: str  # dtype and shape of the baseline
@@ -173,44 +153,36 @@ class ValidationReport(Jsonable):
         pairs = _pairs(baseline.outputs, candidate.outputs)
         compared = [_compared(*pair, self._option) for pair in pairs]
         self.differences = [each for each, _ in compared]
-        self.outputs = self._summed([(each, size) for each, size in compared])
-        self.status = Status.Fail if self._fails() else Status.Pass
+        passes = self._sum_up(compared)
+        self.status = Status.Pass if passes else Status.Fail
         self._tell(pairs)
 
-    def _summed(self, compared: list[tuple[OutputDiff, int | None]]) -> dict[str, Any]:
+    def _sum_up(self, compared: list[tuple[OutputDiff, int | None]]) -> bool:
+        """Makes the two reports of all outputs; gives whether they pass."""
         option = self._option
         floats = [(each, size) for each, size in compared if size is not None]
         others = [each for each, size in compared if size is None]
         mismatches = sum(bool(each.reason) for each in others)
-        outputs: dict[str, Any] = {}
+        ratio = mismatches / len(others) if others else 0.0
+        wrong = any(each.reason for each, _ in floats)
+        self.outputs = {}
         if floats:
-            outputs["FloatingPointDiffReport"] = FloatingPointDiffReport(
+            self.outputs["FloatingPointDiffReport"] = FloatingPointDiffReport(
                 total=sum(size for _, size in floats),
                 max_diff=max(each.max_diff for each, _ in floats),
                 max_rel_diff=max(each.max_rel_diff for each, _ in floats),
-                all_close=not any(each.reason for each, _ in floats),
+                all_close=not wrong,
                 all_close_absolute_tolerance=option.floating_atol,
                 all_close_relative_tolerance=option.floating_rtol,
             )
-        outputs["NonFloatingPointDiffReport"] = NonFloatingPointDiffReport(
+        self.outputs["NonFloatingPointDiffReport"] = NonFloatingPointDiffReport(
             total_flattened_tensors=len(others),
             mismatches=mismatches,
-            mismatch_ratio=mismatches / len(others) if others else 0.0,
+            mismatch_ratio=ratio,
             max_non_floating_mismatch_ratio=option.max_non_floating_mismatch_ratio,
         )
-        return outputs
-
-    def _fails(self) -> bool:
-        floats, others = (
-            self.outputs.get("FloatingPointDiffReport"),
-            self.outputs["NonFloatingPointDiffReport"],
-        )
-        assert isinstance(others, NonFloatingPointDiffReport)
-        return (
-            (isinstance(floats, FloatingPointDiffReport) and not floats.all_close)
-            or others.mismatch_ratio > others.max_non_floating_mismatch_ratio
-            or any(each.reason.startswith(_OTHER_KIND) for each in self.differences)
-        )
+        other_kind = any(each.reason.startswith(_OTHER_KIND) for each in self.differences)
+        return not (wrong or other_kind or ratio > option.max_non_floating_mismatch_ratio)
 
     def _tell(self, pairs: list[tuple[str, Any, Any]]) -> None:
         if self.status is Status.Fail:
@@ -243,8 +215,25 @@ class ValidationReport(Jsonable):
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
-        errors = [(each.name, each.max_diff, not each.reason) for each in self.differences]
-        _picture.draw(path, self.status.name, self.latencies, errors)
+        require("matplotlib", "examples", "a picture of a validation")
+        # Drawn without pyplot, which keeps state and may want a screen.
+        figure = require("matplotlib.figure", "examples", "a picture of a validation").Figure(
+            figsize=(10, 4), layout="constrained"
+        )
+        left, right = figure.subplots(1, 2)
+        for name, seconds in self.latencies.items():
+            left.plot([1000 * each for each in seconds], marker="o", label=name)
+        left.set(xlabel="batch", ylabel="latency [ms]", ylim=(0, None))
+        left.legend()
+        right.barh(
+            [each.name for each in self.differences],
+            [min(each.max_diff, 1e30) for each in self.differences],
+            color=["tab:red" if each.reason else "tab:green" for each in self.differences],
+        )
+        right.set(xlabel="largest error")
+        right.set_xscale("symlog", linthresh=1e-9)
+        figure.suptitle(self.status.name)
+        figure.savefig(os.fspath(path))
 
 
 _OTHER_KIND = "another shape or dtype"
@@ -252,8 +241,12 @@ _OTHER_KIND = "another shape or dtype"
 
 def _pairs(baseline: Any, candidate: Any) -> list[tuple[str, Any, Any]]:
     """The name, the expected and the got value of each output of each batch."""
-    paths, tree = jax.tree_util.tree_flatten_with_path(list(map(_plain, baseline)))
-    others, other_tree = jax.tree_util.tree_flatten(list(map(_plain, candidate)))
+
+    def plain(outputs: Any) -> list[Any]:
+        return [dict(each) if isinstance(each, Mapping) else each for each in outputs]
+
+    paths, tree = jax.tree_util.tree_flatten_with_path(plain(baseline))
+    others, other_tree = jax.tree_util.tree_flatten(plain(candidate))
     if tree != other_tree:
         raise InvalidArgumentError(
             "baseline and candidate result have diff tree_def.",
@@ -273,19 +266,17 @@ def _pairs(baseline: Any, candidate: Any) -> list[tuple[str, Any, Any]]:
     return pairs
 
 
-def _plain(output: Any) -> Any:
-    return dict(output) if isinstance(output, Mapping) else output
-
-
 def _compared(
     name: str, expected: Any, got: Any, option: ValidationReportOption
 ) -> tuple[OutputDiff, int | None]:
     """One output compared, and its size if it is compared with a tolerance."""
-    one, other = _array(expected), _array(got)
+    one, other = (x.numpy() if isinstance(x, tf.Tensor) else np.asarray(x) for x in (expected, got))
     floating = is_floating(expected)
     size = one.size if floating else None
     kind = f"{one.dtype}{list(one.shape)}"
-    if one.shape != other.shape or _dtype(expected, one) != _dtype(got, other):
+    # All texts are alike: numpy counts their longest one into the dtype.
+    dtypes = [x.dtype.kind if x.dtype.kind in "OSU" else x.dtype for x in (one, other)]
+    if one.shape != other.shape or dtypes[0] != dtypes[1]:
         # Of two Python numbers each is of the dtype that it needs.
         if one.shape or other.shape or one.dtype.kind != other.dtype.kind:
             reason = f"{_OTHER_KIND}: {other.dtype}{list(other.shape)}"
@@ -311,17 +302,5 @@ def _floating(
         wrong = apart > option.floating_atol + option.floating_rtol * size
     relative = apart / np.maximum(size, _SMALLEST)
     reason = f"{int(wrong.sum())} of {wrong.size} elements differ" if wrong.any() else ""
-    return OutputDiff(name, kind, _largest(apart), _largest(relative), reason)
-
-
-def _array(value: Any) -> np.ndarray:
-    return value.numpy() if isinstance(value, tf.Tensor) else np.asarray(value)
-
-
-def _dtype(value: Any, array: np.ndarray) -> Any:
-    """The dtype, with all texts alike: numpy counts their longest one into it."""
-    return array.dtype.kind if array.dtype.kind in "OSU" else array.dtype
-
-
-def _largest(values: np.ndarray) -> float:
-    return float(np.max(values, initial=0.0))
+    largest = (float(np.max(values, initial=0.0)) for values in (apart, relative))
+    return OutputDiff(name, kind, *largest, reason)

@@ -17,24 +17,13 @@ Status = enum.Enum("Status", ["Pass", "Fail"])
 
 
 def is_floating(value: Any) -> bool:
-    """Whether a value is compared with a tolerance: floats and complex numbers.
-
-    Example:
-        >>> is_floating(1.5), is_floating(2)
-        (True, False)
-    """
+    """Whether a value is compared with a tolerance: floats and complex numbers."""
     dtype = value.dtype.as_numpy_dtype if isinstance(value, tf.Tensor) else np.asarray(value).dtype
     return bool(jax.numpy.issubdtype(dtype, np.inexact))
 
 
 def split_tf_floating_and_discrete_groups(inputs: Any) -> tuple[np.ndarray, list[Any]]:
-    """The leaves of a pytree: all floating numbers in one flat array, and the others.
-
-    Example:
-        >>> floats, others = split_tf_floating_and_discrete_groups([1.5, {"a": 2}])
-        >>> floats.size, others
-        (1, [2])
-    """
+    """The leaves of a pytree: all floating numbers in one flat array, and the others."""
     leaves = jax.tree_util.tree_leaves(inputs)
     floats = [np.asarray(leaf).ravel() for leaf in leaves if is_floating(leaf)]
     others = [leaf for leaf in leaves if not is_floating(leaf)]
@@ -42,31 +31,14 @@ def split_tf_floating_and_discrete_groups(inputs: Any) -> tuple[np.ndarray, list
 
 
 def get_latency_stat(latencies: Sequence[float]) -> tuple[int, float, float, float]:
-    """How many latencies there are, and in ms their mean, 90th and 99th percentile.
-
-    Args:
-        latencies: in seconds.
-
-    Example:
-        >>> get_latency_stat([0.001, 0.001])
-        (2, 1.0, 1.0, 1.0)
-    """
+    """How many latencies (in seconds), and in ms their mean, 90th and 99th percentile."""
     milliseconds = np.asarray(latencies) * 1000
-    return (
-        len(latencies),
-        float(np.average(milliseconds)),
-        float(np.percentile(milliseconds, 90)),
-        float(np.percentile(milliseconds, 99)),
-    )
+    p90, p99 = np.percentile(milliseconds, [90, 99])
+    return len(latencies), float(np.average(milliseconds)), float(p90), float(p99)
 
 
 class EnhancedJSONEncoder(json.JSONEncoder):
-    """Writes arrays, tensors, enums, bytes and dataclasses as JSON.
-
-    Example:
-        >>> json.dumps({"status": Status.Pass, "sizes": np.arange(2)}, cls=EnhancedJSONEncoder)
-        '{"status": "Pass", "sizes": [0, 1]}'
-    """
+    """Writes arrays, tensors, enums, bytes and dataclasses as JSON."""
 
     def default(self, o: Any) -> Any:
         """What is written in place of such a value."""

@@ -1,9 +1,14 @@
-"""Inputs of signatures with default values, and inputs that are repeated to a batch."""
+"""What a signature takes and gives, and how one is called.
+
+Inputs may have default values, or be repeated to a batch; nested outputs get
+flat names; a session of TensorFlow 1 calls a signature with its default values.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +17,7 @@ import jax
 from pax_export._errors import InvalidArgumentError
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.typing import PyTree
+from pax_export.export.tracing.structure import dotted, signature_names
 
 
 @dataclass
@@ -110,10 +116,7 @@ def with_default_args(tf_fn: Callable[..., Any], input_signature: Sequence[PyTre
         return plain
     parameters = plain.function_spec.function_type.parameters.values()
     signature = inspect.Signature(
-        [
-            inspect.Parameter(parameter.name, parameter.kind, default=value)
-            for parameter, value in zip(parameters, defaults)
-        ]
+        [inspect.Parameter(p.name, p.kind, default=x) for p, x in zip(parameters, defaults)]
     )
 
     def with_defaults(*args: Any, **kwargs: Any) -> Any:
@@ -150,7 +153,7 @@ def make_auto_batching_function(input_signature: Sequence[PyTree]) -> Callable[.
     """
     flat, tree = jax.tree_util.tree_flatten(tuple(input_signature))
     primary = [isinstance(x, tf.TensorSpec) or x.is_primary for x in flat]
-    names = [x.name if isinstance(x, tf.TensorSpec) else x.tensor_spec.name for x in flat]
+    names = [spec.name for spec in remove_signature_defaults(flat)]
     if not any(primary):
         raise InvalidArgumentError(
             "No primary input tensors. A primary tensor is a tensor whose tensor spec is either "
@@ -167,16 +170,13 @@ def make_auto_batching_function(input_signature: Sequence[PyTree]) -> Callable[.
                 write=str(tree),
             )
         batch = tf.shape(tensors[primary.index(True)])[0]
-        batched = [
-            _same_batch(tensor, batch, is_primary, name)
-            for tensor, is_primary, name in zip(tensors, primary, names)
-        ]
+        batched = [_same_batch(batch, *each) for each in zip(tensors, primary, names)]
         return jax.tree_util.tree_unflatten(tree, batched)
 
     return with_default_args(auto_batching_fn, input_signature)
 
 
-def _same_batch(tensor: Any, batch: Any, is_primary: bool, name: str | None) -> Any:
+def _same_batch(batch: Any, tensor: Any, is_primary: bool, name: str | None) -> Any:
     size = tf.shape(tensor)[0]
     if is_primary:
         message = "All primary input tensors must have the same batch size."
@@ -190,3 +190,82 @@ def _same_batch(tensor: Any, batch: Any, is_primary: bool, name: str | None) -> 
     with tf.control_dependencies([fits]):
         times = tf.where(tf.equal(size, 1), batch, 1)
         return tf.repeat(tensor, times, axis=0)
+
+
+def is_flat(output: Any) -> bool:
+    """Whether TensorFlow takes the output of a signature as it is."""
+    parts = output.values() if isinstance(output, Mapping) else output
+    return not isinstance(output, (Mapping, list, tuple)) or jax.tree_util.all_leaves(parts)
+
+
+def flattened(output: Any) -> Any:
+    """The arrays of a nested output by their names: ``a.0``, or ``output_0.a`` of a tuple."""
+    if is_flat(output):
+        return output
+    paths, _ = jax.tree_util.tree_flatten_with_path(output)
+    names = signature_names(
+        f"output_{dotted('', path)}" if hasattr(path[0], "idx") else dotted("", path)
+        for path, _ in paths
+    )
+    return dict(zip(names, (value for _, value in paths)))
+
+
+class CallableSignatures:
+    """The signatures of a SavedModel, as functions of named inputs.
+
+    What `tf.saved_model.load` gives knows nothing of default values; a session
+    of TensorFlow 1 does.
+
+    Args:
+        sess: a session that holds the model.
+        signature_defs: its signatures by their keys.
+
+    Example:
+        >>> CallableSignatures.from_saved_model("served/1", ["serve"])  # doctest: +SKIP
+    """
+
+    def __init__(self, sess: Any, signature_defs: Mapping[str, Any]):
+        self._sess = sess
+        self._signatures = {
+            key: functools.partial(self._call, definition)
+            for key, definition in signature_defs.items()
+        }
+
+    def _call(self, definition: Any, **inputs: Any) -> dict[str, Any]:
+        tensor = self._sess.graph.get_tensor_by_name
+        unknown = sorted(set(inputs) - set(definition.inputs))
+        if unknown:
+            raise InvalidArgumentError(
+                f"The signature has no input {', '.join(unknown)}.",
+                got=str(sorted(inputs)),
+                write=f"some of {', '.join(sorted(definition.inputs))}",
+            )
+        given = {
+            tensor(definition.inputs[name].name): value.numpy()
+            if isinstance(value, tf.Tensor)
+            else value
+            for name, value in inputs.items()
+        }
+        wanted = {name: tensor(each.name) for name, each in definition.outputs.items()}
+        return self._sess.run(wanted, given)
+
+    @classmethod
+    def from_saved_model(
+        cls, model_dir: str, tags: Sequence[str], sess_config: Any = None
+    ) -> CallableSignatures:
+        """Loads a SavedModel into a session.
+
+        Args:
+            model_dir: the directory.
+            tags: of the graph to load, mostly ``["serve"]``.
+            sess_config: a ``ConfigProto`` for the session.
+        """
+        with tf.Graph().as_default():
+            sess = tf.compat.v1.Session(config=sess_config)
+        graph = tf.compat.v1.saved_model.loader.load(sess, list(tags), str(model_dir))
+        return cls(sess, graph.signature_def)
+
+    @property
+    def signatures(self) -> Mapping[str, Callable[..., dict[str, Any]]]:
+        """The functions by the keys of their signatures."""
+        return self._signatures
