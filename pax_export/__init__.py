@@ -59,34 +59,7 @@ if TYPE_CHECKING:
     from pax_export import utils as utils
     from pax_export import weights as weights
     from pax_export.compat import install_as_pax
-    from pax_export.nn import (
-        EMA,
-        GRU,
-        LSTM,
-        BatchNorm1D,
-        BatchNorm2D,
-        Conv1D,
-        Conv1DTranspose,
-        Conv2D,
-        Conv2DTranspose,
-        Dropout,
-        Embed,
-        GroupNorm,
-        GRUState,
-        Identity,
-        Lambda,
-        LayerNorm,
-        Linear,
-        LSTMState,
-        MultiHeadAttention,
-        RngSeq,
-        Sequential,
-        VanillaRNN,
-        VanillaRNNState,
-        avg_pool,
-        dropout,
-        max_pool,
-    )
+    from pax_export.nn import *  # noqa: F403
     from pax_export.optim import build_update_fn
     from pax_export.precision import apply_mp_policy, unwrap_mp_policy
     from pax_export.transforms import grad, value_and_grad
@@ -118,39 +91,14 @@ _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()
 _WITHOUT_JAX = ("compat", "export")
 
 __all__ = [
-    "BatchNorm1D",
-    "BatchNorm2D",
-    "Conv1D",
-    "Conv1DTranspose",
-    "Conv2D",
-    "Conv2DTranspose",
-    "Dropout",
-    "EMA",
-    "Embed",
     "EmptyNode",
-    "GRU",
-    "GRUState",
-    "GroupNorm",
-    "Identity",
-    "LSTM",
-    "LSTMState",
-    "Lambda",
-    "LayerNorm",
-    "Linear",
     "Module",
-    "MultiHeadAttention",
     "ParameterModule",
-    "RngSeq",
-    "Sequential",
     "StateModule",
-    "VanillaRNN",
-    "VanillaRNNState",
     "apply_mp_policy",
     "assert_structure_equal",
-    "avg_pool",
     "build_update_fn",
     "checkpoint",
-    "dropout",
     "enable_eval_mode",
     "enable_train_mode",
     "experimental",
@@ -159,7 +107,6 @@ __all__ = [
     "grad",
     "install_as_pax",
     "load_weights",
-    "max_pool",
     "module_and_value",
     "nets",
     "next_rng_key",
@@ -182,7 +129,11 @@ __all__ = [
     "weights",
 ]
 
-if not TYPE_CHECKING:  # it would let type checkers believe in any name
+# And the layers.  A type checker reads their names in the room, which is not loaded for them.
+if TYPE_CHECKING:
+    __all__ += nn.__all__
+else:  # a `__getattr__` would let type checkers believe in any name
+    __all__ += _NAMES["nn"].split()
 
     def __getattr__(name: str) -> Any:
         """Loads a room, or the room of a name, when it is first used."""
