@@ -57,32 +57,7 @@ if TYPE_CHECKING:
     from pax_export import utils as utils
     from pax_export import weights as weights
     from pax_export.compat import install_as_pax as install_as_pax
-    from pax_export.nn import EMA as EMA
-    from pax_export.nn import GRU as GRU
-    from pax_export.nn import LSTM as LSTM
-    from pax_export.nn import BatchNorm1D as BatchNorm1D
-    from pax_export.nn import BatchNorm2D as BatchNorm2D
-    from pax_export.nn import Conv1D as Conv1D
-    from pax_export.nn import Conv1DTranspose as Conv1DTranspose
-    from pax_export.nn import Conv2D as Conv2D
-    from pax_export.nn import Conv2DTranspose as Conv2DTranspose
-    from pax_export.nn import Dropout as Dropout
-    from pax_export.nn import Embed as Embed
-    from pax_export.nn import GroupNorm as GroupNorm
-    from pax_export.nn import GRUState as GRUState
-    from pax_export.nn import Identity as Identity
-    from pax_export.nn import Lambda as Lambda
-    from pax_export.nn import LayerNorm as LayerNorm
-    from pax_export.nn import Linear as Linear
-    from pax_export.nn import LSTMState as LSTMState
-    from pax_export.nn import MultiHeadAttention as MultiHeadAttention
-    from pax_export.nn import RngSeq as RngSeq
-    from pax_export.nn import Sequential as Sequential
-    from pax_export.nn import VanillaRNN as VanillaRNN
-    from pax_export.nn import VanillaRNNState as VanillaRNNState
-    from pax_export.nn import avg_pool as avg_pool
-    from pax_export.nn import dropout as dropout
-    from pax_export.nn import max_pool as max_pool
+    from pax_export.nn import *  # noqa: F403
     from pax_export.optim import build_update_fn as build_update_fn
     from pax_export.precision import apply_mp_policy as apply_mp_policy
     from pax_export.precision import unwrap_mp_policy as unwrap_mp_policy

@@ -22,15 +22,21 @@ ROOMS = {path.stem for path in (ROOT / "pax_export").iterdir() if path.stem.isal
 
 
 def imported_if(condition):
-    """What the block under this condition imports: name -> room, '' for a room itself."""
-    (block,) = (
-        node for node in ast.parse(SOURCE).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == condition
+    """What a block under this condition imports: name -> room, '' for a room itself."""
+    imports = (
+        node for block in ast.parse(SOURCE).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == condition
+        for node in block.body if isinstance(node, ast.ImportFrom)
     )  # fmt: skip
     return {
-        alias.asname or alias.name: node.module.removeprefix("pax_export").removeprefix(".")
-        for node in block.body
+        name: node.module.removeprefix("pax_export").removeprefix(".")
+        for node in imports
         for alias in node.names
+        for name in (
+            importlib.import_module(node.module).__all__
+            if alias.name == "*"
+            else [alias.asname or alias.name]
+        )
     }
 
 

@@ -1,5 +1,39 @@
-"""The command line."""
+"""Exports of JAX models, and programs that were written for PAX."""
 
-from pax_export.cli._main import main
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from pax_export.cli import export, inspect, retarget, run, validate
+from pax_export.cli._failure import EXIT_CODES
 
 __all__ = ["main"]
+
+# In the order in which one meets them.
+_COMMANDS = (export, inspect, validate, run, retarget)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    Args:
+        arguments: what stands behind ``pax-export``; None takes `sys.argv`.
+    """
+    # What TensorFlow says of itself while it is imported is not what was asked for.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    parser = argparse.ArgumentParser(
+        prog="pax-export",
+        description=__doc__,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = sys.modules["pax_export"].__version__
+    parser.add_argument("--version", action="version", version=f"pax-export {version}")
+    commands = parser.add_subparsers(required=True, metavar="command", title="commands")
+    for command in _COMMANDS:
+        command.add(commands)
+    options = parser.parse_args(arguments)
+    return options.call(options)

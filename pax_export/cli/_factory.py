@@ -16,11 +16,7 @@ HELP = (
 
 
 def make(place: str) -> Any:
-    """Imports the factory ``module:function`` and calls it.
-
-    Raises:
-        InvalidArgumentError: it is not there.
-    """
+    """Imports the factory ``module:function`` and calls it; an error says if it is not there."""
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
         raise InvalidArgumentError(
@@ -48,11 +44,7 @@ def make(place: str) -> Any:
 
 
 def named(text: str) -> tuple[str, str]:
-    """Splits ``NAME=VALUE``; the name is empty if there is none.
-
-    Raises:
-        InvalidArgumentError: what stands before the sign is no name.
-    """
+    """Splits ``NAME=VALUE``; the name is empty if there is none."""
     name, equals, value = text.rpartition("=")
     parts = name.strip().split(".")
     if equals and not all(part.isidentifier() or part.isdigit() for part in parts):
@@ -62,29 +54,19 @@ def named(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def method(text: str) -> tuple[str, str]:
-    """Reads ``KEY=NAME``, a signature and the method that it calls.
-
-    Raises:
-        InvalidArgumentError: it cannot be read.
-    """
-    key, equals, name = (part.strip() for part in text.partition("="))
-    if not (equals and key and name.isidentifier()):
-        raise InvalidArgumentError(
-            "This method cannot be read.", got=text, write="--method encode=encode"
-        )
-    return key, name
-
-
 def methods(texts: Iterable[str]) -> dict[str, str]:
-    """Reads ``KEY=NAME`` each; see `method`.
+    """Reads ``KEY=NAME`` each, a signature and the method that it calls.
 
     Raises:
         InvalidArgumentError: one cannot be read, or two have one key.
     """
     found: dict[str, str] = {}
     for text in texts:
-        key, name = method(text)
+        key, equals, name = (part.strip() for part in text.partition("="))
+        if not (equals and key and name.isidentifier()):
+            raise InvalidArgumentError(
+                "This method cannot be read.", got=text, write="--method encode=encode"
+            )
         if key in found:
             raise InvalidArgumentError("Two methods have one signature.", got=text, where=key)
         found[key] = name
@@ -144,11 +126,7 @@ def _signature(text: str, keys: Collection[str]) -> tuple[str, str]:
 
 
 def _input_spec(text: str) -> tuple[str, Any]:
-    """Reads ``[NAME=]SHAPE[:DTYPE]``.
-
-    Raises:
-        InvalidArgumentError: it cannot be read.
-    """
+    """Reads ``[NAME=]SHAPE[:DTYPE]``."""
     from pax_export.export import spec
 
     name, rest = named(text)

@@ -1,14 +1,6 @@
 """Modules from graphs of nodes: ``x >> Linear(3, 3) >> relu``."""
 
-from pax_export.graph._build import build_graph_module
-from pax_export.graph._graph_module import GraphModule
+from pax_export.graph._graph_module import GraphModule, build_graph_module
 from pax_export.graph._node import ArgsNode, CatNode, InputNode, Node
 
-__all__ = [
-    "ArgsNode",
-    "CatNode",
-    "GraphModule",
-    "InputNode",
-    "Node",
-    "build_graph_module",
-]
+__all__ = ["ArgsNode", "CatNode", "GraphModule", "InputNode", "Node", "build_graph_module"]

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export.graph._layer import as_module, identity
+from pax_export.graph._adapters import as_module, identity
 from pax_export.graph._program import Program
 from pax_export.nn import Lambda
 
 
 def draw(title: str, program: Program, modules: Sequence[Any]) -> str:
-    """DOT text for a program.
-
-    Args:
-        title: the name of the graph.
-        program: what is drawn.
-        modules: one for each step.
-    """
+    """DOT text for a program and its modules."""
     first = len(program.inputs)
     joins = _joins(program, modules)
     shapes = [entry.shape for entry in (*program.inputs, *program.steps)]

@@ -1,24 +1,25 @@
-"""GraphModule: a graph of nodes as a module."""
+"""GraphModule and build_graph_module: a graph of nodes as a module."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module
 from pax_export.graph import _dot
-from pax_export.graph._node import Node
+from pax_export.graph._node import InputNode, Node
 from pax_export.graph._program import compile_graph
 
 
 class GraphModule(Module):
     """A module that computes one node of a graph from others.
 
-    It keeps the modules of the graph and a program that says which calls which;
-    of the nodes it keeps nothing.  So it is a module as any other: it can be
-    copied, pickled and exported, and two made by one recipe, with example inputs
-    of equal shapes and dtypes, have equal treedefs.
+    It keeps the modules of the graph and a program that says which calls which; of the nodes it
+    keeps nothing.  So it is a module as any other: it can be copied, pickled and exported, and
+    two made by one recipe, with example inputs of equal shapes and dtypes, have equal treedefs.
 
     Args:
         inputs: a tuple or list of nodes, one for each argument.
@@ -29,8 +30,7 @@ class GraphModule(Module):
         modules: a list of the modules to call, in the order of the calls.
 
     Raises:
-        ForeignInputError: (a ValueError) the output needs an input that is not
-            among the inputs.
+        ForeignInputError: (a ValueError) the output needs an input that is not among the inputs.
         InvalidArgumentError: (a ValueError) a node stands there twice.
         InvalidArgumentTypeError: these are no nodes.
         SharedNodeError: (a ValueError) one module is used by two nodes.
@@ -96,3 +96,64 @@ class GraphModule(Module):
             }
         """
         return _dot.draw(type(self).__name__, self._program, self.modules)
+
+
+def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
+    """Makes a builder of graph modules from a function that computes with nodes.
+
+    Args:
+        func: takes an `InputNode` for each example input and returns a node.
+
+    Returns:
+        A function of example inputs that returns a `GraphModule`; it calls
+        ``func``, so it makes new modules at each call.
+
+    Raises:
+        InvalidArgumentTypeError: (an AssertionError too) ``func`` cannot be
+            called, or (when the builder is called) does not return a node.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> from pax_export.experimental.graph import build_graph_module
+        >>> def residual(x):
+        ...     y = x >> pax.Linear(x.shape[-1], x.shape[-1])
+        ...     y >>= jax.nn.relu
+        ...     return (x | y) >> jax.lax.add
+        >>> net = build_graph_module(residual)(jnp.zeros((3, 8)))
+        >>> net(jnp.ones((5, 8))).shape
+        (5, 8)
+    """
+    if not callable(func):
+        raise InvalidArgumentTypeError(
+            "build_graph_module needs a function of nodes.",
+            got=repr(func)[:120],
+            write="def forward(x): return x >> pax.Linear(8, 8)",
+        )
+
+    @functools.wraps(func)
+    def build(*example_inputs: Any) -> GraphModule:
+        names = _names(func, example_inputs)
+        inputs = [InputNode(x, name=n) for x, n in zip(example_inputs, names)]
+        output = func(*inputs)
+        if not isinstance(output, Node):
+            raise InvalidArgumentTypeError(
+                "The function given to build_graph_module must return a node.",
+                where=getattr(func, "__qualname__", repr(func)),
+                got=f"{type(output).__name__}: {output!r}"[:120],
+                write="return x >> pax.Linear(8, 8); for several outputs, return y & z",
+            )
+        return GraphModule(inputs, output)
+
+    return build
+
+
+def _names(func: Callable, example_inputs: tuple) -> list[str | None]:
+    """The function's names for its arguments, where it has names for them."""
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names: list[str | None] = [p.name for p in parameters if p.kind in kinds]
+    missing = len(example_inputs) - len(names)
+    return names + [None] * missing

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from pax_export._errors import InvalidArgumentTypeError, NotPicklableError
 from pax_export.core import Module, describe_array, is_array, pure
-from pax_export.graph._layer import Spread, as_module, identity
+from pax_export.graph._adapters import Spread, as_module, identity
 
 
 class Node:

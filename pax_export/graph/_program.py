@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pax_export._errors import (
-    ForeignInputError,
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-)
+from pax_export._errors import ForeignInputError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import Module
-from pax_export.graph._layer import Spread
+from pax_export.graph._adapters import Spread
 from pax_export.graph._node import Node, describe_value
 
 
@@ -30,10 +26,8 @@ class Step(NamedTuple):
     """One call of a module.
 
     Attributes:
-        inputs: where the values come from: the inputs of the program are
-            numbered first, then the results of its steps.
-        spread: whether the module takes the elements of the value as separate
-            arguments.
+        inputs: where the values come from: the program's inputs are numbered first, then its steps.
+        spread: whether the module takes the elements of the value as separate arguments.
         shape: what the result was for the example inputs.
     """
 
@@ -50,12 +44,7 @@ class Program(NamedTuple):
     output: int
 
     def run(self, modules: Sequence[Any], args: Sequence[Any]) -> Any:
-        """Calls every module once.
-
-        Args:
-            modules: one for each step.
-            args: one for each input.
-        """
+        """Calls every module once; there is one for each step, and an argument for each input."""
         values = list(args)
         for module, step in zip(modules, self.steps):
             taken = [values[number] for number in step.inputs]
@@ -65,18 +54,7 @@ class Program(NamedTuple):
 
 
 def compile_graph(inputs: Sequence[Node], output: Node) -> tuple[list[Module], Program]:
-    """The modules that lead from the inputs to the output, and the program.
-
-    Args:
-        inputs: the nodes that get their values from outside.
-        output: the node to compute.
-
-    Raises:
-        InvalidArgumentTypeError: these are no nodes.
-        InvalidArgumentError: (a ValueError) an input stands there twice.
-        ForeignInputError: (a ValueError) the output needs an input that is not
-            there.
-    """
+    """The modules that lead from the inputs to the output, and the program."""
     _check_nodes(inputs, output)
     order = _parents_first(inputs, output)
     numbers = {node: number for number, node in enumerate((*inputs, *order))}

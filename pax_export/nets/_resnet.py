@@ -36,15 +36,9 @@ def _bottleneck(channels: int, stride: int) -> list[Step]:
 def _conv(in_channels: int, step: Step, name: str) -> Conv2D:
     pad = step.kernel // 2
     return Conv2D(
-        in_channels,
-        step.channels,
-        step.kernel,
-        stride=step.stride,
-        padding=[(pad, pad), (pad, pad)],
-        with_bias=False,
-        data_format=_FORMAT,
-        name=name,
-    )
+        in_channels, step.channels, step.kernel, step.stride,
+        padding=[(pad, pad), (pad, pad)], with_bias=False, data_format=_FORMAT, name=name,
+    )  # fmt: skip
 
 
 def _norm(channels: int, name: str) -> BatchNorm2D:
@@ -54,16 +48,8 @@ def _norm(channels: int, name: str) -> BatchNorm2D:
 class ResnetBlock(Module):
     """Convolutions whose result is added to their input.
 
-    Args:
-        in_channels: the channels of the input.
-        steps: the convolutions.
-        use_projection: whether the input goes through a 1x1 convolution before
-            it is added, as it must where the shape changes.
-
-    Attributes:
-        proj_conv: that convolution, if there is one.
-        proj_batchnorm: the norm after it.
-        layers: for each step a pair of convolution and norm.
+    With a projection the input goes through a 1x1 convolution (``proj_conv``) and a norm
+    (``proj_batchnorm``) before it is added, as it must where the shape changes.
     """
 
     def __init__(self, in_channels: int, steps: list[Step], use_projection: bool):
@@ -82,7 +68,6 @@ class ResnetBlock(Module):
         self.layers = tuple(layers)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies the block to ``[batch, in_channels, height, width]``."""
         shortcut = self.proj_batchnorm(self.proj_conv(x)) if self.use_projection else x
         for conv, norm in self.layers[:-1]:
             x = jax.nn.relu(norm(conv(x)))
@@ -91,35 +76,23 @@ class ResnetBlock(Module):
 
 
 class BlockGroup(Module):
-    """Blocks of one width; the first may change width and resolution.
-
-    Attributes:
-        blocks: a list of `ResnetBlock`.
-    """
+    """Blocks of one width; the first may change width and resolution."""
 
     def __init__(self, blocks: list[ResnetBlock]):
         super().__init__()
         self.blocks = blocks
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies all blocks in their order."""
         for block in self.blocks:
             x = block(x)
         return x
 
 
 class ResNet(Module):
-    """What all residual networks share; a subclass says how deep and of what blocks.
+    """What all residual networks share; a subclass says how deep and of what blocks."""
 
-    Class attributes:
-        blocks_per_group: how many blocks each of the four groups has.
-        bottleneck: whether a block has three convolutions, the middle one a
-            quarter as wide, instead of two.
-        default_name: the name of an instance.
-    """
-
-    blocks_per_group: tuple[int, ...] = ()
-    bottleneck = True
+    blocks_per_group: tuple[int, ...] = ()  # of each of the four groups
+    bottleneck = True  # three convolutions, the middle one a quarter as wide, instead of two
     default_name: str | None = None
 
     def __init__(
@@ -175,8 +148,7 @@ class ResNet(Module):
 
         Raises:
             ImmutableModuleError: in train mode, outside of `pure` and `purecall`.
-            InvalidArgumentError: (a ValueError) another number of axes or of
-                channels.
+            InvalidArgumentError: (a ValueError) another number of axes or of channels.
         """
         x = jax.nn.relu(self.initial_batchnorm(self.initial_conv(x)))
         x = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -202,18 +174,16 @@ def _config(config: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
 class ResNet18(ResNet):
     """A residual network of 18 layers (He et al., 2015), for images NCHW.
 
-    All residual networks here have this form: a 7x7 convolution with stride 2, a
-    max pool with stride 2, four groups of blocks of which the last three halve
-    the resolution, a mean over the image, and a dense layer whose weight starts
-    at zero.
+    All residual networks here have this form: a 7x7 convolution with stride 2, a max pool with
+    stride 2, four groups of blocks of which the last three halve the resolution, a mean over the
+    image, and a dense layer whose weight starts at zero.
 
     Args:
         input_channels: the channels of the images.
         num_classes: the number of logits.
         logits_config: keywords for the last layer, a `Linear`.
         initial_conv_config: keywords for the first layer, a `Conv2D`;
-            ``{"kernel_shape": 3, "stride": 1, "padding": "SAME"}`` suits small
-            images.
+            ``{"kernel_shape": 3, "stride": 1, "padding": "SAME"}`` suits small images.
 
     Attributes:
         initial_conv: the first `Conv2D`.

@@ -20,18 +20,7 @@ class CausalSelfAttention(MultiHeadAttention):
     def __call__(
         self, query: Any, key: Any = None, value: Any = None, mask: Any = None
     ) -> jax.Array:
-        """Attends from each place to itself and the places before it.
-
-        Args:
-            query: ``[..., time, model_size]``.
-            key: the same; ``query`` by default.
-            value: the same; ``query`` by default.
-            mask: broadcasts to ``[..., num_heads, time, time]``; where it is
-                False or 0, a place is hidden too.
-
-        Returns:
-            ``[..., time, model_size]``.
-        """
+        """As `MultiHeadAttention`; key and value are the query by default."""
         key = query if key is None else key
         value = query if value is None else value
         visible = _not_after(jnp.shape(query)[-2])
@@ -51,13 +40,7 @@ def _not_after(length: Any) -> jax.Array:
 class DenseBlock(Module):
     """Two dense layers with gelu between, four times as wide inside.
 
-    Args:
-        dim: the size of input and output.
-        w_init_scale: the initial weights have variance ``w_init_scale / fan_in``.
-
-    Attributes:
-        fc1: a `Linear` from ``dim`` to ``4 * dim``.
-        fc2: a `Linear` back.
+    The initial weights have variance ``w_init_scale / fan_in``.
     """
 
     def __init__(self, dim: int, w_init_scale: float):
@@ -67,7 +50,6 @@ class DenseBlock(Module):
         self.fc2 = Linear(4 * dim, dim, w_init=w_init)
 
     def __call__(self, x: Any) -> jax.Array:
-        """Applies the block to the last axis, ``[..., dim]``."""
         return self.fc2(jax.nn.gelu(self.fc1(x)))
 
 
@@ -80,9 +62,8 @@ class Transformer(Module):
         h = h + dropout(dense_block(dense_layer_norm(h)))
         h = layer_norm_output(h)                             at the end
 
-    In train mode with a dropout rate above 0, a call draws ``2 * num_layers``
-    keys from ``rng_seq``, so it must stand in `pure` or `purecall`.  Any other
-    call changes nothing.
+    In train mode with a dropout rate above 0, a call draws ``2 * num_layers`` keys from
+    ``rng_seq``, so it must stand in `pure` or `purecall`.  Any other call changes nothing.
 
     Args:
         dim: the size of the input and of the output.
@@ -142,8 +123,7 @@ class Transformer(Module):
 
         Args:
             h: ``[batch, time, dim]``.
-            mask: ``[batch, time]``; places where it is False or 0 are not seen
-                by any other.
+            mask: ``[batch, time]``; places where it is False or 0 are not seen by any other.
 
         Returns:
             ``[batch, time, dim]``.
@@ -151,8 +131,7 @@ class Transformer(Module):
         Raises:
             ImmutableModuleError: in train mode with a dropout rate above 0,
                 outside of `pure` and `purecall`.
-            InvalidArgumentError: (a ValueError and an AssertionError) another
-                shape.
+            InvalidArgumentError: (a ValueError and an AssertionError) another shape.
         """
         h = jnp.asarray(h)
         self._check(h, mask)

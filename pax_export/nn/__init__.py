@@ -3,26 +3,14 @@
 from pax_export.nn._arguments import fraction, integer, zeros
 from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
-from pax_export.nn._conv import Conv1D, Conv2D, Convolution
-from pax_export.nn._conv_transpose import Conv1DTranspose, Conv2DTranspose
+from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution
 from pax_export.nn._dropout import Dropout, dropout
-from pax_export.nn._ema import EMA
-from pax_export.nn._embed import Embed
-from pax_export.nn._group_norm import GroupNorm
-from pax_export.nn._lambda import Identity, Lambda, function_name
-from pax_export.nn._layer_norm import LayerNorm
-from pax_export.nn._linear import Linear
+from pax_export.nn._linear import Embed, Linear
+from pax_export.nn._norm import GroupNorm, LayerNorm
 from pax_export.nn._pool import avg_pool, max_pool
-from pax_export.nn._recurrent import (
-    GRU,
-    LSTM,
-    GRUState,
-    LSTMState,
-    VanillaRNN,
-    VanillaRNNState,
-)
-from pax_export.nn._rng_seq import RngSeq
-from pax_export.nn._sequential import Sequential
+from pax_export.nn._recurrent import GRU, LSTM, GRUState, LSTMState, VanillaRNN, VanillaRNNState
+from pax_export.nn._sequential import Identity, Lambda, Sequential, function_name
+from pax_export.nn._state import EMA, RngSeq
 
 # What is imported and not listed is for other rooms of the package.
 __all__ = [

@@ -1,9 +1,8 @@
 """Checks of what a user passes to a layer, and the forms that layers keep.
 
-Layers keep tuples and plain Python numbers: static data that cannot change is
-fast to flatten, and two layers built from ``2`` and ``np.int64(2)`` have equal
-treedefs.  ``where`` is the place that the message names, ``Linear.in_dim`` for
-example.
+Layers keep tuples and plain Python numbers: static data that cannot change is fast to flatten,
+and two layers built from ``2`` and ``np.int64(2)`` have equal treedefs.  ``where`` is the place
+that the message names, ``Linear.in_dim`` for example.
 """
 
 from __future__ import annotations
@@ -141,15 +140,11 @@ def cast(x: jax.Array, dtype: Any) -> jax.Array:
     return x if x.dtype == dtype and not x.weak_type else x.astype(dtype)
 
 
-def require_rank(x: Any, rank: int, form: str, layer: Module) -> None:
-    """Raises unless an input has as many axes as a layer needs.
+# The two below take the layer, not its text: that takes longer to make than the check.
 
-    Args:
-        x: the input.
-        rank: how many axes it must have.
-        form: the axes in letters or words, e.g. ``NHWC``.
-        layer: whose input it is.  (Not its text: that takes longer to make than the check.)
-    """
+
+def require_rank(x: Any, rank: int, form: str, layer: Module) -> None:
+    """Raises unless an input has as many axes as a layer needs, e.g. those of ``NHWC``."""
     if x.ndim != rank:
         raise InvalidArgumentError(
             f"The input must have {rank} axes, {form}.",
@@ -168,3 +163,13 @@ def require_channels(x: Any, axis: int, size: int, layer: Module) -> None:
             got=f"shape {x.shape}",
             write=f"an input of that many channels, or a layer built for {x.shape[axis]} channels",
         )
+
+
+def repr_method(*names: str) -> Callable[..., str]:
+    """Makes a method ``_repr``, for a class body, that shows these attributes."""
+
+    def _repr(self: Module, info: dict[str, Any] | None = None) -> str:
+        own = {name: getattr(self, name) for name in names}
+        return Module._repr(self, {**own, **(info or {})})
+
+    return _repr

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module
-from pax_export.nn._arguments import common_dtype, integer, wide
+from pax_export.nn._arguments import common_dtype, integer, repr_method, wide
 from pax_export.nn._linear import Linear
 
 # What a hidden logit becomes: small enough that its weight is 0, and finite, so
@@ -21,14 +21,12 @@ _LOWEST = -1e30
 class MultiHeadAttention(Module):
     """Attention with several heads (Vaswani et al., 2017).
 
-    Each head weighs the projected values by
-    ``softmax(query · key / sqrt(key_size))``.
+    Each head weighs the projected values by ``softmax(query · key / sqrt(key_size))``.
 
     Args:
         num_heads: how many heads.
         key_size: the size of query, key and value of one head.
-        w_init_scale: the initial weights have variance
-            ``w_init_scale / model_size``.
+        w_init_scale: the initial weights have variance ``w_init_scale / model_size``.
 
     Attributes:
         value_size: the same as ``key_size``.
@@ -67,25 +65,21 @@ class MultiHeadAttention(Module):
     def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> jax.Array:
         """Attends from each query to the values of all keys.
 
-        Logits and softmax are computed in float32 at least, under any
-        mixed-precision policy.
+        Logits and softmax are computed in float32 at least, under any mixed-precision policy.
 
         Args:
             query: ``[..., t, model_size]``.
             key: ``[..., T, model_size]``.
             value: ``[..., T, model_size]``.
-            mask: broadcasts to ``[..., num_heads, t, T]``; where it is False or
-                0, a query does not see a key.  A query that sees none gets the
-                mean of all values.
+            mask: broadcasts to ``[..., num_heads, t, T]``; where it is False or 0, a query does
+                not see a key.  A query that sees none gets the mean of all values.
 
         Returns:
             ``[..., t, model_size]``.
 
         Raises:
-            InvalidArgumentError: (a ValueError) the shape of the mask does not
-                broadcast.
-            InvalidArgumentTypeError: (a TypeError) another width than
-                `model_size`.
+            InvalidArgumentError: (a ValueError) the shape of the mask does not broadcast.
+            InvalidArgumentTypeError: (a TypeError) another width than `model_size`.
         """
         query_heads = self._heads(self.query_projection(query))
         key_heads = self._heads(self.key_projection(key))
@@ -110,9 +104,7 @@ class MultiHeadAttention(Module):
             logits = _hidden(logits, mask, repr(self))
         return jax.nn.softmax(logits)
 
-    def _repr(self, info: dict[str, Any] | None = None) -> str:
-        own = {"num_heads": self.num_heads, "key_size": self.key_size}
-        return super()._repr({**own, **(info or {})})
+    _repr = repr_method("num_heads", "key_size")
 
 
 def _hidden(logits: jax.Array, mask: Any, where: str) -> jax.Array:

@@ -8,18 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from pax_export.core import Module, parameters_method, summary_lines
-from pax_export.nn._arguments import (
-    as_array,
-    cast,
-    choice,
-    common_dtype,
-    fraction,
-    integer,
-    require_channels,
-    require_rank,
-    wide,
-)
-from pax_export.nn._ema import EMA
+from pax_export.nn import _arguments as arg
+from pax_export.nn._state import EMA
 
 
 class _BatchNorm(Module):
@@ -27,32 +17,27 @@ class _BatchNorm(Module):
 
     parameters = parameters_method("scale offset")
 
-    def _build(
-        self,
-        num_channels: int,
-        create_scale: bool,
-        create_offset: bool,
-        decay_rate: float,
-        eps: float,
-        data_format: str,
-    ) -> None:
+    _data_formats = ("NC", "NC")
+
+    def __init__(
+        self, num_channels, create_scale, create_offset, decay_rate, eps, data_format, name
+    ):
+        super().__init__(name=name)
         where = type(self).__name__
-        self.num_channels = integer(num_channels, f"{where}.num_channels", least=1)
+        arg.choice(data_format, self._data_formats, f"{where}.data_format")
+        self.num_channels = arg.integer(num_channels, f"{where}.num_channels", least=1)
         self.create_scale = bool(create_scale)
         self.create_offset = bool(create_offset)
-        self.decay_rate = fraction(decay_rate, f"{where}.decay_rate", one_allowed=True)
+        self.decay_rate = arg.fraction(decay_rate, f"{where}.decay_rate", one_allowed=True)
         self.eps = float(eps)
         self.data_format = data_format
-        channels = self._channel_axis()
+        channels = data_format.index("C")
         shape = [1] * len(data_format)
         shape[channels] = self.num_channels
         self.scale = jnp.ones(shape) if create_scale else None
         self.offset = jnp.zeros(shape) if create_offset else None
         self.ema_mean = EMA(jnp.zeros(shape), self.decay_rate, debias=True)
         self.ema_var = EMA(jnp.ones(shape), self.decay_rate, debias=True)
-
-    def _channel_axis(self) -> int:
-        return self.data_format.index("C")
 
     def __call__(self, x: Any) -> jax.Array:
         """Normalises each channel.
@@ -62,22 +47,20 @@ class _BatchNorm(Module):
         Statistics are computed in float32 at least.
 
         Args:
-            x: ``[batch, *spatial, num_channels]``, or
-                ``[batch, num_channels, *spatial]`` if ``data_format`` begins
-                with NC.
+            x: ``[batch, *spatial, num_channels]``, or ``[batch, num_channels, *spatial]`` if
+                ``data_format`` begins with NC.
 
         Returns:
             The same shape; the dtype that input, scale and offset promote to.
 
         Raises:
             ImmutableModuleError: in train mode, outside of `pure` and `purecall`.
-            InvalidArgumentError: (a ValueError) another number of axes or of
-                channels.
+            InvalidArgumentError: (a ValueError) another number of axes or of channels.
         """
         x = self._checked_input(x)
         used = [array for array in (x, self.scale, self.offset) if array is not None]
-        dtype = common_dtype(*used)
-        x = cast(x, wide(dtype))
+        dtype = arg.common_dtype(*used)
+        x = arg.cast(x, arg.wide(dtype))
         mean, variance = self._statistics(x)
         factor = jax.lax.rsqrt(variance + self.eps)
         if self.scale is not None:
@@ -85,12 +68,12 @@ class _BatchNorm(Module):
         y = (x - mean) * factor
         if self.offset is not None:
             y = y + self.offset
-        return cast(y, dtype)
+        return arg.cast(y, dtype)
 
     def _checked_input(self, x: Any) -> jax.Array:
-        x = as_array(x)
-        require_rank(x, len(self.data_format), self.data_format, self)
-        require_channels(x, self._channel_axis(), self.num_channels, self)
+        x = arg.as_array(x)
+        arg.require_rank(x, len(self.data_format), self.data_format, self)
+        arg.require_channels(x, self.data_format.index("C"), self.num_channels, self)
         if jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         return x.astype(jnp.float32)
@@ -98,7 +81,7 @@ class _BatchNorm(Module):
     def _statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not self.training:
             return self.ema_mean.averages, self.ema_var.averages
-        axes = [axis for axis in range(x.ndim) if axis != self._channel_axis()]
+        axes = [axis for axis in range(x.ndim) if axis != self.data_format.index("C")]
         mean = jnp.mean(x, axes, keepdims=True)
         # A mean of squares: unlike mean(x²) - mean², it is never negative.
         variance = jnp.mean(jnp.square(x - mean), axes, keepdims=True)
@@ -106,15 +89,9 @@ class _BatchNorm(Module):
         self.ema_var(variance)
         return mean, variance
 
-    def _repr(self, info: dict[str, Any] | None = None) -> str:
-        own = {
-            "num_channels": self.num_channels,
-            "create_scale": self.create_scale,
-            "create_offset": self.create_offset,
-            "data_format": self.data_format,
-            "decay_rate": self.decay_rate,
-        }
-        return super()._repr({**own, **(info or {})})
+    _repr = arg.repr_method(
+        "num_channels", "create_scale", "create_offset", "data_format", "decay_rate"
+    )
 
     def summary(self, return_list: bool = False) -> str | list[str]:
         """Returns one line: the averages inside are no layers of their own.
@@ -156,6 +133,8 @@ class BatchNorm1D(_BatchNorm):
         (8, 20, 3)
     """
 
+    _data_formats = ("NWC", "NCW")
+
     def __init__(
         self,
         num_channels: int,
@@ -167,9 +146,9 @@ class BatchNorm1D(_BatchNorm):
         *,
         name: str | None = None,
     ):
-        super().__init__(name=name)
-        data_format = choice(data_format, ("NWC", "NCW"), "BatchNorm1D.data_format")
-        self._build(num_channels, create_scale, create_offset, decay_rate, eps, data_format)
+        super().__init__(
+            num_channels, create_scale, create_offset, decay_rate, eps, data_format, name
+        )
 
 
 class BatchNorm2D(_BatchNorm):
@@ -185,8 +164,7 @@ class BatchNorm2D(_BatchNorm):
         name: shown by ``repr`` and ``summary``.
 
     Attributes:
-        scale: ``[1, 1, 1, num_channels]`` (or ``[1, num_channels, 1, 1]``) or
-            None.
+        scale: ``[1, 1, 1, num_channels]`` (or ``[1, num_channels, 1, 1]``) or None.
         offset: the same.
         ema_mean: the moving average of means, an `EMA`.
         ema_var: the moving average of variances, an `EMA`.
@@ -203,6 +181,8 @@ class BatchNorm2D(_BatchNorm):
         (8, 3, 5, 5)
     """
 
+    _data_formats = ("NHWC", "NCHW")
+
     def __init__(
         self,
         num_channels: int,
@@ -214,6 +194,6 @@ class BatchNorm2D(_BatchNorm):
         *,
         name: str | None = None,
     ):
-        super().__init__(name=name)
-        data_format = choice(data_format, ("NHWC", "NCHW"), "BatchNorm2D.data_format")
-        self._build(num_channels, create_scale, create_offset, decay_rate, eps, data_format)
+        super().__init__(
+            num_channels, create_scale, create_offset, decay_rate, eps, data_format, name
+        )

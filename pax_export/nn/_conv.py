@@ -1,4 +1,4 @@
-"""Conv1D and Conv2D: convolutions."""
+"""Convolutions and their transposes, over one spatial axis and over two."""
 
 from __future__ import annotations
 
@@ -11,54 +11,81 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
-from pax_export.nn._arguments import (
-    Initializer,
-    as_array,
-    cast,
-    choice,
-    common_dtype,
-    integer,
-    key_or_next,
-    normal,
-    per_axis,
-    require_channels,
-    require_rank,
-    zeros,
-)
+from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import Initializer
 
-Padding = str | tuple[tuple[int, int], ...]
+Padding = str | Sequence[tuple[int, int]]
 
 
 class Convolution(ParameterModule):
-    """What the convolutions and their transposes share: sizes, layout, arrays."""
+    """What all convolutions share; `_Conv` and `_ConvTranspose` say which one it is.
 
-    def _set_sizes(self, in_features, out_features, kernel_shape, stride, padding) -> None:
-        where = type(self).__name__
-        axes = self._spatial_axes()
-        self.in_features = integer(in_features, f"{where}.in_features", least=1)
-        self.out_features = integer(out_features, f"{where}.out_features", least=1)
-        self.kernel_shape = per_axis(kernel_shape, axes, f"{where}.kernel_shape")
-        self.stride = per_axis(stride, axes, f"{where}.stride")
-        self.padding = padding_of(padding, axes, f"{where}.padding")
+    Class attributes:
+        _data_formats: the two that there are, with channels last and first.
+        _kernel_features: the order of input and output features in the weight.
+        _shown: the attributes that ``repr`` shows.
+        _shown_if_not_one: those of them that are left out where they change nothing.
+    """
 
-    def _set_arrays(self, shape, fan_in, w_init, b_init, rng_key) -> None:
-        weight_key, bias_key = jax.random.split(key_or_next(rng_key))
-        default = normal(1 / math.sqrt(fan_in))
-        self.weight = (w_init or default)(weight_key, shape)
-        bias = (b_init or zeros)(bias_key, (self.out_features,)) if self.with_bias else None
+    _data_formats = ("NC", "NC")
+    _kernel_features = "IO"
+    _shown: tuple[str, ...] = ()
+    _shown_if_not_one: tuple[str, ...] = ()
+
+    def _set_sizes(
+        self, in_features, out_features, kernel_shape, stride, padding, data_format
+    ) -> None:
+        where, axes = type(self).__name__, self._spatial_axes()
+        self.data_format = arg.choice(data_format, self._data_formats, f"{where}.data_format")
+        self.in_features = arg.integer(in_features, f"{where}.in_features", least=1)
+        self.out_features = arg.integer(out_features, f"{where}.out_features", least=1)
+        self.kernel_shape = arg.per_axis(kernel_shape, axes, f"{where}.kernel_shape")
+        self.stride = arg.per_axis(stride, axes, f"{where}.stride")
+        self.padding = _static_padding(padding, axes, f"{where}.padding")
+
+    def _set_arrays(self, features: dict[str, int], w_init, b_init, rng_key) -> None:
+        weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key))
+        shape = (*self.kernel_shape, *[features[each] for each in self._kernel_features])
+        fan_in = math.prod(self.kernel_shape) * features["I"]
+        self.weight = (w_init or arg.normal(1 / math.sqrt(fan_in)))(weight_key, shape)
+        bias = (b_init or arg.zeros)(bias_key, (self.out_features,)) if self.with_bias else None
         self.bias = bias
 
     def _spatial_axes(self) -> int:
-        return len(self.data_format) - 2  # all but batch and channels
+        return len(self._data_formats[0]) - 2  # all but batch and channels
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Convolves the input.
+
+        Args:
+            x: ``[batch, *spatial, in_features]``, or ``[batch, in_features, *spatial]`` if
+                ``data_format`` begins with NC.
+
+        Returns:
+            The same form with ``out_features`` channels.
+
+        Raises:
+            InvalidArgumentError: (a ValueError and an AssertionError) another number of
+                axes or of channels.
+        """
+        x, weight = self._checked_input(x)
+        kernel_format = "HW"[-self._spatial_axes() :] + self._kernel_features
+        y = self._convolved(self, x, weight, (self.data_format, kernel_format, self.data_format))
+        return self._with_bias(y)
+
+    # No method of an instance: a mixed-precision policy would cast at its border.
+    @staticmethod
+    def _convolved(layer: Any, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+        raise NotImplementedError
 
     def _checked_input(self, x: Any) -> tuple[jax.Array, jax.Array]:
         """The input and the weight, in one dtype; raises if the input does not fit."""
-        x = as_array(x)
-        require_rank(x, len(self.data_format), self.data_format, self)
-        require_channels(x, self.data_format.index("C"), self.in_features, self)
-        weight = as_array(self.weight)
-        dtype = common_dtype(x, weight)
-        return cast(x, dtype), cast(weight, dtype)
+        x = arg.as_array(x)
+        arg.require_rank(x, len(self.data_format), self.data_format, self)
+        arg.require_channels(x, self.data_format.index("C"), self.in_features, self)
+        weight = arg.as_array(self.weight)
+        dtype = arg.common_dtype(x, weight)
+        return arg.cast(x, dtype), arg.cast(weight, dtype)
 
     def _with_bias(self, y: jax.Array) -> jax.Array:
         if self.bias is None:
@@ -67,11 +94,19 @@ class Convolution(ParameterModule):
         shape = () if channels_last else (1,) * self._spatial_axes()
         return y + jnp.reshape(self.bias, (self.out_features, *shape))
 
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        own = {name: getattr(self, name) for name in self._shown}
+        for name in self._shown_if_not_one:
+            own[name] = None if own[name] in (1, (1,), (1, 1)) else own[name]
+        if not isinstance(self.padding, str):
+            own["padding"] = list(self.padding)  # as it is written in a call
+        return super()._repr({**own, **(info or {})})
 
-def padding_of(padding: Any, axes: int, where: str) -> Padding:
+
+def _static_padding(padding: Any, axes: int, where: str) -> Padding:
     """``"SAME"``, ``"VALID"``, or a pair of integers for each spatial axis."""
     if isinstance(padding, str):
-        return choice(padding, ("SAME", "VALID"), where)
+        return arg.choice(padding, ("SAME", "VALID"), where)
     try:
         pairs = tuple([(int(before), int(after)) for before, after in padding])
     except (TypeError, ValueError):
@@ -86,47 +121,38 @@ def padding_of(padding: Any, axes: int, where: str) -> Padding:
     return pairs
 
 
-def padding_text(padding: Padding) -> str:
-    """The padding as it is written in a call."""
-    return padding if isinstance(padding, str) else str(list(padding))
-
-
 class _Conv(Convolution):
     """Conv1D and Conv2D; they differ in the number of spatial axes."""
 
-    def _build(
-        self,
-        in_features: int,
-        out_features: int,
-        kernel_shape: int | Sequence[int],
-        stride: int | Sequence[int],
-        rate: int | Sequence[int],
-        padding: str | list,
-        with_bias: bool,
-        w_init: Initializer | None,
-        b_init: Initializer | None,
-        feature_group_count: int,
-        rng_key: Any,
-    ) -> None:
-        where = type(self).__name__
+    _shown = (
+        "in_features", "out_features", "kernel_shape", "padding", "stride", "rate",
+        "with_bias", "data_format", "feature_group_count",
+    )  # fmt: skip
+    _shown_if_not_one = ("stride", "rate", "feature_group_count")
+
+    def __init__(
+        self, in_features, out_features, kernel_shape, stride, rate, padding,
+        with_bias, w_init, b_init, data_format, feature_group_count, name, rng_key,
+    ):  # fmt: skip
+        super().__init__(name=name)
+        where, axes = type(self).__name__, self._spatial_axes()
         if isinstance(padding, tuple):
             raise InvalidArgumentTypeError(
                 "The padding of a convolution must be a word or a list of pairs.",
                 where=f"{where}.padding",
                 got=f"a tuple, {padding!r}",
-                write=f"'SAME', 'VALID' or a list such as {[(1, 1)] * self._spatial_axes()}",
+                write=f"'SAME', 'VALID' or a list such as {[(1, 1)] * axes}",
             )
-        self._set_sizes(in_features, out_features, kernel_shape, stride, padding)
-        self.rate = per_axis(rate, self._spatial_axes(), f"{where}.rate")
+        self._set_sizes(in_features, out_features, kernel_shape, stride, padding, data_format)
+        self.rate = arg.per_axis(rate, axes, f"{where}.rate")
         self.with_bias = bool(with_bias)
         self.feature_group_count = self._groups(feature_group_count)
-        group_size = self.in_features // self.feature_group_count
-        shape = (*self.kernel_shape, group_size, self.out_features)
-        self._set_arrays(shape, math.prod(shape[:-1]), w_init, b_init, rng_key)
+        features = {"I": self.in_features // self.feature_group_count, "O": self.out_features}
+        self._set_arrays(features, w_init, b_init, rng_key)
 
     def _groups(self, feature_group_count: int) -> int:
         where = f"{type(self).__name__}.feature_group_count"
-        groups = integer(feature_group_count, where, least=1)
+        groups = arg.integer(feature_group_count, where, least=1)
         if self.in_features % groups or self.out_features % groups:
             raise InvalidArgumentError(
                 "Input and output features must be divisible by the number of groups.",
@@ -136,48 +162,41 @@ class _Conv(Convolution):
             )
         return groups
 
-    def __call__(self, x: Any) -> jax.Array:
-        """Convolves the input.
-
-        Args:
-            x: ``[batch, *spatial, in_features]``, or
-                ``[batch, in_features, *spatial]`` if ``data_format`` begins
-                with NC.
-
-        Returns:
-            The same form with ``out_features`` channels.
-
-        Raises:
-            InvalidArgumentError: (a ValueError and an AssertionError) another
-                number of axes or of channels.
-        """
-        x, weight = self._checked_input(x)
-        kernel_format = "WIO" if self._spatial_axes() == 1 else "HWIO"
-        y = jax.lax.conv_general_dilated(
+    @staticmethod
+    def _convolved(layer: Any, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+        return jax.lax.conv_general_dilated(
             x,
             weight,
-            window_strides=self.stride,
-            padding=self.padding,
-            rhs_dilation=self.rate,
-            dimension_numbers=(self.data_format, kernel_format, self.data_format),
-            feature_group_count=self.feature_group_count,
+            window_strides=layer.stride,
+            padding=layer.padding,
+            rhs_dilation=layer.rate,
+            dimension_numbers=numbers,
+            feature_group_count=layer.feature_group_count,
         )
-        return self._with_bias(y)
 
-    def _repr(self, info: dict[str, Any] | None = None) -> str:
-        groups = self.feature_group_count
-        own = {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "kernel_shape": self.kernel_shape,
-            "padding": padding_text(self.padding),
-            "stride": self.stride if set(self.stride) != {1} else None,
-            "rate": self.rate if set(self.rate) != {1} else None,
-            "with_bias": self.with_bias,
-            "data_format": self.data_format,
-            "feature_group_count": groups if groups != 1 else None,
-        }
-        return super()._repr({**own, **(info or {})})
+
+class _ConvTranspose(Convolution):
+    """Conv1DTranspose and Conv2DTranspose; they differ in the number of spatial axes."""
+
+    _kernel_features = "OI"
+    _shown = ("in_features", "out_features", "data_format", "padding", "stride", "with_bias")
+
+    def __init__(
+        self, in_features, out_features, kernel_shape, stride, padding,
+        with_bias, w_init, b_init, data_format, name, rng_key,
+    ):  # fmt: skip
+        super().__init__(name=name)
+        self._set_sizes(in_features, out_features, kernel_shape, stride, padding, data_format)
+        self.with_bias = bool(with_bias)
+        features = {"I": self.in_features, "O": self.out_features}
+        self._set_arrays(features, w_init, b_init, rng_key)
+
+    @staticmethod
+    def _convolved(layer: Any, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+        """Spreads each input element over a window of the output."""
+        return jax.lax.conv_transpose(
+            x, weight, layer.stride, layer.padding, dimension_numbers=numbers
+        )
 
 
 class Conv1D(_Conv):
@@ -189,8 +208,7 @@ class Conv1D(_Conv):
         kernel_shape: the width of the kernel.
         stride: the step between two windows.
         rate: the step between two elements of one window (dilation).
-        padding: ``"SAME"``, ``"VALID"``, or a list with one pair
-            ``(before, after)``.
+        padding: ``"SAME"``, ``"VALID"``, or a list with one pair ``(before, after)``.
         with_bias: whether there is a bias; ``bias`` is None without one.
         w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by
             default (variance), where fan_in is ``kernel * in_features / groups``.
@@ -198,12 +216,10 @@ class Conv1D(_Conv):
         data_format: ``"NWC"`` or ``"NCW"``.
         feature_group_count: into how many groups the channels are split.
         name: shown by ``repr`` and ``summary``.
-        rng_key: the key of the initial values; the next of the ambient stream
-            by default.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
 
     Attributes:
-        weight: ``[width, in_features / groups, out_features]`` in either
-            data format.
+        weight: ``[width, in_features / groups, out_features]`` in either data format.
         bias: ``[out_features]`` or None.
 
     Raises:
@@ -216,6 +232,8 @@ class Conv1D(_Conv):
         >>> pax.Conv1D(3, 8, 5, stride=2)(jnp.ones((2, 16, 3))).shape
         (2, 8, 8)
     """
+
+    _data_formats = ("NWC", "NCW")
 
     def __init__(
         self,
@@ -234,11 +252,9 @@ class Conv1D(_Conv):
         name: str | None = None,
         rng_key: Any = None,
     ):
-        super().__init__(name=name)
-        self.data_format = choice(data_format, ("NWC", "NCW"), "Conv1D.data_format")
-        self._build(
+        super().__init__(
             in_features, out_features, kernel_shape, stride, rate, padding,
-            with_bias, w_init, b_init, feature_group_count, rng_key,
+            with_bias, w_init, b_init, data_format, feature_group_count, name, rng_key,
         )  # fmt: skip
 
 
@@ -254,19 +270,16 @@ class Conv2D(_Conv):
         padding: ``"SAME"``, ``"VALID"``, or a list with a pair
             ``(before, after)`` for each of the two axes.
         with_bias: whether there is a bias; ``bias`` is None without one.
-        w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by
-            default (variance), where fan_in is
-            ``height * width * in_features / groups``.
+        w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by default (variance),
+            where fan_in is ``height * width * in_features / groups``.
         b_init: the same for the bias; zeros by default.
         data_format: ``"NHWC"`` or ``"NCHW"``.
         feature_group_count: into how many groups the channels are split.
         name: shown by ``repr`` and ``summary``.
-        rng_key: the key of the initial values; the next of the ambient stream
-            by default.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
 
     Attributes:
-        weight: ``[height, width, in_features / groups, out_features]`` in
-            either data format.
+        weight: ``[height, width, in_features / groups, out_features]`` in either data format.
         bias: ``[out_features]`` or None.
 
     Raises:
@@ -279,6 +292,8 @@ class Conv2D(_Conv):
         >>> pax.Conv2D(1, 8, 3, stride=2)(jnp.ones((2, 28, 28, 1))).shape
         (2, 14, 14, 8)
     """
+
+    _data_formats = ("NHWC", "NCHW")
 
     def __init__(
         self,
@@ -297,9 +312,116 @@ class Conv2D(_Conv):
         name: str | None = None,
         rng_key: Any = None,
     ):
-        super().__init__(name=name)
-        self.data_format = choice(data_format, ("NHWC", "NCHW"), "Conv2D.data_format")
-        self._build(
+        super().__init__(
             in_features, out_features, kernel_shape, stride, rate, padding,
-            with_bias, w_init, b_init, feature_group_count, rng_key,
+            with_bias, w_init, b_init, data_format, feature_group_count, name, rng_key,
+        )  # fmt: skip
+
+
+class Conv1DTranspose(_ConvTranspose):
+    """A transposed convolution over one spatial axis.
+
+    Args:
+        in_features: the number of channels of the input.
+        out_features: the number of channels of the output.
+        kernel_shape: the width of the kernel.
+        stride: by how much the spatial axis grows.
+        padding: ``"SAME"``, ``"VALID"``, or one pair ``(before, after)``.
+        with_bias: whether there is a bias; ``bias`` is None without one.
+        w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by
+            default (variance), where fan_in is ``width * in_features``.
+        b_init: the same for the bias; zeros by default.
+        data_format: ``"NWC"`` or ``"NCW"``.
+        name: shown by ``repr`` and ``summary``.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
+
+    Attributes:
+        weight: ``[width, out_features, in_features]`` in either data format.
+        bias: ``[out_features]`` or None.
+
+    Raises:
+        InvalidArgumentError: a size is less than one, an unknown padding or data format.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> pax.Conv1DTranspose(3, 8, 4, stride=2)(jnp.ones((2, 16, 3))).shape
+        (2, 32, 8)
+    """
+
+    _data_formats = ("NWC", "NCW")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_shape: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = "SAME",
+        with_bias: bool = True,
+        w_init: Initializer | None = None,
+        b_init: Initializer | None = None,
+        data_format: str = "NWC",
+        *,
+        name: str | None = None,
+        rng_key: Any = None,
+    ):
+        super().__init__(
+            in_features, out_features, kernel_shape, stride, padding,
+            with_bias, w_init, b_init, data_format, name, rng_key,
+        )  # fmt: skip
+
+
+class Conv2DTranspose(_ConvTranspose):
+    """A transposed convolution over two spatial axes.
+
+    Args:
+        in_features: the number of channels of the input.
+        out_features: the number of channels of the output.
+        kernel_shape: height and width of the kernel; an integer means both.
+        stride: by how much the spatial axes grow, both or each.
+        padding: ``"SAME"``, ``"VALID"``, or a pair ``(before, after)`` for each of the two axes.
+        with_bias: whether there is a bias; ``bias`` is None without one.
+        w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by
+            default (variance), where fan_in is ``height * width * in_features``.
+        b_init: the same for the bias; zeros by default.
+        data_format: ``"NHWC"`` or ``"NCHW"``.
+        name: shown by ``repr`` and ``summary``.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
+
+    Attributes:
+        weight: ``[height, width, out_features, in_features]`` in either data format.
+        bias: ``[out_features]`` or None.
+
+    Raises:
+        InvalidArgumentError: a size is less than one, an unknown padding or data format.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> layer = pax.Conv2DTranspose(3, 8, 4, stride=2)
+        >>> layer(jnp.ones((2, 7, 7, 3))).shape
+        (2, 14, 14, 8)
+    """
+
+    _data_formats = ("NHWC", "NCHW")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_shape: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = "SAME",
+        with_bias: bool = True,
+        w_init: Initializer | None = None,
+        b_init: Initializer | None = None,
+        data_format: str = "NHWC",
+        *,
+        name: str | None = None,
+        rng_key: Any = None,
+    ):
+        super().__init__(
+            in_features, out_features, kernel_shape, stride, padding,
+            with_bias, w_init, b_init, data_format, name, rng_key,
         )  # fmt: skip

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export.core import StateModule, next_rng_key
-from pax_export.nn._arguments import as_array, fraction
+from pax_export.nn._arguments import as_array, fraction, repr_method
 
 
 def dropout(rng_key: jax.Array, dropout_rate: float, x: Any) -> Any:
@@ -20,12 +20,10 @@ def dropout(rng_key: jax.Array, dropout_rate: float, x: Any) -> Any:
         x: an array of any shape.
 
     Returns:
-        An array like ``x`` with the same expected values; ``x`` itself if the
-        rate is 0.
+        An array like ``x`` with the same expected values; ``x`` itself if the rate is 0.
 
     Raises:
-        InvalidArgumentError: (an AssertionError too) the rate is out of its
-            range.
+        InvalidArgumentError: (an AssertionError too) the rate is out of its range.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -48,12 +46,10 @@ class Dropout(StateModule):
         name: shown by ``repr`` and ``summary``.
 
     Attributes:
-        rng_key: the state, drawn from the ambient stream; each call in train
-            mode splits it.
+        rng_key: the state, drawn from the ambient stream; each call in train mode splits it.
 
     Raises:
-        InvalidArgumentError: (an AssertionError too) the rate is out of its
-            range.
+        InvalidArgumentError: (an AssertionError too) the rate is out of its range.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -77,8 +73,7 @@ class Dropout(StateModule):
             x: an array of any shape.
 
         Returns:
-            An array of that shape; ``x`` itself in eval mode or if the rate is
-            0.
+            An array of that shape; ``x`` itself in eval mode or if the rate is 0.
 
         Raises:
             ImmutableModuleError: in train mode, outside of `pure` and `purecall`.
@@ -89,5 +84,4 @@ class Dropout(StateModule):
         self.rng_key = kept
         return dropout(used, self.dropout_rate, x)
 
-    def _repr(self, info: dict[str, Any] | None = None) -> str:
-        return super()._repr({"dropout_rate": self.dropout_rate, **(info or {})})
+    _repr = repr_method("dropout_rate")

@@ -1,4 +1,4 @@
-"""Linear: a dense layer."""
+"""Linear and Embed: vectors times a matrix, and rows of a matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
-from pax_export.nn._arguments import Initializer, as_array, integer, key_or_next, normal
+from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import Initializer
 
 
 class Linear(ParameterModule):
@@ -19,13 +20,10 @@ class Linear(ParameterModule):
     Args:
         in_dim: the size of the last axis of the input.
         out_dim: the size of the last axis of the output.
-        with_bias: whether there is a bias; without one there is no attribute
-            ``bias``.
-        w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/in_dim) by
-            default (variance).
+        with_bias: whether there is a bias; without one there is no attribute ``bias``.
+        w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/in_dim) by default (variance).
         b_init: the same for the bias; N(0, 1/in_dim) by default.
-        rng_key: the key of the initial values; the next of the ambient stream
-            by default.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
         name: shown by ``repr`` and ``summary``.
 
     Attributes:
@@ -55,11 +53,11 @@ class Linear(ParameterModule):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        self.in_dim = integer(in_dim, "Linear.in_dim", least=1)
-        self.out_dim = integer(out_dim, "Linear.out_dim", least=1)
+        self.in_dim = arg.integer(in_dim, "Linear.in_dim", least=1)
+        self.out_dim = arg.integer(out_dim, "Linear.out_dim", least=1)
         self.with_bias = bool(with_bias)
-        weight_key, bias_key = jax.random.split(key_or_next(rng_key))
-        default = normal(1 / math.sqrt(self.in_dim))
+        weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key))
+        default = arg.normal(1 / math.sqrt(self.in_dim))
         self.weight = (w_init or default)(weight_key, (self.in_dim, self.out_dim))
         if self.with_bias:
             self.bias = (b_init or default)(bias_key, (self.out_dim,))
@@ -77,7 +75,7 @@ class Linear(ParameterModule):
             InvalidArgumentError: (an AssertionError too) less than two axes.
             InvalidArgumentTypeError: (a TypeError) another width than `in_dim`.
         """
-        x = as_array(x)
+        x = arg.as_array(x)
         self._check(x)
         y = jnp.dot(x, self.weight)
         return y + self.bias if self.with_bias else y
@@ -98,10 +96,69 @@ class Linear(ParameterModule):
                 write=f"an input [..., {self.in_dim}], or Linear({x.shape[-1]}, {self.out_dim})",
             )
 
-    def _repr(self, info: dict[str, Any] | None = None) -> str:
-        own = {
-            "in_dim": self.in_dim,
-            "out_dim": self.out_dim,
-            "with_bias": self.with_bias,
-        }
-        return super()._repr({**own, **(info or {})})
+    _repr = arg.repr_method("in_dim", "out_dim", "with_bias")
+
+
+class Embed(ParameterModule):
+    """Looks up a trainable vector for each integer.
+
+    Args:
+        vocab_size: the number of vectors.
+        embed_dim: the size of each.
+        w_init: ``w_init(key, shape)`` makes the table; normal with a standard
+            deviation of 0.01 by default.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        weight: ``[vocab_size, embed_dim]``.
+
+    Raises:
+        InvalidArgumentError: a size is less than one.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> pax.Embed(100, 8)(jnp.array([[3, 1, 4]])).shape
+        (1, 3, 8)
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        w_init: Initializer | None = None,
+        *,
+        rng_key: Any = None,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self.vocab_size = arg.integer(vocab_size, "Embed.vocab_size", least=1)
+        self.embed_dim = arg.integer(embed_dim, "Embed.embed_dim", least=1)
+        shape = (self.vocab_size, self.embed_dim)
+        self.weight = (w_init or arg.normal(0.01))(arg.key_or_next(rng_key), shape)
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Looks up vectors.
+
+        Args:
+            x: integers of any shape ``[...]``.  Negative ones count from the
+                end of the table; those outside of it give its nearest row.
+
+        Returns:
+            ``[..., embed_dim]``.
+
+        Raises:
+            InvalidArgumentTypeError: (a TypeError) not integers.
+        """
+        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise InvalidArgumentTypeError(
+                "Embed needs integers.",
+                where=repr(self),
+                got=f"{x.dtype}{list(x.shape)}",
+                write="x.astype(jnp.int32)",
+            )
+        return jnp.asarray(self.weight)[x]
+
+    _repr = arg.repr_method("vocab_size", "embed_dim")

@@ -19,24 +19,18 @@ Window = int | Sequence[int]
 
 
 def max_pool(
-    value: Any,
-    window_shape: Window,
-    strides: Window,
-    padding: str,
-    channel_axis: int | None = -1,
+    value: Any, window_shape: Window, strides: Window, padding: str, channel_axis: int | None = -1
 ) -> jax.Array:
     """Takes the largest element of each window.
 
     Args:
         value: an array whose first axis is the batch.
-        window_shape: the size of the window along each axis, e.g.
-            ``(2, 2, 1)``; missing axes at the front are 1.  A single integer
-            is for all axes but the first and ``channel_axis``; other than 1 it
-            is deprecated.
+        window_shape: the size of the window along each axis, e.g. ``(2, 2, 1)``; missing axes at
+            the front are 1.  A single integer is for all axes but the first and
+            ``channel_axis``; other than 1 it is deprecated.
         strides: the step of the window along each axis, in the same form.
         padding: ``"SAME"`` or ``"VALID"``.
-        channel_axis: the axis that a single integer leaves alone; None if
-            there is none.
+        channel_axis: the axis that a single integer leaves alone, or None.
 
     Returns:
         An array of the same rank and dtype.
@@ -51,30 +45,21 @@ def max_pool(
         (2, 4, 4, 3)
     """
     x = jnp.asarray(value)
-    window, steps = _window_and_strides("max_pool", x, window_shape, strides, channel_axis)
-    pads = _pads("max_pool", x, window, steps, padding)
+    window, steps, pads = _geometry("max_pool", x, window_shape, strides, padding, channel_axis)
     return jax.lax.reduce_window(x, _least(x.dtype), jax.lax.max, window, steps, pads)
 
 
 def avg_pool(
-    value: Any,
-    window_shape: Window,
-    strides: Window,
-    padding: str,
-    channel_axis: int | None = -1,
+    value: Any, window_shape: Window, strides: Window, padding: str, channel_axis: int | None = -1
 ) -> jax.Array:
     """Takes the mean of each window; padded elements do not count.
 
     Args:
         value: an array whose first axis is the batch.
-        window_shape: the size of the window along each axis, e.g.
-            ``(2, 2, 1)``; missing axes at the front are 1.  A single integer
-            is for all axes but the first and ``channel_axis``; other than 1 it
-            is deprecated.
+        window_shape: the size of the window along each axis; see `max_pool`.
         strides: the step of the window along each axis, in the same form.
         padding: ``"SAME"`` or ``"VALID"``.
-        channel_axis: the axis that a single integer leaves alone; None if
-            there is none.
+        channel_axis: the axis that a single integer leaves alone, or None.
 
     Returns:
         An array of the same rank; float for integers.
@@ -89,8 +74,7 @@ def avg_pool(
         (2, 4, 4, 3)
     """
     x = jnp.asarray(value)
-    window, steps = _window_and_strides("avg_pool", x, window_shape, strides, channel_axis)
-    pads = _pads("avg_pool", x, window, steps, padding)
+    window, steps, pads = _geometry("avg_pool", x, window_shape, strides, padding, channel_axis)
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.dtype("float32")
     x = x.astype(jnp.promote_types(dtype, jnp.float32))  # sums of halves overflow
     total = _sum_of_windows(x, window, steps, pads)
@@ -114,9 +98,10 @@ def _least(dtype: Any) -> np.ndarray:
     return np.asarray(False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min, dtype)
 
 
-def _window_and_strides(
-    where: str, x: jax.Array, window_shape: Window, strides: Window, channel_axis: int | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _geometry(
+    where: str, x: jax.Array, window_shape: Window, strides: Window, padding: str, channel_axis: Any
+) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
+    """Window, strides and padding of each axis; axes that are not pooled may be symbolic."""
     if channel_axis is not None and not -x.ndim <= operator.index(channel_axis) < x.ndim:
         raise InvalidArgumentError(
             "The channel axis is out of range.",
@@ -125,10 +110,16 @@ def _window_and_strides(
             write="an axis of the input, or None if there are no channels",
         )
     kept = {0} if channel_axis is None else {0, channel_axis % x.ndim}
-    return (
-        _each_axis(window_shape, x, kept, f"{where}.window_shape"),
-        _each_axis(strides, x, kept, f"{where}.strides"),
-    )
+    window = _each_axis(window_shape, x, kept, f"{where}.window_shape")
+    steps = _each_axis(strides, x, kept, f"{where}.strides")
+    choice(padding, ("SAME", "VALID"), f"{where}.padding")
+    pads = []
+    for size, width, step in zip(x.shape, window, steps):
+        if width == 1 == step or padding == "VALID":
+            pads.append((0, 0))
+        else:
+            pads += jax.lax.padtype_to_pads((size,), (width,), (step,), padding)
+    return window, steps, pads
 
 
 def _each_axis(sizes: Window, x: jax.Array, kept: set[int], where: str) -> tuple[int, ...]:
@@ -152,15 +143,3 @@ def _each_axis(sizes: Window, x: jax.Array, kept: set[int], where: str) -> tuple
         )
     missing = (1,) * (x.ndim - len(sizes))
     return missing + tuple([integer(size, where, least=1) for size in sizes])
-
-
-def _pads(where: str, x: jax.Array, window, steps, padding: str) -> list[tuple[int, int]]:
-    """The padding of each axis; axes that are not pooled may be symbolic."""
-    choice(padding, ("SAME", "VALID"), f"{where}.padding")
-    pads = []
-    for size, width, step in zip(x.shape, window, steps):
-        if width == 1 == step or padding == "VALID":
-            pads.append((0, 0))
-        else:
-            pads += jax.lax.padtype_to_pads((size,), (width,), (step,), padding)
-    return pads

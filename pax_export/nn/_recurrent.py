@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import Module
-from pax_export.nn._arguments import Initializer, integer, key_or_next
+from pax_export.nn._arguments import Initializer, integer, key_or_next, repr_method
 from pax_export.nn._linear import Linear
 
 
@@ -67,16 +67,41 @@ class VanillaRNNState(NamedTuple):
 class _Cell(Module):
     """What the three cells share: two sizes, and the check of a step's arguments."""
 
-    def _set_sizes(self, input_dim: int, hidden_dim: int) -> None:
+    _state_form: Any = None
+
+    def __init__(self, input_dim: int, hidden_dim: int, name: str | None):
+        super().__init__(name=name)
         where = type(self).__name__
         self.input_dim = integer(input_dim, f"{where}.input_dim", least=1)
         self.hidden_dim = integer(hidden_dim, f"{where}.hidden_dim", least=1)
 
+    def _linear(self, parts: int, rng_key: Any, name: str, **options: Any) -> Linear:
+        """From input and hidden state, joined, to so many vectors of the size of the state."""
+        in_dim = self.input_dim + self.hidden_dim
+        return Linear(in_dim, parts * self.hidden_dim, rng_key=rng_key, name=name, **options)
+
+    def __call__(self, state: Any, x: Any) -> tuple[Any, jax.Array]:
+        """Makes one step in time.
+
+        Args:
+            state: the state before the step.
+            x: ``[batch, input_dim]``.
+
+        Returns:
+            The state after the step, and the output ``[batch, hidden_dim]``.
+
+        Raises:
+            InvalidArgumentError: (an AssertionError too) no batch axis.
+            InvalidArgumentTypeError: (a TypeError) not a state of this cell, or another shape.
+        """
+        raise NotImplementedError
+
     def _zeros(self, batch_size: int) -> jax.Array:
         return jnp.zeros((batch_size, self.hidden_dim))
 
-    def _checked(self, state: Any, x: Any, form: type) -> tuple[jax.Array, ...]:
+    def _checked(self, state: Any, x: Any) -> tuple[jax.Array, ...]:
         """The input and the arrays of the state; raises if they do not fit."""
+        form = self._state_form
         if not all(hasattr(state, field) for field in form._fields):
             raise InvalidArgumentTypeError(
                 f"The first argument of a cell must be its state, {form.__name__}.",
@@ -109,9 +134,7 @@ class _Cell(Module):
                 "pax.scan(cell, state, xs) for a sequence",
             )
 
-    def _repr(self, info: dict[str, Any] | None = None) -> str:
-        own = {"input_dim": self.input_dim, "hidden_dim": self.hidden_dim}
-        return super()._repr({**own, **(info or {})})
+    _repr = repr_method("input_dim", "hidden_dim")
 
 
 class LSTM(_Cell):
@@ -127,10 +150,8 @@ class LSTM(_Cell):
         hidden_dim: the size of the state and of the output.
         w_init: ``w_init(key, shape)`` makes the weight of ``fc``; the default
             is that of `Linear`.
-        forget_gate_bias: added to ``f``; 1 lets a fresh cell remember
-            (Jozefowicz et al., 2015).
-        rng_key: the key of the initial values; the next of the ambient stream
-            by default.
+        forget_gate_bias: added to ``f``; 1 lets a fresh cell remember (Jozefowicz et al., 2015).
+        rng_key: the key of the initial values; the next of the ambient stream by default.
         name: shown by ``repr`` and ``summary``.
 
     Attributes:
@@ -149,6 +170,8 @@ class LSTM(_Cell):
         (7, 2, 5)
     """
 
+    _state_form = LSTMState
+
     def __init__(
         self,
         input_dim: int,
@@ -159,33 +182,12 @@ class LSTM(_Cell):
         rng_key: Any = None,
         name: str | None = None,
     ):
-        super().__init__(name=name)
-        self._set_sizes(input_dim, hidden_dim)
+        super().__init__(input_dim, hidden_dim, name)
         self.forget_gate_bias = float(forget_gate_bias)
-        self.fc = Linear(
-            self.input_dim + self.hidden_dim,
-            4 * self.hidden_dim,
-            w_init=w_init,
-            rng_key=rng_key,
-            name="lstm_fc",
-        )
+        self.fc = self._linear(4, rng_key, "lstm_fc", w_init=w_init)
 
     def __call__(self, state: LSTMState, x: Any) -> tuple[LSTMState, jax.Array]:
-        """Makes one step in time.
-
-        Args:
-            state: the state before the step.
-            x: ``[batch, input_dim]``.
-
-        Returns:
-            The state after the step, and the output ``[batch, hidden_dim]``.
-
-        Raises:
-            InvalidArgumentError: (an AssertionError too) no batch axis.
-            InvalidArgumentTypeError: (a TypeError) not a state of this cell, or
-                another shape.
-        """
-        x, hidden, cell = self._checked(state, x, LSTMState)
+        x, hidden, cell = self._checked(state, x)
         z = self.fc(jnp.concatenate((x, hidden), axis=-1))
         i, g, f, o = jnp.split(z, 4, axis=-1)
         forget = jax.nn.sigmoid(f + self.forget_gate_bias)
@@ -209,13 +211,11 @@ class GRU(_Cell):
     Args:
         input_dim: the size of an input.
         hidden_dim: the size of the state and of the output.
-        rng_key: the key of the initial values; the next of the ambient stream
-            by default.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
         name: shown by ``repr`` and ``summary``.
 
     Attributes:
-        xh_zr_fc: a `Linear` from ``input_dim + hidden_dim`` to
-            ``2 * hidden_dim``.
+        xh_zr_fc: a `Linear` from ``input_dim + hidden_dim`` to ``2 * hidden_dim``.
         xh_h_fc: a `Linear` from ``input_dim + hidden_dim`` to ``hidden_dim``.
 
     Raises:
@@ -230,32 +230,18 @@ class GRU(_Cell):
         (2, 5)
     """
 
+    _state_form = GRUState
+
     def __init__(
         self, input_dim: int, hidden_dim: int, *, rng_key: Any = None, name: str | None = None
     ):
-        super().__init__(name=name)
-        self._set_sizes(input_dim, hidden_dim)
+        super().__init__(input_dim, hidden_dim, name)
         zr_key, h_key = jax.random.split(key_or_next(rng_key))
-        joined = self.input_dim + self.hidden_dim
-        self.xh_zr_fc = Linear(joined, 2 * self.hidden_dim, rng_key=zr_key, name="xh_to_zr")
-        self.xh_h_fc = Linear(joined, self.hidden_dim, rng_key=h_key, name="xh_to_h")
+        self.xh_zr_fc = self._linear(2, zr_key, "xh_to_zr")
+        self.xh_h_fc = self._linear(1, h_key, "xh_to_h")
 
     def __call__(self, state: GRUState, x: Any) -> tuple[GRUState, jax.Array]:
-        """Makes one step in time.
-
-        Args:
-            state: the state before the step.
-            x: ``[batch, input_dim]``.
-
-        Returns:
-            The state after the step, and the output ``[batch, hidden_dim]``.
-
-        Raises:
-            InvalidArgumentError: (an AssertionError too) no batch axis.
-            InvalidArgumentTypeError: (a TypeError) not a state of this cell, or
-                another shape.
-        """
-        x, hidden = self._checked(state, x, GRUState)
+        x, hidden = self._checked(state, x)
         zr = jax.nn.sigmoid(self.xh_zr_fc(jnp.concatenate((x, hidden), axis=-1)))
         z, r = jnp.split(zr, 2, axis=-1)
         candidate = jnp.tanh(self.xh_h_fc(jnp.concatenate((x, r * hidden), axis=-1)))
@@ -273,8 +259,7 @@ class VanillaRNN(_Cell):
     Args:
         input_dim: the size of an input.
         hidden_dim: the size of the state and of the output.
-        rng_key: the key of the initial values; the next of the ambient stream
-            by default.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
         name: shown by ``repr`` and ``summary``.
 
     Attributes:
@@ -292,30 +277,16 @@ class VanillaRNN(_Cell):
         (2, 5)
     """
 
+    _state_form = VanillaRNNState
+
     def __init__(
         self, input_dim: int, hidden_dim: int, *, rng_key: Any = None, name: str | None = None
     ):
-        super().__init__(name=name)
-        self._set_sizes(input_dim, hidden_dim)
-        joined = self.input_dim + self.hidden_dim
-        self.fc = Linear(joined, self.hidden_dim, rng_key=rng_key, name="vanilla_rnn_fc")
+        super().__init__(input_dim, hidden_dim, name)
+        self.fc = self._linear(1, rng_key, "vanilla_rnn_fc")
 
     def __call__(self, state: VanillaRNNState, x: Any) -> tuple[VanillaRNNState, jax.Array]:
-        """Makes one step in time.
-
-        Args:
-            state: the state before the step.
-            x: ``[batch, input_dim]``.
-
-        Returns:
-            The state after the step, and the output ``[batch, hidden_dim]``.
-
-        Raises:
-            InvalidArgumentError: (an AssertionError too) no batch axis.
-            InvalidArgumentTypeError: (a TypeError) not a state of this cell, or
-                another shape.
-        """
-        x, hidden = self._checked(state, x, VanillaRNNState)
+        x, hidden = self._checked(state, x)
         hidden = jnp.tanh(self.fc(jnp.concatenate((x, hidden), axis=-1)))
         return VanillaRNNState(hidden), hidden
 

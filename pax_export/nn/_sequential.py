@@ -1,12 +1,14 @@
-"""Sequential: layers one after the other."""
+"""Sequential, Lambda and Identity: layers and functions, one after the other."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Self
 
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module
-from pax_export.nn._lambda import Lambda
 
 
 class Sequential(Module):
@@ -79,3 +81,102 @@ class Sequential(Module):
 
 def _as_module(layer: Callable) -> Module:
     return layer if isinstance(layer, Module) else Lambda(layer)
+
+
+class Lambda(Module):
+    """A function as a layer; it has no arrays.
+
+    Args:
+        func: the function.  Functions written by the same line of code are
+            equal, so that jax need not trace again for each of them.
+        name: shown by ``repr`` and ``summary`` instead of the function's.
+
+    Attributes:
+        func: the function.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> pax.Lambda(jax.nn.relu)
+        Lambda(relu)
+        >>> print(pax.Lambda(jnp.tanh).summary())
+        x => tanh(x)
+    """
+
+    def __init__(self, func: Callable, name: str | None = None):
+        super().__init__(name=name)
+        self.func = func
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function with all arguments.
+
+        Raises:
+            InvalidArgumentTypeError: (a TypeError) it is no function.
+        """
+        if not callable(self.func):
+            raise InvalidArgumentTypeError(
+                "A layer must be a module or a function.",
+                where=repr(self),
+                got=f"{type(self.func).__name__}: {self.func!r}",
+                write="Sequential(pax.Linear(2, 3), jax.nn.relu)",
+            )
+        return self.func(*args, **kwargs)
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        text = super()._repr(info)
+        if self.name is not None:
+            return text
+        title, bracket, rest = text.partition("(")
+        return f"{title}({function_name(self.func)}" + (f", {rest}" if bracket else ")")
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns the line ``x => f(x)``.
+
+        Args:
+            return_list: whether to return a list of that line.
+        """
+        _, bracket, rest = super()._repr().removeprefix(f"({self.name}) ").partition("(")
+        line = f"x => {self.name or function_name(self.func)}(x)"
+        line += f"  ({rest}" if bracket else ""  # a precision policy
+        return [line] if return_list else line
+
+
+def function_name(func: Any) -> str:
+    """The name of a function for people; never an address in memory."""
+    if isinstance(func, functools.partial):
+        values = [_argument_text(x) for x in func.args]
+        values += [f"{key}={_argument_text(x)}" for key, x in func.keywords.items()]
+        return f"functools.partial({', '.join([function_name(func.func), *values])})"
+    # What custom_jvp and jit return wraps the function that has the name.
+    name = getattr(inspect.unwrap(func) if callable(func) else func, "__name__", None)
+    if isinstance(name, str):
+        return name
+    return _argument_text(func)
+
+
+def _argument_text(value: Any) -> str:
+    if callable(value) and hasattr(value, "__name__"):
+        return value.__name__
+    has_own_text = type(value).__repr__ is not object.__repr__
+    return repr(value) if has_own_text else type(value).__qualname__
+
+
+class Identity(Module):
+    """A layer that returns its input.
+
+    Args:
+        training: whether it starts in train mode.
+        name: shown by ``repr`` and ``summary``.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> x = jnp.ones(3)
+        >>> pax.Identity()(x) is x
+        True
+    """
+
+    def __init__(self, *, training: bool = True, name: str | None = None):
+        super().__init__(training=training, name=name)
+
+    def __call__(self, x: Any) -> Any:
+        """Returns ``x`` itself."""
+        return x

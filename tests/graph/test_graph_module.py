@@ -13,7 +13,7 @@ import pax_export as pax
 from pax_export._errors import ForeignInputError
 from pax_export.core import named_leaves
 from pax_export.experimental.graph import GraphModule, InputNode, Node, build_graph_module
-from pax_export.graph._layer import Method, Partial
+from pax_export.graph._adapters import Method, Partial
 from tests.closeness import assert_close
 
 X = jnp.linspace(-1.0, 1.0, 24).reshape(3, 8)

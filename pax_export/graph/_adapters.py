@@ -24,15 +24,7 @@ def identity(x: Any) -> Any:
 
 
 def as_module(function: Any) -> Module:
-    """The module that a node applies.
-
-    Args:
-        function: a module, or anything that can be called.
-
-    Raises:
-        InvalidArgumentTypeError: (a ValueError) it cannot be called, or is a
-            class of modules instead of a module.
-    """
+    """The module that a node applies, from a module or anything else that can be called."""
     if isinstance(function, type) and issubclass(function, Module):
         raise InvalidArgumentTypeError(
             "A node is applied to a module, not to a class of modules.",
@@ -72,13 +64,20 @@ def _has_dynamic_parts(function: functools.partial) -> bool:
     return any(is_node(leaf) or is_array(leaf) for leaf in leaves)
 
 
-class Method(Module):
-    """A method of a module, as a module.
+class _Adapter(Module):
+    """A module whose first line in a summary is ``x => f(x)``."""
 
-    Attributes:
-        module: whose method it is.
-        method: its name.
-    """
+    def _line(self) -> str:
+        raise NotImplementedError
+
+    def summary(self, return_list: bool = False) -> str | list[str]:
+        """Returns that line, and those of the modules below."""
+        lines = [f"x => {self._line()}(x)", *summary_lines(self)[1:]]
+        return lines if return_list else "\n".join(lines)
+
+
+class Method(_Adapter):
+    """A method of a module, by its name."""
 
     def __init__(self, module: Module, method: str):
         super().__init__()
@@ -86,20 +85,13 @@ class Method(Module):
         self.method = method
 
     def __call__(self, *args: Any) -> Any:
-        """Calls the method."""
         return getattr(self.module, self.method)(*args)
 
-    def summary(self, return_list: bool = False) -> str | list[str]:
-        """Returns the line ``x => Class.method(x)``, and the module below.
-
-        Args:
-            return_list: whether to return the list of lines.
-        """
-        first = f"x => {type(self.module).__qualname__}.{self.method}(x)"
-        return _with_submodules(self, first, return_list)
+    def _line(self) -> str:
+        return f"{type(self.module).__qualname__}.{self.method}"
 
 
-class Partial(Module):
+class Partial(_Adapter):
     """A `functools.partial` whose arrays and modules are in the tree.
 
     Attributes:
@@ -115,7 +107,6 @@ class Partial(Module):
         self.keywords = tuple(keywords)
 
     def __call__(self, *args: Any) -> Any:
-        """Calls the function with the arguments kept here and then these."""
         own, named = self._split()
         return self.func(*own, *args, **named)
 
@@ -123,22 +114,11 @@ class Partial(Module):
         count = len(self.args) - len(self.keywords)
         return self.args[:count], dict(zip(self.keywords, self.args[count:]))
 
-    def summary(self, return_list: bool = False) -> str | list[str]:
-        """Returns the line ``x => functools.partial(f, ...)(x)``, and the modules below.
-
-        Args:
-            return_list: whether to return the list of lines.
-        """
+    def _line(self) -> str:
         own, named = self._split()
         parts = [_text(value) for value in (self.func, *own)]
         parts += [f"{key}={_text(value)}" for key, value in named.items()]
-        first = f"x => functools.partial({', '.join(parts)})(x)"
-        return _with_submodules(self, first, return_list)
-
-
-def _with_submodules(module: Module, first: str, return_list: bool) -> str | list[str]:
-    lines = [first, *summary_lines(module)[1:]]
-    return lines if return_list else "\n".join(lines)
+        return f"functools.partial({', '.join(parts)})"
 
 
 def _text(value: Any) -> str:
@@ -150,27 +130,18 @@ def _text(value: Any) -> str:
 
 
 class Spread(Module):
-    """Takes a tuple and calls a module with its elements as separate arguments.
-
-    Attributes:
-        module: what is called.
-    """
+    """Calls a module with the elements of a tuple as separate arguments; shown as that module."""
 
     def __init__(self, module: Module):
         super().__init__()
         self.module = module
 
     def __call__(self, values: tuple) -> Any:
-        """Calls the module with ``*values``."""
         return self.module(*values)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         return repr(self.module)
 
     def summary(self, return_list: bool = False) -> str | list[str]:
-        """Returns the summary of the module that is called.
-
-        Args:
-            return_list: whether to return the list of lines.
-        """
+        """Returns the summary of the module."""
         return self.module.summary(return_list)

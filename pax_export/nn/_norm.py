@@ -1,0 +1,312 @@
+"""LayerNorm and GroupNorm: normalisation of each example by itself."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core import ParameterModule
+from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import Initializer
+
+Axis = int | Sequence[int] | slice
+
+
+@dataclass(frozen=True)
+class AxisSlice:
+    """A slice of all axes; static data must have a hash, and slices have one since Python 3.12."""
+
+    start: int | None
+    stop: int | None
+    step: int | None
+
+    def __repr__(self) -> str:
+        return repr(self.slice)
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop, self.step)
+
+
+def _static_axes(axis: Any, where: str) -> tuple[int, ...] | AxisSlice:
+    """The form in which a layer keeps its axes."""
+    try:
+        if isinstance(axis, slice):
+            return AxisSlice(axis.start, axis.stop, axis.step)
+        if isinstance(axis, Sequence) and not isinstance(axis, str):
+            return tuple([operator.index(each) for each in axis])
+        return (operator.index(axis),)  # pyright: ignore[reportArgumentType]  # text raises
+    except TypeError:
+        raise InvalidArgumentTypeError(
+            "The axes must be an integer, several integers, or a slice.",
+            where=where,
+            got=f"{type(axis).__name__}: {axis!r}",
+            write="-1, (1, 2) or slice(1, None)",
+        ) from None
+
+
+def _axes_of(axis: tuple[int, ...] | AxisSlice, rank: int) -> tuple[int, ...]:
+    """The axes as integers, for an array of some rank."""
+    return tuple(range(rank))[axis.slice] if isinstance(axis, AxisSlice) else axis
+
+
+class _Norm(ParameterModule):
+    """What the two share: the axes, a scale and an offset for each channel."""
+
+    def _set_sizes(self, num_channels, axis, create_scale, create_offset, eps) -> None:
+        where = type(self).__name__
+        self.num_channels = arg.integer(num_channels, f"{where}.num_channels", least=1)
+        self.axis = _static_axes(axis, f"{where}.axis")
+        self.create_scale = bool(create_scale)
+        self.create_offset = bool(create_offset)
+        self.eps = float(eps)
+
+    def _initial_arrays(self, scale_init, offset_init, rng_key) -> list[jax.Array | None]:
+        """Scale and offset; None for what is not created."""
+        inits = (
+            ("scale", self.create_scale, scale_init, arg.ones),
+            ("offset", self.create_offset, offset_init, arg.zeros),
+        )
+        for word, created, init, _ in inits:
+            if init is not None and not created:
+                raise InvalidArgumentError(
+                    f"An initializer of the {word} needs a {word}.",
+                    where=f"{type(self).__name__}.{word}_init",
+                    got=f"create_{word}=False",
+                    write=f"create_{word}=True, or no {word}_init",
+                )
+        return [
+            (init or default)(key, (self.num_channels,)) if created else None
+            for key, (_, created, init, default) in zip(
+                jax.random.split(arg.key_or_next(rng_key)), inits
+            )
+        ]
+
+
+class LayerNorm(_Norm):
+    """Normalises over some axes, then scales and shifts each channel.
+
+    Args:
+        num_channels: the size of the last axis.
+        axis: the axes over which mean and variance are taken: an integer,
+            several, or a slice of all axes.
+        create_scale: whether there is a trainable scale.
+        create_offset: whether there is a trainable offset.
+        eps: added to the variance.
+        scale_init: ``scale_init(key, shape)`` makes the scale; ones by default.
+        offset_init: the same for the offset; zeros by default.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        scale: ``[num_channels]`` or None.
+        offset: ``[num_channels]`` or None.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) an initializer for what is not
+            created, or ``num_channels`` less than one.
+        InvalidArgumentTypeError: (a ValueError) ``axis`` is of another kind.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> pax.LayerNorm(3, -1, True, True)(jnp.ones((8, 5, 3))).shape
+        (8, 5, 3)
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        axis: Axis,
+        create_scale: bool,
+        create_offset: bool,
+        eps: float = 1e-05,
+        scale_init: Initializer | None = None,
+        offset_init: Initializer | None = None,
+        *,
+        rng_key: Any = None,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self._set_sizes(num_channels, axis, create_scale, create_offset, eps)
+        self.scale, self.offset = self._initial_arrays(scale_init, offset_init, rng_key)
+
+    def __call__(self, inputs: Any, scale: Any = None, offset: Any = None) -> jax.Array:
+        """Normalises the input.
+
+        Args:
+            inputs: ``[..., num_channels]``.
+            scale: a number or an array that broadcasts to the input, if the layer created none.
+            offset: the same.
+
+        Returns:
+            The shape of the input.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) a scale or offset that the
+                layer has itself, or another number of channels.
+        """
+        x = arg.as_array(inputs)
+        self._check(x, scale, offset)
+        scale = self.scale if self.create_scale else scale
+        offset = self.offset if self.create_offset else offset
+        axes = _axes_of(self.axis, x.ndim)
+        mean = jnp.mean(x, axes, keepdims=True)
+        variance = jnp.var(x, axes, keepdims=True)
+        # Another order of these operations would round differently, and trained
+        # weights of other libraries would give other last bits.
+        factor = jax.lax.rsqrt(variance + self.eps)
+        factor = factor if scale is None else scale * factor
+        y = factor * (x - mean)
+        return y if offset is None else y + offset
+
+    def _check(self, x: jax.Array, scale: Any, offset: Any) -> None:
+        if self.create_scale or self.create_offset:
+            arg.require_channels(x, -1, self.num_channels, self)
+        for word, own, given in (
+            ("scale", self.create_scale, scale),
+            ("offset", self.create_offset, offset),
+        ):
+            if own and given is not None:
+                raise InvalidArgumentError(
+                    f"This layer has its own {word}.",
+                    where=repr(self),
+                    got=f"{word} in the call",
+                    write=f"LayerNorm(..., create_{word}=False) to pass one",
+                )
+
+    _repr = arg.repr_method("num_channels", "axis", "create_scale", "create_offset")
+
+
+_DATA_FORMATS = {
+    "channels_last": "channels_last",
+    "N...C": "channels_last",
+    "channels_first": "channels_first",
+    "NC...": "channels_first",
+}
+
+
+class GroupNorm(_Norm):
+    """Splits the channels into groups, and normalises each group.
+
+    Args:
+        groups: into how many groups; a divisor of ``num_channels``.
+        num_channels: the size of the channel axis.
+        axis: the axes of the input over which mean and variance are taken; all but the batch by
+            default.  The channel axis stands for the channels of one group.  A negative axis
+            counts in the grouped array, in which the channel axis has become two, ``groups`` and
+            ``num_channels / groups``.
+        create_scale: whether there is a trainable scale.
+        create_offset: whether there is a trainable offset.
+        eps: added to the variance.
+        scale_init: ``scale_init(key, shape)`` makes the scale; ones by default.
+        offset_init: the same for the offset; zeros by default.
+        data_format: ``"channels_last"`` (``"N...C"``) or ``"channels_first"`` (``"NC..."``).
+        rng_key: the key of the initial values; the next of the ambient stream by default.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        scale: ``[num_channels]``; missing if not created.
+        offset: ``[num_channels]``; missing if not created.
+
+    Raises:
+        InvalidArgumentError: (a ValueError) the groups do not divide the channels, an
+            initializer for what is not created, or an unknown data format.
+        InvalidArgumentTypeError: (a ValueError) ``axis`` is of another kind.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> pax.GroupNorm(2, 6)(jnp.ones((8, 5, 5, 6))).shape
+        (8, 5, 5, 6)
+    """
+
+    def __init__(
+        self,
+        groups: int,
+        num_channels: int,
+        axis: Axis = slice(1, None),
+        create_scale: bool = True,
+        create_offset: bool = True,
+        eps: float = 1e-05,
+        scale_init: Initializer | None = None,
+        offset_init: Initializer | None = None,
+        data_format: str = "channels_last",
+        *,
+        rng_key: Any = None,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        arg.choice(data_format, tuple(_DATA_FORMATS), "GroupNorm.data_format")
+        self.groups = arg.integer(groups, "GroupNorm.groups", least=1)
+        self._set_sizes(num_channels, axis, create_scale, create_offset, eps)
+        if self.num_channels % self.groups:
+            raise InvalidArgumentError(
+                "The channels must be divisible by the number of groups.",
+                where="GroupNorm.groups",
+                got=f"{self.groups} groups for {self.num_channels} channels",
+                write=f"a divisor of {self.num_channels}",
+            )
+        self.data_format = _DATA_FORMATS[data_format]
+        scale, offset = self._initial_arrays(scale_init, offset_init, rng_key)
+        if scale is not None:
+            self.scale = scale
+        if offset is not None:
+            self.offset = offset
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Normalises the input.
+
+        Args:
+            x: ``[batch, ..., num_channels]``, or ``[batch, num_channels, ...]``
+                if channels are first.
+
+        Returns:
+            The shape of the input.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) less than two axes, or another
+                number of channels.
+        """
+        x = jnp.asarray(x)
+        self._check(x)
+        channels = self._channel_axis(x.ndim)
+        grouped_channels = (self.groups, self.num_channels // self.groups)
+        grouped = x.reshape((*x.shape[:channels], *grouped_channels, *x.shape[channels + 1 :]))
+        # An axis at or behind the groups axis has moved by one.
+        axes = _axes_of(self.axis, x.ndim)
+        axes = tuple([axis if axis < channels else axis + 1 for axis in axes])
+        mean = jnp.mean(grouped, axes, keepdims=True)
+        variance = jnp.var(grouped, axes, keepdims=True)
+        y = ((grouped - mean) * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)
+        if self.create_scale:
+            y = y * self._beside_channels(self.scale, y)
+        if self.create_offset:
+            y = y + self._beside_channels(self.offset, y)
+        return y
+
+    def _check(self, x: jax.Array) -> None:
+        if x.ndim < 2:
+            raise InvalidArgumentError(
+                "GroupNorm needs an input with a batch axis and a channel axis.",
+                where=repr(self),
+                got=f"shape {x.shape}",
+                write="x[None] to add a batch axis",
+            )
+        arg.require_channels(x, self._channel_axis(x.ndim), self.num_channels, self)
+
+    def _channel_axis(self, rank: int) -> int:
+        return 1 if self.data_format == "channels_first" else rank - 1
+
+    def _beside_channels(self, array: jax.Array, x: jax.Array) -> jax.Array:
+        """``[num_channels]`` in the shape that broadcasts to the channel axis."""
+        axes_behind = x.ndim - 1 - self._channel_axis(x.ndim)
+        return jnp.reshape(array, (self.num_channels, *(1,) * axes_behind))
+
+    _repr = arg.repr_method(
+        "groups", "num_channels", "axis", "create_scale", "create_offset", "data_format"
+    )
