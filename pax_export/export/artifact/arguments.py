@@ -31,12 +31,7 @@ class Arguments:
         return tuple(tree["leaf"] for tree in trees) if flat else None
 
     def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arrays of a call by the names of the inputs.
-
-        Raises:
-            InvalidArgumentError: the arguments have another structure than the
-                exported ones.
-        """
+        """The arrays of a call by the names of the inputs."""
         if self._flat is not None and len(args) == len(self._flat) and not kwargs:
             return dict(zip(self._flat, args))  # the common case, and the fast one
         info = self._info
@@ -58,11 +53,7 @@ class Arguments:
         return self._dtypes[name]
 
     def array(self, name: str, value: Any) -> np.ndarray:
-        """The value in the dtype of the input, if that changes no number.
-
-        Raises:
-            InvalidArgumentTypeError: it would change one.
-        """
+        """The value in the dtype of the input, if that changes no number."""
         dtype = self._dtypes[name]
         if dtype == dtypes.STRING:
             return np.asarray(value, object)
@@ -86,21 +77,13 @@ class Arguments:
         )
 
     def check_dtypes(self, given: Mapping[str, str], cause: Exception | None = None) -> None:
-        """Refuses dtypes, given by name, that the function was not exported for.
-
-        Raises:
-            InvalidArgumentTypeError: because of `cause`, if there is one.
-        """
+        """Refuses dtypes, given by name, that the function was not exported for."""
         for name, dtype in given.items():
             if dtype != dtypes.name_of(self._dtypes[name]):
                 raise self.wrong_dtype(name, dtype) from cause
 
     def check_shapes(self, shapes: Mapping[str, tuple], cause: Exception | None = None) -> None:
-        """Refuses shapes that the function was not exported for, naming the input.
-
-        Raises:
-            InvalidArgumentError: because of `cause`, if there is one.
-        """
+        """Refuses shapes that the function was not exported for, naming the input."""
         sizes: dict[str, tuple[int, str]] = {}
         for entry in self._info.inputs:
             given = shapes[entry.name]
@@ -128,11 +111,7 @@ def is_of_jax(value: Any) -> bool:
 
 
 def default_of(signatures: Mapping[str, Any]) -> Any:
-    """The signature that a call of the model means: the default, or the only one.
-
-    Raises:
-        InvalidArgumentError: there are several, and none is the default.
-    """
+    """The signature that a call of the model means: the default, or the only one."""
     if DEFAULT in signatures:
         return signatures[DEFAULT]
     if len(signatures) == 1:

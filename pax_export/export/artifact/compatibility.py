@@ -50,11 +50,7 @@ def text(version: Version) -> str:
 
 
 def oldest_tensorflow(stablehlo: Version, calling_convention: int) -> Version:
-    """The oldest TensorFlow that reads an artifact.
-
-    Raises:
-        ConsumerError: no TensorFlow does.
-    """
+    """The oldest TensorFlow that reads an artifact."""
     for release, reads, convention in TENSORFLOW:
         if stablehlo <= reads and calling_convention <= convention:
             return release
@@ -66,9 +62,6 @@ def oldest_tensorflow(stablehlo: Version, calling_convention: int) -> Version:
 
 def requested(consumer: str | None) -> Version | None:
     """Reads ``"tensorflow>=2.17"``.
-
-    Raises:
-        InvalidArgumentError: it is written in another way.
 
     Example:
         >>> requested("tensorflow>=2.17")
@@ -85,11 +78,7 @@ def requested(consumer: str | None) -> Version | None:
 
 
 def check(consumer: str | None, oldest: Version, signature: str) -> None:
-    """Refuses a model that needs a newer TensorFlow than its consumer has.
-
-    Raises:
-        ConsumerError: it does.
-    """
+    """Refuses a model that needs a newer TensorFlow than its consumer has."""
     wanted = requested(consumer)
     if wanted is not None and oldest > wanted:
         raise ConsumerError(

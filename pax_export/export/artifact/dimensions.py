@@ -45,9 +45,6 @@ _RELATION = re.compile("|".join(_RELATIONS))
 def names(size: Size) -> tuple[str, ...]:
     """The variables of a dimension, in order of appearance.
 
-    Raises:
-        ValueError: the text is no dimension.
-
     Example:
         >>> names("2*n + max(m, 3)"), names(3)
         (('n', 'm'), ())
@@ -58,9 +55,6 @@ def names(size: Size) -> tuple[str, ...]:
 
 def value(size: Size, sizes: Mapping[str, int]) -> int:
     """A dimension where its variables have these sizes.
-
-    Raises:
-        ValueError: the text is no dimension, or a variable has no size.
 
     Example:
         >>> value("2*n + floordiv(m, 2)", {"n": 3, "m": 5})
@@ -81,9 +75,6 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
     """Whether a constraint, e.g. ``"mod(n, 2) == 0"``, holds for these sizes.
 
     One over variables that have none holds.
-
-    Raises:
-        ValueError: the text is no constraint.
     """
     left, relation, right = _sides(constraint)
     if not set(names(left) + names(right)) <= set(sizes):
@@ -99,9 +90,6 @@ def choose(
     Args:
         shapes: of all inputs.
         constraints: what must hold of the variables.
-
-    Raises:
-        ValueError: something cannot be read.
 
     Example:
         >>> choose([("n", "m")], ["m >= 20"])

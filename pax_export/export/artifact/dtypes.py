@@ -17,9 +17,6 @@ _NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex1
 def numpy_dtype(name: str) -> np.dtype:
     """The dtype of a name in a manifest.
 
-    Raises:
-        TypeError: there is none.
-
     Example:
         >>> numpy_dtype("bfloat16").itemsize, numpy_dtype("string").kind
         (2, 'O')

@@ -52,11 +52,7 @@ def append_field(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str | None:
-    """The report in a file; None if there is none.
-
-    Raises:
-        ValueError: what holds the report is damaged.
-    """
+    """The report in a file; None if there is none."""
     try:
         return _read(path)
     except _OF_DAMAGED_FILES as error:

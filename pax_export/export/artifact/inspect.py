@@ -107,12 +107,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def describe(path: Path) -> Foreign:
-    """Reads a SavedModel.
-
-    Raises:
-        ExportPathError: there is none, or it cannot be read.
-        MissingPackageError: TensorFlow is not installed.
-    """
+    """Reads a SavedModel."""
     model = saved_model_file.read(path, "inspect")
     (graph, *_) = model.meta_graphs
     return _foreign(graph, (path / saved_model_file.NAME).stat().st_size)

@@ -51,10 +51,6 @@ def random_calls(
         inputs: by name.
         constraints: what must hold of the symbolic sizes.
         sizes: of the symbolic ones in each call, where the caller chooses them.
-
-    Raises:
-        ValueError: a shape or a constraint cannot be read.
-        TypeError: there are no numbers of a dtype.
     """
     if sizes is None:
         sizes = dimensions.choose([each.shape for each in inputs.values()], constraints)

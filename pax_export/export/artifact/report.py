@@ -222,9 +222,6 @@ def read_report(path: str | os.PathLike[str]) -> Report:
 
     Args:
         path: of the export, a directory or a file.
-
-    Raises:
-        ExportPathError: there is no export, or its report cannot be read.
     """
     path = Path(path)
     file = path if path.is_file() else path / REPORT_FILE

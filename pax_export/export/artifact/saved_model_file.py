@@ -17,10 +17,6 @@ def read(directory: Path, purpose: str) -> Any:
     Args:
         directory: of the SavedModel.
         purpose: what needs it; part of the message if TensorFlow is missing.
-
-    Raises:
-        ExportPathError: there is none, or it cannot be read.
-        MissingPackageError: TensorFlow is not installed.
     """
     file = directory / NAME
     try:

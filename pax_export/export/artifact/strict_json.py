@@ -27,9 +27,6 @@ def read(kind: Any, value: Any, where: str = "the report") -> Any:
         value: what `json.loads` gave.
         where: what errors call it.
 
-    Raises:
-        ValueError: it has another type; the message says where.
-
     Example:
         >>> read(tuple[int, ...], [1, 2]), read(dict[str, float], {"a": 1})
         ((1, 2), {'a': 1.0})

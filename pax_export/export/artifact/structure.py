@@ -22,11 +22,7 @@ _DEEPEST = 100
 
 
 def check(structure: Any, names: Collection[str], where: str, depth: int = 0) -> None:
-    """Refuses what is no structure over arrays of these names.
-
-    Raises:
-        ValueError: it is none; the message says where.
-    """
+    """Refuses what is no structure over arrays of these names."""
     if not isinstance(structure, Mapping) or len(structure) != 1 or depth > _DEEPEST:
         raise ValueError(f"{where} is no structure")
     ((kind, content),) = structure.items()
@@ -63,11 +59,7 @@ def rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
 
 
 def collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any], path: str) -> None:
-    """Puts the arrays of a nested value under their names into a dict.
-
-    Raises:
-        InvalidArgumentError: the value has another structure.
-    """
+    """Puts the arrays of a nested value under their names into a dict."""
     ((kind, content),) = structure.items()
     if kind == "leaf":
         into[content] = value

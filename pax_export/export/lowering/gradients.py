@@ -29,11 +29,7 @@ class Order:
 
     @classmethod
     def of(cls, given: Any, trainable: bool) -> Order:
-        """Reads ``vjp_order``.
-
-        Raises:
-            InvalidArgumentError: it is no order that a SavedModel can hold.
-        """
+        """Reads ``vjp_order``."""
         if given is None:
             # What nobody asked for is left out where it cannot be had.
             return cls(2, 1) if trainable else cls(1, 0)
@@ -56,11 +52,7 @@ def differentiate(
     order: Order,
     trainable: bool,
 ) -> tuple[Pullback | None, Gradient | None]:
-    """The gradient of a program, traced and lowered; the arrays it needs go to the store.
-
-    Raises:
-        NotDifferentiableError: jax cannot make it, and it was asked for.
-    """
+    """The gradient of a program, traced and lowered; the arrays it needs go to the store."""
     if order.wanted == 0:
         return None, None
     found = _first(model, program, platforms, trainable, order, forward)

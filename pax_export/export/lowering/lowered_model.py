@@ -92,11 +92,6 @@ def lower(
     """Lowers all programs, with their gradients, and lays out the variables.
 
     With `defer`, leaves on several devices or on disk stay there until they are read.
-
-    Raises:
-        StateChangeError: a call changes state that matters, and is frozen.
-        UnsupportedOperationError: something exists in jax only.
-        ConsumerError: no TensorFlow can read the model.
     """
     order = Order.of(vjp_order, trainable)
     updates = [state == "update" or each.trains for each in programs]

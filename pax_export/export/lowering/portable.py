@@ -57,9 +57,6 @@ def portable(
             consumer has; None for any.
         names: how messages at run time call the operands with these numbers.
         changes: is filled with what was said in another way, and how often.
-
-    Raises:
-        UnsupportedOperationError: it calls something that only jax has.
     """
     stablehlo.register_stablehlo_passes()
     with mlir.make_ir_context() as context:

@@ -101,11 +101,7 @@ class ExportRun:
 
 
 def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
-    """The platforms as a tuple.
-
-    Raises:
-        InvalidArgumentError: there are none, or unknown ones.
-    """
+    """The platforms as a tuple."""
     platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
     unknown = [name for name in platforms if name not in PLATFORMS]
     if unknown or not platforms:
@@ -118,11 +114,7 @@ def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_choice(name: str, value: Any, choices: tuple) -> None:
-    """Refuses a value that is none of a few.
-
-    Raises:
-        InvalidArgumentError: it is none of them.
-    """
+    """Refuses a value that is none of a few."""
     if not any(value is choice or (value == choice and value != 1) for choice in choices):
         raise InvalidArgumentError(
             f"{name} has a value that means nothing.",
@@ -139,9 +131,6 @@ def by_signature(name: str, value: Any, keys: Sequence[str], several: bool) -> d
         value: of the argument: for the only signature, or a dict over some keys.
         keys: of all signatures.
         several: whether the user named them.
-
-    Raises:
-        InvalidArgumentError: there are several signatures, and it is no dict.
     """
     if value is None:
         return {}

@@ -38,12 +38,7 @@ class Module:
 
 
 def mend(model: Any, directory: Path) -> list[Module]:
-    """Makes every module of a SavedModel portable, in place.
-
-    Raises:
-        ExportPathError: there is no module in it.
-        UnsupportedOperationError: a module cannot be expressed for any consumer.
-    """
+    """Makes every module of a SavedModel portable, in place."""
     mended = [_mend(name, node) for name, node in _operations(model)]
     if not mended:
         raise ExportPathError(

@@ -18,9 +18,6 @@ def bind(inputs: Inputs, given: Any, where: str) -> dict[str, Any]:
         given: a tuple of positional arguments, the only argument, or a dict of
             all arguments by name.
         where: what messages call it.
-
-    Raises:
-        InvalidArgumentError: it cannot be read as the arguments.
     """
     arguments, error = inputs.structure(), None
     for reading in _readings(given, arguments, inputs.positional):

@@ -58,11 +58,7 @@ def struct_of(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def check(dtype: Any, where: str) -> None:
-    """Refuses a dtype that consumers do not have, or that jax would narrow.
-
-    Raises:
-        UnsupportedDtypeError: with the path of the array and the way out.
-    """
+    """Refuses a dtype that consumers do not have, or that jax would narrow."""
     if is_key(dtype):
         return
     dtype = np.dtype(dtype)

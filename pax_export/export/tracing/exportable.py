@@ -95,14 +95,7 @@ class Exportable:
 
 
 def exportable(model: Any, methods: Mapping[str, Any] | None) -> Exportable:
-    """Reads a module, or a pair ``(params, function)``.
-
-    Raises:
-        InvalidArgumentTypeError: it is neither.
-        InvalidArgumentError: a method does not exist.
-        HiddenArrayError, SharedNodeError: a module has bugs that `scan_bugs` finds.
-        UnsupportedDtypeError: a leaf is no array that a target has.
-    """
+    """Reads a module, or a pair ``(params, function)``."""
     if isinstance(model, Module):
         return _of_module(model, methods)
     if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
@@ -186,11 +179,7 @@ def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
 
 
 def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
-    """What a leaf of a model looks like in jax.
-
-    Raises:
-        UnsupportedDtypeError: it is no array that a target has.
-    """
+    """What a leaf of a model looks like in jax."""
     if isinstance(value, (bool, int, float, complex)):
         # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
@@ -291,11 +280,7 @@ def is_filter(value: Any) -> bool:
 
 
 def selected(model: Exportable, chosen: Any) -> list[bool]:
-    """Which leaves a filter of `pax_export.transforms` selects; none of an optimizer.
-
-    Raises:
-        InvalidArgumentTypeError: the model is no module, or the filter is none.
-    """
+    """Which leaves a filter of `pax_export.transforms` selects; none of an optimizer."""
     root = jax.tree_util.tree_unflatten(model.tree, [leaf.value for leaf in model.leaves])
     module = root[0] if any(method.trains for method in model.methods) else root
     if not isinstance(module, Module):

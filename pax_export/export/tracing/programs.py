@@ -154,11 +154,7 @@ def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]
 
 
 def check_updates(program: Program, leaves: Sequence[Leaf]) -> None:
-    """Refuses new state that does not fit the variable of the old.
-
-    Raises:
-        StateChangeError: naming the leaf.
-    """
+    """Refuses new state that does not fit the variable of the old."""
     for index, new in zip(program.changed, program.traced.results[len(program.output_names) :]):
         old = dtypes.stored(leaves[index].struct)
         if (new.shape, new.dtype) != (old.shape, old.dtype):
@@ -178,9 +174,6 @@ def refuse_changes(program: Program, leaves: Sequence[Leaf], read: set[int]) -> 
         leaves: of the model.
         read: the leaves on which any output of any method depends.  A change of
             others (a step counter that nothing reads) does no harm.
-
-    Raises:
-        StateChangeError: naming the leaves.
     """
     names = [leaves[index].name for index in program.changed if index in read]
     if names:

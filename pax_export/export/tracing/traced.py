@@ -86,9 +86,6 @@ def trace(
         function: takes and returns lists of arrays.
         structs: what it takes.
         outlined: whether to look for repeated layers.
-
-    Raises:
-        UnsupportedOperationError: the function calls back into Python.
     """
     jitted = lowerable = jax.jit(function)
     traced = jitted.trace(list(structs))

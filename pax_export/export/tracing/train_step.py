@@ -25,11 +25,7 @@ class TrainStep:
     def of(
         cls, function: Any, optimizer: Any, inputs: Any, keys: Sequence[str]
     ) -> TrainStep | None:
-        """Reads the arguments; None if there is no step.
-
-        Raises:
-            InvalidArgumentError: some of them are there and others are not.
-        """
+        """Reads the arguments; None if there is no step."""
         if function is None:
             if optimizer is not None or inputs is not None:
                 raise InvalidArgumentError(

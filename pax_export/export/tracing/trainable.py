@@ -21,9 +21,6 @@ def marked(model: Exportable, trainable: Any) -> Exportable:
             what they lie in; a filter of `pax_export.transforms`; a function of
             the name of a leaf and its value; or, for dicts, lists and tuples of
             parameters, a prefix of them with True and False.
-
-    Raises:
-        InvalidArgumentError: nothing is chosen by a name, or a prefix does not fit.
     """
     if isinstance(trainable, bool):
         return model

@@ -27,9 +27,6 @@ def in_process(
 
     Returns:
         For each call ``{"results": arrays by name}``, or ``{"error": message}``.
-
-    Raises:
-        RuntimeError: the process failed; with the end of what it said.
     """
     module, _, function = format.run.partition(":")
     spec: Any = importlib.util.find_spec(module)

@@ -69,11 +69,6 @@ def recheck(
         methods: the name of the method of each signature, where it is not that
             of the signature (or ``__call__`` for the default one).
         finite: whether NaN and infinity are failures.
-
-    Raises:
-        ExportPathError: there is no export, or its report cannot be read.
-        InvalidArgumentError: the model is not the one that was exported.
-        ValidationError: the export cannot be loaded at all.
     """
     report = read_report(path)
     format = formats.find(report.target)

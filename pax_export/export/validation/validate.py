@@ -33,9 +33,6 @@ def validate(
 
     Returns:
         The largest absolute difference for each result of each signature.
-
-    Raises:
-        ValidationError: something differs, or the export cannot be called.
     """
     try:
         results = call(format, place, cases, separate, here)

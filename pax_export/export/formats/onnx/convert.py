@@ -28,9 +28,6 @@ def converted(
         names: of the weights that are its leaves and constants, in order.
         weights: by name.
         opset: the version of ONNX's operators.
-
-    Raises:
-        UnsupportedOperationError: ONNX, or jax2onnx, has no such operation.
     """
     library = require("jax2onnx", "onnx", "to_onnx")
     taken = {name: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for name, v in weights.items()}
@@ -79,11 +76,7 @@ def _written_out(
 
 
 def _check_operators(model: Any, opset: int) -> None:
-    """Refuses operators that the opset does not have yet, which the converter may write.
-
-    Raises:
-        UnsupportedOperationError: with the opset that has them.
-    """
+    """Refuses operators that the opset does not have yet, which the converter may write."""
     onnx = require("onnx", "onnx", "to_onnx")
     newer: dict[str, int] = {}
     for node in _nodes(model.graph):

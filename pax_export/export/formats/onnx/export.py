@@ -134,11 +134,7 @@ class _OnnxWriter(Writer):
 
 
 def _check_size(size: int) -> None:
-    """Refuses more weights than a file holds.
-
-    Raises:
-        UnsupportedOperationError: there are more.
-    """
+    """Refuses more weights than a file holds."""
     if size > _LARGEST:
         raise UnsupportedOperationError(
             "An ONNX file holds 2 GiB at most.",

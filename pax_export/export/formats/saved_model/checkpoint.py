@@ -31,9 +31,6 @@ def compare(directory: Path, expected: Mapping[str, Any]) -> None:
     Args:
         directory: of the SavedModel.
         expected: arrays by the name of the variable.
-
-    Raises:
-        ValidationError: one is missing, or differs.
     """
     prefix = directory / "variables" / "variables"
     try:

@@ -50,11 +50,7 @@ class Processors:
     def of(
         cls, keys: Sequence[str], several: bool, preprocess: Any, postprocess: Any, inputs: Any
     ) -> Processors:
-        """Reads the arguments; with several signatures they are dicts over their keys.
-
-        Raises:
-            InvalidArgumentError: they are none, or inputs stand without a preprocessor.
-        """
+        """Reads the arguments; with several signatures they are dicts over their keys."""
         given = {"preprocess": preprocess, "postprocess": postprocess, "preprocess_inputs": inputs}
         read = {name: by_signature(name, value, keys, several) for name, value in given.items()}
         for key in set(read["preprocess_inputs"]) - set(read["preprocess"]):

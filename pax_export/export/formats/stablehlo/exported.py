@@ -38,12 +38,7 @@ def make(
     platforms: Sequence[str],
     disabled_checks: Sequence[Any] = (),
 ) -> Exported:
-    """Exports a function of named weights and named inputs.
-
-    Raises:
-        UnsupportedOperationError: it calls something of which jax does not
-            promise that a later jax has it.
-    """
+    """Exports a function of named weights and named inputs."""
     export = jax_export.export(
         jax.jit(function), platforms=tuple(platforms), disabled_checks=tuple(disabled_checks)
     )

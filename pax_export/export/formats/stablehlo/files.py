@@ -39,11 +39,7 @@ _REGISTER = (
 def write_function(
     directory: Path, name: str, exported: Exported, order: int, modules: Sequence[Module]
 ) -> None:
-    """Writes one function, with its gradients up to an order.
-
-    Raises:
-        InvalidArgumentError: its arguments or results have nodes that jax cannot write.
-    """
+    """Writes one function, with its gradients up to an order."""
     require("flatbuffers", "stablehlo", "to_stablehlo")
     try:
         content = exported.serialize(vjp_order=order)
@@ -77,11 +73,7 @@ def _text(module: bytes) -> str:
 
 
 def read_function(directory: Path, name: str) -> Exported:
-    """Reads what jax reads.
-
-    Raises:
-        ExportPathError: this jax does not read it.
-    """
+    """Reads what jax reads."""
     require("flatbuffers", "stablehlo", "load")
     file = _file(directory, name, "jax_export")
     try:

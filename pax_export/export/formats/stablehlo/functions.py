@@ -148,10 +148,6 @@ def lower(
         constant: whether the weights become constants of the functions.
         platforms: for which machines.
         disabled_checks: of jax.export.
-
-    Raises:
-        StateChangeError: a call changes state that matters, and is frozen.
-        UnsupportedOperationError: jax does not export an operation.
     """
     read = {index for each in programs for index in each.read}
     changed: set[int] = set()

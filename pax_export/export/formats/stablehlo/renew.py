@@ -33,11 +33,7 @@ from pax_export.export.tracing import dtypes
 
 
 def read_function(directory: Path, report: Report, key: str) -> Exported:
-    """The function of a bundle, by its jax bytes or by its portable modules.
-
-    Raises:
-        ExportPathError: this jax reads neither.
-    """
+    """The function of a bundle, by its jax bytes or by its portable modules."""
     file = report.details["functions"][key]["file"]
     try:
         return files.read_function(directory, file)

@@ -137,11 +137,7 @@ class _TfliteWriter(Writer):
 
 
 def _converted(store: Store, signatures: Sequence[Signature], quantize: str | None) -> bytes:
-    """Converts signatures to one TFLite model, with nothing but built-in operations.
-
-    Raises:
-        UnsupportedOperationError: TFLite has no such operation or dtype.
-    """
+    """Converts signatures to one TFLite model, with nothing but built-in operations."""
     tf = require("tensorflow", "tflite", "to_tflite")
     variables = make_variables(store)
     root = tf.Module()
