@@ -13,7 +13,6 @@ from pax_export.core._traversal import modules_and_leaves
 from pax_export.core._tree import flatten
 from tests.contract.table import ROWS, each_row, leaves_equal
 
-
 PUBLIC = [getattr(nn, name) for name in nn.__all__]
 
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export.formats.saved_model.processors import (
+from pax_export.export.formats.saved_model.processing import (
     as_function,
     compose,
     input_signature,

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from pax_export.export.artifact import compatibility
-from pax_export.export.artifact.report import SignatureInfo, VariableInfo
-from pax_export.export.lowering import infos
+from pax_export.export.artifact.report import ArrayInfo, SignatureInfo, VariableInfo
 from pax_export.export.lowering.gradients import Order, differentiate
 from pax_export.export.lowering.lower import Lowered
 from pax_export.export.lowering.lower import lower as lower_program
-from pax_export.export.lowering.signature import Call, Gradient, Pullback, Signature
+from pax_export.export.lowering.signature import Call, Gradient, Processing, Pullback, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
+from pax_export.export.tracing.spec import Inputs
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class LoweredModel:
 
     def variable_infos(self) -> tuple[VariableInfo, ...]:
         """The stored arrays, for the report."""
-        return infos.of_variables(self.store)
+        return variable_infos(self.store)
 
     def signature_infos(self) -> dict[str, SignatureInfo]:
         """The signatures, for the report."""
@@ -157,7 +158,7 @@ def _signature(
 
 def _info(program: Program, signature: Signature, store: Store) -> SignatureInfo:
     modules = [signature.forward, *(gradient.call for gradient in signature.gradients)]
-    return infos.of_signature(
+    return signature_info(
         program,
         signature.processing,
         assigns=tuple(store.variables[place].name for place in signature.assigned),
@@ -166,3 +167,69 @@ def _info(program: Program, signature: Signature, store: Store) -> SignatureInfo
         stablehlo=compatibility.text(max(each.lowered.portable.stablehlo for each in modules)),
         module_bytes=sum(len(each.lowered.portable.module) for each in modules),
     )
+
+
+def variable_infos(store: Store) -> tuple[VariableInfo, ...]:
+    """The stored arrays."""
+    return tuple(
+        VariableInfo(
+            name=variable.name,
+            shape=tuple(np.shape(variable.value)),
+            dtype=np.dtype(variable.value.dtype).name,
+            bytes=int(variable.value.size * variable.value.dtype.itemsize),
+            trainable=variable.trainable,
+            leaves=tuple(variable.leaves),
+        )
+        for variable in store.variables
+    )
+
+
+def signature_info(
+    program: Program,
+    around: Processing | None = None,
+    *,
+    assigns: tuple[str, ...] = (),
+    differentiable: bool = False,
+    vjp_order: int = 0,
+    stablehlo: str = "",
+    module_bytes: int = 0,
+) -> SignatureInfo:
+    """One function: its arrays, and the structure of its arguments and of its result."""
+    inputs = around.inputs if around else program.inputs
+    constraints = dict.fromkeys((*inputs.constraints, *program.inputs.constraints))
+    return SignatureInfo(
+        inputs=_inputs(inputs),
+        outputs=around.outputs if around else output_infos(program),
+        arguments=inputs.structure(),
+        positional=inputs.positional,
+        result=around.structure if around else program.output_structure,
+        preprocess=_inputs(program.inputs) if around and around.preprocess else None,
+        postprocess=output_infos(program) if around and around.postprocess else None,
+        assigns=assigns,
+        differentiable=differentiable,
+        vjp_order=vjp_order,
+        stablehlo=stablehlo,
+        module_bytes=module_bytes,
+        constraints=tuple(constraints),
+    )
+
+
+def output_infos(program: Program) -> tuple[ArrayInfo, ...]:
+    """What a model gives."""
+    names = program.output_names
+    return tuple(array_info(name, name, each) for name, each in zip(names, program.outputs))
+
+
+def _inputs(inputs: Inputs) -> tuple[ArrayInfo, ...]:
+    return tuple(
+        array_info(entry.name, entry.path, dtypes.stored(entry.struct)) for entry in inputs.flat
+    )
+
+
+def array_info(name: str, path: str, struct: jax.ShapeDtypeStruct) -> ArrayInfo:
+    """One input or output."""
+    return ArrayInfo(name, path, _shape(struct), dtypes.name_of(struct.dtype))
+
+
+def _shape(struct: jax.ShapeDtypeStruct) -> tuple[int | str, ...]:
+    return tuple(size if isinstance(size, int) else str(size) for size in struct.shape)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
-from pax_export.export.lowering.deferred import Deferred, stored
+from pax_export.checkpoint import StoredArray, on_host
+from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Leaf
 from pax_export.export.tracing.structure import legal_names
 
@@ -99,3 +102,43 @@ def _digest(array: np.ndarray) -> bytes:
     """Tells one array from another without a copy of it, where it lies in one piece."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return hashlib.sha256(flat.view(np.uint8).data).digest()
+
+
+class Deferred:
+    """An array as it is stored, made anew each time that numpy asks for it.
+
+    An export of a model that lies on many devices, or on disk, holds one such
+    array at a time.
+    """
+
+    def __init__(self, struct: jax.ShapeDtypeStruct, read: Callable[[], np.ndarray]):
+        self.shape: tuple[int, ...] = struct.shape
+        self.dtype = np.dtype(struct.dtype)
+        self.size = math.prod(self.shape)
+        self.nbytes = self.size * self.dtype.itemsize
+        self._read = read
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self._read()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def stored(value: Any, defer: bool) -> Any:
+    """A leaf as it stands outside of jax.
+
+    Args:
+        value: an array, or one on disk.
+        defer: whether one that is not in this machine's memory as a whole may
+            stay where it is until it is read.
+    """
+    if isinstance(value, StoredArray):
+        read = Deferred(_struct(value), lambda: on_host(dtypes.store(value.read())))
+    elif defer and isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
+        read = Deferred(_struct(value), lambda: on_host(dtypes.store(value)))
+    else:
+        return dtypes.store(value)
+    return read if defer else np.asarray(read)
+
+
+def _struct(value: Any) -> jax.ShapeDtypeStruct:
+    return dtypes.stored(jax.ShapeDtypeStruct(value.shape, value.dtype))

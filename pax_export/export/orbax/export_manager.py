@@ -14,7 +14,7 @@ from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArg
 from pax_export._files.directory import check, replaced
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.formats.saved_model.canonical import canonicalize
-from pax_export.export.formats.saved_model.processors import trackables
+from pax_export.export.formats.saved_model.processing import trackables
 from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax._signatures import flattened, is_flat, with_default_args
 from pax_export.export.orbax._tensorflow import tf

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export.formats.saved_model.processors import as_function, input_signature
+from pax_export.export.formats.saved_model.processing import as_function, input_signature
 from pax_export.export.orbax.typing import PyTree
 
 __all__ = ["ServingConfig"]

@@ -8,9 +8,9 @@ leaves as the call left them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -292,3 +292,51 @@ def selected(model: Exportable, chosen: Any) -> list[bool]:
         )
     mask = as_filter(chosen)(module)
     return mask + [False] * (len(model.leaves) - len(mask))
+
+
+_WRITE = "train_step=step, optimizer=optimizer, train_inputs=(images, labels)"
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """A step of training, to be a signature of its own."""
+
+    function: Callable[..., Any]
+    optimizer: Any
+    inputs: Any
+
+    key: ClassVar[str] = "train_step"
+
+    @classmethod
+    def of(
+        cls, function: Any, optimizer: Any, inputs: Any, keys: Sequence[str]
+    ) -> TrainStep | None:
+        """Reads the arguments; None if there is no step."""
+        if function is None:
+            if optimizer is not None or inputs is not None:
+                raise InvalidArgumentError(
+                    "An optimizer and inputs for training are of use to a step of training.",
+                    got="train_step=None",
+                    write=_WRITE,
+                )
+            return None
+        if not callable(function):
+            raise InvalidArgumentError(
+                "A step of training is a function (model, optimizer, *batch) -> (model, "
+                "optimizer, metrics).",
+                got=f"train_step={function!r}",
+                write=_WRITE,
+            )
+        if inputs is None:
+            raise InvalidArgumentError(
+                "The batch that a step of training takes must be described.",
+                got="train_inputs=None",
+                write=_WRITE,
+            )
+        if cls.key in keys:
+            raise InvalidArgumentError(
+                f"The step of training is called {cls.key!r} itself.",
+                where=f"methods[{cls.key!r}]",
+                write="another key",
+            )
+        return cls(function, optimizer, inputs)

@@ -14,9 +14,8 @@ from pax_export.export.lowering.lowered_model import LoweredModel
 from pax_export.export.lowering.signature import Processing, Pullback, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.binding import bind
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import Inputs
+from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.tracing.traced import pull_back
 from pax_export.export.validation.compare import Case
 from pax_export.export.validation.serve import Arrays

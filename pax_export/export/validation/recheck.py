@@ -22,8 +22,8 @@ from pax_export.export.artifact.dtypes import is_inexact, name_of, numpy_dtype
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.random_calls import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import ArrayInfo, Report, SignatureInfo, read_report
-from pax_export.export.validation.fresh_process import in_process
 from pax_export.export.validation.serve import Arrays
+from pax_export.export.validation.validate import in_process
 
 #: How a runtime refuses a size that the constraints of an export forbid.
 _REFUSED = re.compile("polymorphic shapes|dimension variable")

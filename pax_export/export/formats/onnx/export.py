@@ -15,7 +15,7 @@ from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import Report, package_versions, report_text
 from pax_export.export.formats.onnx.convert import converted
 from pax_export.export.formats.onnx.load import onnxruntime
-from pax_export.export.lowering import infos
+from pax_export.export.lowering.lowered_model import signature_info, variable_infos
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import Exportable
@@ -109,7 +109,7 @@ class _OnnxWriter(Writer):
         constants = map(self._store.of_constant, self._program.traced.constants)
         places = [*self._store.of_leaf, *constants]
         self._names = [self._store.variables[place].name for place in places]
-        self.variables = infos.of_variables(self._store)
+        self.variables = variable_infos(self._store)
         _check_size(self.needed())
 
     def write(self, place: Path) -> None:
@@ -122,7 +122,7 @@ class _OnnxWriter(Writer):
     def facts(self, place: Path) -> dict[str, Any]:
         runs_in = f"onnxruntime, and what reads opset {self._opset}"
         return {
-            "signatures": {self._program.key: infos.of_signature(self._program)},
+            "signatures": {self._program.key: signature_info(self._program)},
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu", "cuda", "rocm"),
             "versions": package_versions("jax2onnx", "onnx"),

@@ -26,9 +26,14 @@ from pax_export.export.pipeline.export_run import (
     checked_platforms,
 )
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
-from pax_export.export.tracing.exportable import DEFAULT, Exportable, exportable, with_step
+from pax_export.export.tracing.exportable import (
+    DEFAULT,
+    Exportable,
+    TrainStep,
+    exportable,
+    with_step,
+)
 from pax_export.export.tracing.programs import Program, trace_all
-from pax_export.export.tracing.train_step import TrainStep
 from pax_export.export.tracing.trainable import marked
 from pax_export.export.validation.cases import model_cases
 from pax_export.export.validation.compare import Case

@@ -19,7 +19,7 @@ from pax_export.export.artifact.report import (
 )
 from pax_export.export.formats.stablehlo import files, functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
-from pax_export.export.lowering import infos
+from pax_export.export.lowering.lowered_model import variable_infos
 from pax_export.export.pipeline.export_run import (
     PLATFORMS,
     ExportRun,
@@ -153,7 +153,7 @@ class _BundleWriter(Writer):
             platforms=checked_platforms(self.platforms),
             disabled_checks=self.disabled_checks,
         )
-        self.variables = () if constant else infos.of_variables(lowered.store)
+        self.variables = () if constant else variable_infos(lowered.store)
         self._values = lowered.weights
         self._take(lowered.functions)
 

@@ -14,7 +14,7 @@ from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo.bundle import INPUT, OUTPUT, WEIGHT
 from pax_export.export.formats.stablehlo.exported import Exported, Module, structs_of
-from pax_export.export.lowering import infos
+from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing import programs as _programs
@@ -178,7 +178,7 @@ def lower(
                 key=program.key,
                 exported=_exported.widened(exported, order),
                 modules=modules if exported.nr_devices == 1 else (),
-                info=infos.of_signature(
+                info=signature_info(
                     program,
                     assigns=new,
                     differentiable=order > 0,
