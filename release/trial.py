@@ -15,9 +15,9 @@ EXAMPLES = ("digits.py", "serve_digits.py")
 
 _ASK = """
 import json, pax_export
-from pax_export.core import _compiled
+from pax_export.core import _native
 about = {"version": pax_export.__version__, "file": pax_export.__file__}
-print(json.dumps({**about, "compiled": _compiled.compiled}))
+print(json.dumps({**about, "compiled": _native.compiled}))
 """
 # What would let the trial find other packages than those of its environment, or hide something.
 _UNSET = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PAX_EXPORT_PURE_PYTHON")
