@@ -302,5 +302,5 @@ def _floating(
         wrong = apart > option.floating_atol + option.floating_rtol * size
     relative = apart / np.maximum(size, _SMALLEST)
     reason = f"{int(wrong.sum())} of {wrong.size} elements differ" if wrong.any() else ""
-    largest = (float(np.max(values, initial=0.0)) for values in (apart, relative))
-    return OutputDiff(name, kind, *largest, reason)
+    furthest, relative = (float(np.max(values, initial=0.0)) for values in (apart, relative))
+    return OutputDiff(name, kind, furthest, relative, reason)
