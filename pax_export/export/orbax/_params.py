@@ -130,10 +130,8 @@ class Model:
 
     def lay_out(self, params: Any, arrays: Sequence[Any]) -> None:
         """Makes the variables of params with these arrays; leaves that are one array share one."""
-        filled = zip(self.leaves, arrays)
-        store = Store(
-            [dataclasses.replace(leaf, value=value) for leaf, value in filled], (), trainable=True
-        )
+        leaves = [dataclasses.replace(leaf, value=x) for leaf, x in zip(self.leaves, arrays)]
+        store = Store(leaves, (), trainable=True)
         first: dict[int, int] = {}  # the first leaf of each variable, in their order
         for index, place in enumerate(store.of_leaf):
             first.setdefault(place, index)

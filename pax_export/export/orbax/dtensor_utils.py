@@ -128,8 +128,7 @@ def jax_mesh_to_dtensor_mesh(mesh: jax.sharding.Mesh) -> Any:
         >>> jax_mesh_to_dtensor_mesh(mesh)  # doctest: +SKIP
     """
     dtensor = tf.experimental.dtensor
-    shape = mesh.devices.shape
-    ids = np.arange(mesh.devices.size).reshape(shape)
+    ids = np.arange(mesh.devices.size).reshape(mesh.devices.shape)
     process = jax.process_index()
     each = zip(ids.flat, mesh.devices.flat)
     local = [int(index) for index, device in each if device.process_index == process]
