@@ -24,8 +24,7 @@ class Restored(dict[str, Any]):
 
     Example:
         >>> from pax_export.checkpoint import Restored
-        >>> from pax_export.sharding import following, shardings
-    from pax_export.weights import LoadReport
+        >>> from pax_export.weights import LoadReport
         >>> state = Restored({"rng": 0}, 10, {"loss": 0.5}, LoadReport(("rng",), (), (), {}))
         >>> state["rng"], state.step, state.report.complete
         (0, 10, True)
