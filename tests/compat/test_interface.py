@@ -38,7 +38,7 @@ NAMES = {
         scan_bugs pytree_attributes _repr
     """,
 }
-# What this package has beside PAX's names.
+# What this package has beside PAX's names and layers of its own.
 OURS = {
     "checkpoint", "export", "install_as_pax", "load_weights", "save_weights", "optim", "precision",
     "sharding", "transforms", "weights",
@@ -48,7 +48,7 @@ OURS = {
 def test_every_name_is_there():
     for room, names in NAMES.items():
         assert [name for name in names.split() if not hasattr(room, name)] == []
-    assert set(dir(pax)) == set(NAMES[pax].split()) | OURS
+    assert set(dir(pax)) == set(NAMES[pax].split()) | OURS | set(pax.nn.__all__)
     for name in NAMES[pax.utils].split():
         assert getattr(pax.utils, name) is getattr(pax, name)
 
