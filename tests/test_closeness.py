@@ -1,4 +1,4 @@
-"""The comparison of the other tests, and the rule that they use no other one."""
+"""The comparison of the other tests, and the rules that they and the pages keep."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tests.closeness import assert_close, is_close
 
 HERE = Path(__file__).parent
+PAGES = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md"))]
 #: Programs of others, which are left as they were written.
 STRANGERS = HERE / "compat" / "programs"
 OTHER_COMPARISONS = re.compile(
@@ -134,3 +135,14 @@ def test_tests_compare_in_one_way():
         if OTHER_COMPARISONS.search(line)
     ]
     assert not found, "compare with tests.closeness.assert_close"
+
+
+def test_pages_compare_with_an_absolute_part():
+    """Their programs are for readers, who have numpy's comparison alone."""
+    found = [
+        f"{page.name}: {line}"
+        for page in PAGES
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if OTHER_COMPARISONS.search(line) and "atol=" not in line
+    ]
+    assert not found
