@@ -72,6 +72,20 @@ def test_measured_numbers_do_not_count_and_everything_else_does(tmp_path):
     assert one != noted(seconds={"write": 2, "trace": 3.5}, largest_error={"f: y": 0.0}, size=3)
 
 
+def test_what_a_report_says_of_sources_does_not_count_in_a_bundle(tmp_path):
+    def noted(target, **report):
+        path = tmp_path / "pax_export.json"
+        path.write_text(json.dumps({**report, "target": target}, indent=1))
+        return next(contents.notes(tmp_path))
+
+    for target, equal in (("stablehlo", True), ("saved_model", False)):
+        assert (noted(target, module_bytes=10) == noted(target, module_bytes=11)) is equal
+    one, other = ({"versions": {"pax_export": version, "jax": "1"}} for version in ("0.1", "0.2"))
+    assert noted("saved_model", **one) == noted("saved_model", **other)
+    other["versions"]["jax"] = "2"
+    assert noted("saved_model", **one) != noted("saved_model", **other)
+
+
 def test_what_is_left_out_is_listed(tmp_path):
     (tmp_path / "fingerprint.pb").write_bytes(b"random")
     assert list(contents.notes(tmp_path)) == []

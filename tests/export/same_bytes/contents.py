@@ -16,6 +16,7 @@ from pathlib import Path
 
 REPORT = "pax_export.json"
 PLACE = "<place>"
+_OF_BUNDLE = '"target": "stablehlo"'
 
 #: Files that hold nothing but what differs, and why.
 LEFT_OUT = {"fingerprint.pb": "TensorFlow draws a random number into it"}
@@ -24,6 +25,11 @@ LEFT_OUT = {"fingerprint.pb": "TensorFlow draws a random number into it"}
 # phases and the names of the outputs stay.
 _MEASURED = re.compile(r'("(?:seconds|largest_error)": \{)([^{}]*)(\})')
 _NUMBER = re.compile(r": [-+0-9.eE]+|: NaN|: Infinity")
+# The version of this package is noted once, with those of all others.
+_VERSION = re.compile(r'(?<="pax_export": ")[^"]*')
+# jax's own program of a bundle counts the paths and lines of the sources that
+# it was traced from; what is written of it has none.
+_TRACED_BYTES = re.compile(r'(?<="module_bytes": )\d+')
 _SUM_OF_REPORT = re.compile(rf"^[0-9a-f]{{64}}  {re.escape(REPORT)}$", re.M)
 # TensorFlow calls a table that is made of values by a random number.
 _TABLE = re.compile(rb"hash_table_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -34,8 +40,8 @@ _TAG_IN_ONNX = 14 << 3 | 2  # metadata_props
 # converter name them, and are cut behind so many letters.
 _NUMBERED = re.compile(r"(__inference_\w+?)_\d+")
 _LONGEST_LINE = 300
-# What str() of a report says of wall times and rounding.
-_PRINTED = re.compile(r"largest error [-+0-9.e]+|(?<=seconds ).*")
+# What str() of a report says of wall times, rounding, and the version.
+_PRINTED = re.compile(r"largest error [-+0-9.e]+|(?<=seconds ).*|(?<= pax_export )[^,]*")
 
 
 def notes(place: Path) -> Iterator[tuple[str, str]]:
@@ -65,7 +71,7 @@ def noted(content: bytes | str) -> str:
 
 def printed(report: object) -> str:
     """What a user reads of a report, without what was measured."""
-    return _PRINTED.sub("<measured>", str(report))
+    return _PRINTED.sub("<left out>", str(report))
 
 
 def said(error: Exception, folder: Path) -> str:
@@ -113,10 +119,13 @@ _EMBEDDING: dict[str, Callable[[Path, bytes], tuple[bytes, bytes]]] = {
 
 
 def _without_measured(content: bytes) -> bytes:
+    """A report, without what depends on the machine, the version and the place of sources."""
+
     def measured(match: re.Match[str]) -> str:
         return match[1] + _NUMBER.sub(": 0", match[2]) + match[3]
 
-    return _MEASURED.sub(measured, content.decode()).encode()
+    text = _VERSION.sub("<version>", _MEASURED.sub(measured, content.decode()))
+    return (_TRACED_BYTES.sub("0", text) if _OF_BUNDLE in text else text).encode()
 
 
 def _without_sum(content: bytes) -> bytes:

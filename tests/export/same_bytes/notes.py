@@ -74,6 +74,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {_processor()}",
         "devices": len(jax.devices()),
+        "pax_export": pax.__version__,
         **{package: _version(package) for package in _PACKAGES},
         **{variable: os.environ.get(variable) for variable in _VARIABLES},
     }

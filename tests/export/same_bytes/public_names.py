@@ -61,9 +61,16 @@ def _described(module: Any, name: str) -> str:
         return type(value).__name__
     kind = "class" if inspect.isclass(value) else "function"
     try:
-        return f"{kind}{_ADDRESS.sub('', str(inspect.signature(value)))}"
+        return f"{kind}{_ADDRESS.sub('', str(_without_types(inspect.signature(value))))}"
     except (TypeError, ValueError):  # written in C
         return kind
+
+
+def _without_types(signature: inspect.Signature) -> inspect.Signature:
+    """Annotations may name private classes; a call does not depend on them."""
+    empty = inspect.Parameter.empty
+    parameters = [each.replace(annotation=empty) for each in signature.parameters.values()]
+    return inspect.Signature(parameters)
 
 
 def _below(package: str, places: Any) -> Iterator[str]:
