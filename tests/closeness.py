@@ -19,12 +19,17 @@ import numpy as np
 # Half precision needs a choice: one rounding of bfloat16 is near to the 1 % that must be noticed.
 _OF_FLOAT32 = 1e-6
 _OF_FLOAT64 = 1e-12
+# One percent of the largest value is noticed at every place, whatever a test allows of a value.
+_OF_SCALE = 5e-3
 
 
 def assert_close(
     actual: Any, expected: Any, rtol: float | None = None, atol: float = 0.0, where: str = ""
 ) -> None:
-    """Fails unless every value is within `atol + rtol * max(abs(expected))` of the expected one.
+    """Fails unless every value is as near to the expected one as rounding explains.
+
+    That is within `rtol` of itself or of the largest expected value, whichever is more; but of
+    the largest, never more than half a percent, however large `rtol` is.
 
     Shapes must be equal, a number's shape being (), and NaN and infinities stand at the same
     places.  Dtypes may differ: a reference is often of float64.  Two arrays of integers or of
@@ -34,8 +39,8 @@ def assert_close(
         actual: An array, or what numpy makes one of: a list of numbers, a tensor.
         expected: The array to compare with, whose largest finite value is the scale.  Where all
             of it is zero, only `atol` allows anything.
-        rtol: The part of the scale that is allowed.  Without it 1e-6, or 1e-12 where both are
-            of float64.
+        rtol: The part of a value, and of the scale, that is allowed.  Without it 1e-6, or 1e-12
+            where both are of float64.
         atol: What is allowed besides, however small the expected values are.
         where: Comes first in the message.
     """
@@ -50,12 +55,24 @@ def assert_close(
         return
     both_double = _is_double(actual) and _is_double(expected)
     actual, expected = _in_double(actual), _in_double(expected)
-    scale = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
     if rtol is None:
         rtol = _OF_FLOAT64 if both_double else _OF_FLOAT32
-    allowed = atol + rtol * scale
-    message = f"{where}\nthe largest expected value is {scale:.6g}: {allowed:.3g} is allowed"
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed, err_msg=message)
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(actual[~finite], expected[~finite], where)
+    actual, expected = actual[finite], expected[finite]
+    sizes = np.abs(expected)
+    scale = sizes.max(initial=0.0)
+    allowed = atol + np.maximum(rtol * sizes, min(rtol, _OF_SCALE) * scale)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(actual - expected)
+        wrong = ~(apart <= allowed)  # so is a NaN
+    if wrong.any():
+        worst = np.argmax(np.where(wrong, np.nan_to_num(apart, nan=np.inf) - allowed, -np.inf))
+        raise AssertionError(
+            f"{where}\nthe largest expected value is {scale:.6g}: {allowed[worst]:.3g} is allowed"
+            f"\nMismatched elements: {wrong.sum()} / {finite.size}"
+            f"\nthe worst is {actual[worst]} instead of {expected[worst]}"
+        )
 
 
 def is_close(actual: Any, expected: Any, rtol: float | None = None, atol: float = 0.0) -> bool:

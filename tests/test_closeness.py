@@ -60,6 +60,19 @@ def test_one_percent_of_the_largest_value_is_noticed(dtype):
     assert_close(expected, expected)
 
 
+def test_a_coarse_choice_is_coarse_for_large_values_only():
+    expected = np.array([100.0, 1.0])
+    assert is_close([101.9, 1.0], expected, rtol=0.02)
+    assert is_close([100.0, 1.4], expected, rtol=0.02)
+    assert not is_close([100.0, 1.6], expected, rtol=0.02)
+    assert not is_close([100.0, 2.0], expected, rtol=0.1)
+
+
+def test_a_value_that_is_not_finite_is_noticed():
+    for value in (np.nan, np.inf, -np.inf):
+        assert not is_close([value, 1.0], [1.0, 1.0], rtol=0.5, atol=9.0)
+
+
 def test_without_a_choice_only_float64_is_compared_as_float64():
     expected = drawn(7, dtype=np.float64)
     assert is_close(off(expected, 5e-13), expected)
