@@ -208,21 +208,14 @@ def package_versions(*packages: str) -> dict[str, str]:
 
 
 def report_text(report: Report) -> str:
-    """The report as it is stored."""
     return json.dumps(report.as_dict(), indent=1) + "\n"
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """Writes the report beside the model."""
     (directory / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
 
 
 def read_report(path: str | os.PathLike[str]) -> Report:
-    """Reads the report of an export.
-
-    Args:
-        path: of the export, a directory or a file.
-    """
     path = Path(path)
     file = path if path.is_file() else path / REPORT_FILE
     try:

@@ -18,14 +18,10 @@ _LARGEST = 2**63
 
 
 def read(kind: Any, value: Any, where: str = "the report") -> Any:
-    """Makes a value of this type: lists become tuples, mappings dataclasses.
+    """Makes a value of this type of what `json.loads` gave; errors say where it stands.
 
-    Args:
-        kind: a dataclass; or one of the types that its fields may have: `int`,
-            `float`, `str`, `bool`, `None`, `Any`, a `Literal`, a union, a
-            ``tuple[X, ...]``, a ``dict[str, X]``.
-        value: what `json.loads` gave.
-        where: what errors call it.
+    The type is a dataclass, or one that its fields may have: `int`, `float`, `str`, `bool`,
+    `None`, `Any`, a `Literal`, a union, a ``tuple[X, ...]``, a ``dict[str, X]``.
 
     Example:
         >>> read(tuple[int, ...], [1, 2]), read(dict[str, float], {"a": 1})
@@ -44,8 +40,6 @@ def read(kind: Any, value: Any, where: str = "the report") -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
-    if kind is type(None):
-        kind = types.NoneType
     if type(value) is not kind:
         raise ValueError(f"{where} is no {kind.__name__}")
     return _plain_atom(value, where)
@@ -87,13 +81,10 @@ def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
 def _tuple(args: tuple, value: Any, where: str) -> tuple:
     if not isinstance(value, list):
         raise ValueError(f"{where} is no list")
-    if args[-1] is not ...:
-        if len(args) != len(value):
-            raise ValueError(f"{where} has {len(value)} members instead of {len(args)}")
-        return tuple(
-            read(kind, each, f"{where}.{i}") for i, (kind, each) in enumerate(zip(args, value))
-        )
-    return tuple(read(args[0], each, f"{where}.{i}") for i, each in enumerate(value))
+    kinds = args[:1] * len(value) if args[-1] is ... else args
+    if len(kinds) != len(value):
+        raise ValueError(f"{where} has {len(value)} members instead of {len(kinds)}")
+    return tuple(read(kinds[i], each, f"{where}.{i}") for i, each in enumerate(value))
 
 
 def _dict(args: tuple, value: Any, where: str) -> dict[str, Any]:

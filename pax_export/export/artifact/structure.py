@@ -2,8 +2,7 @@
 
 A signature of a SavedModel takes and gives flat, named arrays.  A model's
 arguments and outputs may be nested, so their structure is written down as
-plain data (for the manifest, by `_structure`) from which `rebuild` makes it
-again:
+plain data (in the report, by `describe`) from which `rebuild` makes it again:
 
     {"leaf": "name"}            an array
     {"none": true}              None

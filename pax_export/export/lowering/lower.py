@@ -1,4 +1,4 @@
-"""From a traced function to a portable module, for machines that no consumer may know."""
+"""From a traced function to a portable module; one function of an export, as writers get it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import allow_symbolic_padding, call_here, neutral_platform
+from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.lowering.portable import CALLING_CONVENTION, XLA_EXPANDS, Portable, portable
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced, places
 
 
@@ -43,24 +45,20 @@ class Lowered:
         return call_here(self.exported, [*operands, *self.constants])
 
 
-def lower(
+def lower_traced(
     traced: Traced,
     platforms: Sequence[str],
     count: int | None = None,
     names: Mapping[int, str] | None = None,
 ) -> Lowered:
-    """Lowers a traced function to portable StableHLO.
+    """Lowers a traced function, or the first so many of its results, to portable StableHLO.
 
-    Args:
-        traced: the function.
-        platforms: for which machines: `cpu`, `cuda`, `rocm`, `tpu`.
-        count: lower only so many of its results, the first ones.
-        names: how messages at run time call the operands with these numbers.
+    Messages at run time call operands by their `names`.
     """
     operands: tuple[Any, ...] = traced.structs
     function = traced.lowerable
     if traced.constants or (count is not None and count < len(traced.results)):
-        operands += tuple(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants)
+        operands += tuple(map(dtypes.struct_of, traced.constants))
         function = jax.jit(lambda values: traced.with_constants(values, count, False))
     try:
         exported = _export(function, operands, platforms)
@@ -105,3 +103,67 @@ def _export_neutral(
             where=places(traced.program, [name[1]]) or None,
             write="the same in other operations of jax.numpy and jax.lax",
         ) from error
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One function of a SavedModel."""
+
+    key: str
+    input_names: tuple[str, ...]
+    input_structs: tuple[jax.ShapeDtypeStruct, ...]
+    output_names: tuple[str, ...]
+    forward: Call
+    assigned: tuple[int, ...]  # the variables that take the results after the outputs
+    gradient: Gradient | None
+    processing: Processing | None = None  # what stands around it
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        """Its gradient, and the gradient of that."""
+        first = self.gradient
+        return tuple(each for each in (first, first and first.next) if each is not None)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A module, and where its operands are: variables by place, then the inputs, then constants."""
+
+    lowered: Lowered
+    variables: tuple[int, ...]
+    constants: tuple[int, ...]  # the variables that hold its constants
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A module that takes all operands of the forward one and cotangents of `of`.
+
+    It gives the cotangents of the operands `wrt`.  `next` is its own gradient.
+    """
+
+    call: Call
+    wrt: tuple[int, ...]
+    of: tuple[int, ...]
+    structs: tuple[jax.ShapeDtypeStruct, ...]  # of its operands
+    next: Gradient | None = None
+
+
+@dataclass(frozen=True)
+class Pullback:
+    """The gradient of a program, traced."""
+
+    traced: Traced
+    wrt: tuple[int, ...]  # operands of the program
+    of: tuple[int, ...]  # its results
+
+
+@dataclass(frozen=True)
+class Processing:
+    """TensorFlow functions around a signature; the outer signature that they make of it."""
+
+    inputs: Inputs
+    outputs: tuple[ArrayInfo, ...]
+    structure: dict[str, Any]  # of the outputs, nested
+    preprocess: Any  # a tf.function of the outer inputs that gives those of the model, in order
+    postprocess: Any  # a tf.function of the model's outputs, in order, that gives the outer ones
+    trackables: tuple[Any, ...]  # what they hold

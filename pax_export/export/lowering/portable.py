@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from jax.interpreters import mlir
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export.export.artifact import compatibility
-from pax_export.export.lowering import batching_dims
 
 _PIPELINE = (
     "builtin.module(func.func(stablehlo-legalize-composite-to-call),inline,symbol-dce,"
@@ -51,12 +50,8 @@ def portable(
 ) -> Portable:
     """Makes the serialised module of a `jax.export.Exported` portable.
 
-    Args:
-        serialized: its module.
-        allowed: custom calls that may stand in it, beside those that every
-            consumer has; None for any.
-        names: how messages at run time call the operands with these numbers.
-        changes: is filled with what was said in another way, and how often.
+    Custom calls may stand in it that every consumer has, and those `allowed`; None for any.
+    `changes` is filled with what was said in another way, and how often.
     """
     stablehlo.register_stablehlo_passes()
     with mlir.make_ir_context() as context:
@@ -69,7 +64,9 @@ def portable(
         )
         hints = sum(map(_drop_accuracy, _operations(module.operation)))
         passmanager.PassManager.parse(_PIPELINE).run(module.operation)
-        batched = batching_dims.rewrite(list(_operations(module.operation)))
+        batched = sum(
+            _rewrite_batched(each.operation) for each in list(_operations(module.operation))
+        )
         if changes is not None:
             changes.update(
                 {"composites": composites, "batched indexing": batched, "accuracy hints": hints}
@@ -174,3 +171,126 @@ def _source(location: str) -> str:
     if line:
         parts.append(f"({line[1].rsplit('/', 1)[-1]}:{line[2]})")
     return " ".join(parts) or "unknown"
+
+
+_GATHERS = ("stablehlo.gather", "stablehlo.dynamic_gather")
+
+
+def _rewrite_batched(operation: Any) -> bool:
+    """Says a batched gather or scatter as a plain one, which every reader knows.
+
+    `jax.vmap` of an indexing operation gives a gather (or scatter) that names some
+    dimensions of its operand and of its indices as batches: entry ``i`` of one is
+    looked up in entry ``i`` of the other.  StableHLO has that since 1.1.  The same
+    is said without: the number of the batch becomes one more component of each
+    index, and its dimension one that the index chooses from.
+
+    StableHLO has a pass for this, which skips symbolic shapes.
+    """
+    if operation.name in _GATHERS:
+        return _rewrite_gather(operation)
+    return operation.name == "stablehlo.scatter" and _rewrite_scatter(operation)
+
+
+def _rewrite_gather(operation: Any) -> bool:
+    old = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
+    batches, places = old.operand_batching_dims, old.start_indices_batching_dims
+    if not _number(operation, 1, places, old.index_vector_dim):
+        return False
+    operation.attributes["dimension_numbers"] = stablehlo.GatherDimensionNumbers.get(
+        offset_dims=old.offset_dims,
+        collapsed_slice_dims=sorted([*old.collapsed_slice_dims, *batches]),
+        operand_batching_dims=[],
+        start_indices_batching_dims=[],
+        start_index_map=[*batches, *old.start_index_map],
+        index_vector_dim=old.index_vector_dim,
+        context=operation.context,
+    )
+    return True
+
+
+def _rewrite_scatter(operation: Any) -> bool:
+    old = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
+    batches, places = old.input_batching_dims, old.scatter_indices_batching_dims
+    indices = len(operation.operands) // 2  # inputs, indices, updates
+    if not _number(operation, indices, places, old.index_vector_dim):
+        return False
+    operation.attributes["scatter_dimension_numbers"] = stablehlo.ScatterDimensionNumbers.get(
+        update_window_dims=old.update_window_dims,
+        inserted_window_dims=sorted([*old.inserted_window_dims, *batches]),
+        input_batching_dims=[],
+        scatter_indices_batching_dims=[],
+        scattered_dims_to_operand_dims=[*batches, *old.scattered_dims_to_operand_dims],
+        index_vector_dim=old.index_vector_dim,
+        context=operation.context,
+    )
+    return True
+
+
+def _number(operation: Any, operand: int, places: Sequence[int], axis: int) -> bool:
+    """Puts the numbers of their batches in front of the indices, if they have batches."""
+    indices = operation.operands[operand]
+    # The components of an index have a dimension of their own where jax wrote them.
+    if not places or axis >= ir.RankedTensorType(indices.type).rank:
+        return False
+    with operation.context, ir.Location.unknown(), ir.InsertionPoint(operation):
+        indices = _wide(indices)
+        numbers = [_iota(indices, place, axis) for place in places]
+        kind = ir.RankedTensorType(indices.type)
+        shape = _shape(kind)
+        shape[axis] += len(numbers)
+        joined = ir.RankedTensorType.get(shape, kind.element_type)
+        # Named by its keyword only where that has one name in all versions.
+        whole = stablehlo.ConcatenateOp([*numbers, indices], axis, results=[joined]).result
+    operation.operands[operand] = whole
+    # Sorted within each batch is not sorted as a whole, unless batches come first.
+    operation.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, operation.context)
+    return True
+
+
+def _wide(indices: Any) -> Any:
+    """Indices of at least 32 bits: an int8 cannot count the batches."""
+    kind = ir.RankedTensorType(indices.type)
+    if ir.IntegerType(kind.element_type).width >= 32:
+        return indices
+    wide = ir.RankedTensorType.get(_shape(kind), ir.IntegerType.get_signless(32))
+    return stablehlo.ConvertOp(wide, indices).result
+
+
+def _iota(indices: Any, place: int, axis: int) -> Any:
+    """The index along one dimension, shaped like the indices with one component."""
+    kind = ir.RankedTensorType(indices.type)
+    shape = _shape(kind)
+    shape[axis] = 1
+    result = ir.RankedTensorType.get(shape, kind.element_type)
+    if result.has_static_shape:
+        return stablehlo.IotaOp(result, place).result
+    sizes = [
+        _size(indices, dimension) if size == ir.ShapedType.get_dynamic_size() else _constant(size)
+        for dimension, size in enumerate(shape)
+    ]
+    whole = stablehlo.ConcatenateOp(sizes, 0, results=[_vector(len(sizes))]).result
+    return stablehlo.DynamicIotaOp(result, whole, place).result
+
+
+def _size(value: Any, dimension: int) -> Any:
+    """The size of a dynamic dimension, as a vector of one number."""
+    size = stablehlo.GetDimensionSizeOp(value, dimension).result
+    return stablehlo.ReshapeOp(_vector(1), size).result
+
+
+def _constant(value: int) -> Any:
+    element = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
+    return stablehlo.ConstantOp(ir.DenseElementsAttr.get([element], _vector(1))).result
+
+
+def _vector(length: int) -> Any:
+    return ir.RankedTensorType.get([length], ir.IntegerType.get_signless(32))
+
+
+def _shape(kind: Any) -> list[int]:
+    """The sizes, with MLIR's own number for a dynamic one."""
+    return [
+        ir.ShapedType.get_dynamic_size() if kind.is_dynamic_dim(i) else kind.get_dim_size(i)
+        for i in range(kind.rank)
+    ]

@@ -28,8 +28,7 @@ from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.exportable import Method as Traceable
 from pax_export.export.tracing.programs import Program, trace_one
-from pax_export.export.tracing.spec import Input, Inputs
-from pax_export.export.tracing.structure import dotted, signature_names
+from pax_export.export.tracing.spec import Input, Inputs, dotted, signature_names
 
 _OPTIONS = {
     "with_gradient",

@@ -1,9 +1,10 @@
-"""What goes into a model: shapes, dtypes, symbolic dimensions and names."""
+"""What goes into a model: shapes, dtypes, symbolic dimensions, structure and names."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._jax import scope_constraints
+from pax_export._jax import dimension_names, scope_constraints
+from pax_export.core import path_name
 from pax_export.export.artifact.structure import collect
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.structure import describe, dotted, signature_names
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
 
@@ -108,8 +109,6 @@ def _is_text(dtype: Any) -> bool:
 
 @dataclass(frozen=True)
 class Input:
-    """One array that a signature takes."""
-
     name: str
     path: str
     struct: jax.ShapeDtypeStruct
@@ -137,7 +136,7 @@ class Inputs:
         for entry in self.flat:
             for size in entry.struct.shape:
                 if not isinstance(size, int):
-                    names.update(dict.fromkeys(dtypes.dimension_names(size)))
+                    names.update(dict.fromkeys(dimension_names(size)))
         return tuple(names)
 
 
@@ -149,15 +148,9 @@ def resolve(
     constraints: Sequence[str],
     text: bool = False,
 ) -> Inputs:
-    """Turns what a user wrote as ``inputs`` into named, abstract arrays.
+    """Turns what a user wrote as ``inputs`` into named, abstract arrays; `text` if allowed.
 
-    Args:
-        function: what is exported; its signature names the inputs.
-        skip: how many leading parameters hold the model itself.
-        inputs: a tuple of positional arguments, or the only one.
-        kwargs: the keyword arguments.
-        constraints: what jax.export should assume of the dimensions.
-        text: whether strings may be among them.
+    The signature of the function names them, after `skip` parameters that hold the model.
     """
     args = inputs if type(inputs) is tuple else (inputs,)
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, dict(kwargs or {})))
@@ -198,8 +191,7 @@ def _parameter_names(
     names: list[str] = []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            names += (f"{parameter.name}{index}" for index in itertools.islice(
-                itertools.count(), skip + count - len(names)))  # fmt: skip
+            names += [f"{parameter.name}{i}" for i in range(skip + count - len(names))]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)
     return tuple(names[skip : skip + count])
@@ -300,11 +292,7 @@ def _abstract(leaf: Any, path: str, scope: _Scope, text: bool) -> jax.ShapeDtype
 def bind(inputs: Inputs, given: Any, where: str) -> dict[str, Any]:
     """The arrays in ``given``, by the names of the inputs.
 
-    Args:
-        inputs: what the function takes.
-        given: a tuple of positional arguments, the only argument, or a dict of
-            all arguments by name.
-        where: what messages call it.
+    It is a tuple of positional arguments, the only argument, or a dict of all by name.
     """
     arguments, error = inputs.structure(), None
     for reading in _readings(given, arguments, inputs.positional):
@@ -338,3 +326,89 @@ def _readings(
         if not (isinstance(given, tuple) and "leaf" in structure):
             readings.append({name: given})
     return readings
+
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_.\-]")
+
+
+def dotted(top: str, path: Sequence[Any]) -> str:
+    """``top`` and a jax key path, with dots: ``"batch.images.0"``."""
+    rest = path_name(tuple(path))
+    return ".".join(part for part in (top, rest) if part)
+
+
+def legal_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
+    """Names that TensorFlow takes, equal to the given where it can be, distinct by `fold`.
+
+    Example:
+        >>> legal_names(["a.b", "a.b", "_state", "my weight"])
+        ['a.b', 'a.b-1', 'state', 'my_weight']
+    """
+    legal = (_ILLEGAL.sub("_", name).lstrip("_.-") or "value" for name in names)
+    return distinct(legal, fold)
+
+
+def distinct(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
+    """The names, with a number after those that are there already, as `fold` makes them."""
+    taken: set[str] = set()
+    result = []
+    for name in names:
+        candidate, number = name, 0
+        while fold(candidate) in taken:
+            number += 1
+            candidate = f"{name}-{number}"
+        taken.add(fold(candidate))
+        result.append(candidate)
+    return result
+
+
+def signature_names(names: Iterable[str]) -> list[str]:
+    """Legal names for inputs or outputs of a signature.
+
+    TensorFlow writes a dot as an underscore in places and knows no capitals in
+    others, so names that differ in no more than that are numbered.
+
+    Example:
+        >>> signature_names(["x", "X", "a.b", "a_b"])
+        ['x', 'X-1', 'a.b', 'a_b-1']
+    """
+    return legal_names(names, lambda name: re.sub(r"[.\-]", "_", name).lower())
+
+
+def describe(tree: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The structure of a pytree as plain data; its leaves, in order, get the names."""
+    return _describe(tree, iter(names))
+
+
+def _describe(tree: Any, names: Any) -> dict[str, Any]:
+    if tree is None:
+        return {"none": True}
+    children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    if [path for path, _ in children] == [()]:
+        return {"leaf": next(names)}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_describe(child, names) for _, child in children]}
+    return {"dict": [[_key(path[0]), _describe(child, names)] for path, child in children]}
+
+
+def _key(entry: Any) -> Any:
+    key = getattr(entry, "key", None)  # of a dict; int keys stay ints in JSON lists
+    return key if isinstance(key, (str, int)) else dotted("", (entry,))
+
+
+def tree_names(tree: Any, bare: str) -> tuple[str, ...]:
+    """Names for the leaves of a pytree, made of their paths.
+
+    The tree itself, if it is a leaf, is called `bare`; the names of the members of a
+    list or tuple begin so.
+
+    Example:
+        >>> tree_names({"a": 1, "b": (2, 3)}, "output"), tree_names((1, 2), "output")
+        (('a', 'b.0', 'b.1'), ('output.0', 'output.1'))
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(
+        signature_names(
+            dotted(bare if not path or hasattr(path[0], "idx") else "", path) for path, _ in paths
+        )
+    )

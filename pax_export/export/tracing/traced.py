@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import call_with_constants, read_arguments, symbolic_convolutions
@@ -80,13 +79,7 @@ class Traced:
 def trace(
     function: Function, structs: Sequence[jax.ShapeDtypeStruct], outlined: bool = True
 ) -> Traced:
-    """Traces a flat function; refuses what only a running jax can do.
-
-    Args:
-        function: takes and returns lists of arrays.
-        structs: what it takes.
-        outlined: whether to look for repeated layers.
-    """
+    """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
     jitted = lowerable = jax.jit(function)
     traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
@@ -134,10 +127,7 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
     cotangent for each result in `of`, and gives one cotangent for each operand
     in `wrt`.
     """
-    operands = [
-        *traced.structs,
-        *(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants),
-    ]
+    operands = [*traced.structs, *map(dtypes.struct_of, traced.constants)]
     cotangents = [traced.results[index] for index in of]
 
     def run(values: list[Any]) -> list[Any]:
