@@ -15,8 +15,6 @@ from pax_export.export.artifact.structure import collect
 
 
 class Arguments:
-    """What one exported function takes, and how a call of it is read."""
-
     def __init__(self, key: str, info: SignatureInfo):
         self.key = key
         self._info = info

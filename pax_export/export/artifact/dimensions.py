@@ -80,10 +80,13 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
 
     One over variables that have none holds.
     """
-    left, relation, right = _sides(constraint)
+    sides, relations = _RELATION.split(constraint), _RELATION.findall(constraint)
+    if len(relations) != 1:
+        raise _unreadable(constraint)
+    left, right = sides
     if not set(names(left) + names(right)) <= set(sizes):
         return True
-    return _RELATIONS[relation](value(left, sizes), value(right, sizes))
+    return _RELATIONS[relations[0]](value(left, sizes), value(right, sizes))
 
 
 def choose(
@@ -109,7 +112,10 @@ def choose(
     # Different ones side by side; where a constraint wants more, the smallest that it allows.
     rotated = (itertools.islice(itertools.cycle(SIZES), start, start + count) for start in range(3))
     candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned(constraints)})
-    every = itertools.chain(map(tuple, rotated), _products(candidates, count))
+    # All combinations, equal sizes first, for there may be very many.
+    equal = ((each,) * count for each in candidates)
+    products = itertools.product(candidates, repeat=count)
+    every = itertools.chain(map(tuple, rotated), equal, products)
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes in itertools.islice(every, _MOST_TRIES):
         chosen = dict(zip(variables, sizes))
@@ -120,26 +126,12 @@ def choose(
     return list(found.values())
 
 
-def _products(candidates: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """All combinations of a few numbers: all equal ones first, for there may be very many."""
-    yield from ((each,) * count for each in candidates)
-    yield from itertools.product(candidates, repeat=count)
-
-
 def _mentioned(constraints: Iterable[str]) -> Iterator[int]:
     """Numbers that constraints speak of, and some near them."""
     for text in constraints:
         for digits in re.findall(r"\d{1,9}", text):
             number = int(digits)
             yield from (each for each in (number, number + 1, 2 * number) if each >= 1)
-
-
-def _sides(constraint: str) -> tuple[str, str, str]:
-    parts = _RELATION.split(constraint)
-    relations = _RELATION.findall(constraint)
-    if len(relations) != 1:
-        raise _unreadable(constraint)
-    return parts[0], relations[0], parts[1]
 
 
 @functools.lru_cache(512)
@@ -203,8 +195,6 @@ class RandomInput:
 
 @dataclass(frozen=True)
 class RandomCall:
-    """The sizes of one call, and its arrays by name."""
-
     sizes: dict[str, int]
     inputs: dict[str, np.ndarray]
 

@@ -41,28 +41,16 @@ class Module:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A SavedModel without a report.
+    """A SavedModel without a report."""
 
-    Attributes:
-        signatures: by key, the inputs and the outputs.
-        variables: the stored arrays.
-        variable_bytes: the size of all variables together.
-        graph_bytes: the size of ``saved_model.pb``.
-        tensorflow: the release that wrote it.
-        modules: what it holds of jax programs.
-        oldest_tensorflow: the oldest release that runs its jax programs; None
-            if there are none, or if no release does.
-        problem: why no release of TensorFlow runs it, or empty.
-    """
-
-    signatures: dict[str, dict[str, tuple[ArrayInfo, ...]]]
+    signatures: dict[str, dict[str, tuple[ArrayInfo, ...]]]  # by key, inputs and outputs
     variables: tuple[VariableInfo, ...]
     variable_bytes: int
-    graph_bytes: int
-    tensorflow: str
+    graph_bytes: int  # of saved_model.pb
+    tensorflow: str  # the release that wrote it
     modules: tuple[Module, ...]
-    oldest_tensorflow: str | None
-    problem: str
+    oldest_tensorflow: str | None  # that runs the modules; None if there are none, or none does
+    problem: str  # why no release runs it, or empty
 
     def as_dict(self) -> dict[str, Any]:
         return {"target": "saved_model", "foreign": True, **dataclasses.asdict(self)}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pax_export._errors import ExportPathError
 from pax_export._files import bytes_text
-from pax_export.export.artifact import embedded, strict_json, structure
+from pax_export.export.artifact import embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 
 REPORT_FILE = embedded.NAME
@@ -31,8 +31,6 @@ Validated = Literal["here", "process", "variables"] | None
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """An input or an output of a signature."""
-
     name: str
     path: str  # of the argument or output in Python, with dots
     shape: tuple[int | str, ...]
@@ -69,8 +67,6 @@ class SignatureInfo:
 
 @dataclass(frozen=True)
 class VariableInfo:
-    """A stored array, and the leaves of the model that it is."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -242,14 +238,13 @@ def read_report(path: str | os.PathLike[str]) -> Report:
 
 
 def report_of_dict(data: dict[str, Any]) -> Report:
-    """The inverse of `Report.as_dict`."""
     data = json.loads(json.dumps(data))
     data.pop("format")
     return _report(data)
 
 
 def _report(data: dict[str, Any]) -> Report:
-    report: Report = strict_json.read(Report, data)
+    report: Report = structure.read(Report, data)
     for key, info in report.signatures.items():
         inputs = {entry.name for entry in info.inputs}
         for name, tree in info.arguments.items():

@@ -107,8 +107,6 @@ def _export_neutral(
 
 @dataclass(frozen=True)
 class Signature:
-    """One function of a SavedModel."""
-
     key: str
     input_names: tuple[str, ...]
     input_structs: tuple[jax.ShapeDtypeStruct, ...]
@@ -123,6 +121,11 @@ class Signature:
         """Its gradient, and the gradient of that."""
         first = self.gradient
         return tuple(each for each in (first, first and first.next) if each is not None)
+
+    @property
+    def modules(self) -> list[Lowered]:
+        """The function and its gradients."""
+        return [call.lowered for call in (self.forward, *(each.call for each in self.gradients))]
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,6 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Pullback:
-    """The gradient of a program, traced."""
-
     traced: Traced
     wrt: tuple[int, ...]  # operands of the program
     of: tuple[int, ...]  # its results

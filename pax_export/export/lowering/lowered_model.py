@@ -43,14 +43,10 @@ class LoweredModel:
 
     @property
     def _modules(self) -> list[Lowered]:
-        calls = [each.forward for each in self.signatures]
-        for each in self.signatures:
-            calls += [gradient.call for gradient in each.gradients]
-        return [call.lowered for call in calls]
+        return [module for each in self.signatures for module in each.modules]
 
     @property
     def stablehlo(self) -> compatibility.Version:
-        """The newest version of StableHLO that a module needs."""
         return max(each.portable.stablehlo for each in self._modules)
 
     @property
@@ -75,11 +71,9 @@ class LoweredModel:
         return weights
 
     def signature_infos(self) -> dict[str, SignatureInfo]:
-        """The signatures, for the report."""
         infos = {}
         for program, signature in zip(self.programs, self.signatures):
-            calls = [signature.forward, *(each.call for each in signature.gradients)]
-            modules = [each.lowered.portable for each in calls]
+            modules = [each.portable for each in signature.modules]
             infos[program.key] = signature_info(
                 program,
                 signature.processing,
@@ -107,11 +101,7 @@ def lower(
     """
     order = Order.of(vjp_order, trainable)
     updates = [state == "update" or each.trains for each in programs]
-    counts = [None if update else len(each.output_names) for each, update in zip(programs, updates)]
-    modules = [
-        lower_traced(each.traced, platforms, count, each.operand_names)
-        for each, count in zip(programs, counts)
-    ]
+    modules = [_lower(each, platforms, update) for each, update in zip(programs, updates)]
     read = {index for each in programs for index in each.read}
     changed: set[int] = set()
     for program, update in zip(programs, updates):
@@ -141,19 +131,19 @@ def sign(
 
     The arrays that it closes over are added to the store.
     """
-    count = len(program.output_names)
-    module = lower_traced(program.traced, platforms, count, program.operand_names)
+    module = _lower(program, platforms, update=False)
     order = Order.of(1 if trainable else 0, trainable)
     _, gradient = differentiate(model, program, module, store, platforms, order, trainable)
     return _signature(program, module, gradient, store, update=False)
 
 
+def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
+    count = None if update else len(program.output_names)
+    return lower_traced(program.traced, platforms, count, program.operand_names)
+
+
 def _signature(
-    program: Program,
-    module: Lowered,
-    gradient: Gradient | None,
-    store: Store,
-    update: bool,
+    program: Program, module: Lowered, gradient: Gradient | None, store: Store, update: bool
 ) -> Signature:
     constants = tuple(store.of_constant(value) for value in module.constants)
     return Signature(
@@ -289,7 +279,6 @@ def _attempt(
     required: bool,
     before: Lowered,
 ) -> tuple[Pullback, Lowered] | None:
-    """The pullback of a function, or None if it cannot be had and need not be."""
     try:
         pullback = Pullback(vjp(traced, wrt, of), wrt, of)
         lowered = lower_traced(pullback.traced, platforms, names=program.operand_names)

@@ -37,11 +37,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        leaves: Sequence[Leaf],
-        changed: Iterable[int],
-        trainable: bool,
-        defer: bool = False,
+        self, leaves: Sequence[Leaf], changed: Iterable[int], trainable: bool, defer: bool = False
     ):
         self._defer = defer
         self._sources: list[Any] = []  # keeps the ids below alive
@@ -83,7 +79,6 @@ class Store:
         self.variables[place].value = stored(value, self._defer)
 
     def infos(self) -> tuple[VariableInfo, ...]:
-        """The stored arrays, for the report."""
         return tuple(
             VariableInfo(
                 name=variable.name,
@@ -141,14 +136,13 @@ def stored(value: Any, defer: bool) -> Any:
 
     With `defer`, one that is not in this machine's memory as a whole stays where it is.
     """
-    if isinstance(value, StoredArray):
-        read = Deferred(_struct(value), lambda: on_host(dtypes.store(value.read())))
-    elif defer and isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
-        read = Deferred(_struct(value), lambda: on_host(dtypes.store(value)))
-    else:
+    on_disk = isinstance(value, StoredArray)
+    spread = defer and isinstance(value, jax.Array) and len(value.sharding.device_set) > 1
+    if not (on_disk or spread):
         return dtypes.store(value)
-    return read if defer else np.asarray(read)
 
+    def read() -> np.ndarray:
+        return on_host(dtypes.store(value.read() if isinstance(value, StoredArray) else value))
 
-def _struct(value: Any) -> jax.ShapeDtypeStruct:
-    return dtypes.stored(jax.ShapeDtypeStruct(value.shape, value.dtype))
+    deferred = Deferred(dtypes.stored(dtypes.struct_of(value)), read)
+    return deferred if defer else np.asarray(deferred)

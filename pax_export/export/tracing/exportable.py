@@ -49,8 +49,6 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Method:
-    """One function of the model, to become one signature."""
-
     key: str
     call: Callable[..., tuple[Any, Any]]  # gives the output, and the model after the call
     signature_of: Callable  # its parameters name the inputs ...
@@ -60,8 +58,6 @@ class Method:
 
 @dataclass(frozen=True)
 class Exportable:
-    """A model, ready to be traced."""
-
     name: str
     leaves: tuple[Leaf, ...]
     tree: Any
@@ -91,7 +87,6 @@ class Exportable:
 
 
 def exportable(model: Any, methods: Mapping[str, Any] | None) -> Exportable:
-    """Reads a module, or a pair ``(params, function)``."""
     if isinstance(model, Module):
         return _of_module(model, methods)
     if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
@@ -109,57 +104,55 @@ def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
     paths, _ = jax.tree_util.tree_flatten_with_path(select_parameters(module))
     trainable = {path for path, _ in paths}
 
-    def method(key: str, given: Any) -> Method:
-        function = _unbound(module, given) if isinstance(given, str) else given
-        if not callable(function):
-            raise _no_method(key, given, type(module).__name__)
+    def find(given: Any) -> Any:
+        """The method of this name; not that of the metaclass, which makes instances."""
+        if not isinstance(given, str):
+            return given
+        owners = type(module).__mro__
+        return next((vars(owner)[given] for owner in owners if given in vars(owner)), None)
 
-        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            after, output = module_and_value(function)(model, *args, **kwargs)
-            return output, after
+    def run(function: Callable, model: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
+        after, output = module_and_value(function)(model, *args, **kwargs)
+        return output, after
 
-        return Method(key, call, function, skip=1)
-
+    name = type(module).__name__
     leaves, tree = _leaves(module, trainable.__contains__)
-    made = _methods(methods, method)
-    hidden = tuple(hidden_arrays(module))
-    return Exportable(type(module).__name__, leaves, tree, made, True, hidden)
-
-
-def _unbound(module: Module, name: str) -> Any:
-    """The method of this name; not that of the metaclass, which makes instances."""
-    found = (vars(owner)[name] for owner in type(module).__mro__ if name in vars(owner))
-    return next(found, None)
+    made = _methods(methods, name, find, run)
+    return Exportable(name, leaves, tree, made, True, tuple(hidden_arrays(module)))
 
 
 def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | None) -> Exportable:
-    def method(key: str, given: Any) -> Method:
-        chosen = function if given == "__call__" else given
-        if not callable(chosen):
-            raise _no_method(key, given, "(params, function)")
+    def find(given: Any) -> Any:
+        return function if given == "__call__" else given
 
-        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            return chosen(model, *args, **kwargs), model
-
-        return Method(key, call, chosen, skip=1)
+    def run(chosen: Callable, model: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
+        return chosen(model, *args, **kwargs), model
 
     leaves, tree = _leaves(params, lambda path: True)
     name = getattr(function, "__name__", type(function).__name__)
-    return Exportable(name, leaves, tree, _methods(methods, method), False)
+    return Exportable(name, leaves, tree, _methods(methods, "(params, function)", find, run), False)
 
 
-def _methods(given: Mapping[str, Any] | None, make: Callable) -> tuple[Method, ...]:
-    return tuple(make(key, method) for key, method in (given or {DEFAULT: "__call__"}).items())
+def _methods(
+    methods: Mapping[str, Any] | None, owner: str, find: Callable, run: Callable
+) -> tuple[Method, ...]:
+    def method(key: str, given: Any) -> Method:
+        function = find(given)
+        if not callable(function):
+            raise InvalidArgumentError(
+                f"{owner} has no such method.",
+                where=f"methods[{key!r}]",
+                got=repr(given),
+                write='methods={"serving_default": "__call__"}, with names of methods or '
+                "functions that take the model first",
+            )
 
+        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            return run(function, model, args, kwargs)
 
-def _no_method(key: str, given: Any, owner: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{owner} has no such method.",
-        where=f"methods[{key!r}]",
-        got=repr(given),
-        write='methods={"serving_default": "__call__"}, with names of methods or '
-        "functions that take the model first",
-    )
+        return Method(key, call, function, skip=1)
+
+    return tuple(method(key, given) for key, given in (methods or {DEFAULT: "__call__"}).items())
 
 
 def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Leaf, ...], Any]:
@@ -175,7 +168,6 @@ def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
 
 
 def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
-    """What a leaf of a model looks like in jax."""
     if isinstance(value, (bool, int, float, complex)):
         # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
@@ -281,8 +273,6 @@ _WRITE = "train_step=step, optimizer=optimizer, train_inputs=(images, labels)"
 
 @dataclass(frozen=True)
 class TrainStep:
-    """A step of training, to be a signature of its own."""
-
     function: Callable[..., Any]
     optimizer: Any
     inputs: Any
@@ -293,7 +283,6 @@ class TrainStep:
     def of(
         cls, function: Any, optimizer: Any, inputs: Any, keys: Sequence[str]
     ) -> TrainStep | None:
-        """Reads the arguments; None if there is no step."""
         if function is None:
             if optimizer is not None or inputs is not None:
                 raise InvalidArgumentError(
@@ -358,7 +347,6 @@ def marked(model: Exportable, trainable: Any) -> Exportable:
 
 
 def _is_prefix(trainable: Any) -> bool:
-    """Whether this holds True and False, and no names."""
     leaves = jax.tree_util.tree_leaves(trainable)
     return isinstance(trainable, Mapping) or any(isinstance(leaf, bool) for leaf in leaves)
 

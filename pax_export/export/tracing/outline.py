@@ -81,13 +81,9 @@ def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
         for part in parts:
             results = part.call(*[values[variable] for variable in part.inputs])
             values.update(zip(part.outputs, results))
-        return [_value(atom, values) for atom in jaxpr.outvars]
+        return [atom.val if is_literal(atom) else values[atom] for atom in jaxpr.outvars]
 
     return run
-
-
-def _value(atom: Any, values: dict[Any, Any]) -> Any:
-    return atom.val if is_literal(atom) else values[atom]
 
 
 class _Wires:

@@ -46,7 +46,6 @@ class Program:
 
     @property
     def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """The outputs as they stand outside of jax."""
         return self.traced.results[: len(self.output_names)]
 
     @property
@@ -57,7 +56,6 @@ class Program:
 
     @property
     def read(self) -> frozenset[int]:
-        """The operands on which the outputs depend."""
         return self.traced.read(len(self.output_names))
 
 

@@ -62,7 +62,7 @@ def spec(
     """
     if isinstance(shape, str):
         for size in shape.split(","):
-            _dimension(int(size) if _is_number(size) else size)
+            _dimension(int(size) if size.strip().removeprefix("-").isdigit() else size)
     elif isinstance(shape, Iterable):
         shape = tuple(_dimension(size) for size in shape)
     else:
@@ -70,10 +70,6 @@ def spec(
             "A shape is text, or the dimensions one by one.", got=repr(shape), write=_EXAMPLE
         )
     return InputSpec(shape, _dtype_name(dtype), name)
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().removeprefix("-").isdigit()
 
 
 def _dimension(size: Any) -> int | str | None:
@@ -92,19 +88,14 @@ def _dtype_name(dtype: Any) -> str:
     try:
         if dtype is None:
             raise TypeError  # numpy would read it as float64
-        if _is_text(dtype):
+        if dtype is object or getattr(dtype, "name", dtype) == "string":
             return "string"
-        return np.dtype(dtype).name
+        known = np.dtype(dtype)
+        return "string" if known.kind in "OSU" else known.name
     except TypeError as error:
         raise InvalidArgumentTypeError(
             "This is no dtype.", got=repr(dtype), write='spec("batch, 3", "float32")'
         ) from error
-
-
-def _is_text(dtype: Any) -> bool:
-    if dtype is object or getattr(dtype, "name", dtype) == "string":
-        return True
-    return np.dtype(dtype).kind in "OSU"
 
 
 @dataclass(frozen=True)
@@ -131,13 +122,9 @@ class Inputs:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """The names of the symbolic dimensions, in order of appearance."""
-        names: dict[str, None] = {}
-        for entry in self.flat:
-            for size in entry.struct.shape:
-                if not isinstance(size, int):
-                    names.update(dict.fromkeys(dimension_names(size)))
-        return tuple(names)
+        sizes = [size for entry in self.flat for size in entry.struct.shape]
+        symbolic = [size for size in sizes if not isinstance(size, int)]
+        return tuple(dict.fromkeys(name for size in symbolic for name in dimension_names(size)))
 
 
 def resolve(
@@ -168,7 +155,9 @@ def resolve(
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
     flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs))
     arguments = dict(zip(positional, new_args)) | new_kwargs
-    return Inputs(flat, tree, arguments, positional, scope.constraints(constraints))
+    # What a user wrote of the dimensions: here, or where he made the scope.
+    known = tuple(constraints) or scope_constraints(scope.scope)
+    return Inputs(flat, tree, arguments, positional, known)
 
 
 def _parameter_names(
@@ -209,18 +198,16 @@ class _Scope:
 
     @staticmethod
     def _of_arrays(leaves: list[Any], constraints: Sequence[str]) -> Any:
-        for leaf in leaves:
-            for size in getattr(leaf, "shape", ()) if not isinstance(leaf, InputSpec) else ():
-                if not isinstance(size, int):
-                    if constraints:
-                        raise InvalidArgumentError(
-                            "The inputs bring symbolic dimensions with a scope of their own.",
-                            got=f"constraints={tuple(constraints)}",
-                            write="the constraints where that scope is made: "
-                            "jax.export.symbolic_shape(..., constraints=...)",
-                        )
-                    return size.scope
-        return None
+        shapes = [getattr(leaf, "shape", ()) for leaf in leaves if not isinstance(leaf, InputSpec)]
+        symbolic = [size for shape in shapes for size in shape if not isinstance(size, int)]
+        if symbolic and constraints:
+            raise InvalidArgumentError(
+                "The inputs bring symbolic dimensions with a scope of their own.",
+                got=f"constraints={tuple(constraints)}",
+                write="the constraints where that scope is made: "
+                "jax.export.symbolic_shape(..., constraints=...)",
+            )
+        return symbolic[0].scope if symbolic else None
 
     @staticmethod
     def _new(constraints: Sequence[str]) -> Any:
@@ -232,10 +219,6 @@ class _Scope:
                 got=f"constraints={tuple(constraints)}",
                 write='constraints=("length <= 512", "length >= 2")',
             ) from error
-
-    def constraints(self, given: Sequence[str]) -> tuple[str, ...]:
-        """What a user wrote of the dimensions: here, or where he made the scope."""
-        return tuple(given) or scope_constraints(self.scope)
 
     def shape(self, given: InputSpec, path: str) -> tuple:
         text = given.shape
@@ -377,18 +360,15 @@ def signature_names(names: Iterable[str]) -> list[str]:
 
 def describe(tree: Any, names: Iterable[str]) -> dict[str, Any]:
     """The structure of a pytree as plain data; its leaves, in order, get the names."""
-    return _describe(tree, iter(names))
-
-
-def _describe(tree: Any, names: Any) -> dict[str, Any]:
+    names = iter(names)
     if tree is None:
         return {"none": True}
     children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
     if [path for path, _ in children] == [()]:
         return {"leaf": next(names)}
     if type(tree) in (list, tuple):
-        return {type(tree).__name__: [_describe(child, names) for _, child in children]}
-    return {"dict": [[_key(path[0]), _describe(child, names)] for path, child in children]}
+        return {type(tree).__name__: [describe(child, names) for _, child in children]}
+    return {"dict": [[_key(path[0]), describe(child, names)] for path, child in children]}
 
 
 def _key(entry: Any) -> Any:

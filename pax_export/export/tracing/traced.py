@@ -58,7 +58,6 @@ class Traced:
         return jax.jit(here.with_constants)([*operands, *here.constants])
 
     def read(self, count: int) -> frozenset[int]:
-        """The operands on which the first so many results depend."""
         return read_arguments(self.program, count)
 
     def with_constants(
@@ -101,7 +100,8 @@ def _is_large(value: Any) -> bool:
 
 
 def _refuse_callbacks(program: Any) -> None:
-    found = sorted(filter(_is_callback, jaxpr_primitives(program)))
+    outside = ("debug_print", "infeed", "outfeed")
+    found = sorted(p for p in jaxpr_primitives(program) if "callback" in p or p in outside)
     if found:
         raise UnsupportedOperationError(
             f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
@@ -114,10 +114,6 @@ def _refuse_callbacks(program: Any) -> None:
 def places(program: Any, primitives: Iterable[str]) -> str:
     found = {place for name in primitives for place in jaxpr_places(program, name)}
     return ", ".join(sorted(found))
-
-
-def _is_callback(primitive: str) -> bool:
-    return "callback" in primitive or primitive in ("debug_print", "infeed", "outfeed")
 
 
 def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:

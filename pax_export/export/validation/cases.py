@@ -81,7 +81,6 @@ _PERTURBED, _TOLERATED = 3, 4.0
 
 
 def _perturbed(value: Any, random: np.random.Generator) -> Any:
-    """The value with errors of rounding."""
     if not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
         return value
     noise = 4 * float(jax.numpy.finfo(value.dtype).eps) * random.normal(size=value.shape)
@@ -220,7 +219,6 @@ class _OfSignature:
 
 
 def _examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
-    """Example arguments as named arrays of the right dtypes."""
     kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
     named = [bind(inputs, given, f"examples of {key}") for given in examples]
     return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
@@ -250,7 +248,6 @@ class ReferenceModel:
     def differences(
         self, key: str, call: RandomCall, info: SignatureInfo, got: Arrays
     ) -> dict[str, float]:
-        """How far the results are from the model's, by name."""
         arguments = {
             name: rebuild(tree, call.inputs.__getitem__) for name, tree in info.arguments.items()
         }

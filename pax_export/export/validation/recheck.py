@@ -32,8 +32,6 @@ _UNKNOWN, _ANY_RANK = "?", "..."
 
 @dataclass(frozen=True)
 class Check:
-    """One call of one signature."""
-
     signature: str
     sizes: dict[str, int]
     problem: str = ""
@@ -45,20 +43,15 @@ class Check:
         text = f"{self.signature} ({sizes})" if sizes else self.signature
         if self.problem:
             return f"{text}: FAILED: {' '.join(self.problem.split())}"
-        parts = []
-        for name, shape in self.shapes.items():
-            error = self.largest_error.get(name)
-            parts.append(
-                f"{name} {list(shape)}" + ("" if error is None else f" off by {error:.1e}")
-            )
+        errors = {name: f" off by {error:.1e}" for name, error in self.largest_error.items()}
+        parts = (
+            f"{name} {list(shape)}{errors.get(name, '')}" for name, shape in self.shapes.items()
+        )
         return f"{text}: ok, {', '.join(parts)}"
 
 
 def recheck(
-    path: Path,
-    model: Any = None,
-    methods: Mapping[str, str] | None = None,
-    finite: bool = True,
+    path: Path, model: Any = None, methods: Mapping[str, str] | None = None, finite: bool = True
 ) -> list[Check]:
     """Tests every signature of an export at several sizes.
 
@@ -115,16 +108,14 @@ def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
 
 
 def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
+    """The shape of an output; a size is None if it depends on what is no size of an input."""
+
+    def known(size: int | str) -> bool:
+        return size != _UNKNOWN and set(dimensions.names(size)) <= set(sizes)
+
     if _ANY_RANK in entry.shape:
         return None
-    return tuple(_size(size, sizes) for size in entry.shape)
-
-
-def _size(size: int | str, sizes: Mapping[str, int]) -> int | None:
-    """A size of an output; None if it depends on what is no size of an input."""
-    if size == _UNKNOWN or not set(dimensions.names(size)) <= set(sizes):
-        return None
-    return dimensions.value(size, sizes)
+    return tuple(dimensions.value(each, sizes) if known(each) else None for each in entry.shape)
 
 
 def _check(
@@ -151,7 +142,6 @@ def _check(
 def _wrong(
     expected: Mapping[str, tuple[str, Shape]], got: Arrays, assigns: Sequence[str], finite: bool
 ) -> str:
-    """What is not as the report says, or nothing."""
     values = {name: value for name, value in got.items() if not name.startswith("variable:")}
     changed = {name.removeprefix("variable:") for name in got} - set(values)
     if sorted(values) != sorted(expected):

@@ -65,11 +65,7 @@ def validate(
 
 
 def call(
-    format: Format,
-    place: Path,
-    cases: Sequence[Case],
-    separate: bool,
-    here: Run | None = None,
+    format: Format, place: Path, cases: Sequence[Case], separate: bool, here: Run | None = None
 ) -> list[Arrays]:
     """The results of all calls, made here or in a fresh process without jax."""
     calls = [case.call() for case in cases]
@@ -124,8 +120,6 @@ _ILL_CONDITIONED = 10.0
 
 @dataclass
 class Case:
-    """One call: what goes in, and what must come out."""
-
     signature: str
     inputs: dict[str, np.ndarray]
     expected: dict[str, np.ndarray]
