@@ -218,10 +218,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
         stored = embedded.read(path) if path.is_file() else file.read_text(encoding="utf-8")
         if stored is None:
             raise FileNotFoundError
-        data = json.loads(stored)
-        if data.pop("format") != _FORMAT:
-            raise ValueError("it was written by a newer pax_export")
-        return _report(data)
+        return _parsed(stored)
     except FileNotFoundError as error:
         raise ExportPathError(
             "There is no export of pax_export here.",
@@ -238,12 +235,13 @@ def read_report(path: str | os.PathLike[str]) -> Report:
 
 
 def report_of_dict(data: dict[str, Any]) -> Report:
-    data = json.loads(json.dumps(data))
-    data.pop("format")
-    return _report(data)
+    return _parsed(json.dumps(data))
 
 
-def _report(data: dict[str, Any]) -> Report:
+def _parsed(text: str) -> Report:
+    data = json.loads(text)
+    if data.pop("format") != _FORMAT:
+        raise ValueError("it was written by a newer pax_export")
     report: Report = structure.read(Report, data)
     for key, info in report.signatures.items():
         inputs = {entry.name for entry in info.inputs}

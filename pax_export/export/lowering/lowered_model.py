@@ -158,16 +158,9 @@ def _signature(
 
 
 def signature_info(
-    program: Program,
-    around: Processing | None = None,
-    *,
-    assigns: tuple[str, ...] = (),
-    differentiable: bool = False,
-    vjp_order: int = 0,
-    stablehlo: str = "",
-    module_bytes: int = 0,
+    program: Program, around: Processing | None = None, **facts: Any
 ) -> SignatureInfo:
-    """One function: its arrays, and the structure of its arguments and of its result."""
+    """One function: its arrays, the structure of its arguments and result, and further facts."""
     inputs = around.inputs if around else program.inputs
     constraints = dict.fromkeys((*inputs.constraints, *program.inputs.constraints))
     return SignatureInfo(
@@ -178,12 +171,8 @@ def signature_info(
         result=around.structure if around else program.output_structure,
         preprocess=_inputs(program.inputs) if around and around.preprocess else None,
         postprocess=output_infos(program) if around and around.postprocess else None,
-        assigns=assigns,
-        differentiable=differentiable,
-        vjp_order=vjp_order,
-        stablehlo=stablehlo,
-        module_bytes=module_bytes,
         constraints=tuple(constraints),
+        **{"assigns": (), "differentiable": False, "stablehlo": "", "module_bytes": 0, **facts},
     )
 
 

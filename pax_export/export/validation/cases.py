@@ -66,14 +66,10 @@ def model_cases(
 
     They are made with the examples of a signature, or with random numbers.
     """
-    given = examples or {}
-    return [
-        case
-        for program, pullback, signature in zip(model.programs, model.pullbacks, model.signatures)
-        for case in _OfSignature(model, program, pullback, signature).cases(
-            given.get(program.key, ())
-        )
-    ]
+    calls: list[Case] = []
+    for each in zip(model.programs, model.pullbacks, model.signatures):
+        calls += _OfSignature(model, *each).cases((examples or {}).get(each[0].key, ()))
+    return calls
 
 
 #: How often rounding errors are tried out, and how much more than theirs is allowed.
@@ -242,8 +238,7 @@ class ReferenceModel:
 
     @staticmethod
     def _name(model: Any, key: str) -> str:
-        has_it = key != DEFAULT and callable(getattr(type(model), key, None))
-        return key if has_it else "__call__"
+        return key if key != DEFAULT and callable(getattr(type(model), key, None)) else "__call__"
 
     def differences(
         self, key: str, call: RandomCall, info: SignatureInfo, got: Arrays

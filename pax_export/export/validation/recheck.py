@@ -44,9 +44,7 @@ class Check:
         if self.problem:
             return f"{text}: FAILED: {' '.join(self.problem.split())}"
         errors = {name: f" off by {error:.1e}" for name, error in self.largest_error.items()}
-        parts = (
-            f"{name} {list(shape)}{errors.get(name, '')}" for name, shape in self.shapes.items()
-        )
+        parts = [f"{name} {list(each)}{errors.get(name, '')}" for name, each in self.shapes.items()]
         return f"{text}: ok, {', '.join(parts)}"
 
 
@@ -95,9 +93,7 @@ Shape = tuple[int | None, ...] | None
 
 def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
-        inputs = {
-            each.name: RandomInput(each.shape, numpy_dtype(each.dtype)) for each in info.inputs
-        }
+        inputs = {e.name: RandomInput(e.shape, numpy_dtype(e.dtype)) for e in info.inputs}
         return list(random_calls(inputs, info.constraints))
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
