@@ -5,7 +5,7 @@ times, and jax differentiates and lowers every copy.  Where operations of a prog
 repeat one after the other, the first copy becomes a function here, and all copies
 calls of it, which compilers call outlining.  jax differentiates and lowers that
 function once.  Its calls are written out again in what is exported (see
-`portable.py`), so the model that is served is the same.
+`lowering/lower.py`), so the model that is served is the same.
 
 Copies are equal if their operations are, with parameters, literals, shapes and
 dtypes, and if these are wired alike; what they read from outside may differ: the

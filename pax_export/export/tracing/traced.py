@@ -28,20 +28,14 @@ Function = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class Traced:
-    """A function that has been traced once: what it is made of, and how to run it again.
-
-    Attributes:
-        jitted: the function, for arrays of any shapes.
-        program: what the trace gave, as a jaxpr, with repeated layers outlined.
-        lowerable: the program as a jitted function, for arrays like `structs` only.
-    """
+    """A function that has been traced once: what it is made of, and how to run it again."""
 
     function: Function
     structs: tuple[jax.ShapeDtypeStruct, ...]
     constants: tuple[Any, ...]
-    jitted: Any
-    program: Any
-    lowerable: Any
+    jitted: Any  # the function, for arrays of any shapes
+    program: Any  # what the trace gave, as a jaxpr, with repeated layers outlined
+    lowerable: Any  # the program as a jitted function, for arrays like `structs` only
     results: tuple[jax.ShapeDtypeStruct, ...]
 
     def run(self, operands: Sequence[Any]) -> Any:
