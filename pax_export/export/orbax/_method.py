@@ -137,7 +137,7 @@ class Method:
         )
         method = Traceable(self._key, call, self._apply_fn, skip=1)
         arrays = jax.tree_util.tree_structure([0] * len(model.leaves))
-        exportable = Exportable(self._key, model.leaves, arrays, (method,), keeps_state=False)
+        exportable = Exportable(self._key, model.leaves, arrays, (method,))
         program = trace_one(exportable, method, inputs)
         signature = sign(exportable, program, model.store, self._with_gradient, self._platforms)
         make = _rebuild(seen[-1], program)

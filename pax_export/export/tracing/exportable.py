@@ -62,7 +62,6 @@ class Exportable:
     leaves: tuple[Leaf, ...]
     tree: Any
     methods: tuple[Method, ...]
-    keeps_state: bool  # whether a call can change leaves at all
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
 
     def run(
@@ -118,7 +117,7 @@ def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
     name = type(module).__name__
     leaves, tree = _leaves(module, trainable.__contains__)
     made = _methods(methods, name, find, run)
-    return Exportable(name, leaves, tree, made, True, tuple(hidden_arrays(module)))
+    return Exportable(name, leaves, tree, made, tuple(hidden_arrays(module)))
 
 
 def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | None) -> Exportable:
@@ -130,7 +129,7 @@ def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | N
 
     leaves, tree = _leaves(params, lambda path: True)
     name = getattr(function, "__name__", type(function).__name__)
-    return Exportable(name, leaves, tree, _methods(methods, "(params, function)", find, run), False)
+    return Exportable(name, leaves, tree, _methods(methods, "(params, function)", find, run))
 
 
 def _methods(

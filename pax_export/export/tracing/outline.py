@@ -62,11 +62,7 @@ class Repeat:
 def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
     """A function of flat arguments that does what a program does, and shares repeated parts.
 
-    Args:
-        program: what `trace(...).jaxpr` gives.
-
-    Returns:
-        The function, to be traced; None if nothing repeats.
+    It is to be traced; None if nothing repeats.
     """
     jaxpr = program.jaxpr
     wires = _Wires(jaxpr)
