@@ -15,8 +15,7 @@ from pax_export._errors import (
     NotDifferentiableError,
 )
 from pax_export.export import spec, to_saved_model
-from pax_export.export.tracing.exportable import exportable
-from pax_export.export.tracing.trainable import marked
+from pax_export.export.tracing.exportable import exportable, marked
 from tests.closeness import assert_close
 from tests.export.models import affine_params, random
 

@@ -9,7 +9,7 @@ import pytest
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export.export.artifact import compatibility
-from pax_export.export.lowering.lower import lower
+from pax_export.export.lowering.lower import lower_traced
 from pax_export.export.tracing.traced import trace, vjp
 from tests.export.models import random
 
@@ -21,7 +21,7 @@ BIG_NUMPY = np.ones((64, 32), np.float32)
 
 
 def lowered(function, *structs, platforms=ALL):
-    return lower(trace(function, structs or (X,)), platforms)
+    return lower_traced(trace(function, structs or (X,)), platforms)
 
 
 @jax.custom_vjp
@@ -91,7 +91,7 @@ def test_small_arrays_stay_in_the_graph():
 @pytest.mark.parametrize("kind", [name for name in CLOSING if "while" not in name])
 def test_gradients_share_closed_over_arrays(kind):
     function, count = CLOSING[kind]
-    module = lower(vjp(trace(function, (X,)), (0,), (0,)), ALL)
+    module = lower_traced(vjp(trace(function, (X,)), (0,), (0,)), ALL)
     assert len(module.constants) <= count
     assert len(module.portable.module) < BIG.nbytes
     assert all(value is BIG or value is BIG_NUMPY for value in module.constants)
@@ -99,7 +99,7 @@ def test_gradients_share_closed_over_arrays(kind):
 
 def test_own_gradients_share_closed_over_arrays():
     function = trace(lambda v: [with_own_gradient(v[0])], (X,))
-    module = lower(vjp(function, (0,), (0,)), ALL)
+    module = lower_traced(vjp(function, (0,), (0,)), ALL)
     assert [value is BIG for value in module.constants] == [True]
     assert module.results[0].shape == X.shape
 
@@ -237,7 +237,7 @@ def test_only_what_results_read_counts():
 
 def test_a_gradient_of_gelu_asks_for_no_accuracy_that_old_readers_do_not_know():
     traced = trace(lambda v: [jax.nn.gelu(v[0], approximate=False)], (X,))
-    lowered = lower(vjp(traced, (0,), (0,)), ALL)
+    lowered = lower_traced(vjp(traced, (0,), (0,)), ALL)
     assert lowered.portable.stablehlo == (0, 9, 0)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pax_export as pax
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
-from pax_export.export.lowering.lower import lower
+from pax_export.export.lowering.lower import lower_traced
 from pax_export.export.tracing.outline import LEAST_SAVED, outline
 from pax_export.export.tracing.traced import trace, vjp
 from tests.closeness import assert_close
@@ -145,7 +145,7 @@ def test_symbolic_sizes():
     given = structs(6, BATCH)
     program = trace(layers(6), given)
     assert calls(program) == 6
-    module = lower(program, ("cpu", "tpu")).portable
+    module = lower_traced(program, ("cpu", "tpu")).portable
     assert module.module
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pax_export.cli import main
 from pax_export.export import Report, spec, to_stablehlo
-from pax_export.export.artifact import embedded, strict_json
+from pax_export.export.artifact import embedded, structure
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def test_a_dataclass_in_a_dataclass():
         "inner": {"a": {"name": "b", "sizes": [1, "n"], "pair": [3, True]}},
         "state": None, "number": 2, "anything": [{"c": 1}],
     }  # fmt: skip
-    assert strict_json.read(Outer, data) == Outer(
+    assert structure.read(Outer, data) == Outer(
         {"a": Inner("b", (1, "n"), (3, True))}, None, 2.0, [{"c": 1}]
     )
 
@@ -69,7 +69,7 @@ def test_what_has_another_type_is_named(path, value, message):
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(ValueError, match=message):
-        strict_json.read(Outer, data)
+        structure.read(Outer, data)
 
 
 # --- any report -------------------------------------------------------------------------

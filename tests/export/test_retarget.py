@@ -16,7 +16,7 @@ from pax_export._errors import (
     ValidationError,
 )
 from pax_export.export import retarget
-from pax_export.export.artifact import saved_model_file
+from pax_export.export.artifact import inspect
 from pax_export.export.formats.saved_model import run as saved_model
 from pax_export.export.retargeting import mend
 from tests.closeness import assert_close
@@ -78,7 +78,10 @@ def test_gradients_are_those_of_jax(mended):
 
 def test_variables_and_signatures_are_untouched(old, mended):
     assert files(old) == files(mended[0]) != {}
-    before, after = saved_model_file.read(old, "test"), saved_model_file.read(mended[0], "test")
+    before, after = (
+        inspect.read_saved_model(old, "test"),
+        inspect.read_saved_model(mended[0], "test"),
+    )
     for one, other in zip(before.meta_graphs, after.meta_graphs):
         assert one.signature_def == other.signature_def
         assert one.object_graph_def == other.object_graph_def
@@ -177,9 +180,9 @@ def test_a_saved_model_without_jax_is_refused(tmp_path):
 
 def test_a_program_that_cannot_be_read_is_refused(old, tmp_path):
     shutil.copytree(old, tmp_path / "old")
-    saved = saved_model_file.read(old, "test")
+    saved = inspect.read_saved_model(old, "test")
     for _, node in mend._operations(saved):
         node.attr["module"].s = b"ML\xefRStableHLO_v99.0.0\x00" + node.attr["module"].s[30:]
-    (tmp_path / "old" / saved_model_file.NAME).write_bytes(saved.SerializeToString())
+    (tmp_path / "old" / inspect.GRAPH_FILE).write_bytes(saved.SerializeToString())
     with pytest.raises(UnsupportedOperationError, match="cannot read this module"):
         retarget(tmp_path / "old", out=tmp_path / "new")

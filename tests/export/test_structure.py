@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.export.artifact.structure import collect, rebuild
-from pax_export.export.tracing.structure import describe, legal_names
+from pax_export.export.tracing.spec import describe, legal_names
 
 import jax  # isort: skip
 

@@ -11,13 +11,12 @@ import pytest
 from pax_export._errors import ValidationError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.artifact import formats
-from pax_export.export.artifact.random_calls import random_array
+from pax_export.export.artifact.dimensions import random_array
 from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.pipeline import run_export
 from pax_export.export.validation import serve
 from pax_export.export.validation.cases import random_cases
-from pax_export.export.validation.compare import Case, compare
-from pax_export.export.validation.validate import validate
+from pax_export.export.validation.validate import Case, compare, validate
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params
 

@@ -46,7 +46,7 @@ class ToyWriter(Writer):
 
     def lower(self, model, programs):
         self.lowered = lower(model, programs, "frozen", False, ("cpu",), vjp_order=0)
-        self.variables = self.lowered.variable_infos()
+        self.variables = self.lowered.store.infos()
 
     def write(self, place):
         arrays = {each.name: np.asarray(each.value) for each in self.lowered.store.variables}

@@ -15,20 +15,14 @@ from pax_export.export.artifact.structure import collect
 
 
 class Arguments:
-    """What one exported function takes, and how a call of it is read."""
-
     def __init__(self, key: str, info: SignatureInfo):
         self.key = key
         self._info = info
         self._dtypes = {entry.name: dtypes.numpy_dtype(entry.dtype) for entry in info.inputs}
-        self._flat = self._names_of_flat_arguments()
-
-    def _names_of_flat_arguments(self) -> tuple[str, ...] | None:
-        """The input names, if every argument is one array that is given by position."""
-        info = self._info
+        # The input names, if every argument is one array that is given by position.
         trees = [info.arguments[name] for name in info.positional]
         flat = len(trees) == len(info.arguments) and all("leaf" in tree for tree in trees)
-        return tuple(tree["leaf"] for tree in trees) if flat else None
+        self._flat = tuple(tree["leaf"] for tree in trees) if flat else None
 
     def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a call by the names of the inputs."""
@@ -49,7 +43,6 @@ class Arguments:
         return named
 
     def dtype(self, name: str) -> np.dtype:
-        """The dtype of an input."""
         return self._dtypes[name]
 
     def array(self, name: str, value: Any) -> np.ndarray:
@@ -68,7 +61,6 @@ class Arguments:
         raise self.wrong_dtype(name, value.dtype)
 
     def wrong_dtype(self, name: str, given: Any) -> InvalidArgumentTypeError:
-        """The error about an argument of another dtype."""
         return InvalidArgumentTypeError(
             "An argument has another dtype than the exported one.",
             where=f"{self.key}: {name}",

@@ -50,7 +50,6 @@ def text(version: Version) -> str:
 
 
 def oldest_tensorflow(stablehlo: Version, calling_convention: int) -> Version:
-    """The oldest TensorFlow that reads an artifact."""
     for release, reads, convention in TENSORFLOW:
         if stablehlo <= reads and calling_convention <= convention:
             return release

@@ -1,4 +1,4 @@
-"""Symbolic dimensions as the text in a report: their names, sizes and constraints.
+"""Symbolic dimensions as the text in a report, and random calls at sizes that they allow.
 
 jax writes ``2*n + floordiv(m, 2) - n^2``.  Here such text is read without jax,
 and without running it: it may come from a report that is not to be trusted.
@@ -12,7 +12,12 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+
+from pax_export.export.artifact.dtypes import STRING, is_integer
 
 #: What the symbolic dimensions are in tests, different ones side by side.
 SIZES: tuple[int, ...] = (1, 2, 5)
@@ -67,7 +72,6 @@ def value(size: Size, sizes: Mapping[str, int]) -> int:
 
 
 def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:
-    """A shape where its variables have these sizes."""
     return tuple(value(size, chosen) for size in sizes)
 
 
@@ -76,20 +80,19 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
 
     One over variables that have none holds.
     """
-    left, relation, right = _sides(constraint)
+    sides, relations = _RELATION.split(constraint), _RELATION.findall(constraint)
+    if len(relations) != 1:
+        raise _unreadable(constraint)
+    left, right = sides
     if not set(names(left) + names(right)) <= set(sizes):
         return True
-    return _RELATIONS[relation](value(left, sizes), value(right, sizes))
+    return _RELATIONS[relations[0]](value(left, sizes), value(right, sizes))
 
 
 def choose(
     shapes: Iterable[Sequence[Size]], constraints: Sequence[str] = ()
 ) -> list[dict[str, int]]:
     """Sizes for the variables of some shapes that their constraints allow, three at most.
-
-    Args:
-        shapes: of all inputs.
-        constraints: what must hold of the variables.
 
     Example:
         >>> choose([("n", "m")], ["m >= 20"])
@@ -109,7 +112,10 @@ def choose(
     # Different ones side by side; where a constraint wants more, the smallest that it allows.
     rotated = (itertools.islice(itertools.cycle(SIZES), start, start + count) for start in range(3))
     candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned(constraints)})
-    every = itertools.chain(map(tuple, rotated), _products(candidates, count))
+    # All combinations, equal sizes first, for there may be very many.
+    equal = ((each,) * count for each in candidates)
+    products = itertools.product(candidates, repeat=count)
+    every = itertools.chain(map(tuple, rotated), equal, products)
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes in itertools.islice(every, _MOST_TRIES):
         chosen = dict(zip(variables, sizes))
@@ -120,26 +126,12 @@ def choose(
     return list(found.values())
 
 
-def _products(candidates: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """All combinations of a few numbers: all equal ones first, for there may be very many."""
-    yield from ((each,) * count for each in candidates)
-    yield from itertools.product(candidates, repeat=count)
-
-
 def _mentioned(constraints: Iterable[str]) -> Iterator[int]:
     """Numbers that constraints speak of, and some near them."""
     for text in constraints:
         for digits in re.findall(r"\d{1,9}", text):
             number = int(digits)
             yield from (each for each in (number, number + 1, 2 * number) if each >= 1)
-
-
-def _sides(constraint: str) -> tuple[str, str, str]:
-    parts = _RELATION.split(constraint)
-    relations = _RELATION.findall(constraint)
-    if len(relations) != 1:
-        raise _unreadable(constraint)
-    return parts[0], relations[0], parts[1]
 
 
 @functools.lru_cache(512)
@@ -187,3 +179,57 @@ def _unchecked(node: Any, sizes: Mapping[str, int]) -> int:
 
 def _unreadable(text: Size) -> ValueError:
     return ValueError(f"this is no symbolic dimension, and no constraint: {str(text)[:100]!r}")
+
+
+#: What text is in the tests.
+_WORDS = np.array([b"", b"a", b"the quick brown fox", "naïve 0.5 ✓".encode(), b"42"], object)
+
+
+@dataclass(frozen=True)
+class RandomInput:
+    """The shape of an input, with text for symbolic sizes, and its dtype outside of jax."""
+
+    shape: tuple[Size, ...]
+    dtype: np.dtype
+
+
+@dataclass(frozen=True)
+class RandomCall:
+    sizes: dict[str, int]
+    inputs: dict[str, np.ndarray]
+
+    @property
+    def label(self) -> str:
+        """The sizes as a message shows them; nothing if there are none."""
+        text = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return text and f"({text})"
+
+
+def random_calls(
+    inputs: Mapping[str, RandomInput],
+    constraints: Sequence[str] = (),
+    sizes: Sequence[Mapping[str, int]] | None = None,
+) -> Iterator[RandomCall]:
+    """Calls at several sizes: those that the constraints allow, or those that are given."""
+    if sizes is None:
+        sizes = choose([each.shape for each in inputs.values()], constraints)
+    random = np.random.default_rng(0)
+    for chosen in sizes:
+        arrays = {
+            name: random_array(shape(each.shape, chosen), each.dtype, random)
+            for name, each in inputs.items()
+        }
+        yield RandomCall(dict(chosen), arrays)
+
+
+def random_array(shape: Sequence[int], dtype: np.dtype, random: np.random.Generator) -> np.ndarray:
+    """Normal numbers, small integers, coin tosses, or words."""
+    if dtype == STRING:
+        return random.choice(_WORDS, shape)
+    if dtype == np.bool_:
+        return random.random(shape) < 0.5
+    if dtype.kind == "c":
+        return (random.normal(size=shape) + 1j * random.normal(size=shape)).astype(dtype)
+    if is_integer(dtype):
+        return random.integers(0, 4, shape).astype(dtype)
+    return random.normal(size=shape).astype(dtype)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
-from io import BufferedReader
+from collections.abc import Collection, Iterator
+from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 NAME = "pax_export.json"
 _METADATA_PROPS = 14  # the number of the field in onnx.ModelProto
@@ -70,11 +71,10 @@ def _read(path: Path) -> str | None:
                     raise ValueError("a report of such a size is none")
                 return text.decode()
     with path.open("rb") as file:
-        for field, content in _fields(file):
-            if field == _METADATA_PROPS:
-                pair = dict(_fields_of(content))
-                if pair.get(1) == NAME.encode():
-                    return pair[2].decode()
+        for _, content in _fields(file, (_METADATA_PROPS,)):
+            pair = dict(_fields(BytesIO(content), (1, 2)))
+            if pair.get(1) == NAME.encode():
+                return pair[2].decode()
     return None
 
 
@@ -86,7 +86,7 @@ def _varint(number: int) -> bytes:
     return bytes([*parts, number])
 
 
-def _read_varint(file: BufferedReader) -> int | None:
+def _read_varint(file: IO[bytes]) -> int | None:
     number = shift = 0
     while byte := file.read(1):
         number |= (byte[0] & 0x7F) << shift
@@ -98,8 +98,8 @@ def _read_varint(file: BufferedReader) -> int | None:
     return None
 
 
-def _fields(file: BufferedReader) -> Iterator[tuple[int, bytes]]:
-    """The outermost fields of a protobuf message, large contents left out."""
+def _fields(file: IO[bytes], wanted: Collection[int]) -> Iterator[tuple[int, bytes]]:
+    """The outermost fields of a protobuf message that have these numbers and a length."""
     end = file.seek(0, 2)
     file.seek(0)
     while (tag := _read_varint(file)) is not None:
@@ -108,7 +108,7 @@ def _fields(file: BufferedReader) -> Iterator[tuple[int, bytes]]:
             length = _read_varint(file)
             if length is None or file.tell() + length > end:
                 return
-            if field == _METADATA_PROPS:
+            if field in wanted:
                 yield field, file.read(length)
             else:
                 file.seek(length, 1)
@@ -118,21 +118,3 @@ def _fields(file: BufferedReader) -> Iterator[tuple[int, bytes]]:
             file.seek(_FIXED[kind], 1)
         else:
             return  # not a message
-
-
-def _fields_of(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a small message that has texts only."""
-    at = 0
-    while at < len(content):
-        field = content[at] >> 3
-        length = shift = 0
-        at += 1
-        while True:
-            byte = content[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        yield field, content[at : at + length]
-        at += length

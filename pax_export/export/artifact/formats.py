@@ -50,7 +50,6 @@ class Format:
 
     @property
     def exporter(self) -> str:
-        """The name of the function that writes it."""
         return self.export.partition(":")[2]
 
 

@@ -7,16 +7,17 @@ TensorFlow cannot load is described as well.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import ConsumerError
+from pax_export._errors import ConsumerError, ExportPathError
 from pax_export._files import bytes_text
 from pax_export._optional import require
-from pax_export.export.artifact import compatibility, saved_model_file
+from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo
 
 _MAGIC = b"ML\xefR"
@@ -40,31 +41,18 @@ class Module:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A SavedModel without a report.
+    """A SavedModel without a report."""
 
-    Attributes:
-        signatures: by key, the inputs and the outputs.
-        variables: the stored arrays.
-        variable_bytes: the size of all variables together.
-        graph_bytes: the size of ``saved_model.pb``.
-        tensorflow: the release that wrote it.
-        modules: what it holds of jax programs.
-        oldest_tensorflow: the oldest release that runs its jax programs; None
-            if there are none, or if no release does.
-        problem: why no release of TensorFlow runs it, or empty.
-    """
-
-    signatures: dict[str, dict[str, tuple[ArrayInfo, ...]]]
+    signatures: dict[str, dict[str, tuple[ArrayInfo, ...]]]  # by key, inputs and outputs
     variables: tuple[VariableInfo, ...]
     variable_bytes: int
-    graph_bytes: int
-    tensorflow: str
+    graph_bytes: int  # of saved_model.pb
+    tensorflow: str  # the release that wrote it
     modules: tuple[Module, ...]
-    oldest_tensorflow: str | None
-    problem: str
+    oldest_tensorflow: str | None  # that runs the modules; None if there are none, or none does
+    problem: str  # why no release runs it, or empty
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
         return {"target": "saved_model", "foreign": True, **dataclasses.asdict(self)}
 
     def __str__(self) -> str:
@@ -102,18 +90,12 @@ def _module_text(module: Module) -> str:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether there is a SavedModel that this package has not written."""
-    return (path / saved_model_file.NAME).is_file() and not (path / REPORT_FILE).exists()
+    return (path / GRAPH_FILE).is_file() and not (path / REPORT_FILE).exists()
 
 
 def describe(path: Path) -> Foreign:
-    """Reads a SavedModel."""
-    model = saved_model_file.read(path, "inspect")
+    model = read_saved_model(path, "inspect")
     (graph, *_) = model.meta_graphs
-    return _foreign(graph, (path / saved_model_file.NAME).stat().st_size)
-
-
-def _foreign(graph: Any, graph_bytes: int) -> Foreign:
     dtypes = require("tensorflow.dtypes", "tensorflow", "inspect")
     variables = tuple(_variables(graph.object_graph_def.nodes, dtypes))
     modules = tuple(_modules(graph.graph_def))
@@ -129,7 +111,7 @@ def _foreign(graph: Any, graph_bytes: int) -> Foreign:
         },
         variables=variables,
         variable_bytes=sum(variable.bytes for variable in variables),
-        graph_bytes=graph_bytes,
+        graph_bytes=(path / GRAPH_FILE).stat().st_size,
         tensorflow=graph.meta_info_def.tensorflow_version,
         modules=modules,
         oldest_tensorflow=oldest,
@@ -156,12 +138,8 @@ def _variables(nodes: Iterable[Any], dtypes: Any) -> Iterator[VariableInfo]:
             variable = node.variable
             dtype = dtypes.as_dtype(variable.dtype)
             sizes = tuple(each.size for each in variable.shape.dim)
-            count = 1
-            for each in sizes:
-                count *= max(each, 0)
-            yield VariableInfo(
-                variable.name, sizes, dtype.name, count * dtype.size, variable.trainable, ()
-            )
+            size = math.prod(max(each, 0) for each in sizes) * dtype.size
+            yield VariableInfo(variable.name, sizes, dtype.name, size, variable.trainable, ())
 
 
 def _modules(graph: Any) -> Iterator[Module]:
@@ -203,3 +181,33 @@ def _oldest(modules: tuple[Module, ...]) -> tuple[str | None, str]:
         return compatibility.text(compatibility.oldest_tensorflow(newest, convention)), ""
     except ConsumerError as error:
         return None, f"it needs {error.got}; `pax-export retarget` mends it"
+
+
+GRAPH_FILE = "saved_model.pb"
+
+
+def read_saved_model(directory: Path, purpose: str) -> Any:
+    """The protocol buffer of a SavedModel, with one graph at least."""
+    file = directory / GRAPH_FILE
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ExportPathError(
+            "There is no SavedModel here.",
+            where=str(directory),
+            got=f"no file {GRAPH_FILE}" if isinstance(error, FileNotFoundError) else str(error),
+            write=f"a directory that holds {GRAPH_FILE}, as tf.saved_model.save writes it",
+        ) from error
+    model = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", purpose).SavedModel()
+    try:
+        model.ParseFromString(data)
+        if not model.meta_graphs:
+            raise ValueError("there is no graph in it")
+    except Exception as error:  # of protobuf, whose classes differ between its versions
+        raise ExportPathError(
+            "The SavedModel cannot be read.",
+            where=str(file),
+            got=f"{type(error).__name__}: {error}",
+            write=f"the {GRAPH_FILE} as it was written",
+        ) from error
+    return model

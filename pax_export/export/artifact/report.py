@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pax_export._errors import ExportPathError
 from pax_export._files import bytes_text
-from pax_export.export.artifact import embedded, strict_json, structure
+from pax_export.export.artifact import embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 
 REPORT_FILE = embedded.NAME
@@ -31,8 +31,6 @@ Validated = Literal["here", "process", "variables"] | None
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """An input or an output of a signature."""
-
     name: str
     path: str  # of the argument or output in Python, with dots
     shape: tuple[int | str, ...]
@@ -69,8 +67,6 @@ class SignatureInfo:
 
 @dataclass(frozen=True)
 class VariableInfo:
-    """A stored array, and the leaves of the model that it is."""
-
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -208,31 +204,21 @@ def package_versions(*packages: str) -> dict[str, str]:
 
 
 def report_text(report: Report) -> str:
-    """The report as it is stored."""
     return json.dumps(report.as_dict(), indent=1) + "\n"
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """Writes the report beside the model."""
     (directory / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
 
 
 def read_report(path: str | os.PathLike[str]) -> Report:
-    """Reads the report of an export.
-
-    Args:
-        path: of the export, a directory or a file.
-    """
     path = Path(path)
     file = path if path.is_file() else path / REPORT_FILE
     try:
         stored = embedded.read(path) if path.is_file() else file.read_text(encoding="utf-8")
         if stored is None:
             raise FileNotFoundError
-        data = json.loads(stored)
-        if data.pop("format") != _FORMAT:
-            raise ValueError("it was written by a newer pax_export")
-        return _report(data)
+        return _parsed(stored)
     except FileNotFoundError as error:
         raise ExportPathError(
             "There is no export of pax_export here.",
@@ -249,14 +235,14 @@ def read_report(path: str | os.PathLike[str]) -> Report:
 
 
 def report_of_dict(data: dict[str, Any]) -> Report:
-    """The inverse of `Report.as_dict`."""
-    data = json.loads(json.dumps(data))
-    data.pop("format")
-    return _report(data)
+    return _parsed(json.dumps(data))
 
 
-def _report(data: dict[str, Any]) -> Report:
-    report: Report = strict_json.read(Report, data)
+def _parsed(text: str) -> Report:
+    data = json.loads(text)
+    if data.pop("format") != _FORMAT:
+        raise ValueError("it was written by a newer pax_export")
+    report: Report = structure.read(Report, data)
     for key, info in report.signatures.items():
         inputs = {entry.name for entry in info.inputs}
         for name, tree in info.arguments.items():

@@ -1,9 +1,11 @@
-"""Nested values and flat names: one written as the other, and back.
+"""What stands in a report: plain data with its types checked, nested values with flat names.
+
+What a file says is not to be trusted: a wrong type would come to light far
+from here, in a traceback.
 
 A signature of a SavedModel takes and gives flat, named arrays.  A model's
 arguments and outputs may be nested, so their structure is written down as
-plain data (for the manifest, by `_structure`) from which `rebuild` makes it
-again:
+plain data (in the report, by `describe`) from which `rebuild` makes it again:
 
     {"leaf": "name"}            an array
     {"none": true}              None
@@ -13,6 +15,10 @@ again:
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import types
+import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -104,3 +110,121 @@ def _brief(value: Any) -> str:
         inner = ", ".join(_brief(item) for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     return "None" if value is None else "..."
+
+
+_LARGEST = 2**63
+
+
+def read(kind: Any, value: Any, where: str = "the report") -> Any:
+    """Makes a value of this type of what `json.loads` gave; errors say where it stands.
+
+    The type is a dataclass, or one that its fields may have: `int`, `float`, `str`, `bool`,
+    `None`, `Any`, a `Literal`, a union, a ``tuple[X, ...]``, a ``dict[str, X]``.
+
+    Example:
+        >>> read(tuple[int, ...], [1, 2]), read(dict[str, float], {"a": 1})
+        ((1, 2), {'a': 1.0})
+        >>> read(tuple[int, ...], [1, "2"])
+        Traceback (most recent call last):
+        ValueError: the report.1 is no int
+    """
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    origin = typing.get_origin(kind)
+    if origin in _OF_ORIGIN:
+        return _OF_ORIGIN[origin](typing.get_args(kind), value, where)
+    if kind is Any:
+        _check_plain(value, where)
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{where} is no {kind.__name__}")
+    return _plain_atom(value, where)
+
+
+def _plain_atom(value: Any, where: str) -> Any:
+    if type(value) is int and abs(value) >= _LARGEST:
+        raise ValueError(f"{where} is too large a number")
+    if type(value) is str:
+        value.encode()  # half of a surrogate pair is no text
+    return value
+
+
+def _dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is no object")
+    hints, needed = _fields(kind)
+    unknown = sorted(set(value) - set(hints))
+    missing = sorted(needed - set(value))
+    if unknown:
+        raise ValueError(f"{where} has {unknown[0]!r}, which is not known here")
+    if missing:
+        raise ValueError(f"{where} has no {missing[0]!r}")
+    return kind(**{name: read(hints[name], value[name], f"{where}.{name}") for name in value})
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """The types of all fields, and those that must be given."""
+    given = dataclasses.MISSING
+    needed = frozenset(
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.default is given and each.default_factory is given
+    )
+    return typing.get_type_hints(kind), needed
+
+
+def _tuple(args: tuple, value: Any, where: str) -> tuple:
+    if not isinstance(value, list):
+        raise ValueError(f"{where} is no list")
+    kinds = args[:1] * len(value) if args[-1] is ... else args
+    if len(kinds) != len(value):
+        raise ValueError(f"{where} has {len(value)} members instead of {len(kinds)}")
+    return tuple(read(kinds[i], each, f"{where}.{i}") for i, each in enumerate(value))
+
+
+def _dict(args: tuple, value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is no object")
+    return {_plain_atom(k, where): read(args[1], v, f"{where}.{k}") for k, v in value.items()}
+
+
+def _literal(args: tuple, value: Any, where: str) -> Any:
+    for each in args:
+        if type(each) is type(value) and each == value:
+            return value
+    raise ValueError(f"{where} is none of {', '.join(map(repr, args))}")
+
+
+def _union(args: tuple, value: Any, where: str) -> Any:
+    error: ValueError | None = None
+    for each in args:
+        try:
+            return read(each, value, where)
+        except ValueError as caught:
+            # Of `X | None` the reason why it is no X says more.
+            error = error or caught
+    raise error or ValueError(where)
+
+
+_OF_ORIGIN: dict[Any, Callable[[tuple, Any, str], Any]] = {
+    tuple: _tuple,
+    dict: _dict,
+    typing.Literal: _literal,
+    typing.Union: _union,
+    types.UnionType: _union,
+}
+
+
+def _check_plain(value: Any, where: str, depth: int = 0) -> None:
+    """Refuses what cannot be printed, or is nested so deeply that it cannot be walked."""
+    if depth > _DEEPEST:
+        raise ValueError(f"{where[:200]} is nested too deeply")
+    if not isinstance(value, (Mapping, list)):
+        _plain_atom(value, where)
+        return
+    for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+        _plain_atom(key, where)
+        _check_plain(each, f"{where}.{key}", depth + 1)

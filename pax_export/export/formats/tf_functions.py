@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from pax_export._optional import require
-from pax_export.export.lowering.lower import Lowered
-from pax_export.export.lowering.signature import Gradient, Signature
+from pax_export.export.lowering.lower import Gradient, Lowered, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 

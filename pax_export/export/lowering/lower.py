@@ -1,20 +1,45 @@
-"""From a traced function to a portable module, for machines that no consumer may know."""
+"""From a traced function to portable StableHLO, which old readers accept.
+
+jax writes its newest StableHLO: with composites, unused functions and
+locations that readers of last year cannot parse.  Four things make it
+portable.  Composites are replaced by what they stand for and everything is
+inlined; operations that are new are said in old ones; locations (which also
+name files of this machine) are dropped; and the bytes are written for the
+oldest version that has all of the operations.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export as jax_export
+from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import allow_symbolic_padding, call_here, neutral_platform
-from pax_export.export.lowering.portable import CALLING_CONVENTION, XLA_EXPANDS, Portable, portable
+from pax_export.export.artifact import compatibility
+from pax_export.export.artifact.report import ArrayInfo
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced, places
+
+_PIPELINE = (
+    "builtin.module(func.func(stablehlo-legalize-composite-to-call),inline,symbol-dce,"
+    "stablehlo-compatibility-expander{target=0.9.0},strip-debuginfo)"
+)
+#: Version 9 adds tokens for ordered effects, 10 shardings of another dialect;
+#: modules with either are refused, so version 8 says everything.
+CALLING_CONVENTION = 8
+#: Decompositions that XLA itself writes out, where no library does it.
+XLA_EXPANDS = frozenset(("Eigh", "Qr", "ProductOfElementaryHouseholderReflectors"))
+_GATHERS = ("stablehlo.gather", "stablehlo.dynamic_gather")
 
 
 @dataclass(frozen=True)
@@ -43,24 +68,20 @@ class Lowered:
         return call_here(self.exported, [*operands, *self.constants])
 
 
-def lower(
+def lower_traced(
     traced: Traced,
     platforms: Sequence[str],
     count: int | None = None,
     names: Mapping[int, str] | None = None,
 ) -> Lowered:
-    """Lowers a traced function to portable StableHLO.
+    """Lowers a traced function, or the first so many of its results, to portable StableHLO.
 
-    Args:
-        traced: the function.
-        platforms: for which machines: `cpu`, `cuda`, `rocm`, `tpu`.
-        count: lower only so many of its results, the first ones.
-        names: how messages at run time call the operands with these numbers.
+    Messages at run time call operands by their `names`.
     """
     operands: tuple[Any, ...] = traced.structs
     function = traced.lowerable
     if traced.constants or (count is not None and count < len(traced.results)):
-        operands += tuple(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants)
+        operands += tuple(map(dtypes.struct_of, traced.constants))
         function = jax.jit(lambda values: traced.with_constants(values, count, False))
     try:
         exported = _export(function, operands, platforms)
@@ -105,3 +126,327 @@ def _export_neutral(
             where=places(traced.program, [name[1]]) or None,
             write="the same in other operations of jax.numpy and jax.lax",
         ) from error
+
+
+@dataclass(frozen=True)
+class Signature:
+    key: str
+    input_names: tuple[str, ...]
+    input_structs: tuple[jax.ShapeDtypeStruct, ...]
+    output_names: tuple[str, ...]
+    forward: Call
+    assigned: tuple[int, ...]  # the variables that take the results after the outputs
+    gradient: Gradient | None
+    processing: Processing | None = None  # what stands around it
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        """Its gradient, and the gradient of that."""
+        first = self.gradient
+        return tuple(each for each in (first, first and first.next) if each is not None)
+
+    @property
+    def modules(self) -> list[Lowered]:
+        """The function and its gradients."""
+        return [call.lowered for call in (self.forward, *(each.call for each in self.gradients))]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A module, and where its operands are: variables by place, then the inputs, then constants."""
+
+    lowered: Lowered
+    variables: tuple[int, ...]
+    constants: tuple[int, ...]  # the variables that hold its constants
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A module that takes all operands of the forward one and cotangents of `of`.
+
+    It gives the cotangents of the operands `wrt`.  `next` is its own gradient.
+    """
+
+    call: Call
+    wrt: tuple[int, ...]
+    of: tuple[int, ...]
+    structs: tuple[jax.ShapeDtypeStruct, ...]  # of its operands
+    next: Gradient | None = None
+
+
+@dataclass(frozen=True)
+class Pullback:
+    traced: Traced
+    wrt: tuple[int, ...]  # operands of the program
+    of: tuple[int, ...]  # its results
+
+
+@dataclass(frozen=True)
+class Processing:
+    """TensorFlow functions around a signature; the outer signature that they make of it."""
+
+    inputs: Inputs
+    outputs: tuple[ArrayInfo, ...]
+    structure: dict[str, Any]  # of the outputs, nested
+    preprocess: Any  # a tf.function of the outer inputs that gives those of the model, in order
+    postprocess: Any  # a tf.function of the model's outputs, in order, that gives the outer ones
+    trackables: tuple[Any, ...]  # what they hold
+
+
+@dataclass(frozen=True)
+class Portable:
+    """A StableHLO module as portable bytes, and the version they are written for."""
+
+    module: bytes
+    stablehlo: compatibility.Version
+
+
+def portable(
+    serialized: bytes,
+    allowed: frozenset[str] | None = frozenset(),
+    names: Mapping[int, str] | None = None,
+    changes: Counter[str] | None = None,
+) -> Portable:
+    """Makes the serialised module of a `jax.export.Exported` portable.
+
+    Custom calls may stand in it that every consumer has, and those `allowed`; None for any.
+    `changes` is filled with what was said in another way, and how often.
+    """
+    stablehlo.register_stablehlo_passes()
+    with mlir.make_ir_context() as context:
+        module = _parse(context, serialized)
+        if allowed is not None:
+            _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS)
+        _name_operands(module, names or {})
+        composites = sum(
+            each.operation.name == "stablehlo.composite" for each in _operations(module.operation)
+        )
+        hints = sum(map(_drop_accuracy, _operations(module.operation)))
+        passmanager.PassManager.parse(_PIPELINE).run(module.operation)
+        batched = sum(
+            _rewrite_batched(each.operation) for each in list(_operations(module.operation))
+        )
+        if changes is not None:
+            changes.update(
+                {"composites": composites, "batched indexing": batched, "accuracy hints": hints}
+            )
+        return _write_oldest(module, context)
+
+
+def _parse(context: Any, serialized: bytes) -> Any:
+    try:
+        return stablehlo.deserialize_portable_artifact(context, serialized)
+    except Exception as error:  # of a class that the bindings keep to themselves
+        name = serialized[:64].split(b"\0")[0].decode(errors="replace")
+        raise UnsupportedOperationError(
+            "The StableHLO of the installed jax cannot read this module.",
+            got=f"{name!r} for StableHLO {stablehlo.get_current_version()}",
+            write="a newer jax, or the model exported anew",
+        ) from error
+
+
+def _write_oldest(module: Any, context: Any) -> Portable:
+    current = tuple(map(int, stablehlo.get_current_version().split(".")))
+    oldest = compatibility.FOUR_BITS if _has_four_bits(module) else ()
+    targets = [v for v in compatibility.TARGETS if oldest <= v < current] + [current]
+    # A target that lacks an operation is no news to the user.
+    handler = context.attach_diagnostic_handler(lambda diagnostic: True)
+    try:
+        for version in targets:
+            try:
+                written = stablehlo.serialize_portable_artifact(module, compatibility.text(version))
+            except ValueError:
+                continue
+            return Portable(written, version)
+    finally:
+        handler.detach()
+    raise UnsupportedOperationError(
+        "This model cannot be written as portable StableHLO.",
+        got=f"StableHLO {compatibility.text(current)}",
+    )
+
+
+def _drop_accuracy(operation: Any) -> bool:
+    """Drops the hint of StableHLO 1.9 how exactly to compute a function.
+
+    The derivative of `erf` has had one since jax 0.12.  Only TPUs read it; an
+    accuracy in numbers is more than a hint, and stays.
+    """
+    hint = "result_accuracy"
+    if hint not in operation.attributes or "TOLERANCE" in str(operation.attributes[hint]):
+        return False
+    stands_there = "HIGHEST" in str(operation.attributes[hint])
+    del operation.attributes[hint]
+    return stands_there
+
+
+def _has_four_bits(module: Any) -> bool:
+    kinds = (str(value.type) for each in _operations(module.operation) for value in each.results)
+    return any(re.search(r"[x<]u?i4>", kind) for kind in kinds)
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield inner
+                yield from _operations(inner.operation)
+
+
+def _refuse_custom_calls(module: Any, allowed: frozenset[str]) -> None:
+    """Names the calls that no consumer has, and what in the model made them."""
+    found: dict[str, str] = {}
+    for operation in _operations(module.operation):
+        if operation.operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target not in allowed:
+                found.setdefault(target, _source(str(operation.location)))
+    if found:
+        raise UnsupportedOperationError(
+            "The model calls functions that exist in jax only: " + ", ".join(sorted(found)) + ".",
+            where="; ".join(sorted(set(found.values()))),
+            write="the same in operations of jax.numpy and jax.lax, not in kernels of your own",
+        )
+
+
+def _name_operands(module: Any, names: Mapping[int, str]) -> None:
+    """Lets the checks of shapes speak of ``x`` where jax counts ``args[0][7]``."""
+
+    def named(match: re.Match) -> str:
+        return names.get(int(match[1]), match[0])
+
+    for operation in _operations(module.operation):
+        if "error_message" in operation.attributes:
+            message = ir.StringAttr(operation.attributes["error_message"]).value
+            message = re.sub(r"args\[0\]\[(\d+)\]", named, message)
+            operation.attributes["error_message"] = ir.StringAttr.get(message)
+
+
+def _source(location: str) -> str:
+    """``jit(f)/cholesky (model.py:12)`` out of the text of an MLIR location."""
+    name = re.search(r'loc\("([^"]*)"', location)
+    line = re.search(r'"([^"]+\.py)":(\d+)', location)
+    parts = [name[1]] if name else []
+    if line:
+        parts.append(f"({line[1].rsplit('/', 1)[-1]}:{line[2]})")
+    return " ".join(parts) or "unknown"
+
+
+def _rewrite_batched(operation: Any) -> bool:
+    """Says a batched gather or scatter as a plain one, which every reader knows.
+
+    `jax.vmap` of an indexing operation gives a gather (or scatter) that names some
+    dimensions of its operand and of its indices as batches: entry ``i`` of one is
+    looked up in entry ``i`` of the other.  StableHLO has that since 1.1.  The same
+    is said without: the number of the batch becomes one more component of each
+    index, and its dimension one that the index chooses from.
+
+    StableHLO has a pass for this, which skips symbolic shapes.
+    """
+    if operation.name in _GATHERS:
+        return _rewrite_gather(operation)
+    return operation.name == "stablehlo.scatter" and _rewrite_scatter(operation)
+
+
+def _rewrite_gather(operation: Any) -> bool:
+    old = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
+    batches, places = old.operand_batching_dims, old.start_indices_batching_dims
+    if not _number(operation, 1, places, old.index_vector_dim):
+        return False
+    operation.attributes["dimension_numbers"] = stablehlo.GatherDimensionNumbers.get(
+        offset_dims=old.offset_dims,
+        collapsed_slice_dims=sorted([*old.collapsed_slice_dims, *batches]),
+        operand_batching_dims=[],
+        start_indices_batching_dims=[],
+        start_index_map=[*batches, *old.start_index_map],
+        index_vector_dim=old.index_vector_dim,
+        context=operation.context,
+    )
+    return True
+
+
+def _rewrite_scatter(operation: Any) -> bool:
+    old = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
+    batches, places = old.input_batching_dims, old.scatter_indices_batching_dims
+    indices = len(operation.operands) // 2  # inputs, indices, updates
+    if not _number(operation, indices, places, old.index_vector_dim):
+        return False
+    operation.attributes["scatter_dimension_numbers"] = stablehlo.ScatterDimensionNumbers.get(
+        update_window_dims=old.update_window_dims,
+        inserted_window_dims=sorted([*old.inserted_window_dims, *batches]),
+        input_batching_dims=[],
+        scatter_indices_batching_dims=[],
+        scattered_dims_to_operand_dims=[*batches, *old.scattered_dims_to_operand_dims],
+        index_vector_dim=old.index_vector_dim,
+        context=operation.context,
+    )
+    return True
+
+
+def _number(operation: Any, operand: int, places: Sequence[int], axis: int) -> bool:
+    """Puts the numbers of their batches in front of the indices, if they have batches."""
+    indices = operation.operands[operand]
+    # The components of an index have a dimension of their own where jax wrote them.
+    if not places or axis >= ir.RankedTensorType(indices.type).rank:
+        return False
+    with operation.context, ir.Location.unknown(), ir.InsertionPoint(operation):
+        indices = _wide(indices)
+        numbers = [_iota(indices, place, axis) for place in places]
+        kind = ir.RankedTensorType(indices.type)
+        shape = _shape(kind)
+        shape[axis] += len(numbers)
+        joined = ir.RankedTensorType.get(shape, kind.element_type)
+        # Named by its keyword only where that has one name in all versions.
+        whole = stablehlo.ConcatenateOp([*numbers, indices], axis, results=[joined]).result
+    operation.operands[operand] = whole
+    # Sorted within each batch is not sorted as a whole, unless batches come first.
+    operation.attributes["indices_are_sorted"] = ir.BoolAttr.get(False, operation.context)
+    return True
+
+
+def _wide(indices: Any) -> Any:
+    """Indices of at least 32 bits: an int8 cannot count the batches."""
+    kind = ir.RankedTensorType(indices.type)
+    if ir.IntegerType(kind.element_type).width >= 32:
+        return indices
+    wide = ir.RankedTensorType.get(_shape(kind), ir.IntegerType.get_signless(32))
+    return stablehlo.ConvertOp(wide, indices).result
+
+
+def _iota(indices: Any, place: int, axis: int) -> Any:
+    """The index along one dimension, shaped like the indices with one component."""
+    kind = ir.RankedTensorType(indices.type)
+    shape = _shape(kind)
+    shape[axis] = 1
+    result = ir.RankedTensorType.get(shape, kind.element_type)
+    if result.has_static_shape:
+        return stablehlo.IotaOp(result, place).result
+    sizes = [
+        _size(indices, dimension) if size == ir.ShapedType.get_dynamic_size() else _constant(size)
+        for dimension, size in enumerate(shape)
+    ]
+    whole = stablehlo.ConcatenateOp(sizes, 0, results=[_vector(len(sizes))]).result
+    return stablehlo.DynamicIotaOp(result, whole, place).result
+
+
+def _size(value: Any, dimension: int) -> Any:
+    """The size of a dynamic dimension, as a vector of one number."""
+    size = stablehlo.GetDimensionSizeOp(value, dimension).result
+    return stablehlo.ReshapeOp(_vector(1), size).result
+
+
+def _constant(value: int) -> Any:
+    element = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
+    return stablehlo.ConstantOp(ir.DenseElementsAttr.get([element], _vector(1))).result
+
+
+def _vector(length: int) -> Any:
+    return ir.RankedTensorType.get([length], ir.IntegerType.get_signless(32))
+
+
+def _shape(kind: Any) -> list[int]:
+    """The sizes, with MLIR's own number for a dynamic one."""
+    return [
+        ir.ShapedType.get_dynamic_size() if kind.is_dynamic_dim(i) else kind.get_dim_size(i)
+        for i in range(kind.rank)
+    ]

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
+from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError
 from pax_export.export.artifact import compatibility
-from pax_export.export.artifact.report import ArrayInfo, SignatureInfo, VariableInfo
-from pax_export.export.lowering.gradients import Order, differentiate
-from pax_export.export.lowering.lower import Lowered
-from pax_export.export.lowering.lower import lower as lower_program
-from pax_export.export.lowering.signature import Call, Gradient, Processing, Pullback, Signature
+from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
+from pax_export.export.lowering.lower import (
+    Call,
+    Gradient,
+    Lowered,
+    Processing,
+    Pullback,
+    Signature,
+    lower_traced,
+)
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
 from pax_export.export.tracing.spec import Inputs
+from pax_export.export.tracing.traced import Traced, vjp
 
 
 @dataclass(frozen=True)
@@ -36,24 +43,18 @@ class LoweredModel:
 
     @property
     def _modules(self) -> list[Lowered]:
-        calls = [each.forward for each in self.signatures]
-        for each in self.signatures:
-            calls += [gradient.call for gradient in each.gradients]
-        return [call.lowered for call in calls]
+        return [module for each in self.signatures for module in each.modules]
 
     @property
     def stablehlo(self) -> compatibility.Version:
-        """The newest version of StableHLO that a module needs."""
         return max(each.portable.stablehlo for each in self._modules)
 
     @property
     def calling_convention(self) -> int:
-        """The newest calling convention that a module needs."""
         return max(each.calling_convention for each in self._modules)
 
     @property
     def oldest_tensorflow(self) -> compatibility.Version:
-        """The oldest TensorFlow that runs all signatures."""
         return compatibility.oldest_tensorflow(self.stablehlo, self.calling_convention)
 
     @functools.cached_property
@@ -69,16 +70,20 @@ class LoweredModel:
             weights[variable.name] = held if same else variable.value
         return weights
 
-    def variable_infos(self) -> tuple[VariableInfo, ...]:
-        """The stored arrays, for the report."""
-        return variable_infos(self.store)
-
     def signature_infos(self) -> dict[str, SignatureInfo]:
-        """The signatures, for the report."""
-        return {
-            program.key: _info(program, signature, self.store)
-            for program, signature in zip(self.programs, self.signatures)
-        }
+        infos = {}
+        for program, signature in zip(self.programs, self.signatures):
+            modules = [each.portable for each in signature.modules]
+            infos[program.key] = signature_info(
+                program,
+                signature.processing,
+                assigns=tuple(self.store.variables[place].name for place in signature.assigned),
+                differentiable=signature.gradient is not None,
+                vjp_order=len(signature.gradients),
+                stablehlo=compatibility.text(max(each.stablehlo for each in modules)),
+                module_bytes=sum(len(each.module) for each in modules),
+            )
+        return infos
 
 
 def lower(
@@ -96,11 +101,7 @@ def lower(
     """
     order = Order.of(vjp_order, trainable)
     updates = [state == "update" or each.trains for each in programs]
-    counts = [None if update else len(each.output_names) for each, update in zip(programs, updates)]
-    modules = [
-        lower_program(each.traced, platforms, count, each.operand_names)
-        for each, count in zip(programs, counts)
-    ]
+    modules = [_lower(each, platforms, update) for each, update in zip(programs, updates)]
     read = {index for each in programs for index in each.read}
     changed: set[int] = set()
     for program, update in zip(programs, updates):
@@ -130,19 +131,19 @@ def sign(
 
     The arrays that it closes over are added to the store.
     """
-    count = len(program.output_names)
-    module = lower_program(program.traced, platforms, count, program.operand_names)
+    module = _lower(program, platforms, update=False)
     order = Order.of(1 if trainable else 0, trainable)
     _, gradient = differentiate(model, program, module, store, platforms, order, trainable)
     return _signature(program, module, gradient, store, update=False)
 
 
+def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
+    count = None if update else len(program.output_names)
+    return lower_traced(program.traced, platforms, count, program.operand_names)
+
+
 def _signature(
-    program: Program,
-    module: Lowered,
-    gradient: Gradient | None,
-    store: Store,
-    update: bool,
+    program: Program, module: Lowered, gradient: Gradient | None, store: Store, update: bool
 ) -> Signature:
     constants = tuple(store.of_constant(value) for value in module.constants)
     return Signature(
@@ -156,45 +157,10 @@ def _signature(
     )
 
 
-def _info(program: Program, signature: Signature, store: Store) -> SignatureInfo:
-    modules = [signature.forward, *(gradient.call for gradient in signature.gradients)]
-    return signature_info(
-        program,
-        signature.processing,
-        assigns=tuple(store.variables[place].name for place in signature.assigned),
-        differentiable=signature.gradient is not None,
-        vjp_order=len(signature.gradients),
-        stablehlo=compatibility.text(max(each.lowered.portable.stablehlo for each in modules)),
-        module_bytes=sum(len(each.lowered.portable.module) for each in modules),
-    )
-
-
-def variable_infos(store: Store) -> tuple[VariableInfo, ...]:
-    """The stored arrays."""
-    return tuple(
-        VariableInfo(
-            name=variable.name,
-            shape=tuple(np.shape(variable.value)),
-            dtype=np.dtype(variable.value.dtype).name,
-            bytes=int(variable.value.size * variable.value.dtype.itemsize),
-            trainable=variable.trainable,
-            leaves=tuple(variable.leaves),
-        )
-        for variable in store.variables
-    )
-
-
 def signature_info(
-    program: Program,
-    around: Processing | None = None,
-    *,
-    assigns: tuple[str, ...] = (),
-    differentiable: bool = False,
-    vjp_order: int = 0,
-    stablehlo: str = "",
-    module_bytes: int = 0,
+    program: Program, around: Processing | None = None, **facts: Any
 ) -> SignatureInfo:
-    """One function: its arrays, and the structure of its arguments and of its result."""
+    """One function: its arrays, the structure of its arguments and result, and further facts."""
     inputs = around.inputs if around else program.inputs
     constraints = dict.fromkeys((*inputs.constraints, *program.inputs.constraints))
     return SignatureInfo(
@@ -205,17 +171,12 @@ def signature_info(
         result=around.structure if around else program.output_structure,
         preprocess=_inputs(program.inputs) if around and around.preprocess else None,
         postprocess=output_infos(program) if around and around.postprocess else None,
-        assigns=assigns,
-        differentiable=differentiable,
-        vjp_order=vjp_order,
-        stablehlo=stablehlo,
-        module_bytes=module_bytes,
         constraints=tuple(constraints),
+        **{"assigns": (), "differentiable": False, "stablehlo": "", "module_bytes": 0, **facts},
     )
 
 
 def output_infos(program: Program) -> tuple[ArrayInfo, ...]:
-    """What a model gives."""
     names = program.output_names
     return tuple(array_info(name, name, each) for name, each in zip(names, program.outputs))
 
@@ -227,9 +188,107 @@ def _inputs(inputs: Inputs) -> tuple[ArrayInfo, ...]:
 
 
 def array_info(name: str, path: str, struct: jax.ShapeDtypeStruct) -> ArrayInfo:
-    """One input or output."""
-    return ArrayInfo(name, path, _shape(struct), dtypes.name_of(struct.dtype))
+    return ArrayInfo(name, path, dtypes.shape_of(struct), dtypes.name_of(struct.dtype))
 
 
-def _shape(struct: jax.ShapeDtypeStruct) -> tuple[int | str, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in struct.shape)
+#: What jax raises where it cannot differentiate, or not with unknown dimensions.
+_REFUSALS = (ValueError, TypeError, NotImplementedError, PaxError)
+
+
+@dataclass(frozen=True)
+class Order:
+    """How often an export is to be differentiable, and how often it must be."""
+
+    wanted: int
+    required: int
+
+    @classmethod
+    def of(cls, given: Any, trainable: bool) -> Order:
+        if given is None:
+            # What nobody asked for is left out where it cannot be had.
+            return cls(2, 1) if trainable else cls(1, 0)
+        if given not in (0, 1, 2) or isinstance(given, bool) or (trainable and given == 0):
+            raise InvalidArgumentError(
+                "A SavedModel can hold gradients, and gradients of gradients; trainable variables "
+                "need the first.",
+                got=f"vjp_order={given!r}",
+                write="vjp_order=1" if trainable else "vjp_order=0, 1 or 2",
+            )
+        return cls(given, given)
+
+
+def differentiate(
+    model: Exportable,
+    program: Program,
+    forward: Lowered,
+    store: Store,
+    platforms: Sequence[str],
+    order: Order,
+    trainable: bool,
+) -> tuple[Pullback | None, Gradient | None]:
+    """The gradient of a program, traced and lowered; the arrays it needs go to the store.
+
+    It is with respect to what the outputs read and what can have one.
+    """
+
+    def has_gradient(operand: int) -> bool:
+        if operand < len(model.leaves):
+            return trainable and model.leaves[operand].trainable
+        return dtypes.is_floating(program.traced.structs[operand].dtype)
+
+    wrt = tuple(filter(has_gradient, sorted(program.read))) if order.wanted else ()
+    of = _floating(program.outputs)
+    if not (wrt and of):
+        return None, None
+    found = _attempt(program.traced, wrt, of, program, platforms, order.required >= 1, forward)
+    if found is None:
+        return None, None
+    first, second = found[0], None
+    if order.wanted == 2:  # with respect to the same operands, and the cotangents
+        count = len(first.traced.structs)
+        wrt, of = (*wrt, *range(count - len(of), count)), _floating(first.traced.results)
+        required = order.required >= 2
+        second = _attempt(first.traced, wrt, of, program, platforms, required, found[1])
+    gradient = _gradient(*found, store)
+    if second is not None:
+        gradient = dataclasses.replace(gradient, next=_gradient(*second, store))
+    return first, gradient
+
+
+def _floating(structs: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(i for i, struct in enumerate(structs) if dtypes.is_floating(struct.dtype))
+
+
+def _attempt(
+    traced: Traced,
+    wrt: tuple[int, ...],
+    of: tuple[int, ...],
+    program: Program,
+    platforms: Sequence[str],
+    required: bool,
+    before: Lowered,
+) -> tuple[Pullback, Lowered] | None:
+    try:
+        pullback = Pullback(vjp(traced, wrt, of), wrt, of)
+        lowered = lower_traced(pullback.traced, platforms, names=program.operand_names)
+    except _REFUSALS as error:
+        if not required:
+            return None
+        if isinstance(error, PaxError):
+            raise
+        raise NotDifferentiableError(
+            "jax cannot make the gradient that the export was to hold.",
+            where=program.key,
+            got=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            write="a lower vjp_order, and trainable=False if that is 0",
+        ) from error
+    older = compatibility.oldest_tensorflow(before.portable.stablehlo, before.calling_convention)
+    newer = compatibility.oldest_tensorflow(lowered.portable.stablehlo, lowered.calling_convention)
+    return None if newer > older and not required else (pullback, lowered)
+
+
+def _gradient(pullback: Pullback, lowered: Lowered, store: Store) -> Gradient:
+    constants = tuple(store.of_constant(value) for value in lowered.constants)
+    held = tuple(dtypes.struct_of(value) for value in lowered.constants)
+    structs = (*pullback.traced.structs, *held)
+    return Gradient(Call(lowered, (), constants), pullback.wrt, pullback.of, structs)

@@ -12,15 +12,14 @@ import jax
 import numpy as np
 
 from pax_export.checkpoint import StoredArray, on_host
+from pax_export.export.artifact.report import VariableInfo
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Leaf
-from pax_export.export.tracing.structure import legal_names
+from pax_export.export.tracing.spec import legal_names
 
 
 @dataclass
 class Variable:
-    """One stored array, and the leaves that it stands for."""
-
     name: str
     value: Any  # as it stands outside of jax
     trainable: bool
@@ -38,11 +37,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        leaves: Sequence[Leaf],
-        changed: Iterable[int],
-        trainable: bool,
-        defer: bool = False,
+        self, leaves: Sequence[Leaf], changed: Iterable[int], trainable: bool, defer: bool = False
     ):
         self._defer = defer
         self._sources: list[Any] = []  # keeps the ids below alive
@@ -83,6 +78,19 @@ class Store:
         self._sources[place] = value
         self.variables[place].value = stored(value, self._defer)
 
+    def infos(self) -> tuple[VariableInfo, ...]:
+        return tuple(
+            VariableInfo(
+                name=variable.name,
+                shape=tuple(np.shape(variable.value)),
+                dtype=np.dtype(variable.value.dtype).name,
+                bytes=int(variable.value.size * variable.value.dtype.itemsize),
+                trainable=variable.trainable,
+                leaves=tuple(variable.leaves),
+            )
+            for variable in self.variables
+        )
+
     def of_constant(self, value: Any) -> int:
         """The variable that holds an array that a method closes over."""
         value = getattr(value, "val", value)  # jax wraps numpy arrays anew for every trace
@@ -99,7 +107,7 @@ class Store:
 
 
 def _digest(array: np.ndarray) -> bytes:
-    """Tells one array from another without a copy of it, where it lies in one piece."""
+    # Without a copy of the array, where it lies in one piece.
     flat = np.ascontiguousarray(array).reshape(-1)
     return hashlib.sha256(flat.view(np.uint8).data).digest()
 
@@ -126,19 +134,15 @@ class Deferred:
 def stored(value: Any, defer: bool) -> Any:
     """A leaf as it stands outside of jax.
 
-    Args:
-        value: an array, or one on disk.
-        defer: whether one that is not in this machine's memory as a whole may
-            stay where it is until it is read.
+    With `defer`, one that is not in this machine's memory as a whole stays where it is.
     """
-    if isinstance(value, StoredArray):
-        read = Deferred(_struct(value), lambda: on_host(dtypes.store(value.read())))
-    elif defer and isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
-        read = Deferred(_struct(value), lambda: on_host(dtypes.store(value)))
-    else:
+    on_disk = isinstance(value, StoredArray)
+    spread = defer and isinstance(value, jax.Array) and len(value.sharding.device_set) > 1
+    if not (on_disk or spread):
         return dtypes.store(value)
-    return read if defer else np.asarray(read)
 
+    def read() -> np.ndarray:
+        return on_host(dtypes.store(value.read() if isinstance(value, StoredArray) else value))
 
-def _struct(value: Any) -> jax.ShapeDtypeStruct:
-    return dtypes.stored(jax.ShapeDtypeStruct(value.shape, value.dtype))
+    deferred = Deferred(dtypes.stored(dtypes.struct_of(value)), read)
+    return deferred if defer else np.asarray(deferred)

@@ -28,8 +28,7 @@ from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.exportable import Method as Traceable
 from pax_export.export.tracing.programs import Program, trace_one
-from pax_export.export.tracing.spec import Input, Inputs
-from pax_export.export.tracing.structure import dotted, signature_names
+from pax_export.export.tracing.spec import Input, Inputs, dotted, signature_names
 
 _OPTIONS = {
     "with_gradient",
@@ -138,7 +137,7 @@ class Method:
         )
         method = Traceable(self._key, call, self._apply_fn, skip=1)
         arrays = jax.tree_util.tree_structure([0] * len(model.leaves))
-        exportable = Exportable(self._key, model.leaves, arrays, (method,), keeps_state=False)
+        exportable = Exportable(self._key, model.leaves, arrays, (method,))
         program = trace_one(exportable, method, inputs)
         signature = sign(exportable, program, model.store, self._with_gradient, self._platforms)
         make = _rebuild(seen[-1], program)

@@ -26,7 +26,7 @@ from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax._shapes import broadcast
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.tracing.exportable import Leaf, leaf_struct
-from pax_export.export.tracing.structure import distinct
+from pax_export.export.tracing.spec import distinct
 
 _KEYS = {
     jax.tree_util.SequenceKey: "idx",

@@ -17,7 +17,7 @@ import jax
 from pax_export._errors import InvalidArgumentError
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.typing import PyTree
-from pax_export.export.tracing.structure import dotted, signature_names
+from pax_export.export.tracing.spec import dotted, signature_names
 
 
 @dataclass

@@ -18,8 +18,7 @@ from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.tracing.exportable import Exportable, exportable
 from pax_export.export.tracing.programs import Program, trace_all
-from pax_export.export.validation.compare import Case
-from pax_export.export.validation.validate import validate
+from pax_export.export.validation.validate import Case, validate
 
 
 @dataclass(frozen=True)

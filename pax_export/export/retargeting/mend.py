@@ -15,7 +15,7 @@ from typing import Any
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
 from pax_export.export.artifact import compatibility
-from pax_export.export.lowering.portable import CALLING_CONVENTION, XLA_EXPANDS, portable
+from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, portable
 
 _OPERATION = "XlaCallModule"
 #: How jax2tf calls back into the graph of TensorFlow; with it go functions of the graph.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._files import bytes_text
-from pax_export.export.artifact import compatibility, saved_model_file
+from pax_export.export.artifact import compatibility, inspect
 from pax_export.export.artifact.report import package_versions
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.retargeting import mend
@@ -139,7 +139,7 @@ def retarget(
     """
     compatibility.requested(consumer)
     source, place = Path(path), Path(path if out is None else out)
-    model = saved_model_file.read(
+    model = inspect.read_saved_model(
         source, "retarget"
     )  # before a place is asked for: there may be nothing to mend
     with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3) as run:
@@ -169,9 +169,9 @@ def _check(consumer: str | None, modules: Sequence[mend.Module]) -> compatibilit
 
 def _write(source: Path, directory: Path, model: Any) -> None:
     # A fingerprint holds hashes of the file that is replaced.
-    without = shutil.ignore_patterns(saved_model_file.NAME, "fingerprint.pb", FILE)
+    without = shutil.ignore_patterns(inspect.GRAPH_FILE, "fingerprint.pb", FILE)
     shutil.copytree(source, directory, ignore=without, dirs_exist_ok=True)
-    (directory / saved_model_file.NAME).write_bytes(model.SerializeToString(deterministic=True))
+    (directory / inspect.GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _report(

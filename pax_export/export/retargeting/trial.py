@@ -16,11 +16,10 @@ import numpy as np
 
 from pax_export._errors import ValidationError
 from pax_export._optional import require
+from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.formats import SAVED_MODEL
-from pax_export.export.artifact.random_calls import RandomInput, random_calls
 from pax_export.export.formats.saved_model.run import FAILED
-from pax_export.export.validation.compare import Case, compare
-from pax_export.export.validation.validate import call
+from pax_export.export.validation.validate import Case, call, compare
 
 #: Sizes of all dimensions that a signature leaves open; the later ones are for
 #: signatures that do not take both of the first.

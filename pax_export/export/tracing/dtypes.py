@@ -13,22 +13,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export._jax import dimension_names
-from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype
-
-__all__ = [
-    "STRING",
-    "check",
-    "dimension_names",
-    "is_floating",
-    "is_key",
-    "name_of",
-    "numpy_dtype",
-    "restore",
-    "store",
-    "stored",
-    "struct_of",
-]
+from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
 
 _WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
 
@@ -39,7 +24,6 @@ _SUPPORTED = frozenset(
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether this is the dtype of typed random keys."""
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
@@ -53,8 +37,12 @@ def is_floating(dtype: Any) -> bool:
 
 
 def struct_of(array: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array."""
     return jax.ShapeDtypeStruct(np.shape(array), array.dtype)
+
+
+def shape_of(struct: jax.ShapeDtypeStruct) -> tuple[int | str, ...]:
+    """The sizes, with symbolic ones as text."""
+    return tuple(size if isinstance(size, int) else str(size) for size in struct.shape)
 
 
 def check(dtype: Any, where: str) -> None:

@@ -8,6 +8,7 @@ leaves as the call left them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -36,14 +37,9 @@ from pax_export.export.tracing import dtypes
 from pax_export.transforms import All, Not, PathContains, PathIn, as_filter
 from pax_export.transforms import Any as Any_
 
-#: Gives `(output, the model after the call)`.
-Call = Callable[..., tuple[Any, Any]]
-
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of the model."""
-
     name: str  # dotted: modules.0.weight
     path: str  # unambiguous: .modules[0].weight
     value: Any
@@ -53,10 +49,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Method:
-    """One function of the model, to become one signature."""
-
     key: str
-    call: Call
+    call: Callable[..., tuple[Any, Any]]  # gives the output, and the model after the call
     signature_of: Callable  # its parameters name the inputs ...
     skip: int  # ... after so many that hold the model
     trains: bool = False  # a step of training, which is there to change leaves
@@ -64,13 +58,10 @@ class Method:
 
 @dataclass(frozen=True)
 class Exportable:
-    """A model, ready to be traced."""
-
     name: str
     leaves: tuple[Leaf, ...]
     tree: Any
     methods: tuple[Method, ...]
-    keeps_state: bool  # whether a call can change leaves at all
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
 
     def run(
@@ -95,7 +86,6 @@ class Exportable:
 
 
 def exportable(model: Any, methods: Mapping[str, Any] | None) -> Exportable:
-    """Reads a module, or a pair ``(params, function)``."""
     if isinstance(model, Module):
         return _of_module(model, methods)
     if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
@@ -113,57 +103,55 @@ def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
     paths, _ = jax.tree_util.tree_flatten_with_path(select_parameters(module))
     trainable = {path for path, _ in paths}
 
-    def method(key: str, given: Any) -> Method:
-        function = _unbound(module, given) if isinstance(given, str) else given
-        if not callable(function):
-            raise _no_method(key, given, type(module).__name__)
+    def find(given: Any) -> Any:
+        """The method of this name; not that of the metaclass, which makes instances."""
+        if not isinstance(given, str):
+            return given
+        owners = type(module).__mro__
+        return next((vars(owner)[given] for owner in owners if given in vars(owner)), None)
 
-        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            after, output = module_and_value(function)(model, *args, **kwargs)
-            return output, after
+    def run(function: Callable, model: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
+        after, output = module_and_value(function)(model, *args, **kwargs)
+        return output, after
 
-        return Method(key, call, function, skip=1)
-
+    name = type(module).__name__
     leaves, tree = _leaves(module, trainable.__contains__)
-    made = _methods(methods, method)
-    hidden = tuple(hidden_arrays(module))
-    return Exportable(type(module).__name__, leaves, tree, made, True, hidden)
-
-
-def _unbound(module: Module, name: str) -> Any:
-    """The method of this name; not that of the metaclass, which makes instances."""
-    found = (vars(owner)[name] for owner in type(module).__mro__ if name in vars(owner))
-    return next(found, None)
+    made = _methods(methods, name, find, run)
+    return Exportable(name, leaves, tree, made, tuple(hidden_arrays(module)))
 
 
 def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | None) -> Exportable:
-    def method(key: str, given: Any) -> Method:
-        chosen = function if given == "__call__" else given
-        if not callable(chosen):
-            raise _no_method(key, given, "(params, function)")
+    def find(given: Any) -> Any:
+        return function if given == "__call__" else given
 
-        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            return chosen(model, *args, **kwargs), model
-
-        return Method(key, call, chosen, skip=1)
+    def run(chosen: Callable, model: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
+        return chosen(model, *args, **kwargs), model
 
     leaves, tree = _leaves(params, lambda path: True)
     name = getattr(function, "__name__", type(function).__name__)
-    return Exportable(name, leaves, tree, _methods(methods, method), False)
+    return Exportable(name, leaves, tree, _methods(methods, "(params, function)", find, run))
 
 
-def _methods(given: Mapping[str, Any] | None, make: Callable) -> tuple[Method, ...]:
-    return tuple(make(key, method) for key, method in (given or {DEFAULT: "__call__"}).items())
+def _methods(
+    methods: Mapping[str, Any] | None, owner: str, find: Callable, run: Callable
+) -> tuple[Method, ...]:
+    def method(key: str, given: Any) -> Method:
+        function = find(given)
+        if not callable(function):
+            raise InvalidArgumentError(
+                f"{owner} has no such method.",
+                where=f"methods[{key!r}]",
+                got=repr(given),
+                write='methods={"serving_default": "__call__"}, with names of methods or '
+                "functions that take the model first",
+            )
 
+        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            return run(function, model, args, kwargs)
 
-def _no_method(key: str, given: Any, owner: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{owner} has no such method.",
-        where=f"methods[{key!r}]",
-        got=repr(given),
-        write='methods={"serving_default": "__call__"}, with names of methods or '
-        "functions that take the model first",
-    )
+        return Method(key, call, function, skip=1)
+
+    return tuple(method(key, given) for key, given in (methods or {DEFAULT: "__call__"}).items())
 
 
 def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Leaf, ...], Any]:
@@ -179,7 +167,6 @@ def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
 
 
 def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
-    """What a leaf of a model looks like in jax."""
     if isinstance(value, (bool, int, float, complex)):
         # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
@@ -203,22 +190,16 @@ def with_step(
 ) -> Exportable:
     """Adds a step of training to a model, and the optimizer's arrays to its leaves.
 
-    The step is given the model in train mode, or in the modes that the user
-    has set if the model is in train mode already.
-
-    Args:
-        chosen: what `exportable` made of the model.
-        model: that model.
-        key: of the signature that the step becomes.
-        step: ``(model, optimizer, *batch) -> (model, optimizer, metrics)``.
-        optimizer: any pytree.
+    The step ``(model, optimizer, *batch) -> (model, optimizer, metrics)`` is given the
+    model in train mode, or in the modes that the user has set if the model is in train
+    mode already.
     """
     served = jax.tree_util.tree_unflatten(chosen.tree, [leaf.value for leaf in chosen.leaves])
     if isinstance(model, Module):
         training = jax.tree_util.tree_structure(model if model.training else model.train())
         serving = enable_eval_mode
     else:
-        training, serving = chosen.tree, _unchanged
+        training, serving = chosen.tree, lambda params: params
 
     def call(state: Any, *batch: Any) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
@@ -247,10 +228,6 @@ def with_step(
     )
 
 
-def _unchanged(params: Any) -> Any:
-    return params
-
-
 def _beside_optimizer(method: Method) -> Method:
     def call(state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         output, after = method.call(state[0], *args, **kwargs)
@@ -260,11 +237,7 @@ def _beside_optimizer(method: Method) -> Method:
 
 
 def layer_of(owners: Iterable[Any]) -> str:
-    """Names the layer that ran last: ``encoder.norm: LayerNorm``.
-
-    Args:
-        owners: what methods ran on, outermost first; only modules count.
-    """
+    """Names the layer that ran last, ``encoder.norm: LayerNorm``, of what methods ran on."""
     modules = [owner for owner in owners if isinstance(owner, Module)]
     if not modules:
         return ""
@@ -273,13 +246,13 @@ def layer_of(owners: Iterable[Any]) -> str:
     return f"{name}: {type(layer).__name__}" if name else type(layer).__name__
 
 
-def is_filter(value: Any) -> bool:
+def _is_filter(value: Any) -> bool:
     """Whether this is a filter of `pax_export.transforms` that is not also something else."""
     kinds = (All, Any_, Not, PathContains, PathIn)
     return value is ... or isinstance(value, (type, *kinds))
 
 
-def selected(model: Exportable, chosen: Any) -> list[bool]:
+def _selected(model: Exportable, chosen: Any) -> list[bool]:
     """Which leaves a filter of `pax_export.transforms` selects; none of an optimizer."""
     root = jax.tree_util.tree_unflatten(model.tree, [leaf.value for leaf in model.leaves])
     module = root[0] if any(method.trains for method in model.methods) else root
@@ -299,8 +272,6 @@ _WRITE = "train_step=step, optimizer=optimizer, train_inputs=(images, labels)"
 
 @dataclass(frozen=True)
 class TrainStep:
-    """A step of training, to be a signature of its own."""
-
     function: Callable[..., Any]
     optimizer: Any
     inputs: Any
@@ -311,7 +282,6 @@ class TrainStep:
     def of(
         cls, function: Any, optimizer: Any, inputs: Any, keys: Sequence[str]
     ) -> TrainStep | None:
-        """Reads the arguments; None if there is no step."""
         if function is None:
             if optimizer is not None or inputs is not None:
                 raise InvalidArgumentError(
@@ -340,3 +310,85 @@ class TrainStep:
                 write="another key",
             )
         return cls(function, optimizer, inputs)
+
+
+def marked(model: Exportable, trainable: Any) -> Exportable:
+    """The model with those leaves trainable that are parameters and are chosen.
+
+    True chooses all parameters; a name, or names, leaves or what they lie in; then there
+    are filters of `pax_export.transforms`; functions of the name of a leaf and its value;
+    and, for dicts, lists and tuples of parameters, prefixes of them with True and False.
+    """
+    if isinstance(trainable, bool):
+        return model
+    if _is_filter(trainable):
+        chosen = _selected(model, trainable)
+        if not any(leaf.trainable and picked for leaf, picked in zip(model.leaves, chosen)):
+            raise InvalidArgumentError(
+                "No parameter of the model that can be trained is selected by this filter.",
+                where="trainable",
+                got=repr(trainable),
+                write=_known(model),
+            )
+    elif callable(trainable):
+        chosen = [bool(trainable(leaf.name, leaf.value)) for leaf in model.leaves]
+    elif isinstance(trainable, str):
+        chosen = _by_names(model, (trainable,))
+    elif _is_prefix(trainable):
+        chosen = _by_prefix(model, trainable)
+    else:
+        chosen = _by_names(model, tuple(trainable))
+    leaves = tuple(
+        dataclasses.replace(leaf, trainable=leaf.trainable and picked)
+        for leaf, picked in zip(model.leaves, chosen)
+    )
+    return dataclasses.replace(model, leaves=leaves)
+
+
+def _is_prefix(trainable: Any) -> bool:
+    leaves = jax.tree_util.tree_leaves(trainable)
+    return isinstance(trainable, Mapping) or any(isinstance(leaf, bool) for leaf in leaves)
+
+
+def _by_names(model: Exportable, names: Iterable[Any]) -> list[bool]:
+    chosen = [False] * len(model.leaves)
+    for name in names:
+        found = [
+            index
+            for index, leaf in enumerate(model.leaves)
+            if leaf.trainable and f"{leaf.name}.".startswith(f"{name}.")
+        ]
+        if not found:
+            raise InvalidArgumentError(
+                "No parameter of the model that can be trained has this name, or lies in it.",
+                where="trainable",
+                got=repr(name),
+                write=_known(model),
+            )
+        for index in found:
+            chosen[index] = True
+    return chosen
+
+
+def _known(model: Exportable) -> str:
+    known = ", ".join(leaf.name for leaf in model.leaves if leaf.trainable)
+    return f"some of {known}" if known else "a model with parameters"
+
+
+def _by_prefix(model: Exportable, prefix: Any) -> list[bool]:
+    tree = jax.tree_util.tree_unflatten(model.tree, list(range(len(model.leaves))))
+    chosen: dict[int, bool] = {}
+
+    def choose(flag: Any, part: Any) -> None:
+        chosen.update(dict.fromkeys(jax.tree_util.tree_leaves(part), bool(flag)))
+
+    try:
+        jax.tree_util.tree_map(choose, prefix, tree)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            "The prefix has another structure than the parameters.",
+            where="trainable",
+            got=str(error).splitlines()[0],
+            write='a prefix of the parameters with True and False, or names: ("head",)',
+        ) from error
+    return [chosen.get(index, False) for index in range(len(model.leaves))]

@@ -5,7 +5,7 @@ times, and jax differentiates and lowers every copy.  Where operations of a prog
 repeat one after the other, the first copy becomes a function here, and all copies
 calls of it, which compilers call outlining.  jax differentiates and lowers that
 function once.  Its calls are written out again in what is exported (see
-`_portable.py`), so the model that is served is the same.
+`lowering/lower.py`), so the model that is served is the same.
 
 Copies are equal if their operations are, with parameters, literals, shapes and
 dtypes, and if these are wired alike; what they read from outside may differ: the
@@ -23,9 +23,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._jax import call_part
-from pax_export._jaxpr import is_literal
-from pax_export.export.tracing.equivalence import Alike
+from pax_export._jax import call_part, needed_part
+from pax_export._jaxpr import bound, inner_programs, is_literal, is_program
 
 #: Shorter copies are left where they are: a call says as much as they do.
 LEAST_LENGTH = 8
@@ -47,7 +46,6 @@ class Repeat:
 
     @property
     def stop(self) -> int:
-        """The first equation after the last copy."""
         return self.start + self.length * self.count
 
     @property
@@ -64,11 +62,7 @@ class Repeat:
 def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
     """A function of flat arguments that does what a program does, and shares repeated parts.
 
-    Args:
-        program: what `trace(...).jaxpr` gives.
-
-    Returns:
-        The function, to be traced; None if nothing repeats.
+    It is to be traced; None if nothing repeats.
     """
     jaxpr = program.jaxpr
     wires = _Wires(jaxpr)
@@ -83,13 +77,9 @@ def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
         for part in parts:
             results = part.call(*[values[variable] for variable in part.inputs])
             values.update(zip(part.outputs, results))
-        return [_value(atom, values) for atom in jaxpr.outvars]
+        return [atom.val if is_literal(atom) else values[atom] for atom in jaxpr.outvars]
 
     return run
-
-
-def _value(atom: Any, values: dict[Any, Any]) -> Any:
-    return atom.val if is_literal(atom) else values[atom]
 
 
 class _Wires:
@@ -233,3 +223,108 @@ def _copies(jaxpr: Any, wires: _Wires, repeat: Repeat) -> Iterator[_Part]:
 
 def _outputs(equations: Sequence[Any], used: set[tuple[int, int]]) -> list[Any]:
     return [equations[i].outvars[place] for i, place in sorted(used)]
+
+
+_OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+class Alike:
+    """Numbers equations, so that equal ones have the same number.
+
+    Equations are equal if they have the same primitive, parameters, literals, and
+    shapes and dtypes of operands and results.  Programs among the parameters, the
+    body of a loop, say, are compared operation by operation.  Functions that
+    define their derivative hold it as a function of Python, new each time; so what
+    it gives when traced is compared.
+
+    So many derivatives of such functions are compared; they may differ in higher ones.
+    """
+
+    def __init__(self, derivatives: int) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        # By id; what is numbered is kept alive, so that ids stay theirs.
+        self._equations: dict[int, tuple[Any, int]] = {}
+        self._programs: dict[int, tuple[Any, int]] = {}
+        self._traced: list[Any] = []
+        self._lower = Alike(derivatives - 1) if derivatives else None
+
+    def numbers(self, equations: Sequence[Any]) -> np.ndarray:
+        return np.array([self._number(equation) for equation in equations], np.int64)
+
+    def _number(self, equation: Any) -> int:
+        if id(equation) not in self._equations:
+            self._equations[id(equation)] = equation, self._of(self._kind(equation))
+        return self._equations[id(equation)][1]
+
+    def _of(self, kind: Hashable) -> int:
+        try:
+            return self._numbers.setdefault(kind, len(self._numbers))
+        except TypeError:  # it holds what cannot be compared
+            return self._numbers.setdefault(object(), len(self._numbers))
+
+    def _kind(self, equation: Any) -> Hashable:
+        if equation.effects:
+            return object()  # equal to itself only
+        if equation.primitive.name in _OWN_DERIVATIVE:
+            derivative = self._lower and self._lower._derivative(equation)
+            parameters = (self._program(next(inner_programs(equation))), derivative)
+        else:
+            parameters = tuple((name, self._comparable(v)) for name, v in equation.params.items())
+        operands = tuple(map(_comparable_atom, equation.invars))
+        results = tuple(variable.aval for variable in equation.outvars)
+        return equation.primitive, id(equation.ctx), parameters, operands, results
+
+    def _comparable(self, value: Any) -> Hashable:
+        """A parameter as something that equals that of an equal equation."""
+        if is_program(value):
+            return self._program(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._comparable, value))
+        return value
+
+    def _program(self, program: Any) -> int:
+        if id(program) not in self._programs:
+            jaxpr, constants = getattr(program, "jaxpr", program), getattr(program, "consts", ())
+            self._programs[id(program)] = program, self._of(self._described(jaxpr, constants))
+        return self._programs[id(program)][1]
+
+    def _described(self, jaxpr: Any, constants: Sequence[Any]) -> Hashable:
+        """A whole program: its equations, how they are wired, and the arrays that it holds."""
+        wires = {variable: i for i, variable in enumerate((*jaxpr.constvars, *jaxpr.invars))}
+        equations = []
+        for equation in jaxpr.eqns:
+            read = tuple(wires.get(a) for a in equation.invars if not is_literal(a))
+            equations.append((self._number(equation), read))
+            for variable in equation.outvars:
+                wires[variable] = len(wires)
+        results = tuple(_comparable_atom(a) if is_literal(a) else wires[a] for a in jaxpr.outvars)
+        arguments = tuple(variable.aval for variable in jaxpr.invars)
+        return arguments, tuple(equations), results, tuple(map(id, constants))
+
+    def _derivative(self, equation: Any) -> Hashable:
+        """What a function with a derivative of its own says that this is, as a program."""
+        operands = [_struct(atom.aval) for atom in equation.invars]
+        results = [_struct(variable.aval) for variable in equation.outvars]
+
+        def pull_back(given: list[Any], cotangents: list[Any]) -> Any:
+            return jax.vjp(lambda *values: list(bound(equation, values)), *given)[1](cotangents)
+
+        try:
+            program = jax.make_jaxpr(pull_back)(operands, results)
+            self._traced.append(program)
+            return self._described(needed_part(program), program.consts)
+        except Exception:  # whatever somebody's rule raises: the export itself will say it
+            return object()  # equal to itself only
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _comparable_atom(atom: Any) -> Hashable:
+    """What an operand says of an equation: the value of a literal, the type of a variable."""
+    if not is_literal(atom):
+        return atom.aval
+    if np.ndim(atom.val):
+        return id(atom.val)
+    return atom.aval, np.asarray(atom.val).tobytes()

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pax_export._errors import HiddenArrayError, InvalidArgumentError, StateChangeError
+from pax_export._errors import (
+    HiddenArrayError,
+    InvalidArgumentError,
+    PaxError,
+    StateChangeError,
+    SymbolicDimensionError,
+)
+from pax_export._jax import dimension_names, dimension_value
 from pax_export._jaxpr import jaxpr_constants
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.diagnose import symbolic_errors
-from pax_export.export.tracing.exportable import Exportable, Leaf, Method
-from pax_export.export.tracing.spec import Inputs, resolve
-from pax_export.export.tracing.structure import describe, tree_names
+from pax_export.export.tracing.exportable import Exportable, Leaf, Method, layer_of
+from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
 from pax_export.export.tracing.traced import Traced, trace
 
 
@@ -37,7 +46,6 @@ class Program:
 
     @property
     def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """The outputs as they stand outside of jax."""
         return self.traced.results[: len(self.output_names)]
 
     @property
@@ -48,7 +56,6 @@ class Program:
 
     @property
     def read(self) -> frozenset[int]:
-        """The operands on which the outputs depend."""
         return self.traced.read(len(self.output_names))
 
 
@@ -68,12 +75,11 @@ def trace_all(
             _check_keys(keys, dict.fromkeys(keys) | dict(kwargs), "kwargs")
     programs = []
     for method in model.methods:
+        given, named = inputs, kwargs
         if method.trains:
-            batch = resolve(method.signature_of, method.skip, train_inputs, None, constraints)
-            programs.append(trace_one(model, method, batch))
-            continue
-        given = inputs[method.key] if several else inputs
-        named = (kwargs or {}).get(method.key) if several else kwargs
+            given, named = train_inputs, None
+        elif several:
+            given, named = inputs[method.key], (kwargs or {}).get(method.key)
         resolved = resolve(method.signature_of, method.skip, given, named, constraints)
         programs.append(trace_one(model, method, resolved))
     return tuple(programs)
@@ -169,11 +175,8 @@ def check_updates(program: Program, leaves: Sequence[Leaf]) -> None:
 def refuse_changes(program: Program, leaves: Sequence[Leaf], read: set[int]) -> None:
     """Refuses a frozen export of a model whose calls would influence later calls.
 
-    Args:
-        program: the method.
-        leaves: of the model.
-        read: the leaves on which any output of any method depends.  A change of
-            others (a step counter that nothing reads) does no harm.
+    A change of leaves on which no output of any method depends (a step counter that
+    nothing reads) does no harm.
     """
     names = [leaves[index].name for index in program.changed if index in read]
     if names:
@@ -184,3 +187,79 @@ def refuse_changes(program: Program, leaves: Sequence[Leaf], read: set[int]) -> 
             write='state="update", so that every call of the exported model assigns its state, '
             "or a model that does not change it in eval mode",
         )
+
+
+_PACKAGE = str(Path(__file__).parent.parent)
+
+
+@contextmanager
+def symbolic_errors(
+    function: Callable, structs: Sequence[jax.ShapeDtypeStruct], inputs: Inputs
+) -> Iterator[None]:
+    """Explains an error in its block if a symbolic dimension is the cause.
+
+    The cause is a dimension when the same function can be traced with a number
+    in its place; it is found by trying.
+    """
+    try:
+        yield
+    except PaxError:
+        raise
+    except Exception as error:
+        guilty = [name for name in inputs.dimensions if _fails(function, structs, inputs, {name})]
+        if not guilty and inputs.dimensions and not _fails(function, structs, inputs, set()):
+            guilty = list(inputs.dimensions)
+        if not guilty:
+            shapes = (f"{e.name}: {e.struct.dtype}{list(e.struct.shape)}" for e in inputs.flat)
+            error.add_note(f"The model was traced with the inputs {', '.join(shapes)}.")
+            raise
+        names = ", ".join(guilty)
+        raise SymbolicDimensionError(
+            f"The size of the dimension {names} must be known here: {_reason(error)}",
+            where=_place(error),
+            got=f"the symbolic dimension {names}",
+            write=f"a number instead of {guilty[0]!r} in its spec; or operations that work for "
+            "every size; or what is known of it, as \"2*n\" or constraints=('n >= 2',)",
+        ) from error
+
+
+def _fails(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic: set) -> bool:
+    """Whether the trace fails where only these dimensions are symbolic."""
+    if symbolic and _fails(function, structs, inputs, set()):
+        return False  # it fails for numbers, too: another mistake
+    numbers = {
+        name: 4 + 2 * index for index, name in enumerate(inputs.dimensions) if name not in symbolic
+    }
+    try:
+        jax.eval_shape(function, [_with_numbers(struct, numbers) for struct in structs])
+    except Exception:
+        return True
+    return False
+
+
+def _with_numbers(struct: jax.ShapeDtypeStruct, numbers: dict[str, int]) -> jax.ShapeDtypeStruct:
+    struct = dtypes.stored(struct)
+    shape = [
+        dimension_value(size, numbers)
+        if isinstance(size, int) or set(dimension_names(size)) <= set(numbers)
+        else size
+        for size in struct.shape
+    ]
+    return jax.ShapeDtypeStruct(tuple(shape), struct.dtype)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return re.sub(r"\s+", " ", text[0]).rstrip(".") if text else type(error).__name__
+
+
+def _place(error: Exception) -> str:
+    """The innermost line that is not jax's or ours, and the layer that it belongs to."""
+    place, owners = "unknown", []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owners.append(frame.f_locals.get("self"))
+        file = Path(frame.f_code.co_filename)
+        if "jax" not in file.parts and not str(file).startswith((_PACKAGE, "<")):
+            place = f"{file.name}:{line}"
+    layer = layer_of(owners)
+    return f"{layer} ({place})" if layer else place

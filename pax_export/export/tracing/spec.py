@@ -1,9 +1,10 @@
-"""What goes into a model: shapes, dtypes, symbolic dimensions and names."""
+"""What goes into a model: shapes, dtypes, symbolic dimensions, structure and names."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._jax import scope_constraints
+from pax_export._jax import dimension_names, scope_constraints
+from pax_export.core import path_name
 from pax_export.export.artifact.structure import collect
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.structure import describe, dotted, signature_names
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
 
@@ -61,7 +62,7 @@ def spec(
     """
     if isinstance(shape, str):
         for size in shape.split(","):
-            _dimension(int(size) if _is_number(size) else size)
+            _dimension(int(size) if size.strip().removeprefix("-").isdigit() else size)
     elif isinstance(shape, Iterable):
         shape = tuple(_dimension(size) for size in shape)
     else:
@@ -69,10 +70,6 @@ def spec(
             "A shape is text, or the dimensions one by one.", got=repr(shape), write=_EXAMPLE
         )
     return InputSpec(shape, _dtype_name(dtype), name)
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().removeprefix("-").isdigit()
 
 
 def _dimension(size: Any) -> int | str | None:
@@ -91,25 +88,18 @@ def _dtype_name(dtype: Any) -> str:
     try:
         if dtype is None:
             raise TypeError  # numpy would read it as float64
-        if _is_text(dtype):
+        if dtype is object or getattr(dtype, "name", dtype) == "string":
             return "string"
-        return np.dtype(dtype).name
+        known = np.dtype(dtype)
+        return "string" if known.kind in "OSU" else known.name
     except TypeError as error:
         raise InvalidArgumentTypeError(
             "This is no dtype.", got=repr(dtype), write='spec("batch, 3", "float32")'
         ) from error
 
 
-def _is_text(dtype: Any) -> bool:
-    if dtype is object or getattr(dtype, "name", dtype) == "string":
-        return True
-    return np.dtype(dtype).kind in "OSU"
-
-
 @dataclass(frozen=True)
 class Input:
-    """One array that a signature takes."""
-
     name: str
     path: str
     struct: jax.ShapeDtypeStruct
@@ -132,13 +122,9 @@ class Inputs:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """The names of the symbolic dimensions, in order of appearance."""
-        names: dict[str, None] = {}
-        for entry in self.flat:
-            for size in entry.struct.shape:
-                if not isinstance(size, int):
-                    names.update(dict.fromkeys(dtypes.dimension_names(size)))
-        return tuple(names)
+        sizes = [size for entry in self.flat for size in entry.struct.shape]
+        symbolic = [size for size in sizes if not isinstance(size, int)]
+        return tuple(dict.fromkeys(name for size in symbolic for name in dimension_names(size)))
 
 
 def resolve(
@@ -149,15 +135,9 @@ def resolve(
     constraints: Sequence[str],
     text: bool = False,
 ) -> Inputs:
-    """Turns what a user wrote as ``inputs`` into named, abstract arrays.
+    """Turns what a user wrote as ``inputs`` into named, abstract arrays; `text` if allowed.
 
-    Args:
-        function: what is exported; its signature names the inputs.
-        skip: how many leading parameters hold the model itself.
-        inputs: a tuple of positional arguments, or the only one.
-        kwargs: the keyword arguments.
-        constraints: what jax.export should assume of the dimensions.
-        text: whether strings may be among them.
+    The signature of the function names them, after `skip` parameters that hold the model.
     """
     args = inputs if type(inputs) is tuple else (inputs,)
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, dict(kwargs or {})))
@@ -175,7 +155,9 @@ def resolve(
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
     flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs))
     arguments = dict(zip(positional, new_args)) | new_kwargs
-    return Inputs(flat, tree, arguments, positional, scope.constraints(constraints))
+    # What a user wrote of the dimensions: here, or where he made the scope.
+    known = tuple(constraints) or scope_constraints(scope.scope)
+    return Inputs(flat, tree, arguments, positional, known)
 
 
 def _parameter_names(
@@ -198,8 +180,7 @@ def _parameter_names(
     names: list[str] = []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            names += (f"{parameter.name}{index}" for index in itertools.islice(
-                itertools.count(), skip + count - len(names)))  # fmt: skip
+            names += [f"{parameter.name}{i}" for i in range(skip + count - len(names))]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)
     return tuple(names[skip : skip + count])
@@ -217,18 +198,16 @@ class _Scope:
 
     @staticmethod
     def _of_arrays(leaves: list[Any], constraints: Sequence[str]) -> Any:
-        for leaf in leaves:
-            for size in getattr(leaf, "shape", ()) if not isinstance(leaf, InputSpec) else ():
-                if not isinstance(size, int):
-                    if constraints:
-                        raise InvalidArgumentError(
-                            "The inputs bring symbolic dimensions with a scope of their own.",
-                            got=f"constraints={tuple(constraints)}",
-                            write="the constraints where that scope is made: "
-                            "jax.export.symbolic_shape(..., constraints=...)",
-                        )
-                    return size.scope
-        return None
+        shapes = [getattr(leaf, "shape", ()) for leaf in leaves if not isinstance(leaf, InputSpec)]
+        symbolic = [size for shape in shapes for size in shape if not isinstance(size, int)]
+        if symbolic and constraints:
+            raise InvalidArgumentError(
+                "The inputs bring symbolic dimensions with a scope of their own.",
+                got=f"constraints={tuple(constraints)}",
+                write="the constraints where that scope is made: "
+                "jax.export.symbolic_shape(..., constraints=...)",
+            )
+        return symbolic[0].scope if symbolic else None
 
     @staticmethod
     def _new(constraints: Sequence[str]) -> Any:
@@ -240,10 +219,6 @@ class _Scope:
                 got=f"constraints={tuple(constraints)}",
                 write='constraints=("length <= 512", "length >= 2")',
             ) from error
-
-    def constraints(self, given: Sequence[str]) -> tuple[str, ...]:
-        """What a user wrote of the dimensions: here, or where he made the scope."""
-        return tuple(given) or scope_constraints(self.scope)
 
     def shape(self, given: InputSpec, path: str) -> tuple:
         text = given.shape
@@ -300,11 +275,7 @@ def _abstract(leaf: Any, path: str, scope: _Scope, text: bool) -> jax.ShapeDtype
 def bind(inputs: Inputs, given: Any, where: str) -> dict[str, Any]:
     """The arrays in ``given``, by the names of the inputs.
 
-    Args:
-        inputs: what the function takes.
-        given: a tuple of positional arguments, the only argument, or a dict of
-            all arguments by name.
-        where: what messages call it.
+    It is a tuple of positional arguments, the only argument, or a dict of all by name.
     """
     arguments, error = inputs.structure(), None
     for reading in _readings(given, arguments, inputs.positional):
@@ -338,3 +309,86 @@ def _readings(
         if not (isinstance(given, tuple) and "leaf" in structure):
             readings.append({name: given})
     return readings
+
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_.\-]")
+
+
+def dotted(top: str, path: Sequence[Any]) -> str:
+    """``top`` and a jax key path, with dots: ``"batch.images.0"``."""
+    rest = path_name(tuple(path))
+    return ".".join(part for part in (top, rest) if part)
+
+
+def legal_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
+    """Names that TensorFlow takes, equal to the given where it can be, distinct by `fold`.
+
+    Example:
+        >>> legal_names(["a.b", "a.b", "_state", "my weight"])
+        ['a.b', 'a.b-1', 'state', 'my_weight']
+    """
+    legal = (_ILLEGAL.sub("_", name).lstrip("_.-") or "value" for name in names)
+    return distinct(legal, fold)
+
+
+def distinct(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
+    """The names, with a number after those that are there already, as `fold` makes them."""
+    taken: set[str] = set()
+    result = []
+    for name in names:
+        candidate, number = name, 0
+        while fold(candidate) in taken:
+            number += 1
+            candidate = f"{name}-{number}"
+        taken.add(fold(candidate))
+        result.append(candidate)
+    return result
+
+
+def signature_names(names: Iterable[str]) -> list[str]:
+    """Legal names for inputs or outputs of a signature.
+
+    TensorFlow writes a dot as an underscore in places and knows no capitals in
+    others, so names that differ in no more than that are numbered.
+
+    Example:
+        >>> signature_names(["x", "X", "a.b", "a_b"])
+        ['x', 'X-1', 'a.b', 'a_b-1']
+    """
+    return legal_names(names, lambda name: re.sub(r"[.\-]", "_", name).lower())
+
+
+def describe(tree: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The structure of a pytree as plain data; its leaves, in order, get the names."""
+    names = iter(names)
+    if tree is None:
+        return {"none": True}
+    children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    if [path for path, _ in children] == [()]:
+        return {"leaf": next(names)}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [describe(child, names) for _, child in children]}
+    return {"dict": [[_key(path[0]), describe(child, names)] for path, child in children]}
+
+
+def _key(entry: Any) -> Any:
+    key = getattr(entry, "key", None)  # of a dict; int keys stay ints in JSON lists
+    return key if isinstance(key, (str, int)) else dotted("", (entry,))
+
+
+def tree_names(tree: Any, bare: str) -> tuple[str, ...]:
+    """Names for the leaves of a pytree, made of their paths.
+
+    The tree itself, if it is a leaf, is called `bare`; the names of the members of a
+    list or tuple begin so.
+
+    Example:
+        >>> tree_names({"a": 1, "b": (2, 3)}, "output"), tree_names((1, 2), "output")
+        (('a', 'b.0', 'b.1'), ('output.0', 'output.1'))
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(
+        signature_names(
+            dotted(bare if not path or hasattr(path[0], "idx") else "", path) for path, _ in paths
+        )
+    )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import call_with_constants, read_arguments, symbolic_convolutions
@@ -29,20 +28,14 @@ Function = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class Traced:
-    """A function that has been traced once: what it is made of, and how to run it again.
-
-    Attributes:
-        jitted: the function, for arrays of any shapes.
-        program: what the trace gave, as a jaxpr, with repeated layers outlined.
-        lowerable: the program as a jitted function, for arrays like `structs` only.
-    """
+    """A function that has been traced once: what it is made of, and how to run it again."""
 
     function: Function
     structs: tuple[jax.ShapeDtypeStruct, ...]
     constants: tuple[Any, ...]
-    jitted: Any
-    program: Any
-    lowerable: Any
+    jitted: Any  # the function, for arrays of any shapes
+    program: Any  # what the trace gave, as a jaxpr, with repeated layers outlined
+    lowerable: Any  # the program as a jitted function, for arrays like `structs` only
     results: tuple[jax.ShapeDtypeStruct, ...]
 
     def run(self, operands: Sequence[Any]) -> Any:
@@ -59,7 +52,6 @@ class Traced:
         return jax.jit(here.with_constants)([*operands, *here.constants])
 
     def read(self, count: int) -> frozenset[int]:
-        """The operands on which the first so many results depend."""
         return read_arguments(self.program, count)
 
     def with_constants(
@@ -80,13 +72,7 @@ class Traced:
 def trace(
     function: Function, structs: Sequence[jax.ShapeDtypeStruct], outlined: bool = True
 ) -> Traced:
-    """Traces a flat function; refuses what only a running jax can do.
-
-    Args:
-        function: takes and returns lists of arrays.
-        structs: what it takes.
-        outlined: whether to look for repeated layers.
-    """
+    """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
     jitted = lowerable = jax.jit(function)
     traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
@@ -108,7 +94,8 @@ def _is_large(value: Any) -> bool:
 
 
 def _refuse_callbacks(program: Any) -> None:
-    found = sorted(filter(_is_callback, jaxpr_primitives(program)))
+    outside = ("debug_print", "infeed", "outfeed")
+    found = sorted(p for p in jaxpr_primitives(program) if "callback" in p or p in outside)
     if found:
         raise UnsupportedOperationError(
             f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
@@ -123,10 +110,6 @@ def places(program: Any, primitives: Iterable[str]) -> str:
     return ", ".join(sorted(found))
 
 
-def _is_callback(primitive: str) -> bool:
-    return "callback" in primitive or primitive in ("debug_print", "infeed", "outfeed")
-
-
 def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
     """The gradient of a traced function, as a function of its own.
 
@@ -134,10 +117,7 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
     cotangent for each result in `of`, and gives one cotangent for each operand
     in `wrt`.
     """
-    operands = [
-        *traced.structs,
-        *(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in traced.constants),
-    ]
+    operands = [*traced.structs, *map(dtypes.struct_of, traced.constants)]
     cotangents = [traced.results[index] for index in of]
 
     def run(values: list[Any]) -> list[Any]:

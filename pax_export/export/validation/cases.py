@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from pax_export._errors import InvalidArgumentError, PaxError
 from pax_export._jax import scope_constraints
-from pax_export.export.artifact.random_calls import RandomInput, random_calls
+from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
+from pax_export.export.artifact.report import Report, SignatureInfo
+from pax_export.export.artifact.structure import collect, rebuild
+from pax_export.export.lowering.lower import Processing, Pullback, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel
-from pax_export.export.lowering.signature import Processing, Pullback, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.exportable import DEFAULT, exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.tracing.traced import pull_back
-from pax_export.export.validation.compare import Case
 from pax_export.export.validation.serve import Arrays
+from pax_export.export.validation.validate import Case, compare
 
 
 def random_cases(
@@ -32,21 +36,15 @@ def random_cases(
         yield Case(signature, inputs, expected(inputs), label=f"(example {number})")
     if examples:
         return
-    given = {name: _random_input(struct) for name, struct in structs.items()}
-    for each in random_calls(given, _constraints(structs.values())):
+    outside = {name: dtypes.stored(struct) for name, struct in structs.items()}
+    given = {
+        name: RandomInput(dtypes.shape_of(struct), np.dtype(struct.dtype))
+        for name, struct in outside.items()
+    }
+    symbolic = [s for each in structs.values() for s in each.shape if not isinstance(s, int)]
+    known = dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope))
+    for each in random_calls(given, tuple(known)):
         yield Case(signature, each.inputs, expected(each.inputs), label=each.label)
-
-
-def _random_input(struct: jax.ShapeDtypeStruct) -> RandomInput:
-    struct = dtypes.stored(struct)
-    shape = tuple(size if isinstance(size, int) else str(size) for size in struct.shape)
-    return RandomInput(shape, np.dtype(struct.dtype))
-
-
-def _constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
-    """What may be assumed of the symbolic sizes."""
-    symbolic = [size for each in structs for size in each.shape if not isinstance(size, int)]
-    return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
 
 
 def output_cases(program: Program, store: Store) -> list[Case]:
@@ -66,19 +64,12 @@ def model_cases(
 ) -> list[Case]:
     """Calls of all signatures of a model, with gradients and new state.
 
-    Args:
-        model: the model.
-        examples: by signature, arguments to make calls with; other signatures
-            are called with random numbers.
+    They are made with the examples of a signature, or with random numbers.
     """
-    given = examples or {}
-    return [
-        case
-        for program, pullback, signature in zip(model.programs, model.pullbacks, model.signatures)
-        for case in _OfSignature(model, program, pullback, signature).cases(
-            given.get(program.key, ())
-        )
-    ]
+    calls: list[Case] = []
+    for each in zip(model.programs, model.pullbacks, model.signatures):
+        calls += _OfSignature(model, *each).cases((examples or {}).get(each[0].key, ()))
+    return calls
 
 
 #: How often rounding errors are tried out, and how much more than theirs is allowed.
@@ -86,7 +77,6 @@ _PERTURBED, _TOLERATED = 3, 4.0
 
 
 def _perturbed(value: Any, random: np.random.Generator) -> Any:
-    """The value with errors of rounding."""
     if not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
         return value
     noise = 4 * float(jax.numpy.finfo(value.dtype).eps) * random.normal(size=value.shape)
@@ -94,8 +84,6 @@ def _perturbed(value: Any, random: np.random.Generator) -> Any:
 
 
 class _OfSignature:
-    """The calls of one signature."""
-
     def __init__(
         self, model: LoweredModel, program: Program, pullback: Pullback | None, signature: Signature
     ):
@@ -205,7 +193,7 @@ class _OfSignature:
         case.expected.update(self._named_gradients(case, pullback.wrt, found))
 
     def _named_gradients(self, case: Case, wrt: Sequence[int], found: Sequence[Any]) -> Arrays:
-        """Gradients by the names that `_served.run` gives them; those not there are zero."""
+        """Gradients by the names that runtimes give them; those not there are zero."""
         variables, leaves = self._model.store.variables, self._model.store.of_leaf
         signature = self._signature
         named: dict[str, np.ndarray] = {}
@@ -227,7 +215,6 @@ class _OfSignature:
 
 
 def _examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
-    """Example arguments as named arrays of the right dtypes."""
     kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
     named = [bind(inputs, given, f"examples of {key}") for given in examples]
     return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
@@ -239,3 +226,39 @@ def _array(value: Any, dtype: Any) -> np.ndarray:
     texts = np.asarray(value, object)
     flat = [text.encode() if isinstance(text, str) else text for text in texts.ravel().tolist()]
     return np.array(flat, object).reshape(texts.shape)
+
+
+class ReferenceModel:
+    """The model that was exported, beside its export, for tests of exports that lie there."""
+
+    def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
+        chosen = {key: names.get(key, self._name(model, key)) for key in report.signatures}
+        self._exportable = exportable(model, chosen)
+        self._methods = {each.key: each for each in self._exportable.methods}
+
+    @staticmethod
+    def _name(model: Any, key: str) -> str:
+        return key if key != DEFAULT and callable(getattr(type(model), key, None)) else "__call__"
+
+    def differences(
+        self, key: str, call: RandomCall, info: SignatureInfo, got: Arrays
+    ) -> dict[str, float]:
+        arguments = {
+            name: rebuild(tree, call.inputs.__getitem__) for name, tree in info.arguments.items()
+        }
+        args = tuple(arguments.pop(name) for name in info.positional)
+        values = [leaf.value for leaf in self._exportable.leaves]
+        expected: dict[str, Any] = {}
+        try:
+            output, _ = self._exportable.run(self._methods[key], values, args, arguments)
+            collect(info.result, output, expected, "the result")
+            arrays = {name: np.asarray(dtypes.store(value)) for name, value in expected.items()}
+        except (PaxError, TypeError, ValueError, KeyError) as error:
+            raise InvalidArgumentError(
+                "The model to compare with cannot be called as the export can.",
+                where=key,
+                got=f"{type(error).__name__}: {error}",
+                write="the factory that made the exported model; --method KEY=NAME names a method",
+            ) from error
+        values_got = {entry.name: got[entry.name] for entry in info.outputs}
+        return compare(Case(key, call.inputs, arrays, label=call.label), values_got)

@@ -18,10 +18,9 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export._optional import require
 from pax_export.export.artifact import dimensions, formats
+from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.dtypes import is_inexact, name_of, numpy_dtype
-from pax_export.export.artifact.formats import Format
-from pax_export.export.artifact.random_calls import RandomCall, RandomInput, random_calls
-from pax_export.export.artifact.report import ArrayInfo, Report, SignatureInfo, read_report
+from pax_export.export.artifact.report import ArrayInfo, SignatureInfo, read_report
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import in_process
 
@@ -33,8 +32,6 @@ _UNKNOWN, _ANY_RANK = "?", "..."
 
 @dataclass(frozen=True)
 class Check:
-    """One call of one signature."""
-
     signature: str
     sizes: dict[str, int]
     problem: str = ""
@@ -46,29 +43,18 @@ class Check:
         text = f"{self.signature} ({sizes})" if sizes else self.signature
         if self.problem:
             return f"{text}: FAILED: {' '.join(self.problem.split())}"
-        parts = []
-        for name, shape in self.shapes.items():
-            error = self.largest_error.get(name)
-            parts.append(
-                f"{name} {list(shape)}" + ("" if error is None else f" off by {error:.1e}")
-            )
+        errors = {name: f" off by {error:.1e}" for name, error in self.largest_error.items()}
+        parts = [f"{name} {list(each)}{errors.get(name, '')}" for name, each in self.shapes.items()]
         return f"{text}: ok, {', '.join(parts)}"
 
 
 def recheck(
-    path: Path,
-    model: Any = None,
-    methods: Mapping[str, str] | None = None,
-    finite: bool = True,
+    path: Path, model: Any = None, methods: Mapping[str, str] | None = None, finite: bool = True
 ) -> list[Check]:
     """Tests every signature of an export at several sizes.
 
-    Args:
-        path: of the export.
-        model: what it was made of, to compare with; None compares with nothing.
-        methods: the name of the method of each signature, where it is not that
-            of the signature (or ``__call__`` for the default one).
-        finite: whether NaN and infinity are failures.
+    A model is what it was made of, to compare with; `methods` names that of each signature,
+    where it is not that of the signature (or ``__call__`` for the default one).
     """
     report = read_report(path)
     format = formats.find(report.target)
@@ -76,23 +62,29 @@ def recheck(
         raise InvalidArgumentError(
             "Exports for this target cannot be tested again.", where=str(path), got=report.target
         )
-    reference = _reference(model, report, methods or {})
-    calls = {key: _calls(key, info) for key, info in report.signatures.items()}
-    checks = _make(report, format, path, calls, reference, finite)
+    reference: Any = None
+    if model is not None:
+        require("jax", "all", "validate --against")
+        make = formats.imported("pax_export.export.validation.cases:ReferenceModel")
+        reference = make(model, report, methods or {})
+    calls = [(key, each) for key, info in report.signatures.items() for each in _calls(key, info)]
+    given = [{"signature": key, "inputs": call.inputs} for key, call in calls]
+    try:
+        answers = in_process(format, path.absolute(), given, "each")
+    except RuntimeError as error:
+        raise ValidationError(
+            "The export cannot be run.", where=str(path), got=str(error)[-500:]
+        ) from error
+    checks = [
+        _check(key, call, answer, report.signatures[key], reference, finite)
+        for (key, call), answer in zip(calls, answers)
+        if not _REFUSED.search(answer.get("error", ""))
+    ]
     # Sizes that constraints forbid are no failures, if there are others: a
     # preprocessor chooses some of them.
     tried = {check.signature for check in checks}
-    missing = [key for key in calls if key not in tried]
+    missing = [key for key in report.signatures if key not in tried]
     return checks + [Check(key, {}, "no input was found that it takes") for key in missing]
-
-
-def _reference(model: Any, report: Report, methods: Mapping[str, str]) -> Any:
-    """The model to compare with, as jax runs it; None if there is none."""
-    if model is None:
-        return None
-    require("jax", "all", "validate --against")
-    make = formats.imported("pax_export.export.validation.reference:ReferenceModel")
-    return make(model, report, methods)
 
 
 #: None where nothing is known.
@@ -101,9 +93,7 @@ Shape = tuple[int | None, ...] | None
 
 def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
-        inputs = {
-            each.name: RandomInput(each.shape, numpy_dtype(each.dtype)) for each in info.inputs
-        }
+        inputs = {e.name: RandomInput(e.shape, numpy_dtype(e.dtype)) for e in info.inputs}
         return list(random_calls(inputs, info.constraints))
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
@@ -113,46 +103,15 @@ def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
         ) from error
 
 
-def _expected(info: SignatureInfo, sizes: Mapping[str, int]) -> dict[str, tuple[str, Shape]]:
-    """The dtype and the shape of each output of a call."""
-    return {entry.name: (entry.dtype, _shape(entry, sizes)) for entry in info.outputs}
-
-
 def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
+    """The shape of an output; a size is None if it depends on what is no size of an input."""
+
+    def known(size: int | str) -> bool:
+        return size != _UNKNOWN and set(dimensions.names(size)) <= set(sizes)
+
     if _ANY_RANK in entry.shape:
         return None
-    return tuple(_size(size, sizes) for size in entry.shape)
-
-
-def _size(size: int | str, sizes: Mapping[str, int]) -> int | None:
-    """A size of an output; None if it depends on what is no size of an input."""
-    if size == _UNKNOWN or not set(dimensions.names(size)) <= set(sizes):
-        return None
-    return dimensions.value(size, sizes)
-
-
-def _make(
-    report: Report,
-    format: Format,
-    path: Path,
-    calls_of: Mapping[str, Sequence[RandomCall]],
-    reference: Any,
-    finite: bool,
-) -> list[Check]:
-    """Makes all calls in one process; those with forbidden sizes are left out."""
-    calls = [(key, call) for key, each in calls_of.items() for call in each]
-    given = [{"signature": key, "inputs": call.inputs} for key, call in calls]
-    try:
-        answers = in_process(format, path.absolute(), given, "each")
-    except RuntimeError as error:
-        raise ValidationError(
-            "The export cannot be run.", where=str(path), got=str(error)[-500:]
-        ) from error
-    return [
-        _check(key, call, answer, report.signatures[key], reference, finite)
-        for (key, call), answer in zip(calls, answers)
-        if not _REFUSED.search(answer.get("error", ""))
-    ]
+    return tuple(dimensions.value(each, sizes) if known(each) else None for each in entry.shape)
 
 
 def _check(
@@ -164,7 +123,7 @@ def _check(
     finite: bool,
 ) -> Check:
     got = answer.get("results", {})
-    expected = _expected(info, call.sizes)
+    expected = {each.name: (each.dtype, _shape(each, call.sizes)) for each in info.outputs}
     problem = answer.get("error") or _wrong(expected, got, info.assigns, finite)
     errors: dict[str, float] = {}
     if not problem and reference is not None:
@@ -179,7 +138,6 @@ def _check(
 def _wrong(
     expected: Mapping[str, tuple[str, Shape]], got: Arrays, assigns: Sequence[str], finite: bool
 ) -> str:
-    """What is not as the report says, or nothing."""
     values = {name: value for name, value in got.items() if not name.startswith("variable:")}
     changed = {name.removeprefix("variable:") for name in got} - set(values)
     if sorted(values) != sorted(expected):

@@ -36,29 +36,21 @@ BARRED = ("jax", "jaxlib", "pax_export")
 
 def save(file: Any, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
     """Writes a list of groups of arrays, of any dtype, to one npz file."""
-    index, flat = [], {}
-    for groups in arrays:
-        entry: dict[str, Any] = {}
-        for group, members in groups.items():
-            if isinstance(members, str):
-                entry[group] = members
-                continue
-            entry[group] = {}
-            for name, value in members.items():
-                key = str(len(flat))
-                value = np.asarray(value)
-                if value.dtype == object:  # text
-                    texts = [text.hex() for text in value.ravel().tolist()]
-                    entry[group][name] = [texts, "text", list(value.shape)]
-                    continue
-                flat[key] = np.frombuffer(value.tobytes(), np.uint8)
-                entry[group][name] = [key, value.dtype.name, list(value.shape)]
-        index.append(entry)
+    flat: dict[str, Any] = {}
+
+    def place(value: Any) -> list[Any]:
+        value = np.asarray(value)
+        if value.dtype == object:
+            return [[text.hex() for text in value.ravel().tolist()], "text", list(value.shape)]
+        key = str(len(flat))
+        flat[key] = np.frombuffer(value.tobytes(), np.uint8)
+        return [key, value.dtype.name, list(value.shape)]
+
+    index = _each_array(arrays, place)
     np.savez(file, index=np.frombuffer(json.dumps(index).encode(), np.uint8), **flat)
 
 
 def load(file: Any) -> list[dict[str, Any]]:
-    """Reads what `save` wrote."""
     dtypes = importlib.import_module("ml_dtypes")  # numpy's names are its own
     with np.load(file) as stored:
 
@@ -68,15 +60,16 @@ def load(file: Any) -> list[dict[str, Any]]:
             kind = np.dtype(getattr(dtypes, dtype, dtype))
             return np.frombuffer(stored[key].tobytes(), kind).reshape(shape)
 
-        return [
-            {
-                group: members
-                if isinstance(members, str)
-                else {name: array(*place) for name, place in members.items()}
-                for group, members in entry.items()
-            }
-            for entry in json.loads(stored["index"].tobytes())
-        ]
+        return _each_array(json.loads(stored["index"].tobytes()), lambda place: array(*place))
+
+
+def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict[str, Any]]:
+    """The entries, with something else in the place of each array; texts stay."""
+
+    def members(group: Any) -> Any:
+        return group if isinstance(group, str) else {name: do(x) for name, x in group.items()}
+
+    return [{key: members(group) for key, group in entry.items()} for entry in entries]
 
 
 def run_each(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]:
@@ -90,7 +83,6 @@ def run_each(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]
 
 
 def main(place: str, path: str, cases: str, results: str, mode: str, *imports: str) -> None:
-    """Makes the calls in one file, and writes their results to another."""
     for name in BARRED:
         if name.removesuffix("lib") not in imports:
             sys.modules[name] = None  # type: ignore[assignment]  # importing it fails now

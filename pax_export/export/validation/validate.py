@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from pax_export._errors import ValidationError
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.validation import serve
-from pax_export.export.validation.compare import Case, compare_either
 from pax_export.export.validation.serve import Arrays, Run
 
 
@@ -26,19 +29,11 @@ def validate(
     factor: float = 1.0,
     here: Run | None = None,
 ) -> dict[str, float]:
-    """Makes all calls of an export and compares their results.
+    """Makes all calls of an export; gives the largest difference for each result.
 
-    Args:
-        format: what was written.
-        place: where, a directory or a file.
-        cases: the calls with the results that jax gives.
-        separate: run the export in a fresh process that cannot import jax.
-        factor: how much more than rounding a result may differ, where numbers
-            are stored with fewer bits.
-        here: what makes the calls in this process, if it is not the format's own way.
-
-    Returns:
-        The largest absolute difference for each result of each signature.
+    It runs in a fresh process that cannot import jax, if it is to be `separate`, or
+    `here`.  By the factor results may differ more than rounding explains, where numbers
+    are stored with fewer bits.
     """
     try:
         results = call(format, place, cases, separate, here)
@@ -70,11 +65,7 @@ def validate(
 
 
 def call(
-    format: Format,
-    place: Path,
-    cases: Sequence[Case],
-    separate: bool,
-    here: Run | None = None,
+    format: Format, place: Path, cases: Sequence[Case], separate: bool, here: Run | None = None
 ) -> list[Arrays]:
     """The results of all calls, made here or in a fresh process without jax."""
     calls = [case.call() for case in cases]
@@ -88,14 +79,8 @@ def in_process(
 ) -> list[dict[str, Any]]:
     """Makes calls in a fresh process that can import only what its format needs of ours.
 
-    Args:
-        format: what is called.
-        place: of the export.
-        calls: see `serve`.
-        mode: ``"each"`` goes on after one that fails.
-
-    Returns:
-        For each call ``{"results": arrays by name}``, or ``{"error": message}``.
+    For each call ``{"results": arrays by name}``, or, if ``"each"`` is to be made whatever
+    comes of the others, ``{"error": message}``.
     """
     module, _, function = format.run.partition(":")
     spec: Any = importlib.util.find_spec(module)
@@ -114,3 +99,157 @@ def in_process(
         if done.returncode:
             raise RuntimeError(done.stderr[-1500:])
         return serve.load(results)
+
+
+#: So many elements are compared at a time.
+_PIECE = 1 << 18
+#: How far two programs for one computation may differ, relative to its size.
+TOLERANCE = {
+    "float64": 1e-9,
+    "complex128": 1e-9,
+    "float32": 2e-4,
+    "complex64": 2e-4,
+    "bfloat16": 3e-2,
+    "float16": 5e-3,
+    "float8_e4m3fn": 0.25,
+    "float8_e5m2": 0.5,
+}
+#: How much farther decompositions may be apart: a random matrix may be nearly singular.
+_ILL_CONDITIONED = 10.0
+
+
+@dataclass
+class Case:
+    signature: str
+    inputs: dict[str, np.ndarray]
+    expected: dict[str, np.ndarray]
+    cotangents: dict[str, np.ndarray] = field(default_factory=dict)
+    label: str = ""
+    #: What jax gives with the rules that the export was made with, where those
+    #: are not its own for this machine.
+    general: Callable[[], dict[str, np.ndarray]] | None = None
+    tolerance: dict[str, float] = field(default_factory=dict)  # beyond what the dtype explains
+    unchanged: dict[str, Any] = field(default_factory=dict)  # what a result is if none is given
+    stage: str = ""  # "model": without what stands around it; "all": one after the other
+    expect: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
+
+    def without_gradients(self) -> Case:
+        rest = {k: v for k, v in self.expected.items() if not k.startswith("gradient:")}
+        return dataclasses.replace(self, expected=rest, cotangents={})
+
+    def call(self) -> dict[str, Any]:
+        """What a process that does not know the answers is given."""
+        return {
+            name: getattr(self, name) for name in ("signature", "inputs", "cotangents", "stage")
+        }
+
+
+def compare_either(
+    case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0
+) -> dict[str, float]:
+    """Compares with LAPACK where jax uses it, or else with the same algorithms as the export's.
+
+    Eigenvectors of either sign are right, and so is any solution of a system
+    that is nearly singular.
+    """
+    try:
+        return compare(case, got, factor)
+    except ValidationError:
+        if case.general is None:
+            raise
+        general = dataclasses.replace(case, expected=case.general())
+        return compare(general, got, factor * _ILL_CONDITIONED)
+
+
+def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> dict[str, float]:
+    """The largest difference of each result, at most its dtype's `TOLERANCE` times a factor."""
+    where = f"{case.signature} {case.label}".strip()
+    all_expected, got = {**case.unchanged, **case.expected}, {**case.unchanged, **got}
+    if sorted(got) != sorted(all_expected):
+        raise ValidationError(
+            "The exported model gives other results than the model.",
+            where=where,
+            got=f"{sorted(got)} instead of {sorted(all_expected)}",
+        )
+    # Of gradients that cancel out, only rounding is left; the others say how much that is.
+    gradients = [v for name, v in case.expected.items() if name.startswith("gradient:")]
+    scale = 0.01 * max(map(_largest, gradients), default=0.0)
+    return {
+        name: _difference(
+            np.asarray(expected),
+            np.asarray(got[name]),
+            f"{where}: {name}",
+            factor,
+            scale if name.startswith("gradient:") else 0.0,
+            case.tolerance.get(name, 0.0),
+        )
+        for name, expected in all_expected.items()
+    }
+
+
+def _difference(
+    expected: np.ndarray,
+    got: np.ndarray,
+    where: str,
+    factor: float,
+    scale: float = 0.0,
+    tolerance: float = 0.0,
+) -> float:
+    if (expected.shape, expected.dtype) != (got.shape, got.dtype):
+        raise ValidationError(
+            "A result of the exported model has another shape or dtype.",
+            where=where,
+            got=f"{got.dtype}{list(got.shape)} instead of {expected.dtype}{list(expected.shape)}",
+        )
+    relative = TOLERANCE.get(expected.dtype.name, 0.0)
+    largest = max(_largest(expected), scale) if relative else 0.0
+    count, difference = 0, 0.0
+    for one, other in zip(_pieces(expected), _pieces(got)):
+        if relative:
+            wrong, apart = _apart(one, other, factor * relative, largest, tolerance)
+        else:
+            wrong = one != other
+            apart = one.astype(object) - other if wrong.any() else wrong
+        count += int(np.count_nonzero(wrong))
+        difference = max(difference, float(np.max(np.abs(apart), initial=0.0)))
+    if count:
+        raise ValidationError(
+            "A result of the exported model differs from the model's.",
+            where=where,
+            got=f"{count} of {expected.size} elements differ, by {difference:.3g} at most",
+            write="validate=False to look at the export all the same, and please report it",
+        )
+    return difference
+
+
+def _apart(
+    one: np.ndarray, other: np.ndarray, relative: float, largest: float, tolerance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which elements differ too much, and how far each is apart."""
+    one, other = _wide(one), _wide(other)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(one - other)
+    apart[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
+    size = np.where(np.isfinite(one), np.abs(one), 0.0)
+    # `not <=` is true of NaN, so a NaN in one of them only is wrong.
+    return ~(apart <= relative * (size + 0.1 * largest) + tolerance), apart
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    is_complex = np.issubdtype(values.dtype, np.complexfloating)
+    return values.astype(np.complex128 if is_complex else np.float64)
+
+
+def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+    """The elements in order, so many at a time that wider copies of them are small."""
+    flat = values.reshape(-1)
+    return (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
+
+
+def _largest(values: Any) -> float:
+    """The largest size of a number that has one."""
+    largest = 0.0
+    for piece in map(_wide, _pieces(np.asarray(values))):
+        sizes = np.abs(piece)
+        largest = max(largest, float(np.max(sizes, initial=0.0, where=np.isfinite(sizes))))
+    return largest

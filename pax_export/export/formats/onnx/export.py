@@ -15,13 +15,13 @@ from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import Report, package_versions, report_text
 from pax_export.export.formats.onnx.convert import converted
 from pax_export.export.formats.onnx.load import onnxruntime
-from pax_export.export.lowering.lowered_model import signature_info, variable_infos
+from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, refuse_changes
 from pax_export.export.validation.cases import output_cases
-from pax_export.export.validation.compare import Case
+from pax_export.export.validation.validate import Case
 
 OPSET = 21
 #: A protobuf message, and so an ONNX file, cannot be longer.
@@ -109,7 +109,7 @@ class _OnnxWriter(Writer):
         constants = map(self._store.of_constant, self._program.traced.constants)
         places = [*self._store.of_leaf, *constants]
         self._names = [self._store.variables[place].name for place in places]
-        self.variables = variable_infos(self._store)
+        self.variables = self._store.infos()
         _check_size(self.needed())
 
     def write(self, place: Path) -> None:

@@ -16,8 +16,7 @@ from pax_export.export.formats.saved_model import checkpoint, writer
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
-from pax_export.export.lowering.gradients import Order
-from pax_export.export.lowering.lowered_model import lower
+from pax_export.export.lowering.lowered_model import Order, lower
 from pax_export.export.pipeline.export_run import (
     PLATFORMS,
     ExportRun,
@@ -31,12 +30,12 @@ from pax_export.export.tracing.exportable import (
     Exportable,
     TrainStep,
     exportable,
+    marked,
     with_step,
 )
 from pax_export.export.tracing.programs import Program, trace_all
-from pax_export.export.tracing.trainable import marked
 from pax_export.export.validation.cases import model_cases
-from pax_export.export.validation.compare import Case
+from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated
 
 
@@ -206,7 +205,7 @@ class _SavedModelWriter(Writer):
         self._lowered = self.around.around(lowered, self._constraints)
         for signature in self._lowered.signatures:
             compatibility.check(self.consumer, self._lowered.oldest_tensorflow, signature.key)
-        self.variables = self._lowered.variable_infos()
+        self.variables = self._lowered.store.infos()
 
     def needed(self) -> int:
         infos = self._lowered.signature_infos().values()

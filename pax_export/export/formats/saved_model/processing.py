@@ -26,13 +26,12 @@ from pax_export.export.formats.tf_functions import (
     tensor_spec,
     tensorflow,
 )
+from pax_export.export.lowering.lower import Processing, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel, array_info, output_infos
-from pax_export.export.lowering.signature import Processing, Signature
 from pax_export.export.pipeline.export_run import by_signature
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import Inputs, bind, resolve
-from pax_export.export.tracing.structure import describe, tree_names
+from pax_export.export.tracing.spec import Inputs, bind, describe, resolve, tree_names
 
 
 @dataclasses.dataclass(frozen=True)

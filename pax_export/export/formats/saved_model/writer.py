@@ -17,7 +17,7 @@ from pax_export.export.formats.tf_functions import (
     make_whole,
     tensorflow,
 )
-from pax_export.export.lowering.signature import Signature
+from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.variables import Store, Variable
 
 

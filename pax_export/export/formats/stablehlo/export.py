@@ -19,7 +19,6 @@ from pax_export.export.artifact.report import (
 )
 from pax_export.export.formats.stablehlo import files, functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
-from pax_export.export.lowering.lowered_model import variable_infos
 from pax_export.export.pipeline.export_run import (
     PLATFORMS,
     ExportRun,
@@ -29,8 +28,8 @@ from pax_export.export.pipeline.export_run import (
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.structure import legal_names
-from pax_export.export.validation.compare import Case
+from pax_export.export.tracing.spec import legal_names
+from pax_export.export.validation.validate import Case
 
 
 def to_stablehlo(
@@ -153,7 +152,7 @@ class _BundleWriter(Writer):
             platforms=checked_platforms(self.platforms),
             disabled_checks=self.disabled_checks,
         )
-        self.variables = () if constant else variable_infos(lowered.store)
+        self.variables = () if constant else lowered.store.infos()
         self._values = lowered.weights
         self._take(lowered.functions)
 

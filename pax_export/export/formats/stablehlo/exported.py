@@ -13,7 +13,7 @@ from jax import export as jax_export
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import neutral_platform, scope_constraints
 from pax_export.export.artifact import compatibility
-from pax_export.export.lowering.portable import XLA_EXPANDS, Portable, portable
+from pax_export.export.lowering.lower import XLA_EXPANDS, Portable, portable
 
 Exported = jax_export.Exported
 Structs = Mapping[str, jax.ShapeDtypeStruct]

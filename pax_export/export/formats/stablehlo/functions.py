@@ -20,9 +20,9 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing import programs as _programs
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.structure import describe, dotted, signature_names
+from pax_export.export.tracing.spec import describe, dotted, signature_names
 from pax_export.export.validation.cases import random_cases
-from pax_export.export.validation.compare import Case
+from pax_export.export.validation.validate import Case
 
 
 @dataclass(frozen=True)

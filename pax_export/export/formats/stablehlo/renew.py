@@ -28,7 +28,7 @@ from pax_export.export.artifact.report import (
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo import files
 from pax_export.export.formats.stablehlo.exported import Exported, Module
-from pax_export.export.lowering.portable import Portable
+from pax_export.export.lowering.lower import Portable
 from pax_export.export.tracing import dtypes
 
 

@@ -20,15 +20,15 @@ from pax_export.export.formats.tf_functions import (
     tensorflow,
 )
 from pax_export.export.formats.tflite.load import litert
+from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.lowered_model import lower
-from pax_export.export.lowering.signature import Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.export_run import check_choice
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.cases import output_cases
-from pax_export.export.validation.compare import Case
+from pax_export.export.validation.validate import Case
 
 #: How many bytes of a file a byte of weights is.
 _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
@@ -107,7 +107,7 @@ class _TfliteWriter(Writer):
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         self._lowered = lower(model, programs, "frozen", False, ("cpu",), vjp_order=0)
-        self.variables = self._lowered.variable_infos()
+        self.variables = self._lowered.store.infos()
 
     def needed(self) -> int:
         return int(super().needed() * _SIZES[self._quantize])

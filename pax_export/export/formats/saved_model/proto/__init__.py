@@ -28,7 +28,7 @@ from pax_export.export.formats.saved_model.proto.objects import (
     write_objects,
 )
 from pax_export.export.formats.tf_functions import tensorflow
-from pax_export.export.lowering.signature import Signature
+from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.variables import Store
 
 

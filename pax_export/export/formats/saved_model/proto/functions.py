@@ -25,8 +25,7 @@ from pax_export.export.formats.tf_functions import (
     tensor_spec,
     tensorflow,
 )
-from pax_export.export.lowering.lower import Lowered
-from pax_export.export.lowering.signature import Signature
+from pax_export.export.lowering.lower import Lowered, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes as _dtypes
 
