@@ -115,16 +115,10 @@ def call_signature(
     inputs: Sequence[Any],
     gradient: Any = None,
 ) -> dict[str, Any]:
-    """Calls a signature inside of a TensorFlow function.
+    """Calls a signature inside of a TensorFlow function; gives the outputs by name.
 
-    Args:
-        signature: what to call; its gradient, if it has one, is that of the call.
-        variables: those of the whole store; new state is assigned to them.
-        inputs: a tensor for each input of the signature.
-        gradient: what `make_gradient` made, if it hangs on what will be saved.
-
-    Returns:
-        The outputs by name.
+    New state is assigned to the variables, which are those of the whole store.  `gradient` is
+    what `make_gradient` made, if it hangs on what will be saved.
     """
     results = _run(tensorflow("to_saved_model"), signature, variables, tuple(inputs), gradient)
     count = len(signature.output_names)

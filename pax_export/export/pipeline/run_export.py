@@ -138,7 +138,7 @@ def _report(writer: Writer, place: Path, run: ExportRun, errors: dict[str, float
         variable_bytes=sum(each.bytes for each in writer.variables),
         validated=run.validated,
         largest_error=errors,
-        seconds=run.seconds,
+        seconds=run.wall_time,
         target=writer.format.name,
         **{**facts, **writer.facts(place)},
     )

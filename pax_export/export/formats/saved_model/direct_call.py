@@ -34,13 +34,7 @@ class DirectCall:
     """The fast way to call a loaded function, for calls like earlier ones."""
 
     def __init__(self, tf: Any, function: Any):
-        """Prepares calls.
-
-        Args:
-            tf: TensorFlow.
-            function: a signature of a SavedModel: it takes tensors by name,
-                reads variables, and gives tensors by name.
-        """
+        """Prepares calls of a signature of a SavedModel, which takes and gives tensors by name."""
         outputs = function.structured_outputs
         # The order in which TensorFlow keeps what has names.
         self._inputs = sorted(function.structured_input_signature[1])
@@ -57,13 +51,9 @@ class DirectCall:
         self._known: set[tuple[Any, ...]] = set()
 
     def kind(self, named: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """What this call shares with those that are like it.
+        """What this call, with a tensor or array by name, shares with those that are like it.
 
-        Args:
-            named: a tensor or an array of numpy for each input.
-
-        Returns:
-            None if this call must go TensorFlow's way, whatever was called before.
+        It is None if the call must go TensorFlow's way, whatever was called before.
         """
         if not self._eager() or self._recording():
             return None

@@ -151,17 +151,8 @@ def to_saved_model(
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
     request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
-    parts = _SavedModelWriter(
-        state=state,
-        trainable=trainable,
-        vjp_order=vjp_order,
-        step=step,
-        around=around,
-        platforms=platforms,
-        consumer=consumer,
-        examples=calls,
-    )
-    return run_export(parts, request)
+    options = state, trainable, vjp_order, step, around, platforms, consumer, calls
+    return run_export(_SavedModelWriter(*options), request)
 
 
 @dataclass

@@ -134,11 +134,7 @@ def _to_jax(tensor: Any) -> Any:
 
 
 def load(path: Path, report: Report) -> LoadedModel:
-    """Reads a SavedModel.
-
-    Raises:
-        ExportPathError: files are missing or damaged.
-    """
+    """Reads a SavedModel."""
     tf = require("tensorflow", "tensorflow", "load")
     try:
         return LoadedModel(tf.saved_model.load(os.fspath(path)), report)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export.formats.saved_model import proto
-from pax_export.export.formats.saved_model.canonical import canonicalize
+from pax_export._optional import require
+from pax_export.export.formats.saved_model.checkpoint import write_checkpoint
+from pax_export.export.formats.saved_model.proto.functions import write_functions
+from pax_export.export.formats.saved_model.proto.objects import (
+    write_checkpoint_objects,
+    write_graph,
+    write_objects,
+)
 from pax_export.export.formats.tf_functions import (
     make_function,
     make_gradient,
@@ -26,7 +34,27 @@ def write(directory: Path, store: Store, signatures: Sequence[Signature]) -> Non
     if any(each.processing for each in signatures):
         _save_with_tensorflow(directory, store, signatures)
     else:
-        proto.write(directory, store, signatures)
+        _save_by_messages(directory, store, signatures)
+
+
+def _save_by_messages(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
+    """What needs no TensorFlow around it: see `proto`."""
+    tf = tensorflow("to_saved_model")
+    messages = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
+    model = messages.SavedModel(saved_model_schema_version=1)
+    graph = model.meta_graphs.add()
+    graph.meta_info_def.tags.append("serve")
+    graph.meta_info_def.tensorflow_version = tf.version.VERSION
+    graph.meta_info_def.tensorflow_git_version = tf.version.GIT_VERSION
+    graph.meta_info_def.stripped_default_attrs = True
+    library, variables = graph.graph_def.library, store.variables
+    functions = {each.key: write_functions(library, each, store) for each in signatures}
+    write_graph(graph, variables, functions)
+    write_objects(graph.object_graph_def, variables, functions)
+    folder = directory / "variables"
+    folder.mkdir()
+    write_checkpoint(folder, variables, write_checkpoint_objects(variables, graph.object_graph_def))
+    (directory / "saved_model.pb").write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
@@ -87,3 +115,140 @@ def _root(tf: Any, plan: Sequence[Variable], variables: Sequence[Any]) -> Any:
     root.resources = []
     root.trainable_variables = [variable for variable in variables if variable.trainable]
     return root
+
+
+_NUMBERED = re.compile(r"(.*_)(\d+)")
+_GRADIENT = re.compile(rb"(CustomGradient-)(\d+)")
+
+
+def canonicalize(directory: Path) -> None:
+    """Rewrites ``saved_model.pb`` in a directory that TensorFlow has just written."""
+    protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
+    file = directory / "saved_model.pb"
+    model = protobuf.SavedModel()
+    model.ParseFromString(file.read_bytes())
+    for graph in model.meta_graphs:
+        _renumber(graph)
+        _forget_paths(graph, _digest(directory / "assets"))
+    file.write_bytes(model.SerializeToString(deterministic=True))
+    # It holds hashes of the bytes before, and a random number.
+    (directory / "fingerprint.pb").unlink(missing_ok=True)
+
+
+def _digest(folder: Path) -> bytes:
+    """What the files of a folder hold, in a few letters."""
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*")):
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:16].encode()
+
+
+def _forget_paths(graph: Any, digest: bytes) -> None:
+    """Tables that are read from files are called by the paths of these files.
+
+    Tables of one name are one table for all models of a process, so the
+    contents of the files stand in the name instead.
+    """
+    names: dict[bytes, bytes] = {}
+    graphs = [graph.graph_def.node, *(each.node_def for each in graph.graph_def.library.function)]
+    for node in (node for nodes in graphs for node in nodes):
+        shared = node.attr["shared_name"].s if "shared_name" in node.attr else b""
+        if b"/" in shared:
+            head, tail = shared.rsplit(b"/", 1)
+            kind = b"hash_table_" if head.startswith(b"hash_table_") else b""
+            number = str(list(names).index(shared) if shared in names else len(names)).encode()
+            names.setdefault(shared, b"_".join((kind + digest, number, tail)))
+            node.attr["shared_name"].s = names[shared]
+
+
+def _renumber(graph: Any) -> None:
+    library = graph.graph_def.library
+    names = _new_names(function.signature.name for function in library.function)
+    gradients = _new_gradients(graph)
+    for function in library.function:
+        function.signature.name = names[function.signature.name]
+        _rename_nodes(function.node_def, names, gradients)
+        _number_captures(function)
+    functions = sorted(library.function, key=lambda function: function.signature.name)
+    del library.function[:]
+    library.function.extend(functions)
+    _rename_nodes(graph.graph_def.node, names, gradients)
+    for registered in library.registered_gradients:
+        registered.gradient_func = names[registered.gradient_func]
+        kind: bytes = registered.registered_op_type.encode()
+        registered.registered_op_type = (gradients.get(kind) or kind).decode()
+    _rename_objects(graph.object_graph_def, names)
+    _rename_aliases(graph.meta_info_def.function_aliases, names)
+
+
+def _new_names(names: Iterable[str]) -> dict[str, str]:
+    """Old name -> new name: the same words, numbered in the order of the old numbers."""
+    old = list(names)
+    matches = [match for match in map(_NUMBERED.fullmatch, old) if match]
+    matches.sort(key=lambda match: int(match[2]))
+    numbered = {match[0]: f"{match[1]}{index}" for index, match in enumerate(matches)}
+    return {name: numbered.get(name, name) for name in old}
+
+
+def _new_gradients(graph: Any) -> dict[bytes, bytes]:
+    found = {
+        node.attr["_gradient_op_type"].s
+        for function in graph.graph_def.library.function
+        for node in function.node_def
+        if "_gradient_op_type" in node.attr
+    }
+    matches = sorted((int(match[2]), match) for match in map(_GRADIENT.fullmatch, found) if match)
+    return {match[0]: match[1] + str(index).encode() for index, (_, match) in enumerate(matches)}
+
+
+def _rename_nodes(
+    nodes: Iterable[Any], names: Mapping[str, str], gradients: Mapping[bytes, bytes]
+) -> None:
+    for node in nodes:
+        node.op = names.get(node.op, node.op)
+        for key, value in node.attr.items():
+            if key == "_gradient_op_type":
+                value.s = gradients.get(value.s, value.s)
+            elif value.HasField("func"):
+                value.func.name = names.get(value.func.name, value.func.name)
+            for function in value.list.func:
+                function.name = names.get(function.name, function.name)
+
+
+def _number_captures(function: Any) -> None:
+    """Captured tensors are called by Python ids; their place says as much."""
+    for place, attributes in function.arg_attr.items():
+        name = attributes.attr.get("_user_specified_name")
+        if name is not None and name.s.isdigit():
+            name.s = str(place).encode()
+
+
+def _rename_objects(objects: Any, names: Mapping[str, str]) -> None:
+    concrete = {names[name]: value for name, value in objects.concrete_functions.items()}
+    copies = {name: _copy(value) for name, value in concrete.items()}
+    objects.concrete_functions.clear()
+    for name, value in copies.items():
+        objects.concrete_functions[name].CopyFrom(value)
+    for node in objects.nodes:
+        if node.HasField("function"):
+            renamed = [names[name] for name in node.function.concrete_functions]
+            node.function.concrete_functions[:] = renamed
+        elif node.HasField("bare_concrete_function"):
+            bare = node.bare_concrete_function
+            bare.concrete_function_name = names[bare.concrete_function_name]
+        elif node.HasField("captured_tensor"):
+            captured = node.captured_tensor
+            captured.concrete_function = names[captured.concrete_function]
+
+
+def _rename_aliases(aliases: Any, names: Mapping[str, str]) -> None:
+    """TensorFlow also counts traces that it did not save; those go."""
+    renamed = {names[name]: alias for name, alias in aliases.items() if name in names}
+    aliases.clear()
+    aliases.update(renamed)
+
+
+def _copy(message: Any) -> Any:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy

@@ -109,13 +109,7 @@ def to_stablehlo(
             write='weights="arguments"',
         )
     request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
-    writer = _BundleWriter(
-        update=state == "update",
-        order=vjp_order,
-        weights=weights,
-        platforms=platforms,
-        disabled_checks=disabled_checks,
-    )
+    writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks)
     return run_export(writer, request)
 
 
@@ -143,7 +137,7 @@ class _BundleWriter(Writer):
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         request, constant = self._request, self.weights == "constants"
         several = request.methods is not None
-        lowered = functions.lower(
+        made, store = functions.lower(
             model,
             programs,
             functions.given_shardings(request.inputs, request.kwargs, programs, several),
@@ -153,9 +147,9 @@ class _BundleWriter(Writer):
             platforms=checked_platforms(self.platforms),
             disabled_checks=self.disabled_checks,
         )
-        self.variables = () if constant else variable_infos(lowered.store)
-        self._values = lowered.weights
-        self._take(lowered.functions)
+        self.variables = () if constant else variable_infos(store)
+        self._values = {} if constant else {each.name: each.value for each in store.variables}
+        self._take(made)
 
     def _take(self, made: list[functions.Function]) -> None:
         self._functions = dict(zip(legal_names(each.key for each in made), made))

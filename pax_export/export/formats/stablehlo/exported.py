@@ -58,12 +58,7 @@ def make(
 
 
 def widened(exported: Exported, order: int) -> Exported:
-    """The same functions in the oldest StableHLO that says them, for older readers.
-
-    Args:
-        exported: the function.
-        order: how many times it can be differentiated.
-    """
+    """The same functions in the oldest StableHLO that says them, for older readers."""
     if exported.nr_devices > 1:
         return exported  # its shardings are written in a dialect of their own
     gradient = widened(exported.vjp(), order - 1) if order else None
@@ -79,9 +74,7 @@ def modules(
 ) -> tuple[Module, ...]:
     """A function, its gradient, and so on, as modules that need no jax.
 
-    Returns:
-        As many as can be said without what only jax has; none if the function
-        itself cannot.
+    They end where one cannot be said without what only jax has.
     """
     found = []
     current, neutral = exported, None
@@ -138,16 +131,10 @@ def remade(
     outputs: Any,
     platforms: Sequence[str],
 ) -> Exported:
-    """Makes functions of this jax from modules that may be of any jax.
+    """Makes functions of this jax from modules, of a function and its gradients, of any jax.
 
-    Args:
-        name: of the function.
-        found: of the function, of its gradient, and so on.
-        weights: the arguments of the function.
-        inputs: likewise.
-        outputs: the structure of its result, with a `jax.ShapeDtypeStruct` for
-            each array; symbolic dimensions are those of the inputs.
-        platforms: for which the modules were lowered.
+    `outputs` is the structure of the result with a `jax.ShapeDtypeStruct` for each array, whose
+    symbolic dimensions are those of the inputs.
     """
 
     def same_types(weights: dict[str, Any], inputs: dict[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,15 +116,6 @@ def _is_floating(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
 
 
-@dataclass(frozen=True)
-class Lowering:
-    """All functions of a model, and the weights that they share."""
-
-    functions: list[Function]
-    weights: dict[str, Any]
-    store: Store
-
-
 def lower(
     model: Exportable,
     programs: Sequence[Program],
@@ -136,18 +126,12 @@ def lower(
     constant: bool,
     platforms: Sequence[str],
     disabled_checks: Sequence[Any],
-) -> Lowering:
-    """Exports every method of a model.
+) -> tuple[list[Function], Store]:
+    """Exports every method of a model, over the variables that they share.
 
-    Args:
-        model: the model.
-        programs: its methods, traced.
-        shardings: of the inputs, by signature; None for an input without.
-        update: whether functions give the new state of weights.
-        order: how many times they can be differentiated.
-        constant: whether the weights become constants of the functions.
-        platforms: for which machines.
-        disabled_checks: of jax.export.
+    `shardings` are those of the inputs, by signature; with `update` functions give the new state
+    of weights; `order` is how many times they can be differentiated; with `constant` the weights
+    become constants of the functions.
     """
     read = {index for each in programs for index in each.read}
     changed: set[int] = set()
@@ -194,19 +178,11 @@ def lower(
                     *((WEIGHT, name) for name in sorted(new)),
                 ),
                 weights=values,
-                reference=functools.partial(
-                    _reference(
-                        program,
-                        [store.variables[place].name for place in store.of_leaf],
-                        new,
-                        sorted(weights),
-                    ),
-                    values,
-                ),
+                reference=_reference(program, names, new, sorted(weights), values),
                 order=order,
             )
         )
-    return Lowering(functions, {} if constant else values, store)
+    return functions, store
 
 
 def _places(program: Program, store: Store) -> list[int]:
@@ -234,10 +210,15 @@ def _function(
 
 
 def _reference(
-    program: Program, of_leaf: Sequence[str], new: Sequence[str], weights: Sequence[str]
+    program: Program,
+    names: Sequence[str],
+    new: Sequence[str],
+    weights: Sequence[str],
+    known: Mapping[str, Any],
 ) -> Any:
     """The model itself as a function of flat operands: traced anew for every size."""
     count = len(program.output_names)
+    of_leaf = names[: len(program.traced.structs) - len(program.inputs.flat)]
     inputs = sorted(entry.name for entry in program.inputs.flat)
 
     @jax.jit
@@ -249,10 +230,10 @@ def _reference(
         state = dict(zip(new, results[count:]))
         return [outputs[name] for name in sorted(outputs)] + [state[k] for k in sorted(state)]
 
-    def run(known: Mapping[str, Any], *operands: Any) -> list[Any]:
-        values = {name: known[name] for name in of_leaf} | dict(zip(weights, operands))
-        values = {name: values[name] for name in of_leaf}
-        return flat(values, dict(zip(inputs, operands[len(weights) :])))
+    def run(*operands: Any) -> list[Any]:
+        values = {**known, **dict(zip(weights, operands))}
+        leaves = {name: values[name] for name in of_leaf}
+        return flat(leaves, dict(zip(inputs, operands[len(weights) :])))
 
     return run
 

@@ -9,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export._errors import UnsupportedOperationError
+from pax_export._errors import ExportPathError, UnsupportedOperationError
 from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import Report, package_versions, report_text
+from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import (
     make_function,
     make_variables,
     tensorflow,
 )
-from pax_export.export.formats.tflite.load import litert
+from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.lowering.signature import Signature
 from pax_export.export.lowering.variables import Store
@@ -172,3 +173,19 @@ def _refused(error: Exception) -> UnsupportedOperationError:
         write="the same in other operations of jax.numpy and jax.lax, or float32 numbers; "
         "a size instead of a symbolic dimension; or another target, e.g. to_saved_model",
     )
+
+
+def litert(purpose: str) -> Any:
+    """The runtime of TFLite models."""
+    return require("ai_edge_litert.interpreter", "tflite", purpose)
+
+
+def load(path: Path, report: Report) -> LoadedFile:
+    """Reads a TFLite model."""
+    litert("load")
+    try:
+        return LoadedFile(report, *opened(str(path), report.signatures))
+    except (ValueError, RuntimeError) as error:
+        raise ExportPathError(
+            "LiteRT cannot read this file.", where=str(path), got=str(error)[:500]
+        ) from error
