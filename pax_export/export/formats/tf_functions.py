@@ -148,25 +148,36 @@ def _run(
         return _call(tf, forward.lowered, operands + constants)
     saved = signature_gradient or make_gradient(signature)
 
-    # Integer results pass beside the custom gradient: a saved one cannot be
-    # called with results that have no cotangent.
+    def pull_back(given: list[Any], cotangents: tuple) -> list[Any]:
+        extra = [variables[place].read_value() for place in gradient.call.constants]
+        every = [*given, *constants, *cotangents, *extra]
+        if gradient.next is None:
+            return _call(tf, gradient.call.lowered, every)
+        every += [variables[place].read_value() for place in gradient.next.call.constants]
+        return saved(*(every[index] for index in _needed(gradient, gradient.next)))
+
+    def run(given: list[Any]) -> list[Any]:
+        return _call(tf, forward.lowered, given + constants)
+
+    return _differentiable(tf, run, pull_back, operands, gradient)
+
+
+def _differentiable(
+    tf: Any, run: Callable, pull_back: Callable, operands: Sequence[Any], gradient: Gradient
+) -> list[Any]:
+    """The results of a call; those `of` a gradient have the one that `pull_back` gives.
+
+    The others, of integers, pass beside the custom gradient: a saved one cannot
+    be called with results that have no cotangent.
+    """
     results: list[Any] = []
 
     def differentiable(*chosen: Any) -> tuple[list[Any], Callable]:
         given = list(operands)
         for index, value in zip(gradient.wrt, chosen):
             given[index] = value
-        results.extend(_call(tf, forward.lowered, given + constants))
-
-        def pull_back(*cotangents: Any) -> list[Any]:
-            extra = [variables[place].read_value() for place in gradient.call.constants]
-            every = [*given, *constants, *cotangents, *extra]
-            if gradient.next is None:
-                return _call(tf, gradient.call.lowered, every)
-            every += [variables[place].read_value() for place in gradient.next.call.constants]
-            return saved(*(every[index] for index in _needed(gradient, gradient.next)))
-
-        return [results[index] for index in gradient.of], pull_back
+        results[:] = run(given)
+        return [results[index] for index in gradient.of], lambda *each: pull_back(given, each)
 
     chosen = tf.custom_gradient(differentiable)(*(operands[index] for index in gradient.wrt))
     for index, value in zip(gradient.of, chosen):
@@ -192,19 +203,15 @@ def make_gradient(signature: Signature) -> Any:
         for index, value in zip(needed, given):
             every[index] = value
 
-        def differentiable(*chosen: Any) -> tuple[list[Any], Callable]:
-            operands = list(every)
-            for index, value in zip(second.wrt, chosen):
-                operands[index] = value
-            results = _call(tf, first.call.lowered, operands)
+        def pull_back(operands: list[Any], cotangents: tuple) -> list[Any]:
+            values = [*operands[:count], *cotangents, *operands[count:]]
+            return _call(tf, second.call.lowered, values)
 
-            def pull_back(*cotangents: Any) -> list[Any]:
-                values = [*operands[:count], *cotangents, *operands[count:]]
-                return _call(tf, second.call.lowered, values)
+        def run(operands: list[Any]) -> list[Any]:
+            return _call(tf, first.call.lowered, operands)
 
-            return [results[index] for index in second.of], pull_back
-
-        return tf.custom_gradient(differentiable)(*(every[index] for index in second.wrt))
+        results = _differentiable(tf, run, pull_back, every, second)
+        return [results[index] for index in second.of]
 
     specs = [tensor_spec(f"operand_{index}", structs[index]) for index in needed]
     return tf.function(gradient, input_signature=specs, autograph=False)

@@ -24,7 +24,7 @@ from pax_export.export.artifact.random_calls import RandomInput, random_calls
 from pax_export.export.artifact.report import package_versions
 from pax_export.export.formats.saved_model.run import FAILED
 from pax_export.export.lowering.portable import CALLING_CONVENTION, XLA_EXPANDS, portable
-from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.run_export import ExportRun
 from pax_export.export.validation.compare import Case, compare
 from pax_export.export.validation.validate import call
 
@@ -307,7 +307,12 @@ _OPEN = "open"
 
 
 class Trial:
-    """What came of running the signatures, `old` beside `new`."""
+    """What came of running the signatures, `old` beside `new`.
+
+    Nobody tells what its symbolic sizes may be, and the installed TensorFlow often cannot run
+    the old one: so sizes are tried, and where there is nothing to compare with, it is at least
+    run.
+    """
 
     def __init__(self, model: Any, separate: bool):
         self._signatures = _signatures(model)

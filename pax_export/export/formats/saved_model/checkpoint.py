@@ -1,6 +1,6 @@
-"""The variables of a SavedModel on disk, compared with what they must be.
+"""The variables of a SavedModel on disk: written, and compared with what they must be.
 
-They are read piece by piece, and never held as a whole: a check of a model
+To be compared they are read piece by piece, and never held as a whole: a check of a model
 that fills half of the memory must not need the other half.
 
 A checkpoint is an index, a sorted table of names, and files of bytes.  The
@@ -55,7 +55,8 @@ def _differs(prefix: Path, entry: Any, expected: Any) -> bool:
         return True
     # A view where the array lies in one piece, as those of jax do.
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    name = f"{prefix.name}.data-{entry.shard_id:05d}-of-{_shards(prefix):05d}"
+    shards = len(list(prefix.parent.glob(f"{prefix.name}.data-*")))
+    name = f"{prefix.name}.data-{entry.shard_id:05d}-of-{shards:05d}"
     with prefix.with_name(name).open("rb") as file:
         file.seek(entry.offset)
         for start in range(0, len(flat), _PIECE):
@@ -63,10 +64,6 @@ def _differs(prefix: Path, entry: Any, expected: Any) -> bool:
             if file.read(len(piece)) != piece.tobytes():
                 return True
     return False
-
-
-def _shards(prefix: Path) -> int:
-    return len(list(prefix.parent.glob(f"{prefix.name}.data-*")))
 
 
 def _keys(prefix: Path) -> dict[str, str]:
@@ -150,19 +147,14 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
     parts = list(_parts([*named, (_OBJECTS, objects)]))
     prefixes = [str(directory / "parts" / f"part-{number}") for number in range(len(parts))]
     for prefix, part in zip(prefixes, parts):
-        _write_part(prefix, part)
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=[name for name, _ in part],
+            shape_and_slices=[""] * len(part),
+            tensors=[_tensor(tf, value) for _, value in part],
+        )
     tf.raw_ops.MergeV2Checkpoints(
         checkpoint_prefixes=prefixes, destination_prefix=str(directory / "variables")
-    )
-
-
-def _write_part(prefix: str, part: Sequence[tuple[str, Any]]) -> None:
-    tf = tensorflow("to_saved_model")
-    tf.raw_ops.SaveV2(
-        prefix=prefix,
-        tensor_names=[name for name, _ in part],
-        shape_and_slices=[""] * len(part),
-        tensors=[_tensor(tf, value) for _, value in part],
     )
 
 

@@ -28,7 +28,7 @@ from pax_export.export.formats.tf_functions import (
 )
 from pax_export.export.lowering.lowered_model import LoweredModel, array_info, output_infos
 from pax_export.export.lowering.signature import Processing, Signature
-from pax_export.export.pipeline.export_run import by_signature
+from pax_export.export.pipeline.run_export import by_signature
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind, resolve
@@ -205,58 +205,6 @@ def _info(name: str, tensor: Any) -> ArrayInfo:
 
 
 Function = Callable[..., Any]
-
-
-def compose(
-    model: Function,
-    preprocess: Function | None = None,
-    postprocess: Function | None = None,
-    passthrough: bool = False,
-) -> Function:
-    """One function of the three.
-
-    Args:
-        model: takes what the preprocessor gives, as one value.
-        preprocess: takes the outer arguments; without it the model is given the
-            only argument, or the tuple of all of them.
-        postprocess: takes what the model gives.
-        passthrough: the preprocessor gives two values, of which the second goes
-            past the model, as a second argument of the postprocessor.
-
-    Example:
-        >>> compose(lambda x: x + 1, lambda a, b: a * b, lambda y: {"y": y})(2, 3)
-        {'y': 7}
-    """
-    if passthrough and not (preprocess and postprocess):
-        raise InvalidArgumentError(
-            "Only with a preprocessor and a postprocessor can a value pass by the model.",
-            write="both of them",
-        )
-
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        if preprocess is not None:
-            given = preprocess(*args, **kwargs)
-        else:
-            given = args[0] if len(args) == 1 else args
-        beside = ()
-        if passthrough:
-            given, *beside = _two(given)
-        output = model(given)
-        return output if postprocess is None else postprocess(output, *beside)
-
-    return whole
-
-
-def _two(given: Any) -> tuple:
-    if not (isinstance(given, tuple) and len(given) == 2):
-        raise InvalidArgumentError(
-            "A value is to pass by the model, requiring the preprocessor output to be a tuple of "
-            "two elements.",
-            got=f"{type(given).__name__}"
-            + (f" of {len(given)}" if hasattr(given, "__len__") else ""),
-            write="return inputs_of_the_model, what_passes_by",
-        )
-    return given
 
 
 def as_function(processor: Function) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._optional import require
 from pax_export.export.formats.saved_model.checkpoint import write_checkpoint
-from pax_export.export.formats.saved_model.proto.functions import write_functions
+from pax_export.export.formats.saved_model.proto.functions import SignatureWriter
 from pax_export.export.formats.saved_model.proto.objects import (
     write_checkpoint_objects,
     write_graph,
@@ -48,7 +49,7 @@ def _save_by_messages(directory: Path, store: Store, signatures: Sequence[Signat
     graph.meta_info_def.tensorflow_git_version = tf.version.GIT_VERSION
     graph.meta_info_def.stripped_default_attrs = True
     library, variables = graph.graph_def.library, store.variables
-    functions = {each.key: write_functions(library, each, store) for each in signatures}
+    functions = {each.key: SignatureWriter(library, each, store).write() for each in signatures}
     write_graph(graph, variables, functions)
     write_objects(graph.object_graph_def, variables, functions)
     folder = directory / "variables"
@@ -117,12 +118,18 @@ def _root(tf: Any, plan: Sequence[Variable], variables: Sequence[Any]) -> Any:
     return root
 
 
+_KIND = "_gradient_op_type"
 _NUMBERED = re.compile(r"(.*_)(\d+)")
-_GRADIENT = re.compile(rb"(CustomGradient-)(\d+)")
+_GRADIENT = re.compile(r"(CustomGradient-)(\d+)")
 
 
 def canonicalize(directory: Path) -> None:
-    """Rewrites ``saved_model.pb`` in a directory that TensorFlow has just written."""
+    """Makes ``saved_model.pb``, which TensorFlow has just written, depend on the model alone.
+
+    TensorFlow numbers its functions by a counter that never starts again, and
+    writes maps in the order of their hashes.  Functions are numbered anew in the
+    order in which they were made, and the file is written in sorted order.
+    """
     protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
     file = directory / "saved_model.pb"
     model = protobuf.SavedModel()
@@ -163,8 +170,11 @@ def _forget_paths(graph: Any, digest: bytes) -> None:
 
 def _renumber(graph: Any) -> None:
     library = graph.graph_def.library
-    names = _new_names(function.signature.name for function in library.function)
-    gradients = _new_gradients(graph)
+    old = [function.signature.name for function in library.function]
+    names = {name: name for name in old} | _renumbered(_NUMBERED, old)
+    nodes = [node for function in library.function for node in function.node_def]
+    kinds = {node.attr[_KIND].s.decode() for node in nodes if _KIND in node.attr}
+    gradients = _renumbered(_GRADIENT, kinds)
     for function in library.function:
         function.signature.name = names[function.signature.name]
         _rename_nodes(function.node_def, names, gradients)
@@ -175,40 +185,28 @@ def _renumber(graph: Any) -> None:
     _rename_nodes(graph.graph_def.node, names, gradients)
     for registered in library.registered_gradients:
         registered.gradient_func = names[registered.gradient_func]
-        kind: bytes = registered.registered_op_type.encode()
-        registered.registered_op_type = (gradients.get(kind) or kind).decode()
+        kind = registered.registered_op_type
+        registered.registered_op_type = gradients.get(kind, kind)
     _rename_objects(graph.object_graph_def, names)
     _rename_aliases(graph.meta_info_def.function_aliases, names)
 
 
-def _new_names(names: Iterable[str]) -> dict[str, str]:
+def _renumbered(pattern: re.Pattern, names: Iterable[str]) -> dict[str, str]:
     """Old name -> new name: the same words, numbered in the order of the old numbers."""
-    old = list(names)
-    matches = [match for match in map(_NUMBERED.fullmatch, old) if match]
+    matches = [match for match in map(pattern.fullmatch, names) if match]
     matches.sort(key=lambda match: int(match[2]))
-    numbered = {match[0]: f"{match[1]}{index}" for index, match in enumerate(matches)}
-    return {name: numbered.get(name, name) for name in old}
-
-
-def _new_gradients(graph: Any) -> dict[bytes, bytes]:
-    found = {
-        node.attr["_gradient_op_type"].s
-        for function in graph.graph_def.library.function
-        for node in function.node_def
-        if "_gradient_op_type" in node.attr
-    }
-    matches = sorted((int(match[2]), match) for match in map(_GRADIENT.fullmatch, found) if match)
-    return {match[0]: match[1] + str(index).encode() for index, (_, match) in enumerate(matches)}
+    return {match[0]: f"{match[1]}{index}" for index, match in enumerate(matches)}
 
 
 def _rename_nodes(
-    nodes: Iterable[Any], names: Mapping[str, str], gradients: Mapping[bytes, bytes]
+    nodes: Iterable[Any], names: Mapping[str, str], gradients: Mapping[str, str]
 ) -> None:
     for node in nodes:
         node.op = names.get(node.op, node.op)
         for key, value in node.attr.items():
-            if key == "_gradient_op_type":
-                value.s = gradients.get(value.s, value.s)
+            if key == _KIND:
+                kind = value.s.decode()
+                value.s = gradients.get(kind, kind).encode()
             elif value.HasField("func"):
                 value.func.name = names.get(value.func.name, value.func.name)
             for function in value.list.func:
@@ -224,8 +222,7 @@ def _number_captures(function: Any) -> None:
 
 
 def _rename_objects(objects: Any, names: Mapping[str, str]) -> None:
-    concrete = {names[name]: value for name, value in objects.concrete_functions.items()}
-    copies = {name: _copy(value) for name, value in concrete.items()}
+    copies = {names[name]: deepcopy(each) for name, each in objects.concrete_functions.items()}
     objects.concrete_functions.clear()
     for name, value in copies.items():
         objects.concrete_functions[name].CopyFrom(value)
@@ -246,9 +243,3 @@ def _rename_aliases(aliases: Any, names: Mapping[str, str]) -> None:
     renamed = {names[name]: alias for name, alias in aliases.items() if name in names}
     aliases.clear()
     aliases.update(renamed)
-
-
-def _copy(message: Any) -> Any:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy

@@ -297,7 +297,9 @@ def caller(exported: Exported, order: int, name: str) -> Flat:
     """A jitted function of the flat operands that gives the flat results.
 
     It works under `jit`, `vmap` (a batched call makes one call after the other, as `jax.lax.map`
-    does) and, `order` times, `grad`.  Errors call it by its name.
+    does) and, `order` times, `grad`.  Errors call it by its name.  jax itself calls a
+    deserialised function, and can neither batch it nor say in a sentence why something has no
+    derivative.
     """
     # Tracing a call of an Exported takes several times as long as the call.
     return jax.jit(_differentiable(exported, order, order, name))

@@ -20,13 +20,15 @@ from pax_export.export.artifact.report import (
 from pax_export.export.formats.stablehlo import files, functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
 from pax_export.export.lowering.lowered_model import variable_infos
-from pax_export.export.pipeline.export_run import (
+from pax_export.export.pipeline.run_export import (
     PLATFORMS,
     ExportRun,
+    Request,
+    Writer,
     check_choice,
     checked_platforms,
+    run_export,
 )
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.structure import legal_names

@@ -111,15 +111,12 @@ def _without_jax(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Po
 def _neutral(function: Callable, weights: Structs, inputs: Structs, order: int) -> Any:
     """The function lowered by rules that hold everywhere, without LAPACK."""
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
-    export = jax_export.export(
-        jax.jit(function), platforms=(neutral_platform(),), disabled_checks=(unchecked,)
-    )
     try:
-        exported = export(dict(weights), dict(inputs))
+        exported = make(function, weights, inputs, (neutral_platform(),), (unchecked,))
         for _ in range(order):
             exported = exported.vjp()
         return exported
-    except NotImplementedError:
+    except (NotImplementedError, UnsupportedOperationError):
         return None
 
 

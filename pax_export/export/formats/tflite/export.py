@@ -24,8 +24,7 @@ from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.lowering.signature import Signature
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.export_run import check_choice
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.pipeline.run_export import Request, Writer, check_choice, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.cases import output_cases

@@ -6,8 +6,8 @@ what it holds, so the messages of which a SavedModel consists are filled in
 directly, one file here for each of them:
 
     functions.py        what is called: a function for each signature and gradient
-    objects.py          what `tf.saved_model.load` gives: variables and signatures
-    graph.py            the same for sessions and servers, which know no objects
+    objects.py          what `tf.saved_model.load` gives: variables and signatures;
+                        and the same for sessions and servers, which know no objects
     ../checkpoint.py    the values of the variables
 
 Functions of TensorFlow around a signature may hold anything; an export with

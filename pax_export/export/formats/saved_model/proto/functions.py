@@ -79,14 +79,6 @@ class _Module:
     needed: tuple[Operand, ...]  # by this one and by those after it
 
 
-def write_functions(library: Any, signature: Signature, store: Store) -> list[Function]:
-    """Adds the functions of a signature, with no TensorFlow around it, to a `FunctionDefLibrary`.
-
-    Gives the function of the signature, and then those of its gradients.
-    """
-    return _Writer(library, signature, store).write()
-
-
 def _modules(signature: Signature) -> list[_Module]:
     forward, gradients = signature.forward, signature.gradients
     variables = [Operand("variable", place) for place in forward.variables]
@@ -112,7 +104,9 @@ def _modules(signature: Signature) -> list[_Module]:
     return modules
 
 
-class _Writer:
+class SignatureWriter:
+    """Adds functions of a signature, with no TensorFlow around it, to a `FunctionDefLibrary`."""
+
     def __init__(self, library: Any, signature: Signature, store: Store):
         self._library = library
         self._signature = signature
@@ -125,6 +119,7 @@ class _Writer:
         ]
 
     def write(self) -> list[Function]:
+        """Gives the function of the signature, and then those of its gradients."""
         before = self._forward()
         functions = [before]
         for order in range(1, len(self._modules)):

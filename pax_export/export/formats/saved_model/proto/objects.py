@@ -1,4 +1,4 @@
-"""What `tf.saved_model.load` gives: variables by name, and signatures.
+"""What `tf.saved_model.load` gives, variables by name and signatures; and the graph of servers.
 
 Objects are numbered, and each knows its children by name.  The root has
 
@@ -28,7 +28,6 @@ from pax_export.export.formats.saved_model.proto.functions import (
 from pax_export.export.formats.tf_functions import tensor_spec, tensorflow
 from pax_export.export.lowering.variables import Variable
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing import dtypes as _dtypes
 
 _ROOT, _DICT, _LIST = "_generic_user_object", "trackable_dict_wrapper", "trackable_list_wrapper"
 _SIGNATURES = "signature_map"
@@ -43,7 +42,7 @@ def checkpoint_key(name: str) -> str:
 def write_objects(
     graph: Any, variables: Sequence[Variable], signatures: Mapping[str, Sequence[Function]]
 ) -> None:
-    """Fills in a `SavedObjectGraph`; `signatures` are what `write_functions` made."""
+    """Fills in a `SavedObjectGraph`; `signatures` are what `SignatureWriter` made."""
     first = 6  # after the root and its children
     numbers = [first + place for place in range(len(variables))]
     by_name = {each.name: number for each, number in zip(variables, numbers)}
@@ -162,12 +161,17 @@ _CALL = "StatefulPartitionedCall"
 def write_graph(
     meta_graph: Any, variables: Sequence[Variable], signatures: Mapping[str, Sequence[Function]]
 ) -> None:
-    """Fills in a `MetaGraphDef`: the graph, the signatures and how variables are restored."""
+    """Fills in a `MetaGraphDef`, which sessions and servers run that know no objects.
+
+    It holds the variables, a call of each signature with a placeholder for each
+    input, and what reads the variables from a checkpoint and writes them to one.
+    Names are those that TensorFlow gives, since programs in C ask for them.
+    """
     tf = tensorflow("to_saved_model")
     versions = meta_graph.graph_def.versions
     versions.producer = tf.version.GRAPH_DEF_VERSION
     versions.min_consumer = tf.version.GRAPH_DEF_VERSION_MIN_CONSUMER
-    specs = [tensor_spec(each.name, _dtypes.struct_of(each.value)) for each in variables]
+    specs = [tensor_spec(each.name, dtypes.struct_of(each.value)) for each in variables]
     nodes = meta_graph.graph_def.node
     for place, spec in enumerate(specs):
         add_node(
@@ -208,20 +212,20 @@ def _tensor_info(message: Any, name: str, spec: Any) -> None:
 def _saver(nodes: Any, saver: Any, specs: Sequence[Any]) -> None:
     """What reads the variables of a checkpoint whose path is given, and writes them to one."""
     tf = tensorflow("to_saved_model")
-    dtypes = [spec.dtype for spec in specs]
+    kinds = [spec.dtype for spec in specs]
     add_node(nodes, "saver/file", "Placeholder", dtype=tf.string, shape=tf.TensorShape([]))
     _texts(nodes, "saver/names", [checkpoint_key(spec.name) for spec in specs])
     _texts(nodes, "saver/whole", [""] * len(specs))
     given = ["saver/file", "saver/names", "saver/whole"]
-    add_node(nodes, "saver/values", "RestoreV2", given, dtypes=dtypes)
-    for place, dtype in enumerate(dtypes):
+    add_node(nodes, "saver/values", "RestoreV2", given, dtypes=kinds)
+    for place, dtype in enumerate(kinds):
         value = [_handle(place), f"saver/values:{place}"]
         add_node(nodes, f"saver/restore/{place}", "AssignVariableOp", value, dtype=dtype)
         add_node(nodes, f"saver/read/{place}", "ReadVariableOp", [_handle(place)], dtype=dtype)
     places = range(len(specs))
     add_node(nodes, "saver/restore", "NoOp", [f"^saver/restore/{place}" for place in places])
     reads = [f"saver/read/{place}" for place in places]
-    add_node(nodes, "saver/write", "SaveV2", [*given, *reads], dtypes=dtypes)
+    add_node(nodes, "saver/write", "SaveV2", [*given, *reads], dtypes=kinds)
     add_node(nodes, "saver/save", "Identity", ["saver/file", "^saver/write"], T=tf.string)
     saver.filename_tensor_name = "saver/file:0"
     saver.save_tensor_name = "saver/save:0"
