@@ -29,7 +29,6 @@ def tensorflow(purpose: str) -> Any:
 
 
 def make_variables(store: Store) -> list[Any]:
-    """A `tf.Variable` for each stored array, in the order of the store."""
     tf = tensorflow("to_saved_model")
     # A jax array on the CPU is taken over without a copy of our own.
     return [
@@ -72,7 +71,6 @@ def make_stages(
 
 
 def make_whole(signature: Signature, stages: Mapping[str, Any]) -> Any:
-    """One `tf.function` of the stages of a signature."""
     tf = tensorflow("to_saved_model")
     around = signature.processing
     assert around is not None
@@ -93,27 +91,21 @@ def make_whole(signature: Signature, stages: Mapping[str, Any]) -> Any:
 
 
 def input_specs(signature: Signature) -> list[Any]:
-    """What the model takes, as `tf.TensorSpec`."""
     return list(map(tensor_spec, signature.input_names, signature.input_structs))
 
 
 def output_specs(signature: Signature) -> list[Any]:
-    """What the model gives, as `tf.TensorSpec`."""
     return list(map(tensor_spec, signature.output_names, signature.forward.lowered.results))
 
 
 def tensor_spec(name: str | None, struct: Any) -> Any:
-    """An input or output of a `tf.function`."""
     tf = tensorflow("to_saved_model")
     shape = [size if isinstance(size, int) else None for size in struct.shape]
     return tf.TensorSpec(shape, tf.as_dtype(dtypes.name_of(struct.dtype)), name=name)
 
 
 def call_signature(
-    signature: Signature,
-    variables: Sequence[Any],
-    inputs: Sequence[Any],
-    gradient: Any = None,
+    signature: Signature, variables: Sequence[Any], inputs: Sequence[Any], gradient: Any = None
 ) -> dict[str, Any]:
     """Calls a signature inside of a TensorFlow function; gives the outputs by name.
 
@@ -128,11 +120,7 @@ def call_signature(
 
 
 def _run(
-    tf: Any,
-    signature: Signature,
-    variables: Sequence[Any],
-    inputs: tuple,
-    signature_gradient: Any,
+    tf: Any, signature: Signature, variables: Sequence[Any], inputs: tuple, signature_gradient: Any
 ) -> list[Any]:
     forward, gradient = signature.forward, signature.gradient
     used = set(forward.lowered.kept).union(
@@ -230,7 +218,6 @@ def _needed(first: Gradient, second: Gradient) -> list[int]:
 
 
 def _call(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
-    """One XlaCallModule operation."""
     # TensorFlow exports no public name for the operation that it made for jax.
     xla = require("tensorflow.compiler.tf2xla.python.xla", "tensorflow", "to_saved_model")
     given = [operands[index] for index in lowered.kept]

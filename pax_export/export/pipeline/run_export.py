@@ -28,6 +28,10 @@ from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.validation.compare import Case
 from pax_export.export.validation.validate import validate
 
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+#: A save that is done within so many seconds is silent.
+PATIENCE = 1.0
+
 
 @dataclass(frozen=True)
 class Request:
@@ -151,11 +155,6 @@ def _report(writer: Writer, place: Path, run: ExportRun, errors: dict[str, float
     )
 
 
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-#: A save that is done within so many seconds is silent.
-PATIENCE = 1.0
-
-
 class Progress:
     """The phases of one save, how long each takes, and what the user sees of them on stderr.
 
@@ -185,7 +184,6 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts the time of its block under a name."""
         with self._lock:
             self._current = name
             self.seconds.setdefault(name, 0.0)
@@ -215,8 +213,6 @@ def _display(total: int) -> Any:
 
 
 class _Lines:
-    """One line for each phase."""
-
     def __init__(self, total: int):
         self._total = total
 
@@ -228,8 +224,6 @@ class _Lines:
 
 
 class _Bar:
-    """A bar that stays in its line, by rich."""
-
     def __init__(self, total: int):
         progress = require("rich.progress", "rich", "a progress bar")
         console = require("rich.console", "rich", "a progress bar").Console(stderr=True)
@@ -281,7 +275,6 @@ class ExportRun(Progress):
 
     @property
     def separate(self) -> bool:
-        """Whether the test is made in a process of its own."""
         return self._validate == "process"
 
     @property
@@ -302,7 +295,6 @@ class ExportRun(Progress):
 
 
 def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
-    """The platforms as a tuple."""
     platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
     unknown = [name for name in platforms if name not in PLATFORMS]
     if unknown or not platforms:

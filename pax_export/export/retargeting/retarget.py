@@ -183,10 +183,7 @@ def _write(source: Path, directory: Path, model: Any) -> None:
 
 
 def _report(
-    modules: Sequence[Module],
-    oldest: compatibility.Version,
-    trial: Trial,
-    run: ExportRun,
+    modules: Sequence[Module], oldest: compatibility.Version, trial: Trial, run: ExportRun
 ) -> RetargetReport:
     versions = [max(each.stablehlo[side] for each in modules) for side in (0, 1)]
     conventions = [max(each.calling_convention[side] for each in modules) for side in (0, 1)]
@@ -230,7 +227,6 @@ class Module:
 
 
 def mend(model: Any, directory: Path) -> list[Module]:
-    """Makes every module of a SavedModel portable, in place."""
     mended = [_mend(name, node) for name, node in _operations(model)]
     if not mended:
         raise ExportPathError(
@@ -321,7 +317,6 @@ class Trial:
         self.largest_error: dict[str, float] = {}
 
     def run(self, old: Path, new: Path) -> None:
-        """Makes the calls."""
         tried = self._both(old, new, list(self._signatures), _SIZES)
         stopped = {each[0].signature for each in tried if FAILED in each[2]}
         tried += self._both(old, new, stopped, _OTHER_SIZES) if stopped else []

@@ -33,7 +33,7 @@ def random_cases(
     if examples:
         return
     given = {name: _random_input(struct) for name, struct in structs.items()}
-    for each in random_calls(given, _constraints(structs.values())):
+    for each in random_calls(given, constraints(structs.values())):
         yield Case(signature, each.inputs, expected(each.inputs), label=each.label)
 
 
@@ -43,7 +43,7 @@ def _random_input(struct: jax.ShapeDtypeStruct) -> RandomInput:
     return RandomInput(shape, np.dtype(struct.dtype))
 
 
-def _constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
+def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
     """What may be assumed of the symbolic sizes."""
     symbolic = [size for each in structs for size in each.shape if not isinstance(size, int)]
     return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))

@@ -143,7 +143,6 @@ class _OnnxWriter(Writer):
 
 
 def _check_size(size: int) -> None:
-    """Refuses more weights than a file holds."""
     if size > _LARGEST:
         raise UnsupportedOperationError(
             "An ONNX file holds 2 GiB at most.",
@@ -153,12 +152,10 @@ def _check_size(size: int) -> None:
 
 
 def onnxruntime(purpose: str) -> Any:
-    """The runtime of ONNX models."""
     return require("onnxruntime", "onnx", purpose)
 
 
 def load(path: Path, report: Report) -> LoadedFile:
-    """Reads an ONNX model."""
     onnxruntime("load")
     try:
         return LoadedFile(report, *opened(str(path)))

@@ -32,6 +32,5 @@ def opened(file: str) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
 
 
 def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    """Makes calls of an ONNX model with onnxruntime."""
     _, call = opened(file)
     return [call(case["signature"], case["inputs"]) for case in cases]

@@ -130,22 +130,17 @@ def _fitting(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> A
         )
     except (TypeError, ValueError):
         tensor = value
-    same = isinstance(tensor, tf.Tensor) and tensor.dtype == wanted.dtype
+    is_tensor = isinstance(tensor, tf.Tensor)
+    same = is_tensor and tensor.dtype == wanted.dtype
     if not (same and tensor.shape.is_compatible_with(wanted.shape)):
         entry = next(entry for entry in program.inputs.flat if entry.name == name)
         raise InvalidArgumentError(
             "The preprocessor gives something else than the model takes.",
             where=f"{program.key}: {name}",
-            got=_brief(tf, tensor),
+            got=f"{tensor.dtype.name}{tensor.shape}" if is_tensor else type(tensor).__name__,
             write=str(array_info(name, name, dtypes.stored(entry.struct))),
         )
     return tf.ensure_shape(tensor, wanted.shape)
-
-
-def _brief(tf: Any, value: Any) -> str:
-    if not isinstance(value, tf.Tensor):
-        return type(value).__name__
-    return f"{value.dtype.name}{value.shape}"
 
 
 def _postprocess(

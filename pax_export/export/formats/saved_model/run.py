@@ -18,9 +18,7 @@ _PIECE = 1 << 20
 
 
 def run(
-    directory: str,
-    cases: Sequence[Mapping[str, Any]],
-    weights: Mapping[str, Any] | None = None,
+    directory: str, cases: Sequence[Mapping[str, Any]], weights: Mapping[str, Any] | None = None
 ) -> list[Arrays]:
     """Loads an export and makes calls of its signatures.
 

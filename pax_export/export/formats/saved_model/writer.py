@@ -31,7 +31,6 @@ from pax_export.export.lowering.variables import Store, Variable
 
 
 def write(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
-    """Writes the variables and signatures into a new directory."""
     if any(each.processing for each in signatures):
         _save_with_tensorflow(directory, store, signatures)
     else:
@@ -70,18 +69,15 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
     try:
         tf.saved_model.save(root, str(directory), signatures=functions, options=options)
     except AssertionError as error:
-        if "untracked" in str(error):
-            raise _lost(error) from error
-        raise
+        if "untracked" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            "A preprocessor or postprocessor uses a variable or a table that cannot be found in "
+            "it.",
+            got=str(error).splitlines()[0],
+            write="a tf.Module with the variable or table as an attribute, and a method __call__",
+        ) from error
     canonicalize(directory)
-
-
-def _lost(error: AssertionError) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "A preprocessor or postprocessor uses a variable or a table that cannot be found in it.",
-        got=str(error).splitlines()[0],
-        write="a tf.Module with the variable or table as an attribute, and a method __call__",
-    )
 
 
 def _function(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:

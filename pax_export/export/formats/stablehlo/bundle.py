@@ -243,7 +243,6 @@ def load(directory: Path, report: Report) -> LoadedBundle:
 
 
 def read(directory: Path, report: Report, digest: str) -> LoadedBundle:
-    """Reads a bundle whose files are known to be whole."""
     exported = {key: read_function(directory, report, key) for key in report.signatures}
     structs = {
         each.name: jax.ShapeDtypeStruct(each.shape, dtypes.numpy_dtype(each.dtype))

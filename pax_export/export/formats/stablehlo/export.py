@@ -11,12 +11,7 @@ from typing import Any, Literal
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import checksums
 from pax_export.export.artifact.formats import STABLEHLO
-from pax_export.export.artifact.report import (
-    REPORT_FILE,
-    Report,
-    package_versions,
-    write_report,
-)
+from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, write_report
 from pax_export.export.formats.stablehlo import files, functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
 from pax_export.export.lowering.lowered_model import variable_infos
@@ -131,7 +126,8 @@ class _BundleWriter(Writer):
         if given is None:
             self._request = request
             return super().make(run, request)
-        self.name, self.variables, self._values = _name(given), (), {}
+        self.name = ", ".join(dict.fromkeys(each.fun_name for each in given.values()))
+        self.variables, self._values = (), {}
         with run.phase("lower"):
             self._take([functions.of_exported(k, each, self.order) for k, each in given.items()])
         return None
@@ -218,7 +214,3 @@ def _exporteds(model: Any, inputs: Any, methods: Any) -> dict[str, Exported] | N
             write="to_stablehlo(exported, path)",
         )
     return model
-
-
-def _name(given: Mapping[str, Exported]) -> str:
-    return ", ".join(dict.fromkeys(each.fun_name for each in given.values()))

@@ -11,7 +11,7 @@ import jax
 from jax import export as jax_export
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import neutral_platform, scope_constraints
+from pax_export._jax import neutral_platform
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.portable import XLA_EXPANDS, Portable, portable
 
@@ -38,7 +38,6 @@ def make(
     platforms: Sequence[str],
     disabled_checks: Sequence[Any] = (),
 ) -> Exported:
-    """Exports a function of named weights and named inputs."""
     export = jax_export.export(
         jax.jit(function), platforms=tuple(platforms), disabled_checks=tuple(disabled_checks)
     )
@@ -157,17 +156,9 @@ def _filled(frame: Exported, found: Sequence[Module]) -> Exported:
 
 
 def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """Abstract arrays as what `jax.eval_shape` and the like take."""
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
 def oldest(found: Sequence[Module]) -> str:
     """The version of StableHLO that reads all modules."""
     return compatibility.text(max(each.portable.stablehlo for each in found)) if found else ""
-
-
-def constraints(exported: Exported) -> tuple[str, ...]:
-    """What may be assumed of the symbolic dimensions of a function."""
-    symbolic = (size for aval in exported.in_avals for size in aval.shape)
-    scopes = (size.scope for size in symbolic if not isinstance(size, int))
-    return tuple(dict.fromkeys(text for scope in scopes for text in scope_constraints(scope)))

@@ -29,12 +29,7 @@ from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._files import checksums
 from pax_export._files import directory as _directory
 from pax_export._optional import require
-from pax_export.export.artifact.report import (
-    Report,
-    package_versions,
-    read_report,
-    write_report,
-)
+from pax_export.export.artifact.report import Report, package_versions, read_report, write_report
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo.exported import Exported, Module
 from pax_export.export.lowering.portable import Portable
@@ -56,7 +51,6 @@ _REGISTER = (
 def write_function(
     directory: Path, name: str, exported: Exported, order: int, modules: Sequence[Module]
 ) -> None:
-    """Writes one function, with its gradients up to an order."""
     require("flatbuffers", "stablehlo", "to_stablehlo")
     try:
         content = exported.serialize(vjp_order=order)
@@ -78,7 +72,6 @@ def write_function(
 
 
 def write_weights(directory: Path, weights: Mapping[str, Any]) -> None:
-    """Writes the weights; no file if there are none."""
     if weights:
         save_weights(jax.tree.map(jax.numpy.asarray, dict(weights)), directory / WEIGHTS)
 
@@ -90,7 +83,6 @@ def _text(module: bytes) -> str:
 
 
 def _read_jax_bytes(directory: Path, name: str) -> Exported:
-    """Reads what jax reads."""
     require("flatbuffers", "stablehlo", "load")
     file = _file(directory, name, "jax_export")
     try:
@@ -119,7 +111,6 @@ def _parse(module: bytes) -> None:
 
 
 def read_weights(directory: Path, structs: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the weights, which must be these."""
     loaded = load_weights(dict(structs), directory / WEIGHTS) if structs else {}
     return {name: loaded[name] for name in structs}
 

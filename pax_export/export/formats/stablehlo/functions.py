@@ -20,7 +20,7 @@ from pax_export.export.tracing import programs as _programs
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.structure import describe, dotted, signature_names
-from pax_export.export.validation.cases import random_cases
+from pax_export.export.validation.cases import constraints, random_cases
 from pax_export.export.validation.compare import Case
 
 
@@ -142,7 +142,10 @@ def lower(
         else:
             _programs.refuse_changes(program, model.leaves, read)
     store = Store(model.leaves, changed, trainable=True)
-    places = {each.key: _places(each, store) for each in programs}  # adds all constants first
+    places = {  # of leaves, then of what a program closes over: this adds all constants
+        each.key: [*store.of_leaf, *map(store.of_constant, each.traced.constants)]
+        for each in programs
+    }
     values = {each.name: each.value for each in store.variables}
     functions = []
     for program in programs:
@@ -183,11 +186,6 @@ def lower(
             )
         )
     return functions, store
-
-
-def _places(program: Program, store: Store) -> list[int]:
-    """The variables that a program takes: for its leaves, then for what it closes over."""
-    return [*store.of_leaf, *map(store.of_constant, program.traced.constants)]
 
 
 def _function(
@@ -290,7 +288,7 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
         differentiable=order > 0,
         stablehlo=_exported.oldest(portable),
         module_bytes=len(exported.mlir_module_serialized),
-        constraints=_exported.constraints(exported),
+        constraints=constraints(exported.in_avals),
     )
 
     def reference(*flat: Any) -> list[Any]:

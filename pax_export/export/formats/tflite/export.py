@@ -15,11 +15,7 @@ from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
-from pax_export.export.formats.tf_functions import (
-    make_function,
-    make_variables,
-    tensorflow,
-)
+from pax_export.export.formats.tf_functions import make_function, make_variables, tensorflow
 from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.lowering.signature import Signature
@@ -175,12 +171,10 @@ def _refused(error: Exception) -> UnsupportedOperationError:
 
 
 def litert(purpose: str) -> Any:
-    """The runtime of TFLite models."""
     return require("ai_edge_litert.interpreter", "tflite", purpose)
 
 
 def load(path: Path, report: Report) -> LoadedFile:
-    """Reads a TFLite model."""
     litert("load")
     try:
         return LoadedFile(report, *opened(str(path), report.signatures))

@@ -28,6 +28,5 @@ def opened(file: str, keys: Iterable[str]) -> tuple[Any, Callable[[str, Arrays],
 
 
 def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    """Makes calls of the signatures of a TFLite model with LiteRT."""
     _, call = opened(file, {case["signature"] for case in cases})
     return [call(case["signature"], case["inputs"]) for case in cases]

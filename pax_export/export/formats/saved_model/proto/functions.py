@@ -20,11 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pax_export.export.formats.tf_functions import (
-    module_attributes,
-    tensor_spec,
-    tensorflow,
-)
+from pax_export.export.formats.tf_functions import module_attributes, tensor_spec, tensorflow
 from pax_export.export.lowering.lower import Lowered
 from pax_export.export.lowering.signature import Signature
 from pax_export.export.lowering.variables import Store
@@ -51,7 +47,6 @@ class Operand(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How functions call it."""
         return f"{self.kind}_{self.place}" + (f"_{self.order}" if self.order else "")
 
 
@@ -315,19 +310,16 @@ class Body:
         self._function.signature.is_stateful = True
 
     def argument(self, name: str, spec: Any) -> None:
-        """Takes a tensor."""
         place = len(self._function.signature.input_arg)
         self._function.signature.input_arg.add(name=name, type=spec.dtype.as_datatype_enum)
         _fill(self._function.arg_attr[place].attr["_output_shapes"], [spec.shape])
 
     def resource(self, name: str, spec: Any) -> None:
-        """Takes a variable."""
         resource = tensorflow("to_saved_model").resource.as_datatype_enum
         argument = self._function.signature.input_arg.add(name=name, type=resource)
         argument.handle_data.add(dtype=spec.dtype.as_datatype_enum, shape=spec.shape.as_proto())
 
     def node(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> Any:
-        """Runs an operation; see `add_node`."""
         return add_node(self._function.node_def, name, operation, inputs, **attributes)
 
     def call(
@@ -345,6 +337,5 @@ class Body:
         self._function.signature.control_output.append(name)
 
     def result(self, name: str, tensor: str, spec: Any) -> None:
-        """Gives a tensor."""
         self._function.signature.output_arg.add(name=name, type=spec.dtype.as_datatype_enum)
         self._function.ret[name] = tensor
