@@ -264,7 +264,10 @@ def _mend(function: str, node: Any) -> Module:
             "on the model itself",
         ) from error
     node.attr["module"].s = new.module
-    needed = _needed_convention(convention, new.module)
+    needed = convention
+    if _SHARDING not in new.module and _TOKENS not in new.module:
+        # What is older than ours says what it says by other means; it is read as it is.
+        needed = min(convention, CALLING_CONVENTION)
     node.attr["version"].i = needed
     if needed < 10 and _SHARDY in node.attr:
         changes[f"attribute {_SHARDY}"] += node.attr[_SHARDY].b
@@ -276,13 +279,6 @@ def _mend(function: str, node: Any) -> Module:
         (len(old), len(new.module)),
         dict(changes),
     )
-
-
-def _needed_convention(written: int, module: bytes) -> int:
-    if _SHARDING in module or _TOKENS in module:
-        return written
-    # What is older than ours says what it says by other means; it is read as it is.
-    return min(written, CALLING_CONVENTION)
 
 
 def _written_for(module: bytes) -> compatibility.Version:

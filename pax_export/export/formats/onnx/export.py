@@ -109,7 +109,7 @@ class _OnnxWriter(Writer):
     def load(self, request: Request) -> None:
         require("jax2onnx", "onnx", "to_onnx")
         if request.validate:
-            onnxruntime("to_onnx")
+            require("onnxruntime", "onnx", "to_onnx")
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         (self._program,) = programs
@@ -119,7 +119,12 @@ class _OnnxWriter(Writer):
         places = [*self._store.of_leaf, *constants]
         self._names = [self._store.variables[place].name for place in places]
         self.variables = variable_infos(self._store)
-        _check_size(self.needed())
+        if self.needed() > _LARGEST:
+            raise UnsupportedOperationError(
+                "An ONNX file holds 2 GiB at most.",
+                got=bytes_text(self.needed()),
+                write="fewer bits, e.g. bfloat16 weights, or another target, e.g. to_stablehlo",
+            )
 
     def write(self, place: Path) -> None:
         weights = {each.name: each.value for each in self._store.variables}
@@ -142,21 +147,8 @@ class _OnnxWriter(Writer):
         append_field(place, report_text(report))
 
 
-def _check_size(size: int) -> None:
-    if size > _LARGEST:
-        raise UnsupportedOperationError(
-            "An ONNX file holds 2 GiB at most.",
-            got=bytes_text(size),
-            write="fewer bits, e.g. bfloat16 weights, or another target, e.g. to_stablehlo",
-        )
-
-
-def onnxruntime(purpose: str) -> Any:
-    return require("onnxruntime", "onnx", purpose)
-
-
 def load(path: Path, report: Report) -> LoadedFile:
-    onnxruntime("load")
+    require("onnxruntime", "onnx", "load")
     try:
         return LoadedFile(report, *opened(str(path)))
     except Exception as error:  # onnxruntime's errors have no common class

@@ -176,14 +176,13 @@ class _SavedModelWriter(Writer):
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         self._constraints = request.constraints
-        if self.step is None:
-            return super().trace(request)
         step = self.step
+        if step is None:
+            return super().trace(request)
         chosen = exportable(request.model, request.methods)
         chosen = with_step(chosen, request.model, TrainStep.key, step.function, step.optimizer)
-        several = request.methods is not None
-        given = request.inputs, request.kwargs, request.constraints
-        return chosen, trace_all(chosen, *given, several, step.inputs)
+        given = request.inputs, request.kwargs, request.constraints, request.methods is not None
+        return chosen, trace_all(chosen, *given, step.inputs)
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         learning = self.trainable is not False

@@ -101,7 +101,7 @@ class LoadedSignature:
 
     def _call(self, named: Mapping[str, Any]) -> Any:
         kind = self._direct and self._direct.kind(named)
-        if self._direct and self._direct.knows(kind):
+        if self._direct and kind in self._direct.known:
             return self._direct(named)
         tf = self._tf
         tensors = {
@@ -182,7 +182,7 @@ class DirectCall:
         self._eager = tf.executing_eagerly
         self._recording = _recording()
         self._types = {np.ndarray, type(tf.constant(0))}
-        self._known: set[tuple[Any, ...]] = set()
+        self.known: set[tuple[Any, ...]] = set()
 
     def kind(self, named: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """What this call, with a tensor or array by name, shares with those that are like it.
@@ -199,12 +199,9 @@ class DirectCall:
             kind += (value.dtype, value.shape)
         return tuple(kind)
 
-    def knows(self, kind: tuple[Any, ...] | None) -> bool:
-        return kind in self._known
-
     def learn(self, kind: tuple[Any, ...] | None) -> None:
         if kind is not None:
-            self._known.add(kind)
+            self.known.add(kind)
 
     def __call__(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """Calls the function; only for a known kind."""

@@ -32,13 +32,7 @@ from pax_export.export.lowering.variables import Store, Variable
 
 def write(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
     if any(each.processing for each in signatures):
-        _save_with_tensorflow(directory, store, signatures)
-    else:
-        _save_by_messages(directory, store, signatures)
-
-
-def _save_by_messages(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
-    """What needs no TensorFlow around it: see `proto`."""
+        return _save_with_tensorflow(directory, store, signatures)
     tf = tensorflow("to_saved_model")
     messages = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
     model = messages.SavedModel(saved_model_schema_version=1)
@@ -55,6 +49,7 @@ def _save_by_messages(directory: Path, store: Store, signatures: Sequence[Signat
     folder.mkdir()
     write_checkpoint(folder, variables, write_checkpoint_objects(variables, graph.object_graph_def))
     (directory / "saved_model.pb").write_bytes(model.SerializeToString(deterministic=True))
+    return None
 
 
 def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
@@ -107,9 +102,7 @@ def _root(tf: Any, plan: Sequence[Variable], variables: Sequence[Any]) -> Any:
     root = Root()
     root.leaves = {each.name: variable for each, variable in zip(plan, variables)}
     root.variables = list(variables)
-    root.stages = {}
-    root.gradients = {}
-    root.resources = []
+    root.stages, root.gradients, root.resources = {}, {}, []
     root.trainable_variables = [variable for variable in variables if variable.trainable]
     return root
 
@@ -184,7 +177,11 @@ def _renumber(graph: Any) -> None:
         kind = registered.registered_op_type
         registered.registered_op_type = gradients.get(kind, kind)
     _rename_objects(graph.object_graph_def, names)
-    _rename_aliases(graph.meta_info_def.function_aliases, names)
+    aliases = graph.meta_info_def.function_aliases
+    # TensorFlow also counts traces that it did not save; those go.
+    kept = {names[name]: alias for name, alias in aliases.items() if name in names}
+    aliases.clear()
+    aliases.update(kept)
 
 
 def _renumbered(pattern: re.Pattern, names: Iterable[str]) -> dict[str, str]:
@@ -232,10 +229,3 @@ def _rename_objects(objects: Any, names: Mapping[str, str]) -> None:
         elif node.HasField("captured_tensor"):
             captured = node.captured_tensor
             captured.concrete_function = names[captured.concrete_function]
-
-
-def _rename_aliases(aliases: Any, names: Mapping[str, str]) -> None:
-    """TensorFlow also counts traces that it did not save; those go."""
-    renamed = {names[name]: alias for name, alias in aliases.items() if name in names}
-    aliases.clear()
-    aliases.update(renamed)

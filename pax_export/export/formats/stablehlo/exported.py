@@ -18,9 +18,6 @@ from pax_export.export.lowering.portable import XLA_EXPANDS, Portable, portable
 Exported = jax_export.Exported
 Structs = Mapping[str, jax.ShapeDtypeStruct]
 
-#: What jax's calls of a `jax.export.Exported` may hold is jax's own check.
-_ANY_CALL = None
-
 
 @dataclass(frozen=True)
 class Module:
@@ -62,7 +59,8 @@ def widened(exported: Exported, order: int) -> Exported:
         return exported  # its shardings are written in a dialect of their own
     gradient = widened(exported.vjp(), order - 1) if order else None
     try:
-        module = portable(exported.mlir_module_serialized, _ANY_CALL).module
+        # What jax's calls of it may hold is jax's own check.
+        module = portable(exported.mlir_module_serialized, allowed=None).module
     except UnsupportedOperationError:  # some calls of LAPACK stand in no old version
         module = exported.mlir_module_serialized
     return dataclasses.replace(exported, mlir_module_serialized=module, _get_vjp=lambda _: gradient)

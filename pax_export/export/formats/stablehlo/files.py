@@ -27,11 +27,10 @@ from jax.interpreters import mlir
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._files import checksums
-from pax_export._files import directory as _directory
+from pax_export._files.directory import replaced
 from pax_export._optional import require
 from pax_export.export.artifact.report import Report, package_versions, read_report, write_report
-from pax_export.export.formats.stablehlo import exported as _exported
-from pax_export.export.formats.stablehlo.exported import Exported, Module
+from pax_export.export.formats.stablehlo.exported import Exported, Module, remade
 from pax_export.export.lowering.portable import Portable
 from pax_export.export.tracing import dtypes
 from pax_export.weights import load_weights, save_weights
@@ -63,12 +62,12 @@ def write_function(
             got=str(error).split(". ")[0],
             write=_REGISTER,
         ) from error
-    _file(directory, name, "jax_export").write_bytes(content)
+    (directory / f"{name}.jax_export").write_bytes(content)
     for place, module in enumerate(modules):
         _module(directory, name, place).write_bytes(module.portable.module)
     if modules:
         text = _text(modules[0].portable.module)
-        _file(directory, name, "mlir").write_text(text, encoding="utf-8")
+        (directory / f"{name}.mlir").write_text(text, encoding="utf-8")
 
 
 def write_weights(directory: Path, weights: Mapping[str, Any]) -> None:
@@ -84,7 +83,7 @@ def _text(module: bytes) -> str:
 
 def _read_jax_bytes(directory: Path, name: str) -> Exported:
     require("flatbuffers", "stablehlo", "load")
-    file = _file(directory, name, "jax_export")
+    file = directory / f"{name}.jax_export"
     try:
         exported = jax_export.deserialize(bytearray(file.read_bytes()))
         _parse(exported.mlir_module_serialized)
@@ -115,12 +114,8 @@ def read_weights(directory: Path, structs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: loaded[name] for name in structs}
 
 
-def _file(directory: Path, name: str, ending: str) -> Path:
-    return directory / f"{name}.{ending}"
-
-
 def _module(directory: Path, name: str, order: int) -> Path:
-    return _file(directory, name, f"vjp{order}.mlirbc" if order else "mlirbc")
+    return directory / (f"{name}.vjp{order}.mlirbc" if order else f"{name}.mlirbc")
 
 
 def read_function(directory: Path, report: Report, key: str) -> Exported:
@@ -145,7 +140,7 @@ def _from_modules(directory: Path, report: Report, key: str) -> Exported | None:
             return None
         modules.append(Module(Portable(file.read_bytes(), ()), tuple(kept), neutral))
     weights, inputs, outputs = _types(report, key)
-    return _exported.remade(key, modules, weights, inputs, outputs, report.platforms)
+    return remade(key, modules, weights, inputs, outputs, report.platforms)
 
 
 def _types(report: Report, key: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -209,7 +204,7 @@ def renew(path: str | os.PathLike[str]) -> Report:
             got=", ".join(missing),
             write="to_stablehlo again, with the model and its weights from weights.safetensors",
         )
-    with _directory.replaced(path, overwrite=True) as directory:
+    with replaced(path, overwrite=True) as directory:
         for file in path.iterdir():
             (directory / file.name).write_bytes(file.read_bytes())
         for key, exported in made.items():

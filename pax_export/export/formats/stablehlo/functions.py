@@ -16,9 +16,8 @@ from pax_export.export.formats.stablehlo.exported import Exported, Module, struc
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing import programs as _programs
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
 from pax_export.export.tracing.structure import describe, dotted, signature_names
 from pax_export.export.validation.cases import constraints, random_cases
 from pax_export.export.validation.compare import Case
@@ -137,10 +136,10 @@ def lower(
     changed: set[int] = set()
     for program in programs:
         if update:
-            _programs.check_updates(program, model.leaves)
+            check_updates(program, model.leaves)
             changed.update(program.changed)
         else:
-            _programs.refuse_changes(program, model.leaves, read)
+            refuse_changes(program, model.leaves, read)
     store = Store(model.leaves, changed, trainable=True)
     places = {  # of leaves, then of what a program closes over: this adds all constants
         each.key: [*store.of_leaf, *map(store.of_constant, each.traced.constants)]
@@ -288,7 +287,7 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
         differentiable=order > 0,
         stablehlo=_exported.oldest(portable),
         module_bytes=len(exported.mlir_module_serialized),
-        constraints=constraints(exported.in_avals),
+        constraints=constraints(structs_of(exported.in_avals)),
     )
 
     def reference(*flat: Any) -> list[Any]:

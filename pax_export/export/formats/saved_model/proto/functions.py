@@ -24,7 +24,7 @@ from pax_export.export.formats.tf_functions import module_attributes, tensor_spe
 from pax_export.export.lowering.lower import Lowered
 from pax_export.export.lowering.signature import Signature
 from pax_export.export.lowering.variables import Store
-from pax_export.export.tracing import dtypes as _dtypes
+from pax_export.export.tracing.dtypes import struct_of
 
 #: What TensorFlow says where a gradient is asked for that is not there, by the order of the last.
 _NO_GRADIENT = (
@@ -232,7 +232,7 @@ class SignatureWriter:
 
     def _spec(self, operand: Operand, name: str | None = None) -> Any:
         if operand.kind == "variable":
-            struct = _dtypes.struct_of(self._store.variables[operand.place].value)
+            struct = struct_of(self._store.variables[operand.place].value)
         elif operand.kind == "input":
             struct = self._signature.input_structs[operand.place]
         elif operand.kind == "cotangent":

@@ -27,7 +27,7 @@ from pax_export.export.formats.saved_model.proto.functions import (
 )
 from pax_export.export.formats.tf_functions import tensor_spec, tensorflow
 from pax_export.export.lowering.variables import Variable
-from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.dtypes import struct_of
 
 _ROOT, _DICT, _LIST = "_generic_user_object", "trackable_dict_wrapper", "trackable_list_wrapper"
 _SIGNATURES = "signature_map"
@@ -62,7 +62,11 @@ def write_objects(
     for kind, children in parts.values():
         _user_object(graph, kind, children)
     for variable in variables:
-        _variable(graph.nodes.add().variable, variable)
+        spec = tensor_spec(variable.name, struct_of(variable.value))
+        message = graph.nodes.add().variable
+        message.dtype, message.name = spec.dtype.as_datatype_enum, spec.name
+        message.shape.CopyFrom(spec.shape.as_proto())
+        message.trainable = variable.trainable
     for function in (*(signatures[key][0] for key in keys), *kept.values()):
         node = graph.nodes.add().bare_concrete_function
         node.concrete_function_name = function.name
@@ -105,13 +109,6 @@ def _user_object(graph: Any, kind: str, children: Mapping[str, int]) -> None:
         node.children.add(node_id=number, local_name=name)
     node.user_object.identifier = kind
     node.user_object.version.producer = node.user_object.version.min_consumer = 1
-
-
-def _variable(message: Any, variable: Variable) -> None:
-    spec = tensor_spec(None, dtypes.struct_of(variable.value))
-    message.dtype, message.name = spec.dtype.as_datatype_enum, variable.name
-    message.shape.CopyFrom(spec.shape.as_proto())
-    message.trainable = variable.trainable
 
 
 def _concrete_function(graph: Any, function: Function, first: int) -> None:
@@ -171,7 +168,7 @@ def write_graph(
     versions = meta_graph.graph_def.versions
     versions.producer = tf.version.GRAPH_DEF_VERSION
     versions.min_consumer = tf.version.GRAPH_DEF_VERSION_MIN_CONSUMER
-    specs = [tensor_spec(each.name, dtypes.struct_of(each.value)) for each in variables]
+    specs = [tensor_spec(each.name, struct_of(each.value)) for each in variables]
     nodes = meta_graph.graph_def.node
     for place, spec in enumerate(specs):
         add_node(
