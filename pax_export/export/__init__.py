@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pax_export.export.formats.saved_model.load import LoadedModel
     from pax_export.export.formats.stablehlo.bundle import LoadedBundle
     from pax_export.export.formats.stablehlo.export import to_stablehlo
-    from pax_export.export.formats.stablehlo.renew import renew
+    from pax_export.export.formats.stablehlo.files import renew
     from pax_export.export.formats.tflite.export import to_tflite
     from pax_export.export.loading import load
     from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
@@ -43,7 +43,7 @@ _HOMES = _WITHOUT_JAX | {
     "LoadedFile": "formats.loaded_file",
     "RetargetReport": "retargeting.retarget",
     "ServingConfig": "orbax",
-    "renew": "formats.stablehlo.renew",
+    "renew": "formats.stablehlo.files",
     "retarget": "retargeting.retarget",
     "spec": "tracing.spec",
     "to_onnx": "formats.onnx.export",

@@ -13,7 +13,7 @@ import pytest
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import load, spec
-from pax_export.export.formats.saved_model import direct_call
+from pax_export.export.formats.saved_model.load import DirectCall
 from tests.closeness import assert_close
 from tests.export.models import Counter, affine, affine_params, random
 
@@ -21,13 +21,13 @@ from tests.export.models import Counter, affine, affine_params, random
 @pytest.fixture
 def direct(monkeypatch):
     """The direct calls so far."""
-    calls, call = [], direct_call.DirectCall.__call__
+    calls, call = [], DirectCall.__call__
 
     def counted(self, named):
         calls.append(named)
         return call(self, named)
 
-    monkeypatch.setattr(direct_call.DirectCall, "__call__", counted)
+    monkeypatch.setattr(DirectCall, "__call__", counted)
     return calls
 
 

@@ -1,4 +1,4 @@
-"""Functions of TensorFlow around a model: composed, and searched for what they hold."""
+"""Functions of TensorFlow around a model, searched for what they hold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import functools
 
 import pytest
 
-from pax_export._errors import InvalidArgumentError
 from pax_export.export.formats.saved_model.processing import (
     as_function,
-    compose,
     input_signature,
     python_function,
     trackables,
@@ -24,28 +22,6 @@ def table():
 
 
 GLOBAL = tf.Variable(3.0)
-
-
-def test_composition_of_what_is_there():
-    model = lambda x: x  # noqa: E731
-    assert compose(model)(1) == 1
-    assert compose(model)(1, 2) == (1, 2)
-    assert compose(model, lambda x: x + 1)(x=1) == 2
-    assert compose(model, None, str)(1) == "1"
-    past = compose(lambda x: -x, lambda x: (x, "id"), lambda y, name: {name: y}, passthrough=True)
-    assert past(4) == {"id": -4}
-
-
-@pytest.mark.parametrize("given", [1, (1, 2, 3), [1, 2]])
-def test_what_passes_by_is_the_second_of_two(given):
-    past = compose(lambda x: x, lambda: given, lambda y, z: y, passthrough=True)
-    with pytest.raises(ValueError, match="the preprocessor output to be a tuple of two elements"):
-        past()
-
-
-def test_passing_by_needs_both_processors():
-    with pytest.raises(InvalidArgumentError, match="pass by the model"):
-        compose(lambda x: x, lambda x: (x, x), passthrough=True)
 
 
 def test_a_function_is_found_to_hold_what_it_reads():

@@ -28,7 +28,6 @@ def tensorflow(purpose: str) -> Any:
 
 
 def make_variables(store: Store) -> list[Any]:
-    """A `tf.Variable` for each stored array, in the order of the store."""
     tf = tensorflow("to_saved_model")
     # A jax array on the CPU is taken over without a copy of our own.
     return [
@@ -71,7 +70,6 @@ def make_stages(
 
 
 def make_whole(signature: Signature, stages: Mapping[str, Any]) -> Any:
-    """One `tf.function` of the stages of a signature."""
     tf = tensorflow("to_saved_model")
     around = signature.processing
     assert around is not None
@@ -92,38 +90,26 @@ def make_whole(signature: Signature, stages: Mapping[str, Any]) -> Any:
 
 
 def input_specs(signature: Signature) -> list[Any]:
-    """What the model takes, as `tf.TensorSpec`."""
     return list(map(tensor_spec, signature.input_names, signature.input_structs))
 
 
 def output_specs(signature: Signature) -> list[Any]:
-    """What the model gives, as `tf.TensorSpec`."""
     return list(map(tensor_spec, signature.output_names, signature.forward.lowered.results))
 
 
 def tensor_spec(name: str | None, struct: Any) -> Any:
-    """An input or output of a `tf.function`."""
     tf = tensorflow("to_saved_model")
     shape = [size if isinstance(size, int) else None for size in struct.shape]
     return tf.TensorSpec(shape, tf.as_dtype(dtypes.name_of(struct.dtype)), name=name)
 
 
 def call_signature(
-    signature: Signature,
-    variables: Sequence[Any],
-    inputs: Sequence[Any],
-    gradient: Any = None,
+    signature: Signature, variables: Sequence[Any], inputs: Sequence[Any], gradient: Any = None
 ) -> dict[str, Any]:
-    """Calls a signature inside of a TensorFlow function.
+    """Calls a signature inside of a TensorFlow function; gives the outputs by name.
 
-    Args:
-        signature: what to call; its gradient, if it has one, is that of the call.
-        variables: those of the whole store; new state is assigned to them.
-        inputs: a tensor for each input of the signature.
-        gradient: what `make_gradient` made, if it hangs on what will be saved.
-
-    Returns:
-        The outputs by name.
+    New state is assigned to the variables, which are those of the whole store.  `gradient` is
+    what `make_gradient` made, if it hangs on what will be saved.
     """
     results = _run(tensorflow("to_saved_model"), signature, variables, tuple(inputs), gradient)
     count = len(signature.output_names)
@@ -133,11 +119,7 @@ def call_signature(
 
 
 def _run(
-    tf: Any,
-    signature: Signature,
-    variables: Sequence[Any],
-    inputs: tuple,
-    signature_gradient: Any,
+    tf: Any, signature: Signature, variables: Sequence[Any], inputs: tuple, signature_gradient: Any
 ) -> list[Any]:
     forward, gradient = signature.forward, signature.gradient
     used = set(forward.lowered.kept).union(
@@ -153,25 +135,36 @@ def _run(
         return _call(tf, forward.lowered, operands + constants)
     saved = signature_gradient or make_gradient(signature)
 
-    # Integer results pass beside the custom gradient: a saved one cannot be
-    # called with results that have no cotangent.
+    def pull_back(given: list[Any], cotangents: tuple) -> list[Any]:
+        extra = [variables[place].read_value() for place in gradient.call.constants]
+        every = [*given, *constants, *cotangents, *extra]
+        if gradient.next is None:
+            return _call(tf, gradient.call.lowered, every)
+        every += [variables[place].read_value() for place in gradient.next.call.constants]
+        return saved(*(every[index] for index in _needed(gradient, gradient.next)))
+
+    def run(given: list[Any]) -> list[Any]:
+        return _call(tf, forward.lowered, given + constants)
+
+    return _differentiable(tf, run, pull_back, operands, gradient)
+
+
+def _differentiable(
+    tf: Any, run: Callable, pull_back: Callable, operands: Sequence[Any], gradient: Gradient
+) -> list[Any]:
+    """The results of a call; those `of` a gradient have the one that `pull_back` gives.
+
+    The others, of integers, pass beside the custom gradient: a saved one cannot
+    be called with results that have no cotangent.
+    """
     results: list[Any] = []
 
     def differentiable(*chosen: Any) -> tuple[list[Any], Callable]:
         given = list(operands)
         for index, value in zip(gradient.wrt, chosen):
             given[index] = value
-        results.extend(_call(tf, forward.lowered, given + constants))
-
-        def pull_back(*cotangents: Any) -> list[Any]:
-            extra = [variables[place].read_value() for place in gradient.call.constants]
-            every = [*given, *constants, *cotangents, *extra]
-            if gradient.next is None:
-                return _call(tf, gradient.call.lowered, every)
-            every += [variables[place].read_value() for place in gradient.next.call.constants]
-            return saved(*(every[index] for index in _needed(gradient, gradient.next)))
-
-        return [results[index] for index in gradient.of], pull_back
+        results[:] = run(given)
+        return [results[index] for index in gradient.of], lambda *each: pull_back(given, each)
 
     chosen = tf.custom_gradient(differentiable)(*(operands[index] for index in gradient.wrt))
     for index, value in zip(gradient.of, chosen):
@@ -197,19 +190,15 @@ def make_gradient(signature: Signature) -> Any:
         for index, value in zip(needed, given):
             every[index] = value
 
-        def differentiable(*chosen: Any) -> tuple[list[Any], Callable]:
-            operands = list(every)
-            for index, value in zip(second.wrt, chosen):
-                operands[index] = value
-            results = _call(tf, first.call.lowered, operands)
+        def pull_back(operands: list[Any], cotangents: tuple) -> list[Any]:
+            values = [*operands[:count], *cotangents, *operands[count:]]
+            return _call(tf, second.call.lowered, values)
 
-            def pull_back(*cotangents: Any) -> list[Any]:
-                values = [*operands[:count], *cotangents, *operands[count:]]
-                return _call(tf, second.call.lowered, values)
+        def run(operands: list[Any]) -> list[Any]:
+            return _call(tf, first.call.lowered, operands)
 
-            return [results[index] for index in second.of], pull_back
-
-        return tf.custom_gradient(differentiable)(*(every[index] for index in second.wrt))
+        results = _differentiable(tf, run, pull_back, every, second)
+        return [results[index] for index in second.of]
 
     specs = [tensor_spec(f"operand_{index}", structs[index]) for index in needed]
     return tf.function(gradient, input_signature=specs, autograph=False)
@@ -228,7 +217,6 @@ def _needed(first: Gradient, second: Gradient) -> list[int]:
 
 
 def _call(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
-    """One XlaCallModule operation."""
     # TensorFlow exports no public name for the operation that it made for jax.
     xla = require("tensorflow.compiler.tf2xla.python.xla", "tensorflow", "to_saved_model")
     given = [operands[index] for index in lowered.kept]

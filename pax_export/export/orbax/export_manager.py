@@ -13,8 +13,8 @@ import jax
 from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files.directory import check, replaced
 from pax_export.export.artifact.report import DEFAULT
-from pax_export.export.formats.saved_model.canonical import canonicalize
 from pax_export.export.formats.saved_model.processing import trackables
+from pax_export.export.formats.saved_model.writer import canonicalize
 from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax._signatures import flattened, is_flat, with_default_args
 from pax_export.export.orbax._tensorflow import tf

@@ -5,19 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
 from pax_export._files import bytes_text
+from pax_export._optional import require
 from pax_export.export.artifact import compatibility, inspect
+from pax_export.export.artifact.dimensions import RandomInput, random_calls
+from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.report import package_versions
-from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.retargeting import mend
-from pax_export.export.retargeting.trial import ANY, Trial
+from pax_export.export.formats.saved_model.run import FAILED
+from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, portable
+from pax_export.export.pipeline.run_export import ExportRun
+from pax_export.export.validation.validate import Case, call, compare
 
 #: The report, beside the mended model.
 FILE = "pax_export_retarget.json"
@@ -139,12 +147,11 @@ def retarget(
     """
     compatibility.requested(consumer)
     source, place = Path(path), Path(path if out is None else out)
-    model = inspect.read_saved_model(
-        source, "retarget"
-    )  # before a place is asked for: there may be nothing to mend
+    # Before a place is asked for: there may be nothing to mend.
+    model = inspect.read_saved_model(source, "retarget")
     with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3) as run:
         with run.phase("mend"):
-            modules = mend.mend(model, source)
+            modules = mend(model, source)
             oldest = _check(consumer, modules)
         with run.place() as directory:
             with run.phase("write"):
@@ -157,7 +164,7 @@ def retarget(
     return report
 
 
-def _check(consumer: str | None, modules: Sequence[mend.Module]) -> compatibility.Version:
+def _check(consumer: str | None, modules: Sequence[Module]) -> compatibility.Version:
     needed = [
         compatibility.oldest_tensorflow(each.stablehlo[1], each.calling_convention[1])
         for each in modules
@@ -175,10 +182,7 @@ def _write(source: Path, directory: Path, model: Any) -> None:
 
 
 def _report(
-    modules: Sequence[mend.Module],
-    oldest: compatibility.Version,
-    trial: Trial,
-    run: ExportRun,
+    modules: Sequence[Module], oldest: compatibility.Version, trial: Trial, run: ExportRun
 ) -> RetargetReport:
     versions = [max(each.stablehlo[side] for each in modules) for side in (0, 1)]
     conventions = [max(each.calling_convention[side] for each in modules) for side in (0, 1)]
@@ -197,5 +201,193 @@ def _report(
         versions=package_versions("tensorflow"),
         validated=run.validated,
         largest_error=trial.largest_error,
-        seconds=run.seconds,
+        seconds=run.wall_time,
     )
+
+
+_OPERATION = "XlaCallModule"
+#: How jax2tf calls back into the graph of TensorFlow; with it go functions of the graph.
+_CALLS_OF_TENSORFLOW = frozenset(("tf.call_tf_function",))
+#: Calling conventions 9 and 10 are needed for these only.
+_SHARDING, _TOKENS = b"sdy.", b"token"
+#: Since when XlaCallModule has an attribute; an older TensorFlow refuses what it does not know.
+_SHARDY = "use_shardy_partitioner"
+
+
+@dataclass(frozen=True)
+class Module:
+    """What one operation came from, and what it came to."""
+
+    function: str  # the TensorFlow function that holds it
+    stablehlo: tuple[compatibility.Version, compatibility.Version]  # before, after
+    calling_convention: tuple[int, int]
+    bytes: tuple[int, int]
+    changes: dict[str, int]
+
+
+def mend(model: Any, directory: Path) -> list[Module]:
+    mended = [_mend(name, node) for name, node in _operations(model)]
+    if not mended:
+        raise ExportPathError(
+            "There is no program of jax in this SavedModel, so there is nothing to mend.",
+            where=str(directory),
+            got=f"no operation {_OPERATION}",
+            write="a SavedModel that jax2tf, orbax-export, Keras on jax, or pax_export wrote",
+        )
+    return mended
+
+
+def _operations(model: Any) -> Iterator[tuple[str, Any]]:
+    """Each operation that calls a module, with the name of its function."""
+    for graph in model.meta_graphs:
+        yield from (("graph", node) for node in graph.graph_def.node if node.op == _OPERATION)
+        for function in graph.graph_def.library.function:
+            for node in function.node_def:
+                if node.op == _OPERATION:
+                    yield function.signature.name, node
+
+
+def _mend(function: str, node: Any) -> Module:
+    old, convention = node.attr["module"].s, node.attr["version"].i
+    calls_tensorflow = bool(node.attr["function_list"].list.func)
+    allowed = XLA_EXPANDS | (_CALLS_OF_TENSORFLOW if calls_tensorflow else frozenset())
+    changes: Counter[str] = Counter()
+    try:
+        new = portable(old, allowed, changes=changes)
+    except UnsupportedOperationError as error:
+        raise UnsupportedOperationError(
+            error.what,
+            where=", ".join(filter(None, (function, error.where))),
+            got=error.got,
+            write="pax_export.export.to_saved_model, which writes linear algebra without LAPACK, "
+            "on the model itself",
+        ) from error
+    node.attr["module"].s = new.module
+    needed = convention
+    if _SHARDING not in new.module and _TOKENS not in new.module:
+        # What is older than ours says what it says by other means; it is read as it is.
+        needed = min(convention, CALLING_CONVENTION)
+    node.attr["version"].i = needed
+    if needed < 10 and _SHARDY in node.attr:
+        changes[f"attribute {_SHARDY}"] += node.attr[_SHARDY].b
+        del node.attr[_SHARDY]
+    return Module(
+        function,
+        (_written_for(old), new.stablehlo),
+        (convention, needed),
+        (len(old), len(new.module)),
+        dict(changes),
+    )
+
+
+def _written_for(module: bytes) -> compatibility.Version:
+    """The version of StableHLO that the bytes name at their beginning."""
+    match = re.search(rb"StableHLO_v([0-9.]+)", module[:64])
+    return tuple(map(int, match[1].decode().split("."))) if match else ()
+
+
+#: Sizes of all dimensions that a signature leaves open; the later ones are for
+#: signatures that do not take both of the first.
+_SIZES, _OTHER_SIZES = (2, 5), (1, 4, 8, 16, 32, 128)
+#: Calls that fail stop no others, and nobody told what the model holds.
+ANY = dataclasses.replace(
+    SAVED_MODEL, run="pax_export.export.formats.saved_model.run:run_any", has_variables=False
+)
+_INITIALIZER = "__saved_model_init_op"
+_OPEN = "open"
+
+
+class Trial:
+    """What came of running the signatures, `old` beside `new`.
+
+    Nobody tells what its symbolic sizes may be, and the installed TensorFlow often cannot run
+    the old one: so sizes are tried, and where there is nothing to compare with, it is at least
+    run.
+    """
+
+    def __init__(self, model: Any, separate: bool):
+        self._signatures = _signatures(model)
+        self._separate = separate
+        self.compared: dict[str, str] = {}
+        self.largest_error: dict[str, float] = {}
+
+    def run(self, old: Path, new: Path) -> None:
+        tried = self._both(old, new, list(self._signatures), _SIZES)
+        stopped = {each[0].signature for each in tried if FAILED in each[2]}
+        tried += self._both(old, new, stopped, _OTHER_SIZES) if stopped else []
+        for key, inputs in self._signatures.items():
+            if inputs is None:
+                self.compared[key] = "not run: no random input can be made for it"
+            else:
+                self._judge(key, [each for each in tried if each[0].signature == key])
+
+    def _both(
+        self, old: Path, new: Path, keys: Iterable[str], sizes: Sequence[int]
+    ) -> list[tuple[Case, Any, Any]]:
+        """Calls of these signatures, with the results of either model."""
+        cases = [case for key in sorted(keys) for case in _cases(key, self._signatures[key], sizes)]
+        results = (call(ANY, place, cases, self._separate) for place in (old, new))
+        return list(zip(cases, *results))
+
+    def _judge(self, key: str, tried: list[tuple[Case, Any, Any]]) -> None:
+        ran = [each for each in tried if FAILED not in each[2]][: len(_SIZES)]
+        lost = [each for each in tried if FAILED in each[2] and FAILED not in each[1]]
+        if lost or not ran:
+            failed = (lost or tried)[0][2][FAILED]
+            raise ValidationError(
+                "The mended model cannot be called.",
+                where=f"{key} {(lost or tried)[0][0].label}",
+                got=failed.tobytes().decode(errors="replace")[-1500:],
+            )
+        comparable = [each for each in ran if FAILED not in each[1]]
+        for case, before, after in comparable:
+            case.expected = dict(before)
+            for name, difference in compare(case, after).items():
+                name = f"{key}: {name}"
+                self.largest_error[name] = max(difference, self.largest_error.get(name, 0.0))
+        self.compared[key] = (
+            "compared with the old one"
+            if comparable
+            else "run; the installed TensorFlow cannot run the old one"
+        )
+
+
+def _signatures(model: Any) -> dict[str, dict[str, RandomInput] | None]:
+    """The inputs of each signature; None where one is no array."""
+    tf = require("tensorflow", "tensorflow", "retarget")
+    return {
+        key: _inputs(tf, signature.inputs)
+        for graph in model.meta_graphs
+        for key, signature in sorted(graph.signature_def.items())
+        if key != _INITIALIZER
+    }
+
+
+def _inputs(tf: Any, inputs: Mapping[str, Any]) -> dict[str, RandomInput] | None:
+    found = {}
+    for name, info in inputs.items():
+        try:
+            dtype = np.dtype(tf.as_dtype(info.dtype).as_numpy_dtype)
+        except TypeError:
+            return None
+        if info.tensor_shape.unknown_rank or dtype == np.dtype(object):
+            return None
+        sizes = (dimension.size for dimension in info.tensor_shape.dim)
+        found[name] = RandomInput(tuple(_OPEN if size < 0 else size for size in sizes), dtype)
+    return found
+
+
+def _cases(key: str, inputs: Mapping[str, RandomInput] | None, tried: Sequence[int]) -> list[Case]:
+    if inputs is None:
+        return []
+    is_open = any(_OPEN in each.shape for each in inputs.values())
+    sizes = [{_OPEN: size} for size in (tried if is_open else tried[:1])]
+    return [
+        Case(
+            key,
+            each.inputs,
+            {},
+            label=f"({each.sizes[_OPEN]} for every open size)" if is_open else "",
+        )
+        for each in random_calls(inputs, sizes=sizes)
+    ]

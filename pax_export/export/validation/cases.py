@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,10 +41,14 @@ def random_cases(
         name: RandomInput(dtypes.shape_of(struct), np.dtype(struct.dtype))
         for name, struct in outside.items()
     }
-    symbolic = [s for each in structs.values() for s in each.shape if not isinstance(s, int)]
-    known = dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope))
-    for each in random_calls(given, tuple(known)):
+    for each in random_calls(given, constraints(structs.values())):
         yield Case(signature, each.inputs, expected(each.inputs), label=each.label)
+
+
+def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
+    """What may be assumed of the symbolic sizes."""
+    symbolic = [size for each in structs for size in each.shape if not isinstance(size, int)]
+    return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
 
 
 def output_cases(program: Program, store: Store) -> list[Case]:

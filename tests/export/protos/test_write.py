@@ -8,7 +8,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.export import load, spec, to_saved_model
-from pax_export.export.formats.saved_model.proto import checkpoint
+from pax_export.export.formats.saved_model import checkpoint
 from tests.closeness import assert_close
 
 tf = pytest.importorskip("tensorflow")

@@ -1,4 +1,4 @@
-"""Calls of a ONNX model with onnxruntime and numpy alone.
+"""Calls of an ONNX model with onnxruntime and numpy alone.
 
 A fresh process that can import neither jax nor this package loads this file by its path.
 """
@@ -6,21 +6,31 @@ A fresh process that can import neither jax nor this package loads this file by 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+Arrays = dict[str, np.ndarray]
 
-def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[dict[str, np.ndarray]]:
-    """Makes calls of an ONNX model with onnxruntime."""
+
+def opened(file: str) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
+    """Onnxruntime's session of a file, and what calls its only function."""
     onnxruntime = importlib.import_module("onnxruntime")
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors; warnings are about what conversion left over
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    taken = {given.name for given in session.get_inputs()}
-    results = []
-    for case in cases:
+    taken = {entry.name for entry in session.get_inputs()}
+
+    def call(key: str, inputs: Arrays) -> Arrays:
         # A model that does not read an input has no such input.
-        inputs = {name: value for name, value in case["inputs"].items() if name in taken}
-        results.append(dict(zip(names, session.run(names, inputs))))
-    return results
+        given = {name: value for name, value in inputs.items() if name in taken}
+        return dict(zip(names, session.run(names, given)))
+
+    return session, call
+
+
+def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
+    _, call = opened(file)
+    return [call(case["signature"], case["inputs"]) for case in cases]

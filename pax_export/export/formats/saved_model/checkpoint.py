@@ -1,6 +1,6 @@
-"""The variables of a SavedModel on disk, compared with what they must be.
+"""The variables of a SavedModel on disk: written, and compared with what they must be.
 
-They are read piece by piece, and never held as a whole: a check of a model
+To be compared they are read piece by piece, and never held as a whole: a check of a model
 that fills half of the memory must not need the other half.
 
 A checkpoint is an index, a sorted table of names, and files of bytes.  The
@@ -10,7 +10,7 @@ share with the one before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ import numpy as np
 
 from pax_export._errors import ValidationError
 from pax_export._optional import require
+from pax_export.export.formats.saved_model.proto.objects import checkpoint_key
+from pax_export.export.formats.tf_functions import tensorflow
+from pax_export.export.lowering.variables import Variable
 
 _PIECE = 1 << 20
 _FOOTER = 48
@@ -26,12 +29,7 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def compare(directory: Path, expected: Mapping[str, Any]) -> None:
-    """Compares the variables under ``leaves`` of a SavedModel with arrays, bit by bit.
-
-    Args:
-        directory: of the SavedModel.
-        expected: arrays by the name of the variable.
-    """
+    """Compares the variables under ``leaves`` of a SavedModel with arrays by name, bit by bit."""
     prefix = directory / "variables" / "variables"
     try:
         entries = dict(_entries(prefix.with_name("variables.index").read_bytes()))
@@ -57,7 +55,8 @@ def _differs(prefix: Path, entry: Any, expected: Any) -> bool:
         return True
     # A view where the array lies in one piece, as those of jax do.
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    name = f"{prefix.name}.data-{entry.shard_id:05d}-of-{_shards(prefix):05d}"
+    shards = len(list(prefix.parent.glob(f"{prefix.name}.data-*")))
+    name = f"{prefix.name}.data-{entry.shard_id:05d}-of-{shards:05d}"
     with prefix.with_name(name).open("rb") as file:
         file.seek(entry.offset)
         for start in range(0, len(flat), _PIECE):
@@ -65,10 +64,6 @@ def _differs(prefix: Path, entry: Any, expected: Any) -> bool:
             if file.read(len(piece)) != piece.tobytes():
                 return True
     return False
-
-
-def _shards(prefix: Path) -> int:
-    return len(list(prefix.parent.glob(f"{prefix.name}.data-*")))
 
 
 def _keys(prefix: Path) -> dict[str, str]:
@@ -135,3 +130,54 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if byte < 0x80:
             return number, at
+
+
+#: A file of a checkpoint holds about so many bytes, or one larger variable.
+#: What TensorFlow cannot take over as it is, is copied for one file at a time.
+FILE_BYTES = 32 << 20
+
+#: What numpy and TensorFlow both know, and hand on without a copy.
+_SHARED = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD"))
+
+
+def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: bytes) -> None:
+    """Writes a checkpoint called ``variables``; `objects` is made by `write_checkpoint_objects`."""
+    tf = tensorflow("to_saved_model")
+    named: list[tuple[str, Any]] = [(checkpoint_key(each.name), each.value) for each in variables]
+    parts = list(_parts([*named, (_OBJECTS, objects)]))
+    prefixes = [str(directory / "parts" / f"part-{number}") for number in range(len(parts))]
+    for prefix, part in zip(prefixes, parts):
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=[name for name, _ in part],
+            shape_and_slices=[""] * len(part),
+            tensors=[_tensor(tf, value) for _, value in part],
+        )
+    tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=prefixes, destination_prefix=str(directory / "variables")
+    )
+
+
+def _tensor(tf: Any, value: Any) -> Any:
+    """A tensor of the value, if possible in the same memory.
+
+    TensorFlow takes over arrays of jax by itself, but copies those of numpy, and
+    keeps a second copy of each that is larger than all before.
+    """
+    if isinstance(value, np.ndarray) and value.dtype in _SHARED:
+        if value.flags.c_contiguous and value.flags.writeable:  # else there is no capsule
+            return tf.experimental.dlpack.from_dlpack(value.__dlpack__())
+    return tf.convert_to_tensor(value)
+
+
+def _parts(named: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+    part: list[tuple[str, Any]] = []
+    held = 0
+    for name, value in named:
+        size = getattr(value, "nbytes", len(value) if isinstance(value, bytes) else 0)
+        if part and held + size > FILE_BYTES:
+            yield part
+            part, held = [], 0
+        part.append((name, value))
+        held += size
+    yield part

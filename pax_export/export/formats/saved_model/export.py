@@ -17,14 +17,16 @@ from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
 from pax_export.export.lowering.lowered_model import Order, lower
-from pax_export.export.pipeline.export_run import (
+from pax_export.export.pipeline.run_export import (
     PLATFORMS,
     ExportRun,
+    Request,
+    Writer,
     by_signature,
     check_choice,
     checked_platforms,
+    run_export,
 )
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import (
     DEFAULT,
     Exportable,
@@ -150,17 +152,8 @@ def to_saved_model(
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
     request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
-    parts = _SavedModelWriter(
-        state=state,
-        trainable=trainable,
-        vjp_order=vjp_order,
-        step=step,
-        around=around,
-        platforms=platforms,
-        consumer=consumer,
-        examples=calls,
-    )
-    return run_export(parts, request)
+    options = state, trainable, vjp_order, step, around, platforms, consumer, calls
+    return run_export(_SavedModelWriter(*options), request)
 
 
 @dataclass
@@ -182,14 +175,13 @@ class _SavedModelWriter(Writer):
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         self._constraints = request.constraints
-        if self.step is None:
-            return super().trace(request)
         step = self.step
+        if step is None:
+            return super().trace(request)
         chosen = exportable(request.model, request.methods)
         chosen = with_step(chosen, request.model, TrainStep.key, step.function, step.optimizer)
-        several = request.methods is not None
-        given = request.inputs, request.kwargs, request.constraints
-        return chosen, trace_all(chosen, *given, several, step.inputs)
+        given = request.inputs, request.kwargs, request.constraints, request.methods is not None
+        return chosen, trace_all(chosen, *given, step.inputs)
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         learning = self.trainable is not False

@@ -28,7 +28,7 @@ from pax_export.export.formats.tf_functions import (
 )
 from pax_export.export.lowering.lower import Processing, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel, array_info, output_infos
-from pax_export.export.pipeline.export_run import by_signature
+from pax_export.export.pipeline.run_export import by_signature
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind, describe, resolve, tree_names
@@ -129,22 +129,17 @@ def _fitting(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> A
         )
     except (TypeError, ValueError):
         tensor = value
-    same = isinstance(tensor, tf.Tensor) and tensor.dtype == wanted.dtype
+    is_tensor = isinstance(tensor, tf.Tensor)
+    same = is_tensor and tensor.dtype == wanted.dtype
     if not (same and tensor.shape.is_compatible_with(wanted.shape)):
         entry = next(entry for entry in program.inputs.flat if entry.name == name)
         raise InvalidArgumentError(
             "The preprocessor gives something else than the model takes.",
             where=f"{program.key}: {name}",
-            got=_brief(tf, tensor),
+            got=f"{tensor.dtype.name}{tensor.shape}" if is_tensor else type(tensor).__name__,
             write=str(array_info(name, name, dtypes.stored(entry.struct))),
         )
     return tf.ensure_shape(tensor, wanted.shape)
-
-
-def _brief(tf: Any, value: Any) -> str:
-    if not isinstance(value, tf.Tensor):
-        return type(value).__name__
-    return f"{value.dtype.name}{value.shape}"
 
 
 def _postprocess(
@@ -204,58 +199,6 @@ def _info(name: str, tensor: Any) -> ArrayInfo:
 
 
 Function = Callable[..., Any]
-
-
-def compose(
-    model: Function,
-    preprocess: Function | None = None,
-    postprocess: Function | None = None,
-    passthrough: bool = False,
-) -> Function:
-    """One function of the three.
-
-    Args:
-        model: takes what the preprocessor gives, as one value.
-        preprocess: takes the outer arguments; without it the model is given the
-            only argument, or the tuple of all of them.
-        postprocess: takes what the model gives.
-        passthrough: the preprocessor gives two values, of which the second goes
-            past the model, as a second argument of the postprocessor.
-
-    Example:
-        >>> compose(lambda x: x + 1, lambda a, b: a * b, lambda y: {"y": y})(2, 3)
-        {'y': 7}
-    """
-    if passthrough and not (preprocess and postprocess):
-        raise InvalidArgumentError(
-            "Only with a preprocessor and a postprocessor can a value pass by the model.",
-            write="both of them",
-        )
-
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        if preprocess is not None:
-            given = preprocess(*args, **kwargs)
-        else:
-            given = args[0] if len(args) == 1 else args
-        beside = ()
-        if passthrough:
-            given, *beside = _two(given)
-        output = model(given)
-        return output if postprocess is None else postprocess(output, *beside)
-
-    return whole
-
-
-def _two(given: Any) -> tuple:
-    if not (isinstance(given, tuple) and len(given) == 2):
-        raise InvalidArgumentError(
-            "A value is to pass by the model, requiring the preprocessor output to be a tuple of "
-            "two elements.",
-            got=f"{type(given).__name__}"
-            + (f" of {len(given)}" if hasattr(given, "__len__") else ""),
-            write="return inputs_of_the_model, what_passes_by",
-        )
-    return given
 
 
 def as_function(processor: Function) -> Any:

@@ -18,24 +18,16 @@ _PIECE = 1 << 20
 
 
 def run(
-    directory: str,
-    cases: Sequence[Mapping[str, Any]],
-    weights: Mapping[str, Any] | None = None,
+    directory: str, cases: Sequence[Mapping[str, Any]], weights: Mapping[str, Any] | None = None
 ) -> list[Arrays]:
     """Loads an export and makes calls of its signatures.
 
-    Args:
-        directory: of the export.
-        cases: for each call ``signature``, ``inputs`` (arrays by name), and
-            perhaps ``cotangents`` (arrays by the name of an output), for which
-            gradients are wanted.
-        weights: all variables, by name, to share their memory instead of
-            reading them once more.
+    A case has ``signature``, ``inputs`` (arrays by name), and perhaps ``cotangents`` (arrays by
+    the name of an output), for which gradients are wanted.  Of each come the outputs by name; the
+    variables that it changed, as ``variable:NAME``; and gradients, as ``gradient:NAME`` of an
+    input or a trainable variable.
 
-    Returns:
-        For each call its outputs by name; the variables that it changed, as
-        ``variable:NAME``; and gradients, as ``gradient:NAME`` of an input or a
-        trainable variable.
+    With `weights`, all variables by name, their memory is shared instead of reading them.
     """
     tf = importlib.import_module("tensorflow")
     model = _load(tf, directory, weights)
@@ -132,11 +124,9 @@ def _call(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None) ->
 
 
 def run_any(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    """Makes calls of any SavedModel; what fails does not stop the others.
+    """Makes calls of any SavedModel, as `run` does, without variables.
 
-    Returns:
-        As `run` does, without variables; for a call that fails, its error as
-        bytes of text under `FAILED`.
+    What fails does not stop the others: its error stands as bytes of text under `FAILED`.
     """
     tf = importlib.import_module("tensorflow")
     try:

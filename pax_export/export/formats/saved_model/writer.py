@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.export.formats.saved_model import proto
-from pax_export.export.formats.saved_model.canonical import canonicalize
+from pax_export._optional import require
+from pax_export.export.formats.saved_model.checkpoint import write_checkpoint
+from pax_export.export.formats.saved_model.proto.functions import SignatureWriter
+from pax_export.export.formats.saved_model.proto.objects import (
+    write_checkpoint_objects,
+    write_graph,
+    write_objects,
+)
 from pax_export.export.formats.tf_functions import (
     make_function,
     make_gradient,
@@ -22,11 +31,25 @@ from pax_export.export.lowering.variables import Store, Variable
 
 
 def write(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
-    """Writes the variables and signatures into a new directory."""
     if any(each.processing for each in signatures):
-        _save_with_tensorflow(directory, store, signatures)
-    else:
-        proto.write(directory, store, signatures)
+        return _save_with_tensorflow(directory, store, signatures)
+    tf = tensorflow("to_saved_model")
+    messages = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
+    model = messages.SavedModel(saved_model_schema_version=1)
+    graph = model.meta_graphs.add()
+    graph.meta_info_def.tags.append("serve")
+    graph.meta_info_def.tensorflow_version = tf.version.VERSION
+    graph.meta_info_def.tensorflow_git_version = tf.version.GIT_VERSION
+    graph.meta_info_def.stripped_default_attrs = True
+    library, variables = graph.graph_def.library, store.variables
+    functions = {each.key: SignatureWriter(library, each, store).write() for each in signatures}
+    write_graph(graph, variables, functions)
+    write_objects(graph.object_graph_def, variables, functions)
+    folder = directory / "variables"
+    folder.mkdir()
+    write_checkpoint(folder, variables, write_checkpoint_objects(variables, graph.object_graph_def))
+    (directory / "saved_model.pb").write_bytes(model.SerializeToString(deterministic=True))
+    return None
 
 
 def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
@@ -41,18 +64,15 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
     try:
         tf.saved_model.save(root, str(directory), signatures=functions, options=options)
     except AssertionError as error:
-        if "untracked" in str(error):
-            raise _lost(error) from error
-        raise
+        if "untracked" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            "A preprocessor or postprocessor uses a variable or a table that cannot be found in "
+            "it.",
+            got=str(error).splitlines()[0],
+            write="a tf.Module with the variable or table as an attribute, and a method __call__",
+        ) from error
     canonicalize(directory)
-
-
-def _lost(error: AssertionError) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "A preprocessor or postprocessor uses a variable or a table that cannot be found in it.",
-        got=str(error).splitlines()[0],
-        write="a tf.Module with the variable or table as an attribute, and a method __call__",
-    )
 
 
 def _function(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
@@ -82,8 +102,130 @@ def _root(tf: Any, plan: Sequence[Variable], variables: Sequence[Any]) -> Any:
     root = Root()
     root.leaves = {each.name: variable for each, variable in zip(plan, variables)}
     root.variables = list(variables)
-    root.stages = {}
-    root.gradients = {}
-    root.resources = []
+    root.stages, root.gradients, root.resources = {}, {}, []
     root.trainable_variables = [variable for variable in variables if variable.trainable]
     return root
+
+
+_KIND = "_gradient_op_type"
+_NUMBERED = re.compile(r"(.*_)(\d+)")
+_GRADIENT = re.compile(r"(CustomGradient-)(\d+)")
+
+
+def canonicalize(directory: Path) -> None:
+    """Makes ``saved_model.pb``, which TensorFlow has just written, depend on the model alone.
+
+    TensorFlow numbers its functions by a counter that never starts again, and
+    writes maps in the order of their hashes.  Functions are numbered anew in the
+    order in which they were made, and the file is written in sorted order.
+    """
+    protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
+    file = directory / "saved_model.pb"
+    model = protobuf.SavedModel()
+    model.ParseFromString(file.read_bytes())
+    for graph in model.meta_graphs:
+        _renumber(graph)
+        _forget_paths(graph, _digest(directory / "assets"))
+    file.write_bytes(model.SerializeToString(deterministic=True))
+    # It holds hashes of the bytes before, and a random number.
+    (directory / "fingerprint.pb").unlink(missing_ok=True)
+
+
+def _digest(folder: Path) -> bytes:
+    """What the files of a folder hold, in a few letters."""
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*")):
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:16].encode()
+
+
+def _forget_paths(graph: Any, digest: bytes) -> None:
+    """Tables that are read from files are called by the paths of these files.
+
+    Tables of one name are one table for all models of a process, so the
+    contents of the files stand in the name instead.
+    """
+    names: dict[bytes, bytes] = {}
+    graphs = [graph.graph_def.node, *(each.node_def for each in graph.graph_def.library.function)]
+    for node in (node for nodes in graphs for node in nodes):
+        shared = node.attr["shared_name"].s if "shared_name" in node.attr else b""
+        if b"/" in shared:
+            head, tail = shared.rsplit(b"/", 1)
+            kind = b"hash_table_" if head.startswith(b"hash_table_") else b""
+            number = str(list(names).index(shared) if shared in names else len(names)).encode()
+            names.setdefault(shared, b"_".join((kind + digest, number, tail)))
+            node.attr["shared_name"].s = names[shared]
+
+
+def _renumber(graph: Any) -> None:
+    library = graph.graph_def.library
+    old = [function.signature.name for function in library.function]
+    names = {name: name for name in old} | _renumbered(_NUMBERED, old)
+    nodes = [node for function in library.function for node in function.node_def]
+    kinds = {node.attr[_KIND].s.decode() for node in nodes if _KIND in node.attr}
+    gradients = _renumbered(_GRADIENT, kinds)
+    for function in library.function:
+        function.signature.name = names[function.signature.name]
+        _rename_nodes(function.node_def, names, gradients)
+        _number_captures(function)
+    functions = sorted(library.function, key=lambda function: function.signature.name)
+    del library.function[:]
+    library.function.extend(functions)
+    _rename_nodes(graph.graph_def.node, names, gradients)
+    for registered in library.registered_gradients:
+        registered.gradient_func = names[registered.gradient_func]
+        kind = registered.registered_op_type
+        registered.registered_op_type = gradients.get(kind, kind)
+    _rename_objects(graph.object_graph_def, names)
+    aliases = graph.meta_info_def.function_aliases
+    # TensorFlow also counts traces that it did not save; those go.
+    kept = {names[name]: alias for name, alias in aliases.items() if name in names}
+    aliases.clear()
+    aliases.update(kept)
+
+
+def _renumbered(pattern: re.Pattern, names: Iterable[str]) -> dict[str, str]:
+    """Old name -> new name: the same words, numbered in the order of the old numbers."""
+    matches = [match for match in map(pattern.fullmatch, names) if match]
+    matches.sort(key=lambda match: int(match[2]))
+    return {match[0]: f"{match[1]}{index}" for index, match in enumerate(matches)}
+
+
+def _rename_nodes(
+    nodes: Iterable[Any], names: Mapping[str, str], gradients: Mapping[str, str]
+) -> None:
+    for node in nodes:
+        node.op = names.get(node.op, node.op)
+        for key, value in node.attr.items():
+            if key == _KIND:
+                kind = value.s.decode()
+                value.s = gradients.get(kind, kind).encode()
+            elif value.HasField("func"):
+                value.func.name = names.get(value.func.name, value.func.name)
+            for function in value.list.func:
+                function.name = names.get(function.name, function.name)
+
+
+def _number_captures(function: Any) -> None:
+    """Captured tensors are called by Python ids; their place says as much."""
+    for place, attributes in function.arg_attr.items():
+        name = attributes.attr.get("_user_specified_name")
+        if name is not None and name.s.isdigit():
+            name.s = str(place).encode()
+
+
+def _rename_objects(objects: Any, names: Mapping[str, str]) -> None:
+    copies = {names[name]: deepcopy(each) for name, each in objects.concrete_functions.items()}
+    objects.concrete_functions.clear()
+    for name, value in copies.items():
+        objects.concrete_functions[name].CopyFrom(value)
+    for node in objects.nodes:
+        if node.HasField("function"):
+            renamed = [names[name] for name in node.function.concrete_functions]
+            node.function.concrete_functions[:] = renamed
+        elif node.HasField("bare_concrete_function"):
+            bare = node.bare_concrete_function
+            bare.concrete_function_name = names[bare.concrete_function_name]
+        elif node.HasField("captured_tensor"):
+            captured = node.captured_tensor
+            captured.concrete_function = names[captured.concrete_function]

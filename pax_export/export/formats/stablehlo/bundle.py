@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
-from pax_export._errors import InvalidArgumentError, StateChangeError
+from pax_export._errors import InvalidArgumentError, NotDifferentiableError, StateChangeError
 from pax_export._files import checksums
 from pax_export.export.artifact.arguments import Arguments, default_of
-from pax_export.export.artifact.report import Report
+from pax_export.export.artifact.report import Report, read_report
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.stablehlo import files
-from pax_export.export.formats.stablehlo.caller import caller
 from pax_export.export.formats.stablehlo.exported import Exported
-from pax_export.export.formats.stablehlo.renew import read_function
+from pax_export.export.formats.stablehlo.files import read_function
 from pax_export.export.tracing import dtypes
 
 WEIGHT, INPUT, OUTPUT = "weight", "input", "output"
@@ -236,17 +237,12 @@ def _operand(arguments: Arguments, name: str, value: Any) -> Any:
 
 
 def load(directory: Path, report: Report) -> LoadedBundle:
-    """Reads a bundle.
-
-    Raises:
-        ExportPathError: files are missing or damaged, or no jax like this reads them.
-    """
+    """Reads a bundle, if its files are whole and this jax reads them."""
     digest = checksums.check(directory)
     return read(directory, report, digest)
 
 
 def read(directory: Path, report: Report, digest: str) -> LoadedBundle:
-    """Reads a bundle whose files are known to be whole."""
     exported = {key: read_function(directory, report, key) for key in report.signatures}
     structs = {
         each.name: jax.ShapeDtypeStruct(each.shape, dtypes.numpy_dtype(each.dtype))
@@ -255,3 +251,145 @@ def read(directory: Path, report: Report, digest: str) -> LoadedBundle:
     apart = report.details["weights"] == "arguments"
     weights = files.read_weights(directory, structs if apart else {})
     return LoadedBundle(Functions(report, exported, digest), weights)
+
+
+Arrays = dict[str, np.ndarray]
+
+
+def run(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
+    """Makes calls of the signatures of a StableHLO bundle with jax."""
+    model = load(Path(directory), read_report(directory))
+    return [_call(model, case) for case in cases]
+
+
+def _call(model: LoadedBundle, case: Mapping[str, Any]) -> Arrays:
+    inputs, cotangents = case["inputs"], case.get("cotangents") or {}
+    outputs, new = model.signatures[case["signature"]].run(inputs)
+    results = {name: np.asarray(value) for name, value in outputs.items()}
+    for name, value in new.items():
+        if not np.array_equal(value, model.weights[name]):
+            results[f"variable:{name}"] = np.asarray(value)
+    if cotangents:
+
+        def run(weights: Arrays, given: Arrays) -> list[Any]:
+            bundle = model.replace_weights(weights)
+            outputs, _ = bundle.signatures[case["signature"]].run({**inputs, **given})
+            return [outputs[name] for name in cotangents]
+
+        taken = dict(model.weights), dict(inputs)
+        floating = [
+            {k: v for k, v in each.items() if jax.numpy.issubdtype(v.dtype, jax.numpy.inexact)}
+            for each in taken
+        ]
+        gradients = jax.vjp(run, *floating)[1](list(map(jax.numpy.asarray, cotangents.values())))
+        for name, value in {**gradients[0], **gradients[1]}.items():
+            results[f"gradient:{name}"] = np.asarray(value)
+    return results
+
+
+_FLOAT0 = jax.dtypes.float0
+
+Flat = Callable[..., tuple[Any, ...]]
+
+
+def caller(exported: Exported, order: int, name: str) -> Flat:
+    """A jitted function of the flat operands that gives the flat results.
+
+    It works under `jit`, `vmap` (a batched call makes one call after the other, as `jax.lax.map`
+    does) and, `order` times, `grad`.  Errors call it by its name.  jax itself calls a
+    deserialised function, and can neither batch it nor say in a sentence why something has no
+    derivative.
+    """
+    # Tracing a call of an Exported takes several times as long as the call.
+    return jax.jit(_differentiable(exported, order, order, name))
+
+
+def _marked(operand: Any) -> Any:
+    floating = jax.numpy.issubdtype(jax.numpy.result_type(operand), jax.numpy.inexact)
+    return reverse_only(jax.numpy.asarray(operand)) if floating else operand
+
+
+def _differentiable(exported: Exported, left: int, order: int, name: str) -> Flat:
+    run = jax.custom_batching.sequential_vmap(_flat(exported))
+
+    @jax.custom_vjp
+    def call(*operands: Any) -> tuple[Any, ...]:
+        return run(*operands)
+
+    def forward(*operands: Any) -> tuple[tuple, tuple]:
+        return call(*operands), operands
+
+    def backward(operands: tuple, cotangents: tuple) -> tuple[Any, ...]:
+        if not left:
+            raise _no_gradient(order, name)
+        gradient = exported.vjp()
+        # Where nothing has a gradient, numbers without bits stand for it; a
+        # loop over a batch does not take these, but it takes booleans.
+        given = [np.zeros(c.shape, bool) if c.dtype == _FLOAT0 else c for c in cotangents]
+        results = iter(_differentiable(gradient, left - 1, order, name)(*operands, *given))
+        return tuple(
+            None if aval.dtype == _FLOAT0 else next(results) for aval in gradient.out_avals
+        )
+
+    call.defvjp(forward, backward)
+    return lambda *operands: call(*map(_marked, operands))
+
+
+def _flat(exported: Exported) -> Flat:
+    """The function of flat operands and results; see `backward` for what has no gradient."""
+
+    def call(*given: Any) -> tuple[Any, ...]:
+        operands = [
+            np.zeros(value.shape, _FLOAT0) if aval.dtype == _FLOAT0 else value
+            for aval, value in zip(exported.in_avals, given)
+        ]
+        args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, operands)
+        results = jax.tree_util.tree_leaves(exported.call(*args, **kwargs))
+        return tuple(result for result in results if result.dtype != _FLOAT0)
+
+    return call
+
+
+def _no_gradient(order: int, name: str) -> NotDifferentiableError:
+    times = {0: "no gradient", 1: "first-order gradients only"}.get(
+        order, f"gradients up to order {order} only"
+    )
+    return NotDifferentiableError(
+        f"This function was exported with {times}.",
+        where=name,
+        got=f"vjp_order={order}",
+        write=f"to_stablehlo(..., vjp_order={order + 1})",
+    )
+
+
+def reverse_only(array: Any) -> Any:
+    """The same array; `jax.jvp` through it raises, `jax.grad` does not."""
+    return _mark.bind(array)
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise NotDifferentiableError(
+        "An exported function has gradients (reverse mode), and no forward-mode derivatives: "
+        "jax.jvp, jax.jacfwd and jax.hessian do not go through it.",
+        write="jax.grad, jax.vjp or jax.jacrev; of a gradient, jax.jacrev(jax.grad(f)) "
+        "with vjp_order=2",
+    )
+
+
+# The mark, and what it makes of tangents: both the identity, but a tangent
+# may only be transposed, never computed.
+_mark = Primitive("pax_export_reverse_only")
+_tangent = Primitive("pax_export_reverse_only_tangent")
+for _each in (_mark, _tangent):
+    _each.def_abstract_eval(lambda aval: aval)
+batching.defvectorized(_mark)
+batching.primitive_batchers[_tangent] = _refuse
+_mark.def_impl(lambda array: array)
+_tangent.def_impl(_refuse)
+mlir.register_lowering(_mark, lambda context, array: [array])
+mlir.register_lowering(_tangent, _refuse)
+ad.deflinear2(_tangent, lambda cotangent, _: [cotangent])
+ad.primitive_jvps[_mark] = lambda primals, tangents: (
+    _mark.bind(*primals),
+    tangents[0] if type(tangents[0]) is ad.Zero else _tangent.bind(tangents[0]),
+)

@@ -11,21 +11,18 @@ from typing import Any, Literal
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import checksums
 from pax_export.export.artifact.formats import STABLEHLO
-from pax_export.export.artifact.report import (
-    REPORT_FILE,
-    Report,
-    package_versions,
-    write_report,
-)
+from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, write_report
 from pax_export.export.formats.stablehlo import files, functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
-from pax_export.export.pipeline.export_run import (
+from pax_export.export.pipeline.run_export import (
     PLATFORMS,
     ExportRun,
+    Request,
+    Writer,
     check_choice,
     checked_platforms,
+    run_export,
 )
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import legal_names
@@ -108,13 +105,7 @@ def to_stablehlo(
             write='weights="arguments"',
         )
     request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
-    writer = _BundleWriter(
-        update=state == "update",
-        order=vjp_order,
-        weights=weights,
-        platforms=platforms,
-        disabled_checks=disabled_checks,
-    )
+    writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks)
     return run_export(writer, request)
 
 
@@ -134,7 +125,8 @@ class _BundleWriter(Writer):
         if given is None:
             self._request = request
             return super().make(run, request)
-        self.name, self.variables, self._values = _name(given), (), {}
+        self.name = ", ".join(dict.fromkeys(each.fun_name for each in given.values()))
+        self.variables, self._values = (), {}
         with run.phase("lower"):
             self._take([functions.of_exported(k, each, self.order) for k, each in given.items()])
         return None
@@ -142,7 +134,7 @@ class _BundleWriter(Writer):
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         request, constant = self._request, self.weights == "constants"
         several = request.methods is not None
-        lowered = functions.lower(
+        made, store = functions.lower(
             model,
             programs,
             functions.given_shardings(request.inputs, request.kwargs, programs, several),
@@ -152,9 +144,9 @@ class _BundleWriter(Writer):
             platforms=checked_platforms(self.platforms),
             disabled_checks=self.disabled_checks,
         )
-        self.variables = () if constant else lowered.store.infos()
-        self._values = lowered.weights
-        self._take(lowered.functions)
+        self.variables = () if constant else store.infos()
+        self._values = {} if constant else {each.name: each.value for each in store.variables}
+        self._take(made)
 
     def _take(self, made: list[functions.Function]) -> None:
         self._functions = dict(zip(legal_names(each.key for each in made), made))
@@ -221,7 +213,3 @@ def _exporteds(model: Any, inputs: Any, methods: Any) -> dict[str, Exported] | N
             write="to_stablehlo(exported, path)",
         )
     return model
-
-
-def _name(given: Mapping[str, Exported]) -> str:
-    return ", ".join(dict.fromkeys(each.fun_name for each in given.values()))

@@ -11,15 +11,12 @@ import jax
 from jax import export as jax_export
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import neutral_platform, scope_constraints
+from pax_export._jax import neutral_platform
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import XLA_EXPANDS, Portable, portable
 
 Exported = jax_export.Exported
 Structs = Mapping[str, jax.ShapeDtypeStruct]
-
-#: What jax's calls of a `jax.export.Exported` may hold is jax's own check.
-_ANY_CALL = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,6 @@ def make(
     platforms: Sequence[str],
     disabled_checks: Sequence[Any] = (),
 ) -> Exported:
-    """Exports a function of named weights and named inputs."""
     export = jax_export.export(
         jax.jit(function), platforms=tuple(platforms), disabled_checks=tuple(disabled_checks)
     )
@@ -58,17 +54,13 @@ def make(
 
 
 def widened(exported: Exported, order: int) -> Exported:
-    """The same functions in the oldest StableHLO that says them, for older readers.
-
-    Args:
-        exported: the function.
-        order: how many times it can be differentiated.
-    """
+    """The same functions in the oldest StableHLO that says them, for older readers."""
     if exported.nr_devices > 1:
         return exported  # its shardings are written in a dialect of their own
     gradient = widened(exported.vjp(), order - 1) if order else None
     try:
-        module = portable(exported.mlir_module_serialized, _ANY_CALL).module
+        # What jax's calls of it may hold is jax's own check.
+        module = portable(exported.mlir_module_serialized, allowed=None).module
     except UnsupportedOperationError:  # some calls of LAPACK stand in no old version
         module = exported.mlir_module_serialized
     return dataclasses.replace(exported, mlir_module_serialized=module, _get_vjp=lambda _: gradient)
@@ -79,9 +71,7 @@ def modules(
 ) -> tuple[Module, ...]:
     """A function, its gradient, and so on, as modules that need no jax.
 
-    Returns:
-        As many as can be said without what only jax has; none if the function
-        itself cannot.
+    They end where one cannot be said without what only jax has.
     """
     found = []
     current, neutral = exported, None
@@ -118,15 +108,12 @@ def _without_jax(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Po
 def _neutral(function: Callable, weights: Structs, inputs: Structs, order: int) -> Any:
     """The function lowered by rules that hold everywhere, without LAPACK."""
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
-    export = jax_export.export(
-        jax.jit(function), platforms=(neutral_platform(),), disabled_checks=(unchecked,)
-    )
     try:
-        exported = export(dict(weights), dict(inputs))
+        exported = make(function, weights, inputs, (neutral_platform(),), (unchecked,))
         for _ in range(order):
             exported = exported.vjp()
         return exported
-    except NotImplementedError:
+    except (NotImplementedError, UnsupportedOperationError):
         return None
 
 
@@ -138,16 +125,10 @@ def remade(
     outputs: Any,
     platforms: Sequence[str],
 ) -> Exported:
-    """Makes functions of this jax from modules that may be of any jax.
+    """Makes functions of this jax from modules, of a function and its gradients, of any jax.
 
-    Args:
-        name: of the function.
-        found: of the function, of its gradient, and so on.
-        weights: the arguments of the function.
-        inputs: likewise.
-        outputs: the structure of its result, with a `jax.ShapeDtypeStruct` for
-            each array; symbolic dimensions are those of the inputs.
-        platforms: for which the modules were lowered.
+    `outputs` is the structure of the result with a `jax.ShapeDtypeStruct` for each array, whose
+    symbolic dimensions are those of the inputs.
     """
 
     def same_types(weights: dict[str, Any], inputs: dict[str, Any]) -> Any:
@@ -173,17 +154,9 @@ def _filled(frame: Exported, found: Sequence[Module]) -> Exported:
 
 
 def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """Abstract arrays as what `jax.eval_shape` and the like take."""
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
 def oldest(found: Sequence[Module]) -> str:
     """The version of StableHLO that reads all modules."""
     return compatibility.text(max(each.portable.stablehlo for each in found)) if found else ""
-
-
-def constraints(exported: Exported) -> tuple[str, ...]:
-    """What may be assumed of the symbolic dimensions of a function."""
-    symbolic = (size for aval in exported.in_avals for size in aval.shape)
-    scopes = (size.scope for size in symbolic if not isinstance(size, int))
-    return tuple(dict.fromkeys(text for scope in scopes for text in scope_constraints(scope)))

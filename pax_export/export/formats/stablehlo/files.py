@@ -1,4 +1,4 @@
-"""Writes a StableHLO bundle, and reads it: jax's bytes, portable modules, weights, hashes.
+"""Writes a StableHLO bundle, reads it, and makes it anew.
 
 pax_export.json          the report
 SHA256SUMS               a hash of every other file
@@ -6,10 +6,16 @@ weights.safetensors      the weights, by name
 NAME.jax_export          what `jax.export.deserialize` reads
 NAME.mlirbc, NAME.mlir   portable StableHLO, as bytes and as text
 NAME.vjp1.mlirbc, ...    its gradient, and the gradient of that
+
+jax reads its own bytes for half a year, and reads none of a jax that is newer
+by a version of its format.  The portable modules beside them are read for five
+years; with the types that the report has, they are made functions again.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +26,13 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
+from pax_export._files import checksums
+from pax_export._files.directory import replaced
 from pax_export._optional import require
-from pax_export.export.formats.stablehlo.exported import Exported, Module
+from pax_export.export.artifact.report import Report, package_versions, read_report, write_report
+from pax_export.export.formats.stablehlo.exported import Exported, Module, remade
+from pax_export.export.lowering.lower import Portable
+from pax_export.export.tracing import dtypes
 from pax_export.weights import load_weights, save_weights
 
 WEIGHTS = "weights.safetensors"
@@ -39,7 +50,6 @@ _REGISTER = (
 def write_function(
     directory: Path, name: str, exported: Exported, order: int, modules: Sequence[Module]
 ) -> None:
-    """Writes one function, with its gradients up to an order."""
     require("flatbuffers", "stablehlo", "to_stablehlo")
     try:
         content = exported.serialize(vjp_order=order)
@@ -52,16 +62,15 @@ def write_function(
             got=str(error).split(". ")[0],
             write=_REGISTER,
         ) from error
-    _file(directory, name, "jax_export").write_bytes(content)
+    (directory / f"{name}.jax_export").write_bytes(content)
     for place, module in enumerate(modules):
         _module(directory, name, place).write_bytes(module.portable.module)
     if modules:
         text = _text(modules[0].portable.module)
-        _file(directory, name, "mlir").write_text(text, encoding="utf-8")
+        (directory / f"{name}.mlir").write_text(text, encoding="utf-8")
 
 
 def write_weights(directory: Path, weights: Mapping[str, Any]) -> None:
-    """Writes the weights; no file if there are none."""
     if weights:
         save_weights(jax.tree.map(jax.numpy.asarray, dict(weights)), directory / WEIGHTS)
 
@@ -72,10 +81,9 @@ def _text(module: bytes) -> str:
         return f"{parsed.operation.get_asm(large_elements_limit=_LARGEST_CONSTANT)}\n"
 
 
-def read_function(directory: Path, name: str) -> Exported:
-    """Reads what jax reads."""
+def _read_jax_bytes(directory: Path, name: str) -> Exported:
     require("flatbuffers", "stablehlo", "load")
-    file = _file(directory, name, "jax_export")
+    file = directory / f"{name}.jax_export"
     try:
         exported = jax_export.deserialize(bytearray(file.read_bytes()))
         _parse(exported.mlir_module_serialized)
@@ -101,21 +109,108 @@ def _parse(module: bytes) -> None:
             handler.detach()
 
 
-def read_module(directory: Path, name: str, order: int) -> bytes | None:
-    """Reads a portable module; None if there is none."""
-    file = _module(directory, name, order)
-    return file.read_bytes() if file.is_file() else None
-
-
 def read_weights(directory: Path, structs: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the weights, which must be these."""
     loaded = load_weights(dict(structs), directory / WEIGHTS) if structs else {}
     return {name: loaded[name] for name in structs}
 
 
-def _file(directory: Path, name: str, ending: str) -> Path:
-    return directory / f"{name}.{ending}"
-
-
 def _module(directory: Path, name: str, order: int) -> Path:
-    return _file(directory, name, f"vjp{order}.mlirbc" if order else "mlirbc")
+    return directory / (f"{name}.vjp{order}.mlirbc" if order else f"{name}.mlirbc")
+
+
+def read_function(directory: Path, report: Report, key: str) -> Exported:
+    """The function of a bundle, by its jax bytes or by its portable modules."""
+    try:
+        return _read_jax_bytes(directory, report.details["functions"][key]["file"])
+    except ExportPathError as error:
+        made = _from_modules(directory, report, key)
+        if made is None:
+            raise error
+        return made
+
+
+def _from_modules(directory: Path, report: Report, key: str) -> Exported | None:
+    entry = report.details["functions"][key]
+    if not entry["kept"]:
+        return None
+    modules = []
+    for order, (kept, neutral) in enumerate(zip(entry["kept"], entry["neutral"])):
+        file = _module(directory, entry["file"], order)
+        if not file.is_file():
+            return None
+        modules.append(Module(Portable(file.read_bytes(), ()), tuple(kept), neutral))
+    weights, inputs, outputs = _types(report, key)
+    return remade(key, modules, weights, inputs, outputs, report.platforms)
+
+
+def _types(report: Report, key: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The types of a function's weights, inputs and results, as the report has them."""
+    info = report.signatures[key]
+    scope = jax_export.SymbolicScope(info.constraints)
+
+    def struct(entry: Any) -> jax.ShapeDtypeStruct:
+        text = ", ".join(map(str, entry.shape))
+        shape = jax_export.symbolic_shape(text, scope=scope) if text else ()
+        return jax.ShapeDtypeStruct(shape, dtypes.numpy_dtype(entry.dtype))
+
+    variables = {each.name: struct(each) for each in report.variables}
+    inputs = {entry.name: struct(entry) for entry in info.inputs}
+    outputs: dict[str, Any] = {"output": {each.name: struct(each) for each in info.outputs}}
+    if info.assigns:
+        outputs["weight"] = {name: variables[name] for name in info.assigns}
+    used = {name for kind, name in report.details["functions"][key]["operands"] if kind == "weight"}
+    weights = {name: value for name, value in variables.items() if name in used}
+    return weights, inputs, outputs
+
+
+def renew(path: str | os.PathLike[str]) -> Report:
+    """Makes a StableHLO bundle again, as this jax writes it.
+
+    The bytes of jax are promised to be read for half a year.  The portable
+    modules and the weights beside them are not bound to that: from them this
+    makes the bytes anew, in the same place, whole or not at all.
+
+    Args:
+        path: the folder that `to_stablehlo` wrote.
+
+    Returns:
+        The report of the new bundle.
+
+    Raises:
+        ExportPathError: it is no bundle, files are damaged, or it holds
+            nothing but the bytes of jax.
+
+    Example:
+        >>> import tempfile, jax, pax_export as pax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = folder + "/linear"
+        ...     _ = pax.export.to_stablehlo(pax.Linear(3, 2), path, pax.export.spec("batch, 3"))
+        ...     pax.export.renew(path).versions["jax"] == jax.__version__
+        True
+    """
+    path = Path(path)
+    report = read_report(path)
+    if report.target != "stablehlo":
+        raise ExportPathError(
+            "This is no StableHLO bundle.", where=str(path), got=f"target {report.target}"
+        )
+    checksums.check(path)
+    made: dict[str, Any] = {key: _from_modules(path, report, key) for key in report.signatures}
+    missing = [key for key, exported in made.items() if exported is None]
+    if missing:
+        raise ExportPathError(
+            "This bundle has no portable modules to make it from.",
+            where=str(path),
+            got=", ".join(missing),
+            write="to_stablehlo again, with the model and its weights from weights.safetensors",
+        )
+    with replaced(path, overwrite=True) as directory:
+        for file in path.iterdir():
+            (directory / file.name).write_bytes(file.read_bytes())
+        for key, exported in made.items():
+            name, order = report.details["functions"][key]["file"], report.details["vjp_order"]
+            write_function(directory, name, exported, order, ())
+        new = dataclasses.replace(report, versions=package_versions())
+        write_report(new, directory)
+        checksums.write(directory)
+    return new

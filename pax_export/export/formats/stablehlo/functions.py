@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,10 @@ from pax_export.export.formats.stablehlo.exported import Exported, Module, struc
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing import programs as _programs
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
 from pax_export.export.tracing.spec import describe, dotted, signature_names
-from pax_export.export.validation.cases import random_cases
+from pax_export.export.validation.cases import constraints, random_cases
 from pax_export.export.validation.validate import Case
 
 
@@ -117,15 +115,6 @@ def _is_floating(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
 
 
-@dataclass(frozen=True)
-class Lowering:
-    """All functions of a model, and the weights that they share."""
-
-    functions: list[Function]
-    weights: dict[str, Any]
-    store: Store
-
-
 def lower(
     model: Exportable,
     programs: Sequence[Program],
@@ -136,29 +125,26 @@ def lower(
     constant: bool,
     platforms: Sequence[str],
     disabled_checks: Sequence[Any],
-) -> Lowering:
-    """Exports every method of a model.
+) -> tuple[list[Function], Store]:
+    """Exports every method of a model, over the variables that they share.
 
-    Args:
-        model: the model.
-        programs: its methods, traced.
-        shardings: of the inputs, by signature; None for an input without.
-        update: whether functions give the new state of weights.
-        order: how many times they can be differentiated.
-        constant: whether the weights become constants of the functions.
-        platforms: for which machines.
-        disabled_checks: of jax.export.
+    `shardings` are those of the inputs, by signature; with `update` functions give the new state
+    of weights; `order` is how many times they can be differentiated; with `constant` the weights
+    become constants of the functions.
     """
     read = {index for each in programs for index in each.read}
     changed: set[int] = set()
     for program in programs:
         if update:
-            _programs.check_updates(program, model.leaves)
+            check_updates(program, model.leaves)
             changed.update(program.changed)
         else:
-            _programs.refuse_changes(program, model.leaves, read)
+            refuse_changes(program, model.leaves, read)
     store = Store(model.leaves, changed, trainable=True)
-    places = {each.key: _places(each, store) for each in programs}  # adds all constants first
+    places = {  # of leaves, then of what a program closes over: this adds all constants
+        each.key: [*store.of_leaf, *map(store.of_constant, each.traced.constants)]
+        for each in programs
+    }
     values = {each.name: each.value for each in store.variables}
     functions = []
     for program in programs:
@@ -194,24 +180,11 @@ def lower(
                     *((WEIGHT, name) for name in sorted(new)),
                 ),
                 weights=values,
-                reference=functools.partial(
-                    _reference(
-                        program,
-                        [store.variables[place].name for place in store.of_leaf],
-                        new,
-                        sorted(weights),
-                    ),
-                    values,
-                ),
+                reference=_reference(program, names, new, sorted(weights), values),
                 order=order,
             )
         )
-    return Lowering(functions, {} if constant else values, store)
-
-
-def _places(program: Program, store: Store) -> list[int]:
-    """The variables that a program takes: for its leaves, then for what it closes over."""
-    return [*store.of_leaf, *map(store.of_constant, program.traced.constants)]
+    return functions, store
 
 
 def _function(
@@ -234,10 +207,15 @@ def _function(
 
 
 def _reference(
-    program: Program, of_leaf: Sequence[str], new: Sequence[str], weights: Sequence[str]
+    program: Program,
+    names: Sequence[str],
+    new: Sequence[str],
+    weights: Sequence[str],
+    known: Mapping[str, Any],
 ) -> Any:
     """The model itself as a function of flat operands: traced anew for every size."""
     count = len(program.output_names)
+    of_leaf = names[: len(program.traced.structs) - len(program.inputs.flat)]
     inputs = sorted(entry.name for entry in program.inputs.flat)
 
     @jax.jit
@@ -249,10 +227,10 @@ def _reference(
         state = dict(zip(new, results[count:]))
         return [outputs[name] for name in sorted(outputs)] + [state[k] for k in sorted(state)]
 
-    def run(known: Mapping[str, Any], *operands: Any) -> list[Any]:
-        values = {name: known[name] for name in of_leaf} | dict(zip(weights, operands))
-        values = {name: values[name] for name in of_leaf}
-        return flat(values, dict(zip(inputs, operands[len(weights) :])))
+    def run(*operands: Any) -> list[Any]:
+        values = {**known, **dict(zip(weights, operands))}
+        leaves = {name: values[name] for name in of_leaf}
+        return flat(leaves, dict(zip(inputs, operands[len(weights) :])))
 
     return run
 
@@ -309,7 +287,7 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
         differentiable=order > 0,
         stablehlo=_exported.oldest(portable),
         module_bytes=len(exported.mlir_module_serialized),
-        constraints=_exported.constraints(exported),
+        constraints=constraints(structs_of(exported.in_avals)),
     )
 
     def reference(*flat: Any) -> list[Any]:

@@ -9,27 +9,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export._errors import UnsupportedOperationError
+from pax_export._errors import ExportPathError, UnsupportedOperationError
 from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import Report, package_versions, report_text
-from pax_export.export.formats.tf_functions import (
-    make_function,
-    make_variables,
-    tensorflow,
-)
-from pax_export.export.formats.tflite.load import litert
+from pax_export.export.formats.loaded_file import LoadedFile
+from pax_export.export.formats.tf_functions import make_function, make_variables, tensorflow
+from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.export_run import check_choice
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.pipeline.run_export import Request, Writer, check_choice, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.validate import Case
 
+_LITERT = "ai_edge_litert.interpreter", "tflite"
 #: How many bytes of a file a byte of weights is.
 _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
 #: How much farther from jax than rounding the numbers of a quantised model are.
@@ -103,7 +100,7 @@ class _TfliteWriter(Writer):
     def load(self, request: Request) -> None:
         tensorflow("to_tflite")
         if request.validate:
-            litert("to_tflite")
+            require(*_LITERT, "to_tflite")
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         self._lowered = lower(model, programs, "frozen", False, ("cpu",), vjp_order=0)
@@ -172,3 +169,13 @@ def _refused(error: Exception) -> UnsupportedOperationError:
         write="the same in other operations of jax.numpy and jax.lax, or float32 numbers; "
         "a size instead of a symbolic dimension; or another target, e.g. to_saved_model",
     )
+
+
+def load(path: Path, report: Report) -> LoadedFile:
+    require(*_LITERT, "load")
+    try:
+        return LoadedFile(report, *opened(str(path), report.signatures))
+    except (ValueError, RuntimeError) as error:
+        raise ExportPathError(
+            "LiteRT cannot read this file.", where=str(path), got=str(error)[:500]
+        ) from error

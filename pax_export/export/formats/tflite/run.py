@@ -6,18 +6,27 @@ A fresh process that can import neither jax nor this package loads this file by 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+Arrays = dict[str, np.ndarray]
 
-def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[dict[str, np.ndarray]]:
-    """Makes calls of the signatures of a TFLite model with LiteRT."""
+
+def opened(file: str, keys: Iterable[str]) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
+    """LiteRT's interpreter of a file, and what calls the signatures with these keys."""
     litert = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = litert.Interpreter(model_path=file)
-    results = []
-    for case in cases:
-        call = interpreter.get_signature_runner(case["signature"])
-        results.append({name: np.array(value) for name, value in call(**case["inputs"]).items()})
-    return results
+    runners = {key: interpreter.get_signature_runner(key) for key in keys}
+
+    def call(key: str, inputs: Arrays) -> Arrays:
+        # The arrays that it gives are its own, and change with the next call.
+        return {name: np.array(value) for name, value in runners[key](**inputs).items()}
+
+    return interpreter, call
+
+
+def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
+    _, call = opened(file, {case["signature"] for case in cases})
+    return [call(case["signature"], case["inputs"]) for case in cases]

@@ -16,18 +16,14 @@ gradient: else this is lost when TensorFlow saves the loaded model again.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pax_export.export.formats.saved_model.proto.nodes import Body
-from pax_export.export.formats.tf_functions import (
-    module_attributes,
-    tensor_spec,
-    tensorflow,
-)
+from pax_export.export.formats.tf_functions import module_attributes, tensor_spec, tensorflow
 from pax_export.export.lowering.lower import Lowered, Signature
 from pax_export.export.lowering.variables import Store
-from pax_export.export.tracing import dtypes as _dtypes
+from pax_export.export.tracing.dtypes import struct_of
 
 #: What TensorFlow says where a gradient is asked for that is not there, by the order of the last.
 _NO_GRADIENT = (
@@ -50,7 +46,6 @@ class Operand(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How functions call it."""
         return f"{self.kind}_{self.place}" + (f"_{self.order}" if self.order else "")
 
 
@@ -78,20 +73,6 @@ class _Module:
     needed: tuple[Operand, ...]  # by this one and by those after it
 
 
-def write_functions(library: Any, signature: Signature, store: Store) -> list[Function]:
-    """Adds the functions of a signature to the library of a graph.
-
-    Args:
-        library: a `FunctionDefLibrary`.
-        signature: which has no functions of TensorFlow around it.
-        store: of the variables.
-
-    Returns:
-        The function of the signature, and then those of its gradients.
-    """
-    return _Writer(library, signature, store).write()
-
-
 def _modules(signature: Signature) -> list[_Module]:
     forward, gradients = signature.forward, signature.gradients
     variables = [Operand("variable", place) for place in forward.variables]
@@ -117,7 +98,9 @@ def _modules(signature: Signature) -> list[_Module]:
     return modules
 
 
-class _Writer:
+class SignatureWriter:
+    """Adds functions of a signature, with no TensorFlow around it, to a `FunctionDefLibrary`."""
+
     def __init__(self, library: Any, signature: Signature, store: Store):
         self._library = library
         self._signature = signature
@@ -130,6 +113,7 @@ class _Writer:
         ]
 
     def write(self) -> list[Function]:
+        """Gives the function of the signature, and then those of its gradients."""
         before = self._forward()
         functions = [before]
         for order in range(1, len(self._modules)):
@@ -247,7 +231,7 @@ class _Writer:
 
     def _spec(self, operand: Operand, name: str | None = None) -> Any:
         if operand.kind == "variable":
-            struct = _dtypes.struct_of(self._store.variables[operand.place].value)
+            struct = struct_of(self._store.variables[operand.place].value)
         elif operand.kind == "input":
             struct = self._signature.input_structs[operand.place]
         elif operand.kind == "cotangent":
@@ -263,3 +247,94 @@ class _Writer:
 
 def _resource(operand: Operand) -> str:
     return f"resource_{operand.place}"
+
+
+def add_node(
+    nodes: Any, name: str, operation: str, inputs: Sequence[str] = (), **attributes: Any
+) -> Any:
+    """Adds a node to those of a graph or of a function.
+
+    Its inputs are tensors, then nodes after which it runs (``"^node"``); its attributes Python's
+    and TensorFlow's values, or lists of them.
+    """
+    node = nodes.add(name=name, op=operation, input=inputs)
+    for key, value in attributes.items():
+        _fill(node.attr[key], value)
+    return node
+
+
+def _fill(attribute: Any, value: Any) -> None:
+    if not isinstance(value, list):
+        field, plain = _plain(value)
+        if field == "shape":
+            attribute.shape.CopyFrom(plain)
+        else:
+            setattr(attribute, field, plain)
+        return
+    attribute.list.SetInParent()  # an empty list is one, too
+    for field, plain in map(_plain, value):
+        getattr(attribute.list, field).append(plain)
+
+
+def _plain(value: Any) -> tuple[str, Any]:
+    """The field of an attribute that holds a value, and what stands there."""
+    tf = tensorflow("to_saved_model")
+    if isinstance(value, tf.DType):
+        return "type", value.as_datatype_enum
+    if isinstance(value, tf.TensorShape):
+        return "shape", value.as_proto()
+    return {bool: "b", int: "i", bytes: "s"}[type(value)], value
+
+
+def add_call(
+    nodes: Any, name: str, function: str, given: Mapping[str, Any], results: Iterable[Any]
+) -> None:
+    """Adds a call of a function; `given` are dtypes by tensors, `results` dtypes."""
+    node = add_node(
+        nodes, name, "StatefulPartitionedCall", list(given),
+        Tin=list(given.values()), Tout=list(results),
+    )  # fmt: skip
+    node.attr["f"].func.name = function
+
+
+class Body:
+    """A function, written node by node.
+
+    A tensor is called by the name of an argument, or ``node:output:number``.
+    """
+
+    def __init__(self, library: Any, name: str):
+        self._function = library.function.add()
+        self._function.signature.name = name
+        self._function.signature.is_stateful = True
+
+    def argument(self, name: str, spec: Any) -> None:
+        place = len(self._function.signature.input_arg)
+        self._function.signature.input_arg.add(name=name, type=spec.dtype.as_datatype_enum)
+        _fill(self._function.arg_attr[place].attr["_output_shapes"], [spec.shape])
+
+    def resource(self, name: str, spec: Any) -> None:
+        resource = tensorflow("to_saved_model").resource.as_datatype_enum
+        argument = self._function.signature.input_arg.add(name=name, type=resource)
+        argument.handle_data.add(dtype=spec.dtype.as_datatype_enum, shape=spec.shape.as_proto())
+
+    def node(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> Any:
+        return add_node(self._function.node_def, name, operation, inputs, **attributes)
+
+    def call(
+        self, name: str, function: str, given: Mapping[str, Any], results: Iterable[Any]
+    ) -> None:
+        """Calls a function; `given` and `results` are specs."""
+        dtypes = {tensor: spec.dtype for tensor, spec in given.items()}
+        results = [spec.dtype for spec in results]
+        add_call(self._function.node_def, name, function, dtypes, results)
+
+    def effect(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> None:
+        """Runs an operation for what it does, even if nothing comes of it."""
+        self.node(name, operation, inputs, **attributes)
+        self._function.control_ret[name] = name
+        self._function.signature.control_output.append(name)
+
+    def result(self, name: str, tensor: str, spec: Any) -> None:
+        self._function.signature.output_arg.add(name=name, type=spec.dtype.as_datatype_enum)
+        self._function.ret[name] = tensor
