@@ -28,11 +28,7 @@ def write(directory: Path, known: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def check(directory: Path) -> str:
-    """Compares all files with their hashes; returns one hash for the whole folder.
-
-    Raises:
-        ExportPathError: a file is missing, or is not as it was written.
-    """
+    """Compares all files with their hashes; returns one hash for the whole folder."""
     try:
         text = (directory / FILE).read_text(encoding="utf-8")
         pairs = (line.split("  ", 1) for line in text.splitlines())

@@ -28,11 +28,7 @@ _TRIES = 100
 
 
 def place(path: str | os.PathLike[str]) -> Path:
-    """The absolute path of an export, without ``..`` at its end or links before it.
-
-    Raises:
-        ExportPathError: it is no path of this machine's file system.
-    """
+    """The absolute path of an export, without ``..`` at its end or links before it."""
     text = os.fspath(path)
     if re.match(r"\w+://", text):
         raise ExportPathError(
@@ -50,11 +46,7 @@ def place(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def replaced(path: str | os.PathLike[str], overwrite: bool, needed: int = 0) -> Iterator[Path]:
-    """Gives an empty directory that becomes ``path`` if the block succeeds.
-
-    Raises:
-        ExportPathError: as for `check`; or about so many bytes do not fit.
-    """
+    """Gives an empty directory that becomes ``path`` if the block succeeds."""
     path = place(path)
     leftovers.sweep(path)
     check(path, overwrite)
@@ -70,9 +62,6 @@ def begun(path: Path, needed: int) -> Iterator[Path]:
     """Gives a hidden directory beside a path; what is in it when the block ends is gone.
 
     Parents that are made for it are gone, too, if the block fails.
-
-    Raises:
-        ExportPathError: it cannot be made, or the disk is full.
     """
     made: list[Path] = []
     try:

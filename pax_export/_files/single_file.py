@@ -32,11 +32,7 @@ def check(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def replaced(path: Path, overwrite: bool, needed: int = 0) -> Iterator[Path]:
-    """Gives the path of a file that becomes ``path`` if the block succeeds.
-
-    Raises:
-        ExportPathError: as for `check`; or about so many bytes do not fit.
-    """
+    """Gives the path of a file that becomes ``path`` if the block succeeds."""
     check(path, overwrite)
     with written(path, overwrite, needed) as temporary:
         yield temporary
@@ -44,11 +40,7 @@ def replaced(path: Path, overwrite: bool, needed: int = 0) -> Iterator[Path]:
 
 @contextmanager
 def written(path: Path, overwrite: bool = True, needed: int = 0) -> Iterator[Path]:
-    """As `replaced`, for a place that has been looked at before, or may be anything.
-
-    Raises:
-        ExportPathError: it cannot be written here; the system's error is its cause.
-    """
+    """As `replaced`, for a place that has been looked at before, or may be anything."""
     path = path.absolute()
     leftovers.sweep(path)
     with directory.begun(path, needed) as folder:

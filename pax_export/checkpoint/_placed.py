@@ -44,11 +44,7 @@ class Restored(dict[str, Any]):
 
 
 def sharding_to_read(name: str, own: Any, entry: Entry, sharding: Any) -> Any:
-    """The sharding that an array is read with; None if it is read as one of numpy first.
-
-    Raises:
-        UnsupportedDtypeError: jax would narrow it.
-    """
+    """The sharding that an array is read with; None if it is read as one of numpy first."""
     if isinstance(own, (np.ndarray, np.generic)):
         return None
     refuse_narrowing(name, own)

@@ -32,11 +32,7 @@ _WIDER = {"uint4": np.uint8, "uint2": np.uint8, "int2": np.int8}
 
 
 def named(tree_name: str, tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by dotted names; a tree that is one leaf has the name of the tree.
-
-    Raises:
-        WeightNameError: two leaves have one name.
-    """
+    """The leaves of a tree by dotted names; a tree that is one leaf has the name of the tree."""
     return {tree_name: tree} if jax.tree_util.all_leaves([tree]) else leaves_by_name(tree)
 
 
@@ -121,13 +117,7 @@ def is_plain(leaf: Any) -> bool:
 
 
 def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays to write, by tree and name, and what JSON says of all leaves.
-
-    Raises:
-        InvalidArgumentError: there is no tree, or one with a name that is taken.
-        InvalidArgumentTypeError, UnsupportedDtypeError: a leaf cannot be saved.
-        WeightNameError: two leaves of a tree have one name.
-    """
+    """The arrays to write, by tree and name, and what JSON says of all leaves."""
     if not trees:
         raise InvalidArgumentError(
             "There is nothing to save.",

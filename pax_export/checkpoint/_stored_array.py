@@ -47,11 +47,7 @@ class StoredArray:
         return self.size * int(self.dtype.itemsize)
 
     def read(self) -> Any:
-        """The array: one of numpy, or a jax array of typed keys.
-
-        Raises:
-            CheckpointError: the checkpoint is damaged, or gone.
-        """
+        """The array: one of numpy, or a jax array of typed keys."""
         return self._read()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

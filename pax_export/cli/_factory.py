@@ -55,11 +55,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def methods(texts: Iterable[str]) -> dict[str, str]:
-    """Reads ``KEY=NAME`` each, a signature and the method that it calls.
-
-    Raises:
-        InvalidArgumentError: one cannot be read, or two have one key.
-    """
+    """Reads ``KEY=NAME`` each, a signature and the method that it calls."""
     found: dict[str, str] = {}
     for text in texts:
         key, equals, name = (part.strip() for part in text.partition("="))
@@ -79,9 +75,6 @@ class Inputs:
     Args:
         texts: one for each input.
         keys: the signatures that were named; none if there is the default only.
-
-    Raises:
-        InvalidArgumentError: one cannot be read, or has no signature or an unknown one.
     """
 
     def __init__(self, texts: Iterable[str], keys: Collection[str] = ()):

@@ -130,11 +130,7 @@ def _call(options: argparse.Namespace) -> int:
 def _given(
     options: argparse.Namespace, write: Any, targets: Mapping[str, Format]
 ) -> dict[str, Any]:
-    """The options that were given; each must be one of the target's.
-
-    Raises:
-        InvalidArgumentError: one is not.
-    """
+    """The options that were given; each must be one of the target's."""
     given = {
         "constraints": options.constraint or None,
         "state": options.state,

@@ -24,12 +24,7 @@ def address_of(coordinator: str) -> tuple[str, int]:
 
 
 def rendezvous(coordinator: str, count: int, index: int, within: float) -> None:
-    """Waits some seconds until all processes are there, this one among them.
-
-    Raises:
-        ProcessesError: some did not come, two came with one number, or one counts
-            otherwise; in every process that came.
-    """
+    """Waits some seconds until all processes are there, this one among them."""
     if index == 0:
         _await_the_others(coordinator, count, within)
     else:

@@ -15,12 +15,7 @@ from pax_export.sharding._rules import ClassRule, Match, PathRule, Rules, Sizes
 
 
 def require_fit(leaf: LeafPath, spec: Spec, source: str, sizes: Sizes) -> None:
-    """Raises unless a spec, given by the source, can be that of a leaf on a mesh.
-
-    Raises:
-        ShardingError: more entries than axes, an axis that the mesh lacks or that
-            stands twice, or sizes that do not divide.
-    """
+    """Raises unless a spec, given by the source, can be that of a leaf on a mesh."""
     given = f"{spec_text(spec)} of {source} for shape {leaf.shape}"
     if len(spec) > len(leaf.shape):
         raise ShardingError(
@@ -83,10 +78,6 @@ def require_used(
 
     A rule for leaves all of which declare their own spec is used as well: the
     rules may be meant for many models.
-
-    Raises:
-        ShardingError: a rule is for no leaf, or comes after others that are for
-            all its leaves.
     """
     used = {id(rule) for _, match in matched if match is not None for rule in match.rules}
     for rule in rules.parts():

@@ -41,11 +41,7 @@ def is_key(dtype: Any) -> bool:
 
 
 def stored(value: Any) -> tuple[np.ndarray, Note | None]:
-    """An array or typed keys as stored, without a copy if possible, and what it was or None.
-
-    Raises:
-        TypeError: nothing can be made of this dtype, for example of objects.
-    """
+    """An array or typed keys as stored, without a copy if possible, and what it was or None."""
     if is_key(value.dtype):
         return np.asarray(jax.random.key_data(value)), {"key": algorithm(value.dtype)}
     array = np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")

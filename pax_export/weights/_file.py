@@ -94,12 +94,7 @@ class Entry:
 
 @contextmanager
 def opened(path: Path) -> Iterator[WeightsFile]:
-    """Opens a file of weights for the time of a block.
-
-    Raises:
-        MissingWeightsFileError: there is none.
-        WeightsFileError: it cannot be read, or is no safetensors file.
-    """
+    """Opens a file of weights for the time of a block."""
     library = require("safetensors", "safetensors", "load_weights")
     try:
         with library.safe_open(path, framework="numpy"):

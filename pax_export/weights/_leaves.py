@@ -16,11 +16,7 @@ RESERVED = "__metadata__"
 
 
 def leaves_by_name(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their dotted names, in tree order.
-
-    Raises:
-        WeightNameError: two leaves have one name, or a leaf has none.
-    """
+    """The leaves of a tree by their dotted names, in tree order."""
     pairs = named_leaves(tree)
     leaves = dict(pairs)
     if len(leaves) != len(pairs):
