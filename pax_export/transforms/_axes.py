@@ -171,7 +171,7 @@ class MapOptions:
     def of(cls, transform: str, **options: Any) -> MapOptions:
         """Checks what can be checked before a call, of the options of a transform."""
 
-        def require(name: str, value: Any, kinds: Any, write: str) -> None:
+        def check(name: str, value: Any, kinds: Any, write: str) -> None:
             if not is_axis(value) and not isinstance(value, kinds):
                 raise InvalidArgumentTypeError(
                     f"{transform}: {name} holds integers, None or StateAxes.",
@@ -181,8 +181,8 @@ class MapOptions:
 
         in_axes, of_keywords = options["in_axes"], options["in_axes_kwargs"]
         one_each = "0, None, or a tuple with one for each argument"
-        require("in_axes", in_axes, (tuple, list), one_each)
-        require("in_axes_kwargs", of_keywords, Mapping, "0, None, or a dict of these")
+        check("in_axes", in_axes, (tuple, list), one_each)
+        check("in_axes_kwargs", of_keywords, Mapping, "0, None, or a dict of these")
         in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
         state_axes = options["state_axes"]
         if state_axes is not None and not isinstance(state_axes, StateAxes):

@@ -26,7 +26,7 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.validate import Case
 
-_LITERT = "ai_edge_litert.interpreter", "tflite"
+_LITERT = "ai_edge_litert.interpreter"
 #: How many bytes of a file a byte of weights is.
 _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
 #: How much farther from jax than rounding the numbers of a quantised model are.
@@ -100,7 +100,7 @@ class _TfliteWriter(Writer):
     def load(self, request: Request) -> None:
         tensorflow("to_tflite")
         if request.validate:
-            require(*_LITERT, "to_tflite")
+            require(_LITERT, "tflite", "to_tflite")
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         self._lowered = lower(model, programs, "frozen", False, ("cpu",), vjp_order=0)
@@ -172,7 +172,7 @@ def _refused(error: Exception) -> UnsupportedOperationError:
 
 
 def load(path: Path, report: Report) -> LoadedFile:
-    require(*_LITERT, "load")
+    require(_LITERT, "tflite", "load")
     try:
         return LoadedFile(report, *opened(str(path), report.signatures))
     except (ValueError, RuntimeError) as error:
