@@ -25,7 +25,7 @@ REPLACED = {
     "core": "layout layouts intern_layout settle settled settles volatile session newborn "
     "structural PURE",
     "precision": "settle newborn",
-    "export": "Making Plan",
+    "export": "Making Plan plan",
 }
 
 

@@ -1,4 +1,4 @@
-"""Puts TensorFlow functions around the signatures of a plan.
+"""Puts TensorFlow functions around the signatures of a model.
 
 What a preprocessor gives must be what the model takes; what a postprocessor
 gives becomes the outputs.  Both are traced here, before anything is written.
@@ -57,13 +57,13 @@ class Processors:
             )
         return cls(*read.values())
 
-    def around(self, plan: LoweredModel, constraints: Sequence[str]) -> LoweredModel:
-        """The plan with these functions around its signatures."""
+    def around(self, model: LoweredModel, constraints: Sequence[str]) -> LoweredModel:
+        """The model with these functions around its signatures."""
         signatures = tuple(
             self._around(program, signature, constraints)
-            for program, signature in zip(plan.programs, plan.signatures)
+            for program, signature in zip(model.programs, model.signatures)
         )
-        return dataclasses.replace(plan, signatures=signatures)
+        return dataclasses.replace(model, signatures=signatures)
 
     def _around(
         self, program: Program, signature: Signature, constraints: Sequence[str]

@@ -88,7 +88,7 @@ def _function(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
     return make_whole(signature, stages).get_concrete_function()
 
 
-def _root(tf: Any, plan: Sequence[Variable], variables: Sequence[Any]) -> Any:
+def _root(tf: Any, stored: Sequence[Variable], variables: Sequence[Any]) -> Any:
     """What is saved: the attributes that reusable SavedModels have, and the names.
 
     `variables` and `trainable_variables` are methods of `tf.Module`, which a
@@ -100,7 +100,7 @@ def _root(tf: Any, plan: Sequence[Variable], variables: Sequence[Any]) -> Any:
         trainable_variables: Sequence[Any] = ()
 
     root = Root()
-    root.leaves = {each.name: variable for each, variable in zip(plan, variables)}
+    root.leaves = {each.name: variable for each, variable in zip(stored, variables)}
     root.variables = list(variables)
     root.stages, root.gradients, root.resources = {}, {}, []
     root.trainable_variables = [variable for variable in variables if variable.trainable]
