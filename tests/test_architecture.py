@@ -129,3 +129,11 @@ def test_tests_mirror_the_rooms():
     assert rooms <= {
         path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))
     }
+
+
+def test_the_quick_set_has_every_room():
+    """`consumers` and `released` test files that others wrote, in their own time."""
+    quick = [Path(line) for line in (ROOT / "tests" / "quick.txt").read_text().splitlines()]
+    assert [path for path in quick if not (ROOT / path).is_file()] == []
+    rooms = {path.parent.name for path in ROOT.glob("tests/*/test_*.py")}
+    assert rooms - {path.parts[1] for path in quick} == {"consumers", "released"}
