@@ -1,7 +1,9 @@
 """What holds for every test."""
 
+import collections
 import functools
 import re
+from pathlib import PurePosixPath
 
 import jax
 import jax.numpy as jnp
@@ -40,3 +42,19 @@ def _compiles_float16():
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Where something broke, before one reads what: the rooms, with the failures of each."""
+    reports = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+    if reports:
+        terminalreporter.section("rooms with failures")
+    for room, count in sorted(collections.Counter(room_of(r.nodeid) for r in reports).items()):
+        terminalreporter.write_line(f"{room}: {count}")
+
+
+def room_of(test):
+    """The room of a test or doctest by its id: ``tests/core/test_tree.py::test_round_trip``."""
+    file = PurePosixPath(test.partition("::")[0])
+    below = PurePosixPath(*file.parts[1:])
+    return str(below.parent) if len(below.parts) > 1 else below.stem.removeprefix("test_")

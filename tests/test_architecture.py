@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import room_of
+
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "pax_export").rglob("*.py"))
 ROOMS = {path.stem for path in (ROOT / "pax_export").iterdir()}
@@ -129,6 +131,19 @@ def test_tests_mirror_the_rooms():
     assert rooms <= {
         path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))
     }
+
+
+@pytest.mark.parametrize(
+    ("test", "room"),
+    [
+        ("tests/core/test_tree.py::test_round_trip[Linear]", "core"),
+        ("tests/export/orbax/test_params.py::test_one", "export/orbax"),
+        ("pax_export/core/_tree.py::pax_export.core._tree.folded", "core"),
+        ("tests/test_names.py::test_one", "names"),
+    ],
+)
+def test_a_failure_names_its_room(test, room):
+    assert room_of(test) == room
 
 
 def test_the_quick_set_has_every_room():
