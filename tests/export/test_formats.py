@@ -109,6 +109,16 @@ def test_the_command_line_knows_it(installed, tmp_path, capsys):
     assert done.stdout.count(": ok, ") == 3
 
 
+def test_a_broken_format_of_others_breaks_no_other(installed, tmp_path):
+    entries = installed / "toy-0.1.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text() + "broken = tests.export.nowhere:FORMAT\n")
+    with pytest.warns(RuntimeWarning, match=r"The format broken \(tests.export.nowhere:FORMAT\)"):
+        assert {"toy", "tflite"} <= set(formats.all_formats()) - {"broken"}
+    with pytest.warns(RuntimeWarning, match="cannot be used: ModuleNotFoundError"):
+        path = str(tmp_path / "linear.toy")
+        assert main(["export", FACTORY, path, "--target", "toy", "--input", "n, 3"]) == 0
+
+
 def test_a_format_that_is_not_installed(installed, tmp_path, monkeypatch):
     to_toy(tmp_path / "linear.toy", validate=False)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installed)])

@@ -8,9 +8,10 @@ distribution adds one by an entry point of the group ``pax_export.formats`` that
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 GROUP = "pax_export.formats"
@@ -108,8 +109,18 @@ def find(name: str) -> Format | None:
 
 def all_formats() -> dict[str, Format]:
     """The rows by name; a name of ours is never somebody else's."""
-    others = (each.load() for each in entry_points(group=GROUP))
+    others = filter(None, map(_of_others, entry_points(group=GROUP)))
     return {each.name: each for each in (*others, *_FORMATS)}
+
+
+def _of_others(entry: EntryPoint) -> Format | None:
+    """The row of another distribution; if that is broken, our own formats still work."""
+    try:
+        return entry.load()
+    except Exception as error:  # of code that is not ours
+        text = f"The format {entry.name} ({entry.value}) cannot be used: {error!r}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return None
 
 
 def imported(place: str) -> Any:
