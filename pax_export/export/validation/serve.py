@@ -30,8 +30,9 @@ Cases = Sequence[Mapping[str, Any]]
 #: What makes the calls of an export at a path.
 Run = Callable[[str, Cases], list[Arrays]]
 
-#: What such a process cannot import, but for what its format needs of it.
-BARRED = ("jax", "jaxlib", "pax_export")
+#: What such a process cannot import, but for what its format needs of it.  A server has no
+#: Keras either, which TensorFlow would import unasked, in a third of the time that it takes.
+BARRED = ("jax", "jaxlib", "keras", "tf_keras", "pax_export")
 
 
 def save(file: Any, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
