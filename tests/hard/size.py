@@ -1,0 +1,13 @@
+"""How much the machines of this folder try: a little in every run, a lot in `tox -e hard`."""
+
+from __future__ import annotations
+
+import os
+
+#: Set by `tox -e hard`.
+VARIABLE = "PAX_EXPORT_HARD"
+
+
+def runs(*, short: int, long: int) -> int:
+    """How often to try: `short` among all tests, `long` where much time was asked for."""
+    return long if os.environ.get(VARIABLE) == "1" else short
