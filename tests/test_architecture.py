@@ -152,7 +152,7 @@ def test_what_the_older_jax_skips_is_there():
 
 
 def test_the_quick_set_has_every_room():
-    """`consumers` and `released` test files that others wrote, `hard` takes what time it is given."""
+    """`consumers`, `released` test files that others wrote; `hard` takes what time it is given."""
     quick = [Path(line) for line in (ROOT / "tests" / "quick.txt").read_text().splitlines()]
     assert [path for path in quick if not (ROOT / path).is_file()] == []
     rooms = {path.parent.name for path in ROOT.glob("tests/*/test_*.py")}
