@@ -67,6 +67,10 @@ def processes(
         yield
         return
     heartbeat = _join(coordinator, count, index, start_within, lost_after)
+    if heartbeat is None:
+        with _left_to_jax():
+            yield
+        return
     try:
         yield
     except BaseException as error:
@@ -116,14 +120,10 @@ def _join(
     index: int | None,
     start_within: float,
     lost_after: float,
-) -> Heartbeat:
-    """Begins, together with the others."""
+) -> Heartbeat | None:
+    """Begins, together with the others; None where jax lets nobody hear of them."""
     if devices_are_known() or jax.distributed.is_initialized():
-        raise ProcessesError(
-            "Processes must join before jax is asked for anything.",
-            got="jax has its devices already: an array, a model or jax.devices() came first",
-            write="with pax.sharding.processes(...) around all of the program that uses jax",
-        )
+        raise _late()
     if coordinator is not None and count is not None and index is not None:
         rendezvous(coordinator, count, index, start_within)
     try:
@@ -131,6 +131,8 @@ def _join(
             coordinator, count, index, within=start_within, lost_after=lost_after
         )
     except (RuntimeError, ValueError) as error:
+        if "before any JAX" in str(error):
+            raise _late() from error
         raise ProcessesError(
             "This process could not join the others.",
             where=f"process {index} of {count}" if coordinator else None,
@@ -138,9 +140,30 @@ def _join(
             write='processes("host:1234", count=2, index=0), where no cluster that jax '
             "knows started the program; or count=1",
         ) from error
+    if joined is None:
+        return None
     heartbeat = Heartbeat(*joined, lost_after)
     heartbeat.begin()
     return heartbeat
+
+
+def _late() -> ProcessesError:
+    return ProcessesError(
+        "Processes must join before jax is asked for anything.",
+        got="jax has its devices already: an array, a model or jax.devices() came first",
+        write="with pax.sharding.processes(...) around all of the program that uses jax",
+    )
+
+
+@contextmanager
+def _left_to_jax() -> Iterator[None]:
+    """The block where this process cannot hear of the others, nor they of it."""
+    try:
+        yield
+    except BaseException:
+        atexit.register(_exit_in_time)
+        raise
+    jax.distributed.shutdown()
 
 
 def _is_broken_connection(error: BaseException | None) -> bool:

@@ -77,6 +77,12 @@ def _platforms(key: str, given: Mapping[str, Any], with_gradient: bool) -> tuple
     return tuple(platforms)
 
 
+def constraints_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The `polymorphic_constraints` of `jax2tf_kwargs`; a text alone is one of them."""
+    given = options.get("polymorphic_constraints") or ()
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
 class Method:
     """One method of a `JaxModule`; call it within a TensorFlow function."""
 
@@ -93,7 +99,7 @@ class Method:
         self._apply_fn = apply_fn
         self._shape = shape
         self._platforms = _platforms(key, options, with_gradient)
-        self._constraints = tuple(options.get("polymorphic_constraints") or ())
+        self._constraints = constraints_of(options)
         self._with_gradient = with_gradient
 
     def over(self, model: Model, added: Callable[[list[Any]], None]) -> Callable[[Any], Any]:

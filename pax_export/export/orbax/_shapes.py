@@ -14,7 +14,7 @@ import jax
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError
-from pax_export._jax import dimension_names, dimension_value
+from pax_export.export.artifact import dimensions
 
 
 def broadcast(prefix: Any, tree: Any, argument: str, is_leaf: Any = None) -> list[Any]:
@@ -143,7 +143,7 @@ def shapes_of_results(
                 found[name] = int(number)
 
     def known(size: Any) -> int | None:
-        is_known = isinstance(size, int) or set(dimension_names(size)) <= set(found)
-        return dimension_value(size, found) if is_known else None
+        size = size if isinstance(size, int) else str(size)
+        return dimensions.value(size, found) if set(dimensions.names(size)) <= set(found) else None
 
     return [list(map(known, shape)) for shape in results]

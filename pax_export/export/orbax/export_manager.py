@@ -130,6 +130,8 @@ class ExportManager(ExportManagerBase):
         model_path: str | os.PathLike[str],
         save_options: Any = None,
         signature_overrides: Mapping[str, Callable[..., Any]] | None = None,
+        *,
+        serving_signatures: Mapping[str, Callable[..., Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         """Writes the SavedModel, whole or not at all.
@@ -140,6 +142,7 @@ class ExportManager(ExportManagerBase):
             save_options: a `tf.saved_model.SaveOptions`; it is left as it is.
             signature_overrides: signatures instead of those of the configs, or
                 beside them.
+            serving_signatures: the signatures instead of all those of the configs.
             **kwargs: none; there to say so.
 
         Raises:
@@ -149,11 +152,11 @@ class ExportManager(ExportManagerBase):
         if kwargs:
             raise InvalidArgumentTypeError(
                 f"save() has no argument {', '.join(sorted(kwargs))}.",
-                write="save(model_path, save_options, signature_overrides)",
+                write="save(model_path, save_options, signature_overrides, serving_signatures=...)",
             )
         options = self._options(save_options)
         if "://" in str(model_path):  # a file system of TensorFlow's own
-            functions = self._signatures(signature_overrides)
+            functions = self._signatures(signature_overrides, serving_signatures)
             tf.saved_model.save(self._module, str(model_path), functions, options)
             return
         path = Path(model_path)
@@ -164,7 +167,7 @@ class ExportManager(ExportManagerBase):
                 where=str(path),
                 write="a new directory",
             )
-        functions = self._signatures(signature_overrides)
+        functions = self._signatures(signature_overrides, serving_signatures)
         mesh = dtensor_utils.get_current_dtensor_mesh()
         if mesh is not None and jax.process_count() > 1:
             # Every process writes its shards to one place.
@@ -176,14 +179,23 @@ class ExportManager(ExportManagerBase):
         if mesh is not None:
             tf.experimental.dtensor.barrier(mesh, "export done")
 
-    def _signatures(self, overrides: Mapping[str, Callable[..., Any]] | None) -> dict[str, Any]:
+    def _signatures(
+        self,
+        overrides: Mapping[str, Callable[..., Any]] | None,
+        instead: Mapping[str, Callable[..., Any]] | None,
+    ) -> dict[str, Any]:
         """The functions of all signatures; one that stands under several keys is one."""
         flat: dict[int, Any] = {}
+        own = self.serving_signatures
+        configs = {id(function): self._config_of[key] for key, function in own.items()}
         chosen = dict(overrides or {})
-        for key, function in self.serving_signatures.items():
+        for key, function in (own if instead is None else instead).items():
             if key not in chosen:
                 if id(function) not in flat:
-                    flat[id(function)] = _with_flat_outputs(function, self._config_of[key])
+                    config = configs.get(id(function))
+                    flat[id(function)] = (
+                        function if config is None else _with_flat_outputs(function, config)
+                    )
                 chosen[key] = flat[id(function)]
         return chosen
 

@@ -12,11 +12,12 @@ from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.orbax import constants
-from pax_export.export.orbax._method import Method
+from pax_export.export.orbax._method import Method, constraints_of
 from pax_export.export.orbax._params import Model
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.config import config
 from pax_export.export.orbax.typing import ApplyFn, PyTree
+from pax_export.export.orbax.utils import get_lowering_platforms
 
 __all__ = ["ApplyFn", "JaxModule", "PyTree", "get_obx_export_tf_preprocess_only"]
 
@@ -47,7 +48,8 @@ class JaxModule(tf.Module):
             pytree of bools that may end above the leaves.
         input_polymorphic_shape: the symbolic shapes of the input, ``"b, ..."``
             for all its arrays or a pytree of such texts; for a mapping of
-            functions, a mapping with the same keys.
+            functions, a mapping with the same keys.  None for all of them, or
+            for the inputs of one: their sizes are numbers.
         jax2tf_kwargs: options by jax2tf's names: `with_gradient`,
             `polymorphic_constraints`, `native_serialization_platforms` (all
             four platforms by default); those that jax2tf ignores are ignored.
@@ -250,9 +252,9 @@ class JaxModule(tf.Module):
             options = self._given.options[key] or {}
             if shape is not None:
                 inputs = jax_export.symbolic_args_specs(
-                    inputs, shape, constraints=options.get("polymorphic_constraints") or ()
+                    inputs, shape, constraints=constraints_of(options)
                 )
-            platforms = options.get(constants.NATIVE_SERIALIZATION_PLATFORMS)
+            platforms = get_lowering_platforms(options)
             jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
             export = jax_export.export(jitted, platforms=platforms and tuple(platforms))
             exported[key] = export(self.model_params, inputs)
@@ -305,10 +307,11 @@ def _by_key(functions: Any, shapes: Any, options: Any, jit: Any) -> list[dict[st
         )
     if not functions:
         raise InvalidArgumentError("`apply_fn` should be a non-empty mapping.")
+    shapes = dict.fromkeys(functions) if shapes is None else shapes
     options = dict.fromkeys(functions) if options is None else options
     jit = jit if isinstance(jit, Mapping) else dict.fromkeys(functions, jit)
     for argument, otherwise, given in (
-        ("input_polymorphic_shape", "", shapes),
+        ("input_polymorphic_shape", "either be None or ", shapes),
         ("jax2tf_kwargs", "either be unspecified or ", options),
         ("jit_compile", "either be a boolean or ", jit),
     ):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
@@ -39,6 +40,7 @@ __all__ = [
     "make_e2e_inference_fn",
     "remove_signature_defaults",
     "save_jax_exported_map",
+    "to_bfloat16",
     "with_bfloat16",
     "with_default_args",
 ]
@@ -139,6 +141,35 @@ def with_bfloat16(
         return _cast(output, "bfloat16", "float32") if outputs else output
 
     return converted
+
+
+def to_bfloat16(x: PyTree) -> PyTree:
+    """A pytree with bfloat16 for all its floating-point numbers.
+
+    Args:
+        x: arrays, `jax.ShapeDtypeStruct` and Python numbers; other leaves, and
+            numbers that are no floating-point ones, stay as they are.
+
+    Example:
+        >>> tree = to_bfloat16({"w": jax.numpy.ones(2), "scale": 0.5, "steps": 3})
+        >>> tree["w"].dtype, tree["scale"], tree["steps"]
+        (dtype(bfloat16), 0.5, 3)
+    """
+    bfloat16 = jax.numpy.bfloat16
+
+    def convert(leaf: Any) -> Any:
+        dtype: Any = getattr(leaf, "dtype", None)
+        if dtype is None:
+            return np.asarray(leaf, bfloat16)[()] if isinstance(leaf, float) else leaf
+        if tf.is_tensor(leaf):
+            return tf.cast(leaf, "bfloat16") if dtype.is_floating else leaf
+        if not jax.numpy.issubdtype(dtype, jax.numpy.floating):
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf.update(dtype=bfloat16)
+        return leaf.astype(bfloat16)
+
+    return jax.tree_util.tree_map(convert, x)
 
 
 def _cast(tree: Any, old: str, new: str) -> Any:

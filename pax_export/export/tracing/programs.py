@@ -20,8 +20,8 @@ from pax_export._errors import (
     StateChangeError,
     SymbolicDimensionError,
 )
-from pax_export._jax import dimension_names, dimension_value
 from pax_export._jaxpr import jaxpr_constants
+from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable, Leaf, Method, layer_of
 from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
@@ -240,10 +240,9 @@ def _fails(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic:
 def _with_numbers(struct: jax.ShapeDtypeStruct, numbers: dict[str, int]) -> jax.ShapeDtypeStruct:
     struct = dtypes.stored(struct)
     shape = [
-        dimension_value(size, numbers)
-        if isinstance(size, int) or set(dimension_names(size)) <= set(numbers)
-        else size
-        for size in struct.shape
+        dimensions.value(size, numbers) if set(dimensions.names(size)) <= set(numbers) else old
+        for old in struct.shape
+        for size in [old if isinstance(old, int) else str(old)]
     ]
     return jax.ShapeDtypeStruct(tuple(shape), struct.dtype)
 

@@ -14,8 +14,9 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._jax import dimension_names, scope_constraints
+from pax_export._jax import scope_constraints
 from pax_export.core import path_name
+from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.structure import collect
 from pax_export.export.tracing import dtypes
 
@@ -124,7 +125,8 @@ class Inputs:
     def dimensions(self) -> tuple[str, ...]:
         sizes = [size for entry in self.flat for size in entry.struct.shape]
         symbolic = [size for size in sizes if not isinstance(size, int)]
-        return tuple(dict.fromkeys(name for size in symbolic for name in dimension_names(size)))
+        names = (name for size in symbolic for name in sorted(dimensions.names(str(size))))
+        return tuple(dict.fromkeys(names))
 
 
 def resolve(

@@ -197,6 +197,19 @@ def test_overrides_go_before_the_configs(save):
         assert_close(loaded.signatures[key](x=tf.constant(X))["same"], X)
 
 
+def test_signatures_in_place_of_those_of_the_configs(tmp_path):
+    other = tf.function(lambda x: {"same": x}, input_signature=[x_spec()])
+    nested = module(lambda params, x: {"deep": {"y": linear(params, x)}})
+    manager = ExportManager(nested, [ServingConfig(["a", "b"], [x_spec()])])
+    chosen = {"other": other, "mine": manager.serving_signatures["b"]}
+    manager.save(tmp_path / "1", serving_signatures=chosen)
+    loaded = manager.load(tmp_path / "1")
+    assert sorted(loaded.signatures) == ["mine", "other"]
+    assert_close(loaded.signatures["mine"](x=tf.constant(X))["deep.y"], linear(params(), X))
+    manager.save(tmp_path / "2", serving_signatures={}, signature_overrides={"c": other})
+    assert sorted(manager.load(tmp_path / "2").signatures) == ["c"]
+
+
 MISTAKES = {
     "two of one key": (
         [ServingConfig(["a", "b"], [x_spec()]), ServingConfig("a", [x_spec()])],

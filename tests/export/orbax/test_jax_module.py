@@ -86,7 +86,10 @@ REFUSED = {
         {"apply_fn": TWO, "input_polymorphic_shape": {"one": None}},
         "`input_polymorphic_shape` must",
     ),
-    "no shapes for two": ({"apply_fn": TWO}, "`input_polymorphic_shape` must"),
+    "one shape for two": (
+        {"apply_fn": TWO, "input_polymorphic_shape": "b, ..."},
+        "`input_polymorphic_shape` must",
+    ),
     "options for one of two": (
         {"apply_fn": TWO, "input_polymorphic_shape": SHAPES, "jax2tf_kwargs": {"one": None}},
         "`jax2tf_kwargs` must",
@@ -201,4 +204,21 @@ def test_exports_of_jax_itself():
 def test_the_module_of_newer_versions():
     made = TensorFlowModule(params=params(), apply_fn=linear, trainable=True)
     assert made.export_version() is constants.ExportModelType.TF_SAVEDMODEL
+    assert_close(call(made), linear(params(), X))
+
+
+def test_no_shapes_for_several_functions():
+    made = JaxModule(params(), TWO)
+    assert made.input_polymorphic_shape_map == {"one": None, "two": None}
+    for key in TWO:
+        assert_close(call(made, key=key), TWO[key](params(), X))
+
+
+@pytest.mark.parametrize("platforms", ["cpu", ["cpu"], ("cpu",)])
+def test_one_platform_and_one_constraint_may_be_texts(platforms):
+    options = {"native_serialization_platforms": platforms, "polymorphic_constraints": "b <= 5"}
+    made = module(jax2tf_kwargs=options)
+    (exported,) = made.obm_module_to_jax_exported_map(jnp.asarray(X)).values()
+    assert exported.platforms == ("cpu",)
+    assert "b <= 5" in str(exported.in_avals[-1].shape[0].scope)
     assert_close(call(made), linear(params(), X))

@@ -101,6 +101,35 @@ def test_bfloat16_of_one_side_only():
     assert utils.with_bfloat16(lambda x: x)(np.ones(2, np.float64)).dtype == np.float64
 
 
+def test_a_pytree_in_bfloat16():
+    struct = jax.ShapeDtypeStruct((2,), jnp.float32)
+    tree = {
+        "array": jnp.ones(2), "numpy": np.ones(2), "tensor": tf.ones(2), "struct": struct,
+        "number": 0.1, "scalar": np.float64(0.1), "half": jnp.ones(2, jnp.float16),
+    }  # fmt: skip
+    found = utils.to_bfloat16(tree)
+    assert {name: leaf.dtype.name for name, leaf in found.items()} == dict.fromkeys(
+        tree, "bfloat16"
+    )
+    assert isinstance(found["struct"], jax.ShapeDtypeStruct) and tf.is_tensor(found["tensor"])
+    assert float(found["number"]) == float(found["scalar"]) == float(jnp.bfloat16(0.1))
+
+
+def test_what_is_no_floating_number_stays_as_it_is():
+    tree = [
+        3,
+        True,
+        None,
+        "text",
+        np.arange(2),
+        tf.constant(["a"]),
+        jax.random.key(0),
+        np.ones(1, complex),
+    ]
+    for old, new in zip(tree, utils.to_bfloat16(tree)):
+        assert new is old
+
+
 def test_exported_functions_in_a_directory(tmp_path):
     exported = module().obm_module_to_jax_exported_map(jnp.asarray(X))
     utils.save_jax_exported_map(str(tmp_path / "functions"), exported)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -46,13 +47,20 @@ ALIKE = {
     "bfloat16": (jnp.ones(2, jnp.bfloat16), tf.ones(2, tf.bfloat16)),
     "numbers of Python": (np.asarray(1.5), 1.5),
     "nothing": (np.zeros((0, 3)), np.zeros((0, 3))),
+    "floats that jax narrows": (jnp.float32([0.1, 1e9]), np.array([0.1, 1e9])),
+    "integers that jax narrows": (jnp.arange(3), np.arange(3, dtype=np.int64)),
+    "complex numbers that jax narrows": (jnp.ones(2, complex), np.ones(2, np.complex128)),
 }
 DIFFERENT = {
     "3 of 4 integers": (np.array([1, 2, 3, 4]), np.array([1, 0, 0, 0])),
     "1 of 4 integers": (np.array([1, 2, 3, 4]), np.array([1, 2, 3, 0])),
     "a shape that broadcasts": (np.ones((1, 4)), np.ones((4, 1))),
     "integers of a shape that broadcasts": (np.ones((1, 4), int), np.ones(4, int)),
-    "another dtype": (np.ones(2, np.float32), np.ones(2, np.float64)),
+    "another dtype": (np.ones(2, np.float16), np.ones(2, np.float32)),
+    "other bits": (np.ones(2, np.int16), np.ones(2, np.int64)),
+    "signs": (np.ones(2, np.uint32), np.ones(2, np.int64)),
+    "an integer that does not fit": (jnp.int32([0]), np.array([2**32])),
+    "a difference beside the narrowing": (jnp.float32([0.1]), np.array([0.1001])),
     "complex": (np.array([1 + 1j]), np.array([1 - 1j])),
     "nan on one side": (np.array([np.nan]), np.array([1.0])),
     "nan on the other side": (np.array([1.0]), np.array([np.nan])),
@@ -72,6 +80,11 @@ def test_what_fails(expected, got):
     found = report(expected, got)
     assert found.status is Status.Fail
     assert "Fail" in str(found) and "0.y" in str(found)
+
+
+def test_64_bits_are_not_32_where_jax_has_both():
+    with jax.enable_x64(True):
+        assert report(np.ones(2, np.float32), np.ones(2)).status is Status.Fail
 
 
 def test_tolerances():

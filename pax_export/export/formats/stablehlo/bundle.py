@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from pax_export._errors import InvalidArgumentError, NotDifferentiableError, StateChangeError
 from pax_export._files import checksums
+from pax_export._jax import Primitive
 from pax_export.export.artifact.arguments import Arguments, default_of
 from pax_export.export.artifact.report import Report, read_report
 from pax_export.export.artifact.structure import rebuild

@@ -1,7 +1,8 @@
 """How far a candidate is from its baseline, and whether that is near enough.
 
 Every element is compared: floats and complex numbers with a tolerance, NaN
-equal to NaN, everything else exactly.  Another shape or dtype never passes.
+equal to NaN, everything else exactly.  Another shape or dtype never passes, but for
+64 bits in place of 32 where jax narrows numbers by itself.
 """
 
 from __future__ import annotations
@@ -271,6 +272,7 @@ def _compared(
 ) -> tuple[OutputDiff, int | None]:
     """One output compared, and its size if it is compared with a tolerance."""
     one, other = (x.numpy() if isinstance(x, tf.Tensor) else np.asarray(x) for x in (expected, got))
+    one, other = _alike(one, other)
     floating = is_floating(expected)
     size = one.size if floating else None
     kind = f"{one.dtype}{list(one.shape)}"
@@ -286,6 +288,23 @@ def _compared(
         reason = f"{wrong} of {one.size} elements differ" if wrong else ""
         return OutputDiff(name, kind, float(bool(wrong)), float(bool(wrong)), reason), size
     return _floating(name, kind, one, other, option), size
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays, the wider narrowed where it is the dtype alone that jax would narrow by itself.
+
+    While 64-bit numbers are off, what comes from jax has 32 bits, and what comes from
+    TensorFlow or numpy may have 64.  An integer that does not fit stays as it is.
+    """
+    if one.dtype == other.dtype or not {one.dtype.kind, other.dtype.kind} <= set("iufc"):
+        return one, other
+    narrow = np.dtype(jax.dtypes.canonicalize_dtype(one.dtype))
+    if narrow != jax.dtypes.canonicalize_dtype(other.dtype):
+        return one, other
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrowed = one.astype(narrow), other.astype(narrow)
+    lost = [narrow.kind in "iu" and np.any(new != old) for new, old in zip(narrowed, (one, other))]
+    return (one, other) if any(lost) else narrowed
 
 
 def _floating(

@@ -1,0 +1,18 @@
+"""Symbolic dimensions, as far as their text does not say it: see `artifact.dimensions`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_CONSTRAINT = re.compile(r".+(==|>=|<=).+")
+
+
+def scope_constraints(scope: Any) -> tuple[str, ...]:
+    """What may be assumed of the symbolic dimensions of a scope, as it was written."""
+    found = getattr(scope, "_explicit_constraints", None)
+    if found is not None:
+        return tuple(each.debug_str for each in found)
+    # After a line that says where it was made, its text has one line for each.
+    lines = [line.strip() for line in str(scope).splitlines()[1:]]
+    return tuple(line for line in lines if _CONSTRAINT.fullmatch(line))

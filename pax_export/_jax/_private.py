@@ -1,0 +1,77 @@
+"""Every private name of jax that is used, and what is less where jax has it no longer.
+
+A name that jax does not promise may be gone tomorrow, and with it every program that
+imports it.  So such a name is written in one place, here; it is asked for by `private`
+when it is needed, and never imported; and whoever asks has another way for None.
+Where that way does less, `say_less` says so, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from typing import Any
+
+import jax
+
+#: What is less without each name.  Nothing stands for a public way that does the same.
+PRIVATE: dict[str, str] = {
+    "jax._src.core.get_opaque_trace_state": "",
+    "jax.interpreters.partial_eval.dce_jaxpr_consts": (
+        "exports keep what loops, branches and nested functions compute and nobody reads"
+    ),
+    "jax.interpreters.mlir._lowerings": (
+        "eigh and approx_max_k are not exported, nor the gradient of a max pool with padding "
+        "that is symbolic for TPUs"
+    ),
+    "jax.interpreters.mlir._platform_specific_lowerings": (
+        "eigh and approx_max_k are not exported, nor the gradient of a max pool with padding "
+        "that is symbolic for TPUs"
+    ),
+    "jax._src.xla_bridge.backends_are_initialized": (
+        "that jax had its devices before pax.sharding.processes is found only when all "
+        "processes have come"
+    ),
+    "jax._src.distributed.global_state": (
+        "in pax.sharding.processes nobody says which process was lost, or why one stopped: "
+        "jax ends the others in its own way"
+    ),
+}
+
+#: Attributes of jax's objects, in the same way.
+PRIVATE_ATTRIBUTES: dict[str, str] = {
+    "jax.export.SymbolicScope._explicit_constraints": "",
+}
+
+#: What was not there at all, and is said in the same way: fallbacks of the second kind.
+_LESS: dict[str, str] = {
+    "jax.lax.add_p": (
+        "a module that is changed under a jit, grad or vmap that began after it was opened is "
+        "not refused: jax may speak of a leaked tracer then"
+    ),
+    "the option jax_enable_recoverability": (
+        "where one process of pax.sharding.processes is lost, jax may end the others before "
+        "they say which one"
+    ),
+}
+
+
+@functools.cache
+def private(name: str) -> Any:
+    """What jax has under a name of `PRIVATE`, or None where it has nothing there."""
+    if name not in PRIVATE:
+        raise KeyError(name)
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError):
+        return None
+
+
+@functools.cache
+def say_less(name: str) -> None:
+    """Warns, once, of what is less because jax no longer has this name."""
+    less = (PRIVATE | PRIVATE_ATTRIBUTES | _LESS)[name]
+    text = f"jax {jax.__version__} no longer has {name}, so {less}. A newer pax-export may."
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

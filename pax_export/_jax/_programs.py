@@ -1,0 +1,170 @@
+"""Running programs that jax has traced: in parts, and with other values for what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.core import eval_jaxpr
+
+from pax_export._jax._private import private, say_less
+from pax_export._jaxpr import bound, evaluate, inner_programs, is_literal, jaxpr_constants
+
+
+def call_with_constants(
+    program: Any,
+    replaced: Mapping[int, Any],
+    arguments: Sequence[Any],
+    count: int | None = None,
+    keep_derivatives: bool = False,
+) -> list[Any]:
+    """Evaluates a traced program, with other values for some arrays that it closes over.
+
+    Args:
+        program: what `trace(...).jaxpr` gives.
+        replaced: the new value, by the `id` of the constant.
+        arguments: the flat arguments.
+        count: evaluate only what the first so many results need.
+        keep_derivatives: leave functions that define their derivative as they
+            are, with the constants inside of them, because it will be asked for.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
+    if count is not None:
+        jaxpr, _ = _reduced(program, count, instantiate=True)
+    if not replaced:
+        return eval_jaxpr(jaxpr, constants, *arguments)
+
+    def holds(equation: Any) -> bool:
+        inside = (value for inner in inner_programs(equation) for value in jaxpr_constants(inner))
+        return any(id(value) in replaced for value in inside)
+
+    if not any(map(holds, jaxpr.eqns)):
+        return eval_jaxpr(jaxpr, constants, *arguments)
+
+    def run(inner: Any, given: Sequence[Any]) -> list[Any]:
+        return call_with_constants(inner, replaced, given, keep_derivatives=keep_derivatives)
+
+    def operate(equation: Any, given: list[Any]) -> Sequence[Any]:
+        name = equation.primitive.name
+        is_kept = keep_derivatives and name.startswith("custom_")
+        if name in _OPENED and not is_kept and holds(equation):
+            return _OPENED[name](run, equation.params, given)
+        return bound(equation, given)
+
+    return evaluate(jaxpr, constants, arguments, operate)
+
+
+def call_part(
+    jaxpr: Any, equations: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Callable[..., list[Any]]:
+    """Some equations of a traced program as a function, from these variables to those."""
+    part = jaxpr.replace(
+        constvars=[],
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(equations),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return lambda *values: eval_jaxpr(part, (), *values)
+
+
+def _wrapper(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
+    return run(inner, given)
+
+
+def _remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    options = {key: params[key] for key in ("prevent_cse", "policy")}
+    return jax.checkpoint(lambda *values: run(params["jaxpr"], values), **options)(*given)
+
+
+def _scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    if "ft_in" in params:  # since jax 0.12
+        constants, start, inputs = map(list, params["ft_in"].update(given).unpack())
+    else:
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        constants, start, inputs = given[:first], given[first:last], given[last:]
+
+    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = run(params["jaxpr"], [*constants, *carry, *xs])
+        return results[: len(carry)], results[len(carry) :]
+
+    options = {key: params[key] for key in ("reverse", "unroll")}
+    # A symbolic length is taken from the inputs only.
+    length = None if inputs else params["length"]
+    carry, ys = jax.lax.scan(body, start, inputs, length=length, **options)
+    return [*carry, *ys]
+
+
+def _while(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    first = params["cond_nconsts"]
+    last = first + params["body_nconsts"]
+
+    def holds(state: list[Any]) -> Any:
+        return run(params["cond_jaxpr"], [*given[:first], *state])[0]
+
+    def body(state: list[Any]) -> list[Any]:
+        return run(params["body_jaxpr"], [*given[first:last], *state])
+
+    return jax.lax.while_loop(holds, body, given[last:])
+
+
+def _cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    branches = [lambda *values, branch=branch: run(branch, values) for branch in params["branches"]]
+    return jax.lax.switch(given[0], branches, *given[1:])
+
+
+#: How an equation is made anew from functions that are given what its programs close over.
+_OPENED = {
+    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), _wrapper),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _wrapper),
+    **dict.fromkeys(("checkpoint", "remat", "remat2"), _remat),
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}
+
+
+_REDUCE = "jax.interpreters.partial_eval.dce_jaxpr_consts"
+
+
+def _reduced(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
+    """The part of a program that its first results need, and which arguments that reads."""
+    reduce = private(_REDUCE)
+    if reduce is None:
+        say_less(_REDUCE)
+        return _swept(program.jaxpr, count)
+    used = [index < count for index in range(len(program.jaxpr.outvars))]
+    # Since jax 0.12 a program and its jaxpr are one class.
+    whole = program if hasattr(program, "with_consts") else program.jaxpr
+    reduced, _, read = reduce(whole, used, instantiate)
+    return getattr(reduced, "jaxpr", reduced), read
+
+
+def _swept(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
+    """The same without looking into what equations call: a sweep from the end."""
+    needed = {atom for atom in jaxpr.outvars[:count] if not is_literal(atom)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
+            kept.append(equation)
+            needed.update(atom for atom in equation.invars if not is_literal(atom))
+    reduced = jaxpr.replace(
+        eqns=kept[::-1],
+        outvars=jaxpr.outvars[:count],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return reduced, [variable in needed for variable in jaxpr.invars]
+
+
+def needed_part(program: Any) -> Any:
+    """The jaxpr of a traced program without what none of its results needs."""
+    return _reduced(program, len(program.jaxpr.outvars), instantiate=True)[0]
+
+
+def read_arguments(program: Any, count: int) -> frozenset[int]:
+    """The flat arguments on which the first so many results of a traced program depend."""
+    _, read = _reduced(program, count, instantiate=False)
+    return frozenset(index for index, is_read in enumerate(read) if is_read)

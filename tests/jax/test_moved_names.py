@@ -1,0 +1,69 @@
+"""The day jax moves: without a private name, and without all of them, the library goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pax_export._jax._private import PRIVATE, PRIVATE_ATTRIBUTES
+from tests.jax.moved import free_port
+
+ROOT = Path(__file__).parents[2]
+
+NAMES = sorted({name.rpartition(".")[2] for name in (*PRIVATE, *PRIVATE_ATTRIBUTES)})
+#: Those that a program without processes has to do with, and that mean less for it.
+LESS = {"dce_jaxpr_consts", "_lowerings", "_platform_specific_lowerings"}
+OF_PROCESSES = {"backends_are_initialized", "global_state"}
+ALONE = sorted(set(NAMES) - OF_PROCESSES)
+
+
+def started(program, *names):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.jax.moved", program, *names], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+
+
+def finished(process):
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-3000:]
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("names", [*([name] for name in ALONE), NAMES], ids="+".join)
+def test_the_digits_net_trains_and_is_exported(names):
+    found = finished(started("digits", *names))
+    assert found["last"] < 0.5 * found["first"]
+    assert found["refused"] == "ImmutableModuleError"
+    assert found["error"] < 1e-4 and found["gradient"] < 1e-4
+    said = [text.split("no longer has ")[1].split(",")[0] for text in found["less"]]
+    assert len(said) == len(set(said))
+    assert {name.rpartition(".")[2] for name in said} == LESS & set(names)
+
+
+def test_where_traces_cannot_be_told_apart_that_is_said():
+    found = finished(started("digits", "get_opaque_trace_state", "bind_with_trace"))
+    assert found["refused"] is None
+    (text,) = found["less"]
+    assert "jax.lax.add_p" in text and "is not refused" in text
+
+
+def test_processes_without_a_client():
+    port = free_port()
+    both = [started(f"one_of_two,{index},{port}", *NAMES) for index in range(2)]
+    for index, found in enumerate(map(finished, both)):
+        assert (found["processes"], found["index"]) == (2, index)
+        assert any("jax._src.distributed.global_state" in text for text in found["less"])
+
+
+def test_processes_that_come_late_without_a_look_at_the_devices():
+    port = free_port()
+    both = [started(f"late,{index},{port}", "backends_are_initialized") for index in range(2)]
+    for found in map(finished, both):
+        assert "before jax is asked for anything" in found["refused"]
+        assert any("backends_are_initialized" in text for text in found["less"])

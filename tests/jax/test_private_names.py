@@ -1,0 +1,134 @@
+"""What is private in jax and in other packages: each name has its entry, and no file another."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+import pytest
+
+from pax_export._jax import _private
+from pax_export._jax._private import PRIVATE, PRIVATE_ATTRIBUTES, private, say_less
+
+PACKAGE = Path(__file__).parents[2] / "pax_export"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+#: Parts of other packages that are public, and that they do not promise for ever, by the file.
+UNPROMISED = {
+    "_jax/_platforms.py": {"jax.interpreters.mlir"},
+    "_jaxpr.py": {"jax.extend.source_info_util"},
+    "export/formats/stablehlo/bundle.py": {
+        "jax.interpreters.ad",
+        "jax.interpreters.batching",
+        "jax.interpreters.mlir",
+    },
+    "export/formats/stablehlo/files.py": {
+        "jax.extend.mlir.dialects.stablehlo",
+        "jax.interpreters.mlir",
+    },
+    "export/lowering/lower.py": {
+        "jax.extend.mlir.dialects.stablehlo",
+        "jax.extend.mlir.ir",
+        "jax.extend.mlir.passmanager",
+        "jax.interpreters.mlir",
+    },
+    "sharding/_consistency.py": {"jax.experimental.multihost_utils"},
+}  # fmt: skip
+#: Attributes with an underscore that are no other package's: of namedtuples, and of `os`.
+NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit"}
+
+
+def own_names():
+    """Every name with an underscore that our own files give to something."""
+    found = set()
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                found.add(node.attr)
+            elif (isinstance(node, ast.keyword) and node.arg) or isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if node.value.isidentifier():  # of __slots__, setattr and tables
+                    found.add(node.value)
+    return found
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_private_name_is_imported():
+    for source in SOURCES:
+        for name in imported(ast.parse(source.read_text(encoding="utf-8"))):
+            first, *rest = name.split(".")
+            assert first == "pax_export" or not any(map(is_private, rest)), f"{source}: {name}"
+
+
+def test_no_private_attribute_of_another_package_is_read():
+    own = own_names() | NOT_PRIVATE
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
+                assert node.attr in own, f"{source}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_private_names_are_asked_for_in_one_way():
+    """Each entry has a use, and each private name in a string an entry."""
+    text = "\n".join(
+        source.read_text(encoding="utf-8") for source in SOURCES if source.name != "_private.py"
+    )
+    for name in PRIVATE:
+        assert f'"{name}"' in text, name
+    for name in PRIVATE_ATTRIBUTES:
+        assert f'"{name.rpartition(".")[2]}"' in text, name
+    strings = {
+        node.value
+        for source in SOURCES
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    used = {s for s in strings if s.startswith(("jax._src", "jax.interpreters.")) and " " not in s}
+    assert used == set(PRIVATE)
+
+
+def test_what_is_public_and_not_promised_has_its_entry():
+    found = {}
+    for source in SOURCES:
+        names = set(imported(ast.parse(source.read_text(encoding="utf-8"))))
+        kinds = ("jax.interpreters", "jax.extend", "jax.experimental", "jax.lib")
+        if names := {name for name in names if name.startswith(kinds)}:
+            found[source.relative_to(PACKAGE).as_posix()] = names
+    assert found == UNPROMISED
+
+
+def test_this_jax_has_them_all():
+    assert [name for name in PRIVATE if private(name) is None] == []
+
+
+def test_a_name_without_an_entry_is_an_error():
+    with pytest.raises(KeyError):
+        private("jax._src.core.Tracer")
+
+
+def test_what_is_less_is_said_once(monkeypatch):
+    monkeypatch.setitem(_private.PRIVATE, "jax._src.nowhere.name", "two and two are five")
+    assert private("jax._src.nowhere.name") is None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        say_less("jax._src.nowhere.name")
+        say_less("jax._src.nowhere.name")
+    (one,) = caught
+    assert "no longer has jax._src.nowhere.name, so two and two are five" in str(one.message)
