@@ -25,6 +25,7 @@ from pax_export.core._mutable import (
     begin,
     is_constructing,
     is_open,
+    lent_to_constructors,
     owner_of,
     require_open,
     store,

@@ -47,13 +47,15 @@ from pax_export.core._tree import (
 class MutationScope:
     """A stretch of time in which some modules are open for change."""
 
-    __slots__ = ("trace", "constructing", "closed", "adopted")
+    __slots__ = ("trace", "constructing", "closed", "adopted", "lender")
 
     def __init__(self, constructing: bool):
         self.trace = trace_state()
         self.constructing = constructing
         self.closed = False
         self.adopted: list[Node] = []
+        # The scope whose modules are open here as well; see `lent_to_constructors`.
+        self.lender: MutationScope | None = None
 
 
 _current: ContextVar[MutationScope | None] = ContextVar("pax_export_mutation_scope", default=None)
@@ -66,6 +68,8 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Non
     With `constructing` this is the constructor of a module that has no moduledef yet.
     """
     scope = MutationScope(constructing)
+    if constructing:
+        _borrow(scope)
     for node in nodes:
         set_owner(node, scope)
     token = _current.set(scope)
@@ -79,6 +83,32 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Non
         for node in scope.adopted:
             refresh(node)
         scope.adopted.clear()
+
+
+def _borrow(scope: MutationScope) -> None:
+    """Has the modules open for a constructor that the scope around it lends."""
+    outer = _current.get()
+    if outer is not None and outer.lender is not None and outer.trace == scope.trace:
+        scope.lender = outer.lender
+
+
+@contextmanager
+def lent_to_constructors() -> Iterator[None]:
+    """While the block runs, constructors may change the modules that are open here.
+
+    A constructor changes nothing but its own object, for whoever calls it may hold what it
+    is given.  A function that hands it fresh copies lends them: so a constructor draws from
+    an `RngSeq` that is its argument.
+    """
+    scope = _current.get()
+    before = scope and scope.lender
+    if scope is not None and scope.lender is None:
+        scope.lender = scope
+    try:
+        yield
+    finally:
+        if scope is not None:
+            scope.lender = before
 
 
 def adopt(parent: Node, children: Iterable[Node]) -> None:
@@ -102,12 +132,12 @@ def anything_is_open() -> bool:
 def is_open(node: Node) -> bool:
     """True if this module may be changed here and now."""
     scope = _current.get()
-    return (
-        scope is not None
-        and node._pax_owner is scope
-        and not scope.closed
-        and scope.trace == trace_state()
-    )
+    if scope is None or scope.closed:
+        return False
+    owner = node._pax_owner
+    if owner is not scope and (owner is None or owner is not scope.lender or owner.closed):
+        return False
+    return scope.trace == trace_state()
 
 
 def is_constructing(node: Node) -> bool:

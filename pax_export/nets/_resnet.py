@@ -222,6 +222,7 @@ class ResNet34(ResNet):
 
     blocks_per_group = (3, 4, 6, 3)
     bottleneck = False
+    default_name = "ResNet34"
 
 
 class ResNet50(ResNet):
@@ -239,6 +240,7 @@ class ResNet50(ResNet):
     """
 
     blocks_per_group = (3, 4, 6, 3)
+    default_name = "ResNet50"
 
 
 class ResNet101(ResNet):
@@ -252,6 +254,7 @@ class ResNet101(ResNet):
     """
 
     blocks_per_group = (3, 4, 23, 3)
+    default_name = "ResNet101"
 
 
 class ResNet152(ResNet):
@@ -265,6 +268,7 @@ class ResNet152(ResNet):
     """
 
     blocks_per_group = (3, 8, 36, 3)
+    default_name = "ResNet152"
 
 
 class ResNet200(ResNet):
@@ -278,3 +282,4 @@ class ResNet200(ResNet):
     """
 
     blocks_per_group = (3, 24, 36, 3)
+    default_name = "ResNet200"

@@ -9,9 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export.core import Module
-from pax_export.nn import LayerNorm, Linear, MultiHeadAttention, RngSeq, dropout, fraction, integer
+from pax_export.nn import (
+    LayerNorm,
+    Linear,
+    MultiHeadAttention,
+    RngSeq,
+    closed_in_train_mode,
+    dropout,
+    fraction,
+    integer,
+)
 
 
 class CausalSelfAttention(MultiHeadAttention):
@@ -165,7 +174,10 @@ class Transformer(Module):
     def _dropout_keys(self) -> Iterator[Any]:
         """A key for each dropout; None for each if dropout is off."""
         if self.training and self.dropout_rate > 0:
-            return iter(self.rng_seq.next_rng_key(2 * len(self.layers)))
+            try:
+                return iter(self.rng_seq.next_rng_key(2 * len(self.layers)))
+            except ImmutableModuleError as error:
+                raise closed_in_train_mode(error, self) from None
         return itertools.repeat(None)
 
     def _dropout(self, key: Any, x: jax.Array) -> jax.Array:

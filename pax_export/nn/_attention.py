@@ -42,13 +42,13 @@ class MultiHeadAttention(Module):
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
-        >>> attention = pax.MultiHeadAttention(2, 4, w_init_scale=1.0)
+        >>> attention = pax.MultiHeadAttention(2, 4)
         >>> x = jnp.ones((3, 5, 8))
         >>> attention(x, x, x).shape
         (3, 5, 8)
     """
 
-    def __init__(self, num_heads: int, key_size: int, w_init_scale: float):
+    def __init__(self, num_heads: int, key_size: int, w_init_scale: float = 1.0):
         super().__init__()
         where = type(self).__name__
         self.num_heads = integer(num_heads, f"{where}.num_heads", least=1)

@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export.core import Module, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
 from pax_export.nn._state import EMA
+from pax_export.nn._train_mode import closed_in_train_mode
 
 
 class _BatchNorm(Module):
@@ -18,6 +20,7 @@ class _BatchNorm(Module):
     parameters = parameters_method("scale offset")
 
     _data_formats = ("NC", "NC")
+    _features_alone = False  # whether ``[batch, num_channels]`` is an input too
 
     def __init__(
         self, num_channels, create_scale, create_offset, decay_rate, eps, data_format, name
@@ -48,7 +51,8 @@ class _BatchNorm(Module):
 
         Args:
             x: ``[batch, *spatial, num_channels]``, or ``[batch, num_channels, *spatial]`` if
-                ``data_format`` begins with NC.
+                ``data_format`` begins with NC.  `BatchNorm1D` also takes
+                ``[batch, num_channels]``.
 
         Returns:
             The same shape; the dtype that input, scale and offset promote to.
@@ -58,6 +62,12 @@ class _BatchNorm(Module):
             InvalidArgumentError: (a ValueError) another number of axes or of channels.
         """
         x = self._checked_input(x)
+        if x.ndim != len(self.data_format):  # features alone, for which one place stands
+            place = 3 - self.data_format.index("C")
+            return jnp.squeeze(self._normalised(jnp.expand_dims(x, place)), place)
+        return self._normalised(x)
+
+    def _normalised(self, x: jax.Array) -> jax.Array:
         used = [array for array in (x, self.scale, self.offset) if array is not None]
         dtype = arg.common_dtype(*used)
         x = arg.cast(x, arg.wide(dtype))
@@ -72,11 +82,30 @@ class _BatchNorm(Module):
 
     def _checked_input(self, x: Any) -> jax.Array:
         x = arg.as_array(x)
-        arg.require_rank(x, len(self.data_format), self.data_format, self)
-        arg.require_channels(x, self.data_format.index("C"), self.num_channels, self)
+        if self._features_alone and x.ndim == 2:
+            channels = 1
+        else:
+            self._require_rank(x)
+            channels = self.data_format.index("C")
+        arg.require_channels(x, channels, self.num_channels, self)
         if jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         return x.astype(jnp.float32)
+
+    def _require_rank(self, x: jax.Array) -> None:
+        rank, form, alone = len(self.data_format), self.data_format, self._features_alone
+        if x.ndim == rank:
+            return
+        write = "x[None] to add a batch axis" if x.ndim == (1 if alone else rank - 1) else None
+        if x.ndim == 2:
+            write = f"BatchNorm1D({x.shape[1]}) for features without spatial axes"
+        raise InvalidArgumentError(
+            f"The input must have {rank} axes, {form}"
+            + (", or 2 axes, batch and channels." if alone else "."),
+            where=repr(self),
+            got=f"shape {x.shape}",
+            write=write,
+        )
 
     def _statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not self.training:
@@ -85,8 +114,11 @@ class _BatchNorm(Module):
         mean = jnp.mean(x, axes, keepdims=True)
         # A mean of squares: unlike mean(x²) - mean², it is never negative.
         variance = jnp.mean(jnp.square(x - mean), axes, keepdims=True)
-        self.ema_mean(mean)
-        self.ema_var(variance)
+        try:
+            self.ema_mean(mean)
+            self.ema_var(variance)
+        except ImmutableModuleError as error:
+            raise closed_in_train_mode(error, self) from None
         return mean, variance
 
     _repr = arg.repr_method(
@@ -104,7 +136,9 @@ class _BatchNorm(Module):
 
 
 class BatchNorm1D(_BatchNorm):
-    """Batch normalisation of inputs with one spatial axis.
+    """Batch normalisation of inputs with one spatial axis, or of features alone.
+
+    Of an input ``[batch, num_channels]`` it takes the statistics over the batch.
 
     Args:
         num_channels: the size of the channel axis.
@@ -131,9 +165,12 @@ class BatchNorm1D(_BatchNorm):
         >>> norm, y = norm % jnp.ones((8, 20, 3))
         >>> norm.eval()(jnp.ones((8, 20, 3))).shape
         (8, 20, 3)
+        >>> norm.eval()(jnp.ones((8, 3))).shape
+        (8, 3)
     """
 
     _data_formats = ("NWC", "NCW")
+    _features_alone = True
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ class LayerNorm(_Norm):
     Args:
         num_channels: the size of the last axis.
         axis: the axes over which mean and variance are taken: an integer,
-            several, or a slice of all axes.
+            several, or a slice of all axes; the last one by default.
         create_scale: whether there is a trainable scale.
         create_offset: whether there is a trainable offset.
         eps: added to the variance.
@@ -115,16 +115,16 @@ class LayerNorm(_Norm):
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
-        >>> pax.LayerNorm(3, -1, True, True)(jnp.ones((8, 5, 3))).shape
+        >>> pax.LayerNorm(3)(jnp.ones((8, 5, 3))).shape
         (8, 5, 3)
     """
 
     def __init__(
         self,
         num_channels: int,
-        axis: Axis,
-        create_scale: bool,
-        create_offset: bool,
+        axis: Axis = -1,
+        create_scale: bool = True,
+        create_offset: bool = True,
         eps: float = 1e-05,
         scale_init: Initializer | None = None,
         offset_init: Initializer | None = None,

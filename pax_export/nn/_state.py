@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentTypeError
+from pax_export._errors import ImmutableModuleError, InvalidArgumentTypeError
 from pax_export.core import StateModule, assert_structure_equal, is_array, parameters_method
 from pax_export.nn._arguments import fraction, integer, key_or_next
+from pax_export.nn._train_mode import closed_in_train_mode
 
 
 class EMA(StateModule):
@@ -75,6 +76,12 @@ class EMA(StateModule):
             return self.averages
         assert_structure_equal(self.averages, value)
         self._require_inexact(value)
+        try:
+            return self._averaged_in(value)
+        except ImmutableModuleError as error:
+            raise closed_in_train_mode(error, self) from None
+
+    def _averaged_in(self, value: Any) -> Any:
         old = self.averages
         if self.debias is not None:
             first = self.debias == 0

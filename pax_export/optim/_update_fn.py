@@ -9,7 +9,7 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module, assert_structure_equal, rebuilt
 from pax_export.optim._apply import apply_gradients, require_model_and_optimizer
 from pax_export.optim._optax import OptaxOptimizer
-from pax_export.transforms import value_and_grad
+from pax_export.transforms import described, value_and_grad
 
 
 def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> Callable[..., Any]:
@@ -52,7 +52,10 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
     def of_immutable(model: Any, *inputs: Any) -> Any:
         # The gradient's copy of a model may be changed; but what is changed and
         # not returned would be lost, so here it is an error.
-        return loss_fn(rebuilt(model), *inputs)
+        returned = loss_fn(rebuilt(model), *inputs)
+        if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+            raise _no_model(described(returned))
+        return returned
 
     grad_fn = value_and_grad(of_immutable, has_aux=True)
 
@@ -81,8 +84,12 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
 def _aux_and_model(returned: Any) -> tuple[Any, Any]:
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Module):
         return returned
-    raise InvalidArgumentTypeError(
+    raise _no_model(f"(loss, {type(returned).__name__})")
+
+
+def _no_model(got: str) -> InvalidArgumentTypeError:
+    return InvalidArgumentTypeError(
         "The loss function of build_update_fn must return its updated model.",
-        got=f"(loss, {type(returned).__name__})",
+        got=got,
         write="return loss, (aux, model)",
     )

@@ -16,6 +16,7 @@ from pax_export.transforms._filters import (
 from pax_export.transforms._filters import Any_ as Any
 from pax_export.transforms._grad import grad, value_and_grad
 from pax_export.transforms._jit import jit
+from pax_export.transforms._lift import described
 from pax_export.transforms._lifted_modules import Remat, Scan, Vmap
 from pax_export.transforms._remat import remat
 from pax_export.transforms._rng_split import rng_fold

@@ -20,7 +20,7 @@ from pax_export._errors import (
 )
 from pax_export.core import EmptyNode, describe_array, is_node, join, path_name
 from pax_export.transforms._filters import Param, as_filter, leaves_of
-from pax_export.transforms._lift import Call, Result, as_pair, wraps
+from pax_export.transforms._lift import Call, Result, as_pair, described, wraps
 
 
 def value_and_grad(
@@ -160,14 +160,29 @@ def grad(
 
 
 def _loss_alone(value: Any) -> tuple[Any, Any]:
+    _require_number(value, "return loss; or has_aux=True to return loss, aux")
     return value, None
 
 
 def _loss_and_aux(value: Any) -> tuple[Any, Any]:
-    return as_pair(
+    loss, aux = as_pair(
         value,
         "With has_aux=True the function must return a pair: the loss, and what else to return.",
         write="return loss, aux",
+    )
+    _require_number(loss, "return loss, aux")
+    return loss, aux
+
+
+def _require_number(loss: Any, write: str) -> None:
+    """Refuses a loss that is no number before jax does, which knows no modules and no aux."""
+    is_array = hasattr(loss, "dtype") and hasattr(loss, "shape")
+    if isinstance(loss, (int, float, complex)) or (is_array and loss.shape == ()):
+        return
+    raise InvalidArgumentTypeError(
+        "A gradient needs one number: the function must return a scalar loss.",
+        got=describe_array(loss) if is_array else described(loss),
+        write=f"return {'loss.mean()' if is_array else write.removeprefix('return ')}",
     )
 
 

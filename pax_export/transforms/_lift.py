@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +23,10 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_s
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import (
     Node,
+    describe_array,
     is_node,
     is_open,
+    lent_to_constructors,
     map_submodules,
     modules_and_leaves,
     open_copies,
@@ -100,8 +103,16 @@ class Strict:
 def as_pair(value: Any, message: str, write: str) -> tuple[Any, Any]:
     """What a function returned, if it is a pair."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InvalidArgumentTypeError(message, got=type(value).__name__, write=write)
+        raise InvalidArgumentTypeError(message, got=described(value), write=write)
     return value[0], value[1]
+
+
+def described(value: Any) -> str:
+    """What a function returned, for messages; that it is traced is jax's business."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{describe_array(value)} alone"
+    count = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"{type(value).__name__}{count}"
 
 
 def _nothing_taken(value: Any) -> tuple[Any, Any]:
@@ -157,7 +168,11 @@ class Call:
         modules = _modules_of(copies)
         args, kwargs = release(args, kwargs)
         strict = isinstance(self.function, Strict)
-        with open_copies([c for c, w in zip(copies, self.written) if w or not strict]):
+        constructs = isinstance(self.function, type)
+        with (
+            open_copies([c for c, w in zip(copies, self.written) if w or not strict]),
+            lent_to_constructors() if constructs else nullcontext(),
+        ):
             head, value = take(self.function(*args, **kwargs))
         return self._result(head, value, given, copies, modules)
 

@@ -13,14 +13,18 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, cast
 
+import jax
+from jax.tree_util import tree_map
+
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import Module, made_of
-from pax_export.transforms._axes import MapOptions
-from pax_export.transforms._lift import Strict
+from pax_export.core import Module, is_node, lent_to_constructors, made_of
+from pax_export.transforms._axes import MapOptions, StateAxes
+from pax_export.transforms._lift import Call, Strict, roots_of
 from pax_export.transforms._remat import remat
 from pax_export.transforms._scan import scan
 from pax_export.transforms._vmap import vmap
@@ -84,11 +88,45 @@ class Constructor:
     options: tuple[tuple[str, Any], ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inner = self.cls._build(lambda: self.inner(*args, **kwargs), dict(self.options))
+        # Modules go in as arguments, so that the constructor may draw from an RngSeq.
+        rest, modules = _without_modules((args, kwargs))
+
+        def make(*modules: Any) -> Any:
+            args, kwargs = _with_modules(rest, modules)
+            with lent_to_constructors() if modules else nullcontext():
+                return self.inner(*args, **kwargs)
+
+        inner = self.cls._build(make, modules, dict(self.options))
         if not isinstance(inner, Module):
             made = type(inner).__name__
             raise self.cls._no_constructor(f"{self.inner!r}, which made a {made}")
         return made_of(self.cls, {self.cls._attribute: inner, "options": self.options})
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a module among the arguments of a constructor."""
+
+
+def _without_modules(arguments: Any) -> tuple[Any, tuple]:
+    """The arguments without the outermost modules among them, and these."""
+    modules = tuple(roots_of(arguments))
+    if modules:
+        arguments = tree_map(lambda x: _Place() if is_node(x) else x, arguments, is_leaf=is_node)
+    return arguments, modules
+
+
+def _with_modules(arguments: Any, modules: tuple) -> Any:
+    """The reverse of `_without_modules`."""
+    if not modules:
+        return arguments
+    left = iter(modules)
+    return tree_map(
+        lambda x: next(left) if type(x) is _Place else x,
+        arguments,
+        is_leaf=lambda x: type(x) is _Place,
+    )
 
 
 class Lifted(Module):
@@ -167,11 +205,12 @@ class Lifted(Module):
         cls._transform(Strict(inner), **options)
 
     @classmethod
-    def _build(cls, make: Callable[[], Any], options: dict[str, Any]) -> Any:
-        """The inner module; as many as there are to be, stacked."""
+    def _build(cls, make: Callable[..., Any], modules: tuple, options: dict[str, Any]) -> Any:
+        """The inner module, made with these modules; as many as there are to be, stacked."""
         names = ("axis_name", "state_axes", "split_rngs", "transform_metadata")
         given = {name: options[name] for name in names if name in options}
-        return vmap(make, axis_size=options[cls._size], **given)()
+        shared = (StateAxes({}),) * len(modules)  # the axes are those of what is made
+        return vmap(make, axis_size=options[cls._size], in_axes=shared, **given)(*modules)
 
     @classmethod
     def _no_constructor(cls, got: str) -> InvalidArgumentTypeError:
@@ -209,8 +248,10 @@ class Vmap(Lifted):
     """Modules of one kind, stacked, and called all at once.
 
     ``Vmap(constructor, **options)`` is a constructor: called with the arguments
-    of the inner one it builds all modules in one trace.  Beside that one it takes
-    the options of `vmap`, in which the stacked module is the first argument.
+    of the inner one it builds all modules in one trace.  A module among these arguments
+    is open there, and its keys are split: of an `RngSeq` each inner module draws its own.
+    Beside the constructor it takes the options of `vmap`, in which the stacked module
+    is the first argument.
 
     Args:
         ctor: a class of modules, or another constructor.
@@ -327,5 +368,9 @@ class Remat(Lifted):
             options["static_argnums"] = (options["static_argnums"],)
 
     @classmethod
-    def _build(cls, make: Callable[[], Any], options: dict[str, Any]) -> Any:
-        return make()
+    def _build(cls, make: Callable[..., Any], modules: tuple, options: dict[str, Any]) -> Any:
+        if not modules:
+            return make()
+        call = Call(make, modules, {})
+        result = call.inside()
+        return call.finish(result, result.leaves)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -57,7 +58,8 @@ def vmap(
             filter selects are shared, and must come out the same.
         split_rngs: a filter that selects the random keys that are split, so
             that each call has its own.  It selects keys of modules that are not
-            mapped, and by the tag ``"params"`` the ambient stream.
+            mapped, and by the tag ``"params"`` the ambient stream.  A key of a
+            module that is split comes back as one key, advanced once.
         transform_metadata: ``{PARTITION_NAME: name}`` names the stacked axis in
             partition specs.
 
@@ -86,13 +88,11 @@ def vmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         inputs = inputs_of(f, args, kwargs, options)
         size = mapped_size(inputs.slots, axis_size, "axis_size", "vmap")
-        run = _Run(inputs, options, size)
-        one_call = jax.vmap(
-            run.one_call, (run.axes, 0, 0), (0, None),
-            axis_name=axis_name, spmd_axis_name=spmd_axis_name,
-        )  # fmt: skip
+        run = _Run(
+            inputs, options, size, {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
+        )
         try:
-            stacked, shared = one_call(run.mapped, run.keys, jnp.arange(size))
+            stacked, shared = run.of_all(run.one_call, (0, None))
         except ValueError as error:
             explained = run.explained(error)
             if explained is None:
@@ -107,11 +107,11 @@ class _Run:
     """One call of a mapped function, from its leaves to its result."""
 
     result: Result
-    targets: list[Target]
+    targets: list[Target] | None = None  # once the function has been traced
     known: dict[int, Any]  # the leaves of the result that jax need not give back
 
-    def __init__(self, inputs: Inputs, options: MapOptions, size: Any):
-        self.inputs, self.options = inputs, options
+    def __init__(self, inputs: Inputs, options: MapOptions, size: Any, names: dict[str, Any]):
+        self.inputs, self.options, self.size, self.names = inputs, options, size, names
         slots = [slot for slot in inputs.slots if slot.axis is not None]
         self.axes = {slot.number: slot.axis for slot in slots}
         self.mapped = {slot.number: slot.value for slot in slots}
@@ -120,20 +120,26 @@ class _Run:
         self.advanced = {number: pair[0] for number, pair in pairs.items()}
         self.keys = {number: pair[1] for number, pair in pairs.items()}
 
+    def of_all(self, one_call: Callable[..., Any], out_axes: Any) -> Any:
+        """What jax makes of a function of one call, for all of them."""
+        of_all = jax.vmap(one_call, (self.axes, 0, 0), out_axes, **self.names)
+        return of_all(self.mapped, self.keys, jnp.arange(self.size))
+
     def one_call(
         self, mapped: dict[int, Any], keys: dict[int, Any], index: Any
     ) -> tuple[dict[int, Any], dict[str, Any]]:
         """What jax maps: gives what is stacked, and what must be the same in all calls."""
         with self.options.split.folded(index):
             self.result = result = self.inputs.call.inside(mapped | keys)
-        self.targets = targets_of(result, self.inputs, self.options)
+        targets = targets_of(result, self.inputs, self.options)
+        self.targets = [_unstacked(target) for target in targets]
         self.known = {}
         stacked, shared = {}, {}
         for i, (leaf, target) in enumerate(zip(result.leaves, self.targets)):
             number, source = result.untouched[i], target.source
             if number is not None and self._comes_back(number, target):
                 self.known[i] = self.inputs.call.leaves[number]
-            elif target.axis is None and source is not None and source.split:
+            elif source is not None and source.split:
                 self.known[i] = self.advanced[source.number]
             elif target.axis is None and not target.is_key:
                 shared[_key(i)] = leaf
@@ -147,21 +153,46 @@ class _Run:
 
     def explained(self, error: ValueError) -> Exception | None:
         """Our error for jax's about a result that differs from call to call."""
+        if self.targets is None:  # the function itself raised it
+            return None
         found = re.search(_key(r"(\d+)"), str(error))
-        return not_covered(self.targets[int(found[1])], "vmap") if found else None
+        number = int(found[1]) if found else self._differing()
+        return None if number is None else not_covered(self.targets[number], "vmap")
+
+    def _differing(self) -> int | None:
+        """The first leaf that jax will not take for the same in all calls.
+
+        Where the axis has a name, jax's message does not say which, so each is asked for alone.
+        """
+        for number in range(len(self.targets or ())):
+
+            def alone(*given: Any, key: str = _key(number)) -> Any:
+                return self.one_call(*given)[1].get(key)
+
+            try:
+                jax.eval_shape(lambda: self.of_all(alone, None))
+            except ValueError:
+                return number
+        return None
 
     def finished(self, stacked: dict[int, Any], shared: dict[str, Any]) -> Any:
         """The result, with leaves at their axes."""
-        leaves = dict(self.known)
-        for i, target in enumerate(self.targets):
+        leaves, targets = dict(self.known), self.targets or []
+        for i, target in enumerate(targets):
             if i in stacked:
                 axis = target.axis
                 leaves[i] = stacked[i][0] if axis is None else jnp.moveaxis(stacked[i], 0, axis)
             elif i not in leaves:
                 leaves[i] = shared[_key(i)]
         in_order = [leaves[i] for i in range(len(leaves))]
-        axes = [target.axis for target in self.targets]
+        axes = [target.axis for target in targets]
         return finished(self.inputs, self.result, in_order, axes, self.options.axis_label)
+
+
+def _unstacked(target: Target) -> Target:
+    """A key that each call had its own part of goes back as it came: as one."""
+    source = target.source
+    return replace(target, axis=None) if source is not None and source.split else target
 
 
 def _key(number: Any) -> str:

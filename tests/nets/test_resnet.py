@@ -206,7 +206,13 @@ def test_logits_start_at_zero_but_for_the_bias():
 
 def test_names():
     assert repr(shapes(pax.nets.ResNet18, 3, 10)) == "(ResNet18) ResNet18"
-    assert repr(shapes(pax.nets.ResNet34, 3, 10)) == "ResNet34"
+
+    class Mine(pax.nets.ResNet50):
+        """A network of a user, which gets the name of what it is made of."""
+
+    for make in PUBLISHED:
+        assert shapes(make, 3, 10).name == make.__name__
+    assert shapes(Mine, 3, 10).name == "ResNet50"
 
 
 def test_summary():
@@ -226,7 +232,7 @@ def test_summary():
 
     lines = shapes(pax.nets.ResNet50, 3, 10).summary(return_list=True)
     assert lines[:12] == [
-        "ResNet50",
+        "(ResNet50) ResNet50",
         "├── (conv1) " + conv(3, 64, 7, "stride=(2, 2), "),
         "├── (bn1) " + norm(64),
         "├── BlockGroup",

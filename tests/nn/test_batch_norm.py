@@ -43,6 +43,34 @@ def test_numbers_in_train_and_eval_mode(cls, data_format, shape):
     assert_close(norm.eval()(x), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("data_format", ["NWC", "NCW"])
+def test_features_without_a_spatial_axis(data_format):
+    """Against numpy: statistics over the batch, averages over the steps."""
+    norm = pax.BatchNorm1D(3, decay_rate=0.8, data_format=data_format)
+    scale, offset = drawn(3, seed=5), drawn(3, seed=6)
+    norm = norm.replace(
+        scale=scale.reshape(norm.scale.shape), offset=offset.reshape(norm.offset.shape)
+    )
+    mean = variance = None
+    for step in range(3):
+        x = drawn(7, 3, seed=step)
+        wide = np.asarray(x, np.float64)
+        mean = wide.mean(0) if step == 0 else 0.8 * mean + 0.2 * wide.mean(0)
+        variance = wide.var(0) if step == 0 else 0.8 * variance + 0.2 * wide.var(0)
+        norm, y = norm % x
+        assert y.shape == (7, 3)
+        assert_close(y, normalised(x, (0,)) * scale + offset, rtol=1e-4, atol=1e-4)
+    expected = (x - mean) / np.sqrt(variance + 1e-5) * scale + offset
+    assert_close(norm.eval()(x), expected, rtol=1e-4, atol=1e-4)
+    # The same layer, and the same averages, as with one place in space.
+    place = 3 - data_format.index("C")
+    assert_close(
+        norm.eval()(np.expand_dims(x, place)).squeeze(place), expected, rtol=1e-4, atol=1e-4
+    )
+    assert norm.ema_mean.averages.shape == norm.scale.shape
+    assert pax.BatchNorm1D(3).eval()(jnp.ones((2, 3), jnp.int32)).dtype == jnp.float32
+
+
 @each_case
 def test_arrays(cls, data_format, shape):
     norm = cls(3, data_format=data_format)
@@ -134,11 +162,15 @@ def test_an_input_that_does_not_fit():
     norm = pax.BatchNorm1D(3)
     title = repr(norm)
     with pytest.raises(ValueError) as error:
-        norm % drawn(4, 3)
+        norm % drawn(3)
     assert str(error.value) == (
-        "The input must have 3 axes, NWC.\n"
-        f"  where: {title}\n  got: shape (4, 3)\n  write: x[None] to add a batch axis"
+        "The input must have 3 axes, NWC, or 2 axes, batch and channels.\n"
+        f"  where: {title}\n  got: shape (3,)\n  write: x[None] to add a batch axis"
     )
+    with pytest.raises(ValueError, match="NWC, or 2 axes, batch and channels") as error:
+        norm % drawn(4, 5, 2, 3)
+    with pytest.raises(ValueError, match="must have 3 channels on axis 1") as error:
+        norm % drawn(4, 2)
     with pytest.raises(ValueError) as error:
         norm % drawn(4, 5, 1)  # which would broadcast
     assert str(error.value) == (
@@ -148,6 +180,15 @@ def test_an_input_that_does_not_fit():
     )
     with pytest.raises(AssertionError, match="must have 4 axes, NCHW"):
         pax.BatchNorm2D(3, data_format="NCHW").eval()(drawn(1, 2, 3, 4, 5))
+    with pytest.raises(ValueError) as error:
+        pax.BatchNorm2D(3).eval()(drawn(4, 3))
+    assert str(error.value) == (
+        "The input must have 4 axes, NHWC.\n"
+        f"  where: {pax.BatchNorm2D(3)!r}\n  got: shape (4, 3)\n"
+        "  write: BatchNorm1D(3) for features without spatial axes"
+    )
+    with pytest.raises(ValueError, match="write: x\\[None\\] to add a batch axis"):
+        pax.BatchNorm2D(3).eval()(drawn(4, 5, 3))
 
 
 @pytest.mark.parametrize(("message", "build"), [

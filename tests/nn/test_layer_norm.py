@@ -24,6 +24,13 @@ def test_numbers(axis, axes):
     assert_close(norm(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_defaults_are_those_of_the_field():
+    norm = pax.LayerNorm(4)
+    assert repr(norm) == repr(pax.LayerNorm(4, -1, True, True)) and norm.eps == 1e-5
+    x = drawn(2, 3, 4)
+    assert_close(norm(x), normalised(x, (2,)), rtol=1e-5, atol=1e-5)
+
+
 def test_operations_come_in_one_order():
     """In this order the last bits are those of dm-haiku (checked against 0.0.17)."""
     norm = pax.LayerNorm(5, -1, True, True)

@@ -98,6 +98,38 @@ def test_a_loss_function_that_returns_no_model(returned):
     )
 
 
+@pytest.mark.parametrize(("returned", "got"), [
+    (lambda loss, model: loss, "float32[] alone"),
+    (lambda loss, model: (loss, None, model), "tuple of 3"),
+    (lambda loss, model: None, "NoneType"),
+])  # fmt: skip
+def test_a_loss_function_that_returns_only_the_loss(returned, got):
+    layer = pax.Linear(2, 2)
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
+    update = pax.build_update_fn(lambda model: returned(jnp.sum(model.weight), model))
+    for step in (update, jax.jit(update)):
+        with pytest.raises(TypeError) as error:
+            step(layer, optimizer)
+        assert str(error.value) == (
+            "The loss function of build_update_fn must return its updated model.\n"
+            f"  got: {got}\n"
+            "  write: return loss, (aux, model)"
+        )
+
+
+def test_a_loss_that_is_no_number():
+    layer = pax.Linear(2, 2)
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
+    update = pax.build_update_fn(lambda model: (model.bias, (None, model)))
+    with pytest.raises(TypeError) as error:
+        update(layer, optimizer)
+    assert str(error.value) == (
+        "A gradient needs one number: the function must return a scalar loss.\n"
+        "  got: float32[2]\n"
+        "  write: return loss.mean()"
+    )
+
+
 def test_a_loss_function_must_not_change_its_model():
     def loss(model, x, y):
         y_hat = model(x)

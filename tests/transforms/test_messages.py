@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -91,6 +92,47 @@ CALLS = {
         "  where: out_axes\n"
         "  write: an axis to stack it along",
     ),
+    "state that is not covered, where the axis has a name": (
+        lambda: T.vmap(
+            lambda m, x: (jax.lax.pmean(m(x), "batch"), m)[1],
+            state_axes={T.RngState: 0},
+            axis_name="batch",
+        )(Block(2), batch(2, 3, 2)),
+        "vmap: bn.ema_mean.averages is not covered by state_axes and may differ between calls.\n"
+        "  where: bn.ema_mean.averages\n"
+        "  write: state_axes={..., 'averages': 0} to stack it, or make it the same in all calls "
+        "(jax.lax.pmean)",
+    ),
+    "an output that differs, where the axis has a name": (
+        lambda: T.vmap(both, out_axes=(0, None), axis_name="batch")(two, two),
+        "vmap: output.1 differs from call to call, but its axis is None.\n"
+        "  where: out_axes\n"
+        "  write: an axis to stack it along",
+    ),
+    "a loss without what has_aux asks for": (
+        lambda: T.grad(lambda net: net.weight.sum(), has_aux=True)(pax.Linear(2, 2)),
+        "With has_aux=True the function must return a pair: the loss, and what else to return.\n"
+        "  got: float32[] alone\n"
+        "  write: return loss, aux",
+    ),
+    "a loss with something that nobody asked for": (
+        lambda: T.grad(lambda net: (net.weight.sum(), net))(pax.Linear(2, 2)),
+        "A gradient needs one number: the function must return a scalar loss.\n"
+        "  got: tuple of 2\n"
+        "  write: return loss; or has_aux=True to return loss, aux",
+    ),
+    "no loss": (
+        lambda: T.value_and_grad(lambda net: None)(pax.Linear(2, 2)),
+        "A gradient needs one number: the function must return a scalar loss.\n"
+        "  got: NoneType\n"
+        "  write: return loss; or has_aux=True to return loss, aux",
+    ),
+    "a loss for each example": (
+        lambda: T.value_and_grad(lambda net: net.bias)(pax.Linear(2, 2)),
+        "A gradient needs one number: the function must return a scalar loss.\n"
+        "  got: float32[2]\n"
+        "  write: return loss.mean()",
+    ),
     "too few arguments for the carry": (
         lambda: T.scan(both, carry_argnum=1)(two),
         "scan: the function was called with fewer positional arguments than the carry needs.\n"
@@ -100,7 +142,7 @@ CALLS = {
     "no pair": (
         lambda: T.scan(lambda c, x: c)(1.0, two),
         "scan: the function must return a pair: the carry, and what to stack.\n"
-        "  got: DynamicJaxprTracer\n"
+        "  got: float32[] alone\n"
         "  write: return carry, y (or carry, None), or scan_output=False",
     ),
     "another carry": (

@@ -23,10 +23,14 @@ class LoadedFile:
     nor under `jax.grad`.  Outputs are jax arrays if an argument is one, and
     numpy arrays otherwise.
 
+    Threads may call it at once: onnxruntime makes such calls side by side, LiteRT
+    one after the other.
+
     Attributes:
         report: what the export is.
         signatures: by key, functions like the model itself.
-        runtime: LiteRT's `Interpreter`, or onnxruntime's `InferenceSession`.
+        runtime: LiteRT's `Interpreter`, or onnxruntime's `InferenceSession`.  The
+            former is for one thread, and for no call of the model meanwhile.
 
     Example:
         >>> import tempfile, pax_export as pax

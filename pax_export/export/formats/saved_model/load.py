@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,10 @@ class LoadedModel:
     Positional and keyword arguments, nested arguments and outputs are those of
     the model.  Outputs are TensorFlow tensors if an argument is one, jax arrays
     if one is of jax, and numpy arrays otherwise.
+
+    Threads may call it at once.  Where a signature assigns variables (a step of
+    training, ``state="update"``), one call is made after the other, so that none
+    sees the half of another one's state.
 
     Attributes:
         report: what the export is.
@@ -50,8 +56,10 @@ class LoadedModel:
         self.report = report
         self.variables: dict[str, Any] = dict(root.leaves)
         self.trainable_variables: list[Any] = list(root.trainable_variables)
+        changes = any(info.assigns for info in report.signatures.values())
+        in_turn = threading.RLock() if changes else nullcontext()
         self.signatures = {
-            key: LoadedSignature(key, root.signatures[key], info)
+            key: LoadedSignature(key, root.signatures[key], info, in_turn)
             for key, info in report.signatures.items()
         }
 
@@ -69,9 +77,12 @@ class LoadedModel:
 
 
 class LoadedSignature:
-    """One function of a `LoadedModel`."""
+    """One function of a `LoadedModel`; calls of it stand in a context that they share."""
 
-    def __init__(self, key: str, function: Any, info: SignatureInfo):
+    def __init__(
+        self, key: str, function: Any, info: SignatureInfo, in_turn: AbstractContextManager[Any]
+    ):
+        self._in_turn = in_turn
         self.key = key
         self.info = info
         self._function = function
@@ -83,7 +94,8 @@ class LoadedSignature:
         """Calls the exported function; see `LoadedModel`."""
         named = self._arguments.named(args, kwargs)
         convert = self._prepare(named)
-        outputs = self._call(named)
+        with self._in_turn:
+            outputs = self._call(named)
         return rebuild(self.info.result, lambda name: convert(outputs[name]))
 
     def _prepare(self, named: dict[str, Any]) -> Callable[[Any], Any]:

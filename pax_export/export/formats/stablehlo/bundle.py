@@ -28,7 +28,8 @@ class LoadedBundle:
     """A StableHLO bundle that has been loaded; call it like the model that was exported.
 
     It is a pytree of its weights, so it goes through `jax.jit`, `jax.grad` and
-    `jax.vmap` like a module.  Whoever changes weights gets a new one.
+    `jax.vmap` like a module.  Whoever changes weights gets a new one, so any
+    number of threads may call one bundle at once.
 
     Attributes:
         report: what the export is.

@@ -6,6 +6,7 @@ A fresh process that can import neither jax nor this package loads this file by 
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,14 +16,21 @@ Arrays = dict[str, np.ndarray]
 
 
 def opened(file: str, keys: Iterable[str]) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
-    """LiteRT's interpreter of a file, and what calls the signatures with these keys."""
+    """LiteRT's interpreter of a file, and what calls the signatures with these keys.
+
+    Threads may call it at once: one call is made after the other.
+    """
     litert = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = litert.Interpreter(model_path=file)
     runners = {key: interpreter.get_signature_runner(key) for key in keys}
 
+    # All signatures keep their inputs and outputs in one interpreter.
+    one_at_a_time = threading.Lock()
+
     def call(key: str, inputs: Arrays) -> Arrays:
-        # The arrays that it gives are its own, and change with the next call.
-        return {name: np.array(value) for name, value in runners[key](**inputs).items()}
+        with one_at_a_time:
+            # The arrays that it gives are its own, and change with the next call.
+            return {name: np.array(value) for name, value in runners[key](**inputs).items()}
 
     return interpreter, call
 
