@@ -109,8 +109,10 @@ def _check_slots(cls: type) -> None:
     for base in cls.__mro__:
         if base.__module__.startswith("pax_export.core.") or base is object:
             continue
-        # An empty __slots__, as abstract bases have it, hides nothing.
-        if vars(base).get("__slots__"):
+        # Abstract bases have an empty one, which hides nothing; on a module it says that there
+        # are no attributes, and there are.
+        slots = vars(base).get("__slots__")
+        if slots or (slots is not None and issubclass(base, Node)):
             raise HiddenArrayError(
                 "A module class must not define __slots__: jax would not see what lies in them.",
                 where=base.__qualname__,
