@@ -56,8 +56,19 @@ def check_sharing(tree: Any) -> list[Any]:
     Of the leaves only arrays count: small numbers and strings are shared by
     Python itself.
     """
-    modules, leaves = modules_and_leaves(tree)
-    if len(set(map(id, modules))) != len(modules):
+    modules: list[Any] = []
+    seen: set[int] = set()
+
+    def collect(value: Any) -> bool:
+        if not isinstance(value, Node):
+            return False
+        modules.append(value)
+        again = id(value) in seen  # perhaps in itself: there jax would find no end
+        seen.add(id(value))
+        return again
+
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=collect)
+    if len(seen) != len(modules):
         _raise_shared_module(tree)
     if len(set(map(id, leaves))) != len(leaves):
         arrays = [leaf for leaf in leaves if is_array(leaf)]

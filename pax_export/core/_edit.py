@@ -29,6 +29,7 @@ from pax_export.core._tree import (
     Node,
     attributes_of,
     current_kinds,
+    cyclic,
     flatten,
     is_node,
     is_node_or_empty,
@@ -103,7 +104,10 @@ def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
 def _own(value: Any) -> Any:
     """A value with containers of its own; modules and arrays in it stay what they are."""
     if kind_of(value) is STATIC:
-        return copy_containers(value)
+        try:
+            return copy_containers(value)
+        except RecursionError:
+            raise cyclic(value) from None
     if is_node_or_empty(value):
         return value
     leaves, treedef = tree_flatten(value, is_leaf=is_node_or_empty)

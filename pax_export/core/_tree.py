@@ -25,12 +25,21 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
 from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._moduledef import ModuleDef, intern_moduledef
 from pax_export.core._native import fastest_flatten, fastest_unflatten
 from pax_export.core._static import StaticLeaf, static_key
-from pax_export.core._watch import Watched, changed, holds, seen_in, warn_of_change, watched
+from pax_export.core._watch import (
+    Watched,
+    changed,
+    holds,
+    in_itself,
+    seen_in,
+    warn_of_change,
+    watched,
+)
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
 
@@ -185,11 +194,25 @@ def leaves_of_attribute(value: object) -> list[Any]:
 
     A dict whose keys cannot be sorted has none: jax cannot flatten it, so it can
     only be static data.
+
+    Raises:
+        InvalidArgumentError: a list or dict lies in itself.
     """
+    if in_itself(value):
+        raise cyclic(value)
     try:
         return jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
     except (TypeError, ValueError):
         return []
+
+
+def cyclic(value: object) -> InvalidArgumentError:
+    """What is raised where a value holds itself."""
+    return InvalidArgumentError(
+        "An attribute of a module holds itself; a tree has an end.",
+        got=f"a {type(value).__name__} that lies in itself",
+        write="a list without itself in it; an object of a class of your own may refer to itself",
+    )
 
 
 # --- from attributes to (children, moduledef) -----------------------------------
@@ -203,11 +226,19 @@ def attributes_of(node: Node) -> dict[str, Any]:
     return attributes
 
 
+def _kind_at(node: Node, name: str) -> str:
+    try:
+        return kind_of(attributes_now(node)[name])
+    except InvalidArgumentError as error:
+        error.where = f"{type(node).__qualname__}.{name}"
+        raise
+
+
 def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
     """Brings a module's moduledef up to date; attributes not in `kinds` are looked at."""
     attributes = attributes_of(node)
     known = kinds or {}
-    kinds = {name: known.get(name) or kind_of(v) for name, v in attributes.items()}
+    kinds = {name: known.get(name) or _kind_at(node, name) for name in attributes}
     moduledef = _describe(node, kinds)
     set_kinds(node, None)
     subtrees = [attributes[n] for n in moduledef.names]
@@ -234,7 +265,10 @@ def _describe(node: Node, kinds: Mapping[str, str]) -> ModuleDef:
     arrays = tuple(name for name, kind in kinds.items() if kind is ARRAYS)
     mixed = tuple(name for name, kind in kinds.items() if kind is MIXED)
     static = {n: attributes[n] for n, kind in kinds.items() if kind is STATIC}
-    return intern_moduledef(type(node), tuple(attributes), arrays, mixed, static)
+    try:
+        return intern_moduledef(type(node), tuple(attributes), arrays, mixed, static)
+    except RecursionError:
+        raise cyclic(static) from None
 
 
 def forget(node: Node) -> None:
@@ -308,9 +342,9 @@ def _look_again(node: Node, pair: Watched) -> tuple[tuple, ModuleDef]:
     if found and not _is_open(node):
         (children, moduledef), (container, _) = pair, found
         name = next((n for n, x in zip(moduledef.names, children) if holds(x, container)), "")
-        warn_of_change(type(node), name, container)
         kinds = current_kinds(node)
-        kinds[name] = MIXED if kind_of(attributes_of(node)[name]) is MIXED else ARRAYS
+        kinds[name] = MIXED if _kind_at(node, name) is MIXED else ARRAYS
+        warn_of_change(type(node), name, container)
         update_moduledef(node, kinds)
         return node._pax_flat
     return pair
@@ -356,7 +390,7 @@ def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
     for name, value in attributes.items():
         kind = known.get(name)
         if kind is None or (kind is MIXED and not shows_static_leaves(value)):
-            kind = kind_of(value)
+            kind = _kind_at(node, name)
         kinds[name] = kind
     moduledef = _describe(node, kinds)
     children = [attributes[name] for name in moduledef.names]
@@ -401,6 +435,8 @@ def _is_node_or_static_leaf(value: object) -> bool:
 
 def shows_static_leaves(value: object) -> bool:
     """True if a static leaf of a container is still wrapped."""
+    if in_itself(value):
+        raise cyclic(value)
     leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
     return any(isinstance(leaf, StaticLeaf) for leaf in leaves)
 

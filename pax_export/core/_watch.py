@@ -78,9 +78,42 @@ def changed(seen: Seen) -> tuple[Any, tuple] | None:
     return None
 
 
+def in_itself(value: Any) -> bool:
+    """True if a list or dict lies in itself: jax, given that, leaves the process unusable."""
+    around: set[int] = set()
+    waiting: list[Any] = [value]
+    while waiting:
+        each = waiting.pop()
+        if type(each) is _Leave:
+            around.discard(each.number)
+            continue
+        kind = type(each)
+        if kind is list or isinstance(each, tuple):
+            parts: Iterable[Any] = each
+        elif kind in _DICTS:
+            parts = each.values()
+        else:
+            continue
+        if id(each) in around:
+            return True
+        around.add(id(each))
+        waiting.append(_Leave(id(each)))
+        waiting.extend(parts)
+    return False
+
+
+class _Leave:
+    """Marks where all of a container has been looked at."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
+
+
 def holds(value: Any, container: Any) -> bool:
     """True if a container is this value, or lies in it."""
-    return any(each is container for each in seen_in([value])[::2])
+    return in_itself(value) or any(each is container for each in seen_in([value])[::2])
 
 
 def warn_of_change(cls: type, name: str, value: Any) -> None:
