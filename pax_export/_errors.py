@@ -50,6 +50,25 @@ class PaxError(Exception):
         return "\n".join(lines)
 
 
+class PaxWarning(UserWarning):
+    """The root of the warnings about modules; its text has the shape of a `PaxError`."""
+
+    def __init__(self, what: str, **parts: str | None):
+        super().__init__(str(PaxError(what, **parts)))
+
+
+class ChangedOutsideWarning(PaxWarning):
+    """A list or dict of an immutable module was changed in place where it is not open."""
+
+
+class RetracingWarning(PaxWarning):
+    """Static data changes in every call of a jitted function, so jax traces each anew."""
+
+
+class NearNameWarning(PaxWarning):
+    """An attribute is added whose name is nearly that of one that the module has."""
+
+
 class InvalidArgumentError(PaxError, ValueError, AssertionError):
     """An argument has a value that the function cannot work with.
 

@@ -56,8 +56,19 @@ def check_sharing(tree: Any) -> list[Any]:
     Of the leaves only arrays count: small numbers and strings are shared by
     Python itself.
     """
-    modules, leaves = modules_and_leaves(tree)
-    if len(set(map(id, modules))) != len(modules):
+    modules: list[Any] = []
+    seen: set[int] = set()
+
+    def collect(value: Any) -> bool:
+        if not isinstance(value, Node):
+            return False
+        modules.append(value)
+        again = id(value) in seen  # perhaps in itself: there jax would find no end
+        seen.add(id(value))
+        return again
+
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=collect)
+    if len(seen) != len(modules):
         _raise_shared_module(tree)
     if len(set(map(id, leaves))) != len(leaves):
         arrays = [leaf for leaf in leaves if is_array(leaf)]
@@ -109,8 +120,10 @@ def _check_slots(cls: type) -> None:
     for base in cls.__mro__:
         if base.__module__.startswith("pax_export.core.") or base is object:
             continue
-        # An empty __slots__, as abstract bases have it, hides nothing.
-        if vars(base).get("__slots__"):
+        # Abstract bases have an empty one, which hides nothing; on a module it says that there
+        # are no attributes, and there are.
+        slots = vars(base).get("__slots__")
+        if slots or (slots is not None and issubclass(base, Node)):
             raise HiddenArrayError(
                 "A module class must not define __slots__: jax would not see what lies in them.",
                 where=base.__qualname__,

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import difflib
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from pax_export._errors import InvalidArgumentError, SharedNodeError, StructureMismatchError
+from pax_export._errors import (
+    InvalidArgumentError,
+    NearNameWarning,
+    SharedNodeError,
+    StructureMismatchError,
+)
 from pax_export.core._check import check_modules
+from pax_export.core._containers import copy_containers
 from pax_export.core._state_dict import state_dict
-from pax_export.core._subclassing import aspect_of, derived
-from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
+from pax_export.core._traversal import (
+    apply_bottom_up,
+    cached_by_treedef,
+    modules_and_leaves,
+    rebuilt,
+)
 from pax_export.core._tree import (
+    STATIC,
     Node,
     attributes_of,
     current_kinds,
+    cyclic,
     flatten,
     is_node,
+    is_node_or_empty,
     kind_of,
+    shows_static_leaves,
     unflatten,
     update_moduledef,
+    without_static_leaves,
 )
 
 
@@ -54,11 +72,13 @@ def replace(module: Node, changes: dict[str, Any]) -> Any:
                 + (" or train() and eval()" if name == "training" else "")
             )
         if not _has(module, name):
+            near = nearest(name, attributes_of(module))
             raise InvalidArgumentError(
                 "replace needs the name of an attribute that the module has.",
                 where=f"{type(module).__qualname__}.{name}",
                 got=f"the attributes {', '.join(attributes_of(module))}",
-                write=f"module.set_attribute({name!r}, value) to add one",
+                write=(f"module.replace({near}=...), or " if near else "")
+                + f"module.set_attribute({name!r}, value) to add one",
             )
     return with_attributes(module, changes)
 
@@ -71,14 +91,64 @@ def _has(module: Node, name: str) -> bool:
 
 
 def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
-    """A new module with attributes added or replaced."""
-    children, moduledef = flatten(module)
-    new = unflatten(moduledef, children)
+    """A new module with attributes added or replaced; it shares no container with the old one."""
+    new = rebuilt(module)
     kinds = current_kinds(new)
+    changes = {name: _own(value) for name, value in changes.items()}
     attributes_of(new).update(changes)
     update_moduledef(new, kinds | {name: kind_of(value) for name, value in changes.items()})
     check_modules(new)
     return new
+
+
+def _own(value: Any) -> Any:
+    """A value with containers of its own; modules and arrays in it stay what they are."""
+    if kind_of(value) is STATIC:
+        try:
+            return copy_containers(value)
+        except RecursionError:
+            raise cyclic(value) from None
+    if is_node_or_empty(value):
+        return value
+    leaves, treedef = tree_flatten(value, is_leaf=is_node_or_empty)
+    return tree_unflatten(treedef, [copy_containers(leaf) for leaf in leaves])
+
+
+def set_attribute(module: Node, name: str, value: Any) -> Any:
+    """A new module with an attribute added or replaced; warns of a name that looks mistyped."""
+    names = [known for known in attributes_of(module) if not known.startswith("_")]
+    near = None if name in names or hasattr(type(module), name) else nearest(name, names)
+    if near and _is_slip(name, near):
+        warning = NearNameWarning(
+            "set_attribute adds an attribute whose name is nearly that of one that the module has.",
+            where=f"{type(module).__qualname__}.{name}",
+            write=f"module.set_attribute({near!r}, value), if that was meant; replace takes "
+            "only names that the module has",
+        )
+        warnings.warn(warning, stacklevel=3)
+    return with_attributes(module, {name: value})
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that a mistyped one may stand for, or None."""
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
+def _is_slip(name: str, near: str) -> bool:
+    """True if letters of a name are exchanged, or one is missing or too many.
+
+    Another letter at a place is no slip: ``conv1`` and ``conv2`` are two names.
+    """
+    if len(name) < 4 or name.endswith("s") != near.endswith("s"):  # a plural is another name
+        return False
+    if len(name) == len(near):
+        return sorted(name) == sorted(near)
+    long, short = sorted((name, near), key=len, reverse=True)
+    if len(long) != len(short) + 1:
+        return False
+    at = next((n for n, (a, b) in enumerate(zip(long, short)) if a != b), len(short))
+    return long[at + 1 :] == short[at:] and long[at].isalpha()
 
 
 def replace_node(module: Any, node: Any, value: Any) -> Any:
@@ -99,15 +169,34 @@ def replace_node(module: Any, node: Any, value: Any) -> Any:
             write="the array, module or container itself, as the module holds it",
         )
     new = tree_unflatten(treedef, [value if x is node else x for x in items])
+    if is_node(new) and not _shows_wrapping(module):
+        new = _unwrapped(new)
     check_modules(new)
     return new
 
 
-def replace_method(module: Node, methods: dict[str, Any]) -> Any:
-    """A module with the same data and other methods."""
-    before = dict(aspect_of(type(module), "methods") or ())
-    merged = tuple(sorted((before | methods).items()))
-    return with_class(module, derived(type(module), "methods", merged))
+def _shows_wrapping(module: Any) -> bool:
+    """True for a tree of masks, where wrapping alone tells which leaves are static."""
+    return any(
+        shows_static_leaves(attributes_of(each)[name])
+        for each in modules_and_leaves(module)[0]
+        for name in flatten(each)[1].names
+    )
+
+
+def _unwrapped(module: Any) -> Any:
+    """The module, with static leaves as they are where a new value made them look like masks."""
+
+    def open_up(each: Any) -> Any:
+        attributes = attributes_of(each)
+        names = flatten(each)[1].names
+        wrapped = {n: attributes[n] for n in names if shows_static_leaves(attributes[n])}
+        if wrapped:
+            attributes.update({n: without_static_leaves(v) for n, v in wrapped.items()})
+            update_moduledef(each)
+        return each
+
+    return apply_bottom_up(module, open_up)
 
 
 def map_leaves(module: Any, function: Any, *others: Any) -> Any:

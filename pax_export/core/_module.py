@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
-from pax_export._errors import InvalidArgumentError
-from pax_export.core import _check, _edit, _mutable, _parameters, _summary, _tree
+from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
 from pax_export.core._partition_specs import with_specs
 from pax_export.core._pickling import picklable, restore
@@ -122,10 +121,12 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def set_attribute(self, name: str, value: Any) -> Self:
         """Returns a new module with an attribute added or replaced.
 
+        Warns of a new name that looks like a slip of the pen (`NearNameWarning`).
+
         Raises:
             SharedNodeError: a module or array now stands at two places.
         """
-        return _edit.with_attributes(self, {name: value})
+        return _edit.set_attribute(self, name, value)
 
     def replace_node(self, node: Any, value: Any) -> Any:
         """Returns a new module in which the one node that *is* ``node`` is ``value``.
@@ -140,8 +141,12 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return _edit.replace_node(self, node, value)
 
     def replace_method(self, **methods: Callable) -> Self:
-        """Returns the same data as a subclass (of the same name) with these methods."""
-        return _edit.replace_method(self, methods)
+        """Returns the same data as a subclass (of the same name) with these methods.
+
+        Calls with functions that differ only in what they close over share one
+        class; the functions are then static data of each module.
+        """
+        return _methods.replace_method(self, methods)
 
     def train(self) -> Self:
         """Returns the module with itself and all submodules in train mode."""
@@ -334,18 +339,30 @@ def update_parameters(module: Any, *, params: Any) -> Any:
     return module.update_parameters(params)
 
 
-def freeze_parameters(module: Any) -> Any:
+def freeze_parameters(module: Any, *, states: bool = False) -> Any:
     """Returns a copy in which no array, at any depth, is trainable.
+
+    What is frozen are the parameters: gradients and optimizers pass them by.  States
+    stay what they are: in train mode a frozen batch norm still normalizes with its
+    batch and moves its running mean and variance, and a dropout still drops.  With
+    ``states=True`` the copy is in eval mode for good, whatever mode the net around it
+    is put in: running statistics are used and stay as they are.
 
     The class of each module becomes a subclass of the same name, the same one
     each time.
+
+    Args:
+        module: the module.
+        states: whether its states are frozen as well.
 
     Example:
         >>> import pax_export as pax
         >>> pax.freeze_parameters(pax.Linear(1, 1)).parameters().weight
         EmptyNode
+        >>> pax.freeze_parameters(pax.BatchNorm1D(1), states=True).train().training
+        False
     """
-    return _parameters.freeze(module)
+    return _parameters.freeze(module, states)
 
 
 def unfreeze_parameters(module: Any, *, origin: Any) -> Any:
@@ -357,7 +374,8 @@ def unfreeze_parameters(module: Any, *, origin: Any) -> Any:
             is taken from it.
 
     Raises:
-        InvalidArgumentError: the two have different numbers of leaves.
+        InvalidArgumentError: the two differ in their leaves: their number, a name
+            or a shape.
 
     Example:
         >>> import pax_export as pax
@@ -366,15 +384,7 @@ def unfreeze_parameters(module: Any, *, origin: Any) -> Any:
         >>> pax.unfreeze_parameters(frozen, origin=layer) == layer
         True
     """
-    leaves = jax.tree_util.tree_leaves(module)
-    treedef = jax.tree_util.tree_structure(origin)
-    if treedef.num_leaves != len(leaves):
-        raise InvalidArgumentError(
-            "unfreeze_parameters needs the module that was frozen as its origin.",
-            got=f"a module with {len(leaves)} leaves and an origin with {treedef.num_leaves}",
-            write="pax.unfreeze_parameters(frozen, origin=the module before)",
-        )
-    return jax.tree_util.tree_unflatten(treedef, leaves)
+    return _parameters.unfreeze(module, origin)
 
 
 def enable_train_mode(module: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 from jax.tree_util import GetAttrKey
 
-from pax_export.core._static import copy_containers, has_container, is_opaque, static_key
+from pax_export.core._containers import copy_containers, has_container
+from pax_export.core._static import is_opaque, static_key
 
 
 class ModuleDef:
@@ -81,9 +82,10 @@ class ModuleDef:
         return f"ModuleDef({self.cls.__qualname__}, {self.names}, {self.static})"
 
     def derived(self, cls: type, static: Mapping[str, Any]) -> ModuleDef:
-        """The moduledef with the same attributes, of another class or with other static values."""
+        """The moduledef of another class, or with other static values, or with more of them."""
         arrays, mixed = self.names[: self.array_count], self.names[self.array_count :]
-        return intern_moduledef(cls, tuple(self.template), arrays, mixed, static)
+        order = tuple({**self.template, **static})
+        return intern_moduledef(cls, order, arrays, mixed, static)
 
 
 _interned: weakref.WeakValueDictionary[tuple, ModuleDef] = weakref.WeakValueDictionary()

@@ -41,6 +41,7 @@ from pax_export.core._tree import (
     set_kinds,
     set_owner,
     update_moduledef,
+    watch_again,
 )
 
 
@@ -234,6 +235,8 @@ def refresh(node: Node) -> None:
     changed = [n for n, v in arrays if type(v) not in array_types and kind_of(v) is MIXED]
     if changed:
         update_moduledef(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
+    else:
+        watch_again(node)
 
 
 def store(node: Node, name: str, value: Any) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
-from pax_export.core._check import structure_differences
+from pax_export.core._check import describe_array, structure_differences
 from pax_export.core._edit import with_class
-from pax_export.core._subclassing import derived, register_aspect
+from pax_export.core._subclassing import aspect_of, derived, register_aspect
 from pax_export.core._traversal import (
     apply_bottom_up,
     cached_by_treedef,
     map_attributes,
+    named_leaves,
     one_level,
     submodules,
     upwards,
@@ -161,17 +162,58 @@ def _require_attributes(module: Node, selection: Selection) -> None:
 # --- frozen modules -------------------------------------------------------------------
 
 
-def _frozen(base: type, namespace: dict, value: bool) -> dict[str, Any]:
-    return {"parameters": method_for(NOTHING)}
+STATES_TOO = "states"  # the value of the aspect where states are frozen as well
+
+
+def _frozen(base: type, namespace: dict, value: bool | str) -> dict[str, Any]:
+    methods: dict[str, Any] = {"parameters": method_for(NOTHING)}
+    if value == STATES_TOO:
+        inner = namespace.get("_with_training", base._with_training)  # type: ignore[attr-defined]
+        methods["_with_training"] = lambda self, training: inner(self, False)
+    return methods
 
 
 register_aspect("frozen", _frozen)
 
 
 @cached_by_treedef()
-def freeze(module: Any) -> Any:
-    """A copy in which no array of any module is trainable."""
-    return apply_bottom_up(module, lambda m: with_class(m, derived(type(m), "frozen", True)))
+def freeze(module: Any, states: bool) -> Any:
+    """A copy in which no array of any module is trainable; with `states`, in eval mode for good."""
+
+    def frozen(each: Any) -> Any:
+        keeps = states or aspect_of(type(each), "frozen") == STATES_TOO
+        each = with_class(each, derived(type(each), "frozen", STATES_TOO if keeps else True))
+        return each._with_training(False) if keeps else each
+
+    return apply_bottom_up(module, frozen)
+
+
+def unfreeze(module: Any, origin: Any) -> Any:
+    """The leaves of a frozen module in the tree of the module before it was frozen."""
+    leaves, originals = named_leaves(module), named_leaves(origin)
+    if len(leaves) != len(originals):
+        raise InvalidArgumentError(
+            "unfreeze_parameters needs the module that was frozen as its origin.",
+            got=f"a module with {len(leaves)} leaves and an origin with {len(originals)}",
+            write="pax.unfreeze_parameters(frozen, origin=the module before)",
+        )
+    for (path, leaf), (other_path, other) in zip(leaves, originals):
+        if path != other_path or _shape(leaf) != _shape(other):
+            raise InvalidArgumentError(
+                "unfreeze_parameters needs the module that was frozen as its origin; since then "
+                "a layer was exchanged, and the origin describes the one before.",
+                where=path,
+                got=f"{describe_array(leaf)} where the origin has {other_path}: "
+                f"{describe_array(other)}",
+                write="unfreeze the part that was frozen, and then exchange the layer; or make "
+                "the same exchange in the origin: origin=net.replace(...)",
+            )
+    structure = jax.tree_util.tree_structure(origin)
+    return jax.tree_util.tree_unflatten(structure, [leaf for _, leaf in leaves])
+
+
+def _shape(leaf: Any) -> tuple | None:
+    return getattr(leaf, "shape", None)
 
 
 # --- trees with holes -------------------------------------------------------------------

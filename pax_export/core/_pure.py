@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._check import check_sharing
 from pax_export.core._mutable import opened, refresh
-from pax_export.core._traversal import rebuilt
+from pax_export.core._numpy_leaves import Copies, give_back, with_own_arrays
+from pax_export.core._retracing import look_for_retracing, static_before
 from pax_export.core._tree import Node, attributes_now, is_node
 
 P = ParamSpec("P")
@@ -24,8 +26,10 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
     """Makes a function that may change its module arguments, but only for itself.
 
     The arguments are copied, the copies are open for change while ``func`` runs,
-    and what the caller holds stays as it was.  Arrays are not copied.  Return a
-    module to hand on what was changed.
+    and what the caller holds stays as it was.  Arrays of jax, which cannot change,
+    are not copied; lists, dicts, sets, dataclasses and numpy arrays of a module are.
+    An object of a user's own class is shared.  Return a module to hand on what was
+    changed.
 
     Args:
         func: a function, a bound method, or a module with ``__call__``; for the
@@ -52,8 +56,8 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         function, owner = _unbound(func)
-        args, kwargs = rebuilt((owner + args, kwargs))
-        with open_copies((args, kwargs)):
+        (args, kwargs), copies = _opened_copy((owner + args, kwargs))
+        with open_copies((args, kwargs), copies):
             return function(*args, **kwargs)
 
     return _wraps(func, wrapper)
@@ -87,11 +91,27 @@ def _unbound(func: Any) -> tuple[Callable, tuple]:
     return func, ()
 
 
+def _roots(tree: Any) -> list[Any]:
+    return [root for root in jax.tree_util.tree_leaves(tree, is_leaf=is_node) if is_node(root)]
+
+
+def _opened_copy(tree: Any) -> tuple[Any, Copies]:
+    """The same leaves in new modules and containers, but numpy arrays of modules copied."""
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    copy = jax.tree_util.tree_unflatten(treedef, leaves)
+    if np.ndarray in set(map(type, leaves)):
+        for root in _roots(copy):
+            check_sharing(root)  # two copies of one array would not be found later
+        return with_own_arrays(copy)
+    return copy, {}
+
+
 @contextmanager
-def open_copies(tree: Any) -> Iterator[None]:
+def open_copies(tree: Any, copies: Copies | None = None) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
-    roots = [root for root in jax.tree_util.tree_leaves(tree, is_leaf=is_node) if is_node(root)]
+    roots = _roots(tree)
     modules = [module for root in roots for module in check_sharing(root)]
+    traced = static_before(modules)
     try:
         with opened(modules):
             yield
@@ -100,6 +120,10 @@ def open_copies(tree: Any) -> Iterator[None]:
         touched = [module for module in modules if attributes_now(module)]
         for module in touched:
             refresh(module)
+        if copies:
+            give_back(touched, copies)
+    if traced and touched:
+        look_for_retracing([pair for pair in traced if attributes_now(pair[0])])
     if touched:
         for root in roots:
             check_sharing(root)
@@ -128,8 +152,8 @@ def mutable(module: T) -> Iterator[T]:
         0.0
     """
     require_module(module, "mutable")
-    copy = rebuilt(module)
-    with open_copies(copy):
+    copy, copies = _opened_copy(module)
+    with open_copies(copy, copies):
         yield copy
 
 

@@ -46,6 +46,35 @@ new_node(PyObject *cls, PyObject *slot, PyObject *children, PyObject *moduledef)
     return node;
 }
 
+/* Whether each container holds what it held when somebody first saw it: see _watch.py.
+   `seen` is a tuple of a container, its content, the next container and so on. */
+static int
+unchanged(PyObject *seen)
+{
+    Py_ssize_t count = PyTuple_Size(seen);
+    for (Py_ssize_t n = 0; n + 1 < count; n += 2) {
+        PyObject *container = PyTuple_GetItem(seen, n), *content = PyTuple_GetItem(seen, n + 1);
+        Py_ssize_t size = PyTuple_Size(content), at = 0;
+        if (PyList_Check(container)) {
+            if (PyList_Size(container) != size)
+                return 0;
+            for (; at < size; at++)
+                if (PyList_GetItem(container, at) != PyTuple_GetItem(content, at))
+                    return 0;
+        }
+        else {
+            PyObject *key, *value;
+            Py_ssize_t position = 0;
+            if (!PyDict_Check(container) || 2 * PyDict_Size(container) != size)
+                return 0;
+            for (; at < size && PyDict_Next(container, &position, &key, &value); at += 2)
+                if (key != PyTuple_GetItem(content, at) || value != PyTuple_GetItem(content, at + 1))
+                    return 0;
+        }
+    }
+    return 1;
+}
+
 /* The two functions.  `held` is what they close over: the arguments of the
    function below that makes them. */
 
@@ -53,8 +82,16 @@ static PyObject *
 flatten(PyObject *held, PyObject *node)
 {
     PyObject *pair = read_slot(PyTuple_GetItem(held, 0), node);
-    if (pair != NULL)
+    if (pair != NULL && PyTuple_CheckExact(pair))
         return pair;
+    if (pair != NULL) {  /* a pair with containers that somebody may have got hold of */
+        PyObject *seen = PyObject_GetAttrString(pair, "seen");
+        int same = seen != NULL && PyTuple_Check(seen) && unchanged(seen);
+        Py_XDECREF(seen);
+        if (same)
+            return pair;
+        Py_DECREF(pair);
+    }
     PyErr_Clear();
     return PyObject_CallFunctionObjArgs(PyTuple_GetItem(held, 1), node, NULL);
 }

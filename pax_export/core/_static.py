@@ -9,23 +9,36 @@ them equal (``1`` and ``True``).
 
 from __future__ import annotations
 
-import copy
-import dis
-import functools
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from typing import Any
 
 import jax
+import numpy as np
+
+from pax_export.core._containers import (
+    KEYED,
+    PARTIALS,
+    copy_containers,
+    has_container,
+    is_container,
+    is_record,
+    is_small_array,
+    record_of,
+    without_cached,
+)
+from pax_export.core._function_key import function_key
 
 _BY_VALUE = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 _IN_ORDER = frozenset({list, tuple})
-_KEYED = frozenset({OrderedDict, defaultdict, Counter})
-_CONTAINERS = (list, dict, set, deque, bytearray)
 
 
-class UnhashableKey:
-    """Stands in a key for an object that has ``==`` but no hash."""
+class ObjectKey:
+    """Stands in a key for an object whose class says itself what is equal.
+
+    Such a class may call equal what is not the same (``Config(1)`` and ``Config(1.0)``,
+    a field that does not count), so the parts of both are compared as well.
+    """
 
     __slots__ = ("value",)
 
@@ -33,22 +46,66 @@ class UnhashableKey:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, UnhashableKey):
+        if not isinstance(other, ObjectKey):
             return NotImplemented
-        if self.value is other.value:
-            return True
-        return type(self.value) is type(other.value) and _equal(self.value, other.value)
+        return self.value is other.value or _same(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
+
+
+class UnhashableKey(ObjectKey):
+    """Stands in a key for an object that has ``==`` but no hash."""
+
+    __slots__ = ()
 
     def __hash__(self) -> int:
         return hash(type(self.value))
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """``a == b`` where that has an answer; objects that cannot say differ."""
-    try:
-        return bool(a == b)
-    except Exception:  # whatever a foreign __eq__ raises, it has not said "equal"
+class _IdentityKey:
+    """Stands in a key for an object that is the same as no other, whatever it says."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _IdentityKey) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """True for two objects of one class that call each other equal and consist of the same."""
+    if type(a) is not type(b):
         return False
+    try:
+        parts = _parts(a) if a == b else None
+        return parts is not None and static_key(parts) == static_key(_parts(b))
+    except Exception:  # whatever a foreign class raises, it has not said "equal"
+        return False
+
+
+def _parts(value: Any) -> Any:
+    """What an object consists of, as pickle takes it apart; None where it cannot be told."""
+    if isinstance(value, (set, frozenset)):  # their order says nothing
+        return frozenset(value), dict(getattr(value, "__dict__", {}))
+    reduced = value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        return None
+    make, args, state, items, pairs = (*reduced, None, None, None)[:5]
+    kind = type(value)
+    if isinstance(state, dict):
+        state = without_cached(kind, state)
+    fields = record_of(value) if hasattr(kind, "__dataclass_fields__") else None
+    return make, args, state, fields, _listed(items), _listed(pairs)
+
+
+def _listed(items: Any) -> tuple | None:
+    return None if items is None else tuple(items)
 
 
 def static_key(value: Any) -> Any:
@@ -59,8 +116,10 @@ def static_key(value: Any) -> Any:
 
     Returns:
         A hashable that tells apart values of different types, treats containers
-        by content (dicts in their order) and functions by code, defaults and
-        plain closure values.
+        and dataclasses by content (dicts in their order) and functions by code,
+        defaults and plain closure values.  An object is the same as another if its
+        class calls them equal and they consist of the same; where that cannot be
+        told, it is the same as itself alone.
     """
     kind = type(value)
     if kind in _BY_VALUE:
@@ -73,81 +132,57 @@ def static_key(value: Any) -> Any:
         return kind, tuple([(static_key(k), static_key(v)) for k, v in value.items()])
     if kind is set or kind is frozenset:
         return kind, frozenset([static_key(x) for x in value])
-    if kind in _KEYED or kind is deque or kind is bytearray:
-        return _standard_key(value)
     if kind is types.FunctionType:
-        return _function_key(value)
-    if kind is functools.partial:
-        parts = (value.func, value.args, value.keywords)
-        return kind, tuple([static_key(x) for x in parts])
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind, tuple([static_key(x) for x in value])
-    return _object_key(value)
+        return function_key(value, static_key, has_container)
+    if kind in PARTIALS and not value.__dict__:
+        return kind, tuple([static_key(x) for x in (value.func, value.args, value.keywords)])
+    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+        return kind, value  # by identity
+    if isinstance(value, type):
+        return _IdentityKey(value)  # a metaclass may compare otherwise, as that of jnp.float32
+    return _standard_key(value)
 
 
 def _standard_key(value: Any) -> Any:
-    """The key of a container of the standard library."""
-    if isinstance(value, bytearray):
-        return bytearray, bytes(value)
-    if isinstance(value, deque):
-        return deque, value.maxlen, tuple([static_key(x) for x in value])
-    default = static_key(getattr(value, "default_factory", None))
-    items = tuple([(static_key(k), static_key(v)) for k, v in value.items()])
-    return type(value), default, items
+    """The key of what is neither plain nor compared by identity."""
+    kind = type(value)
+    if kind is complex:
+        return kind, value.real.hex(), value.imag.hex()
+    if kind is bytearray:
+        return kind, bytes(value)
+    if kind is deque:
+        return kind, value.maxlen, tuple([static_key(x) for x in value])
+    if kind in KEYED:
+        default = static_key(getattr(value, "default_factory", None))
+        return kind, default, tuple([(static_key(k), static_key(v)) for k, v in value.items()])
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return kind, value.dtype.str, value.tobytes()
+    if isinstance(value, np.ndarray):
+        return _array_key(value)
+    if isinstance(value, tuple) and not getattr(value, "__dict__", None):
+        return kind, tuple([static_key(x) for x in value])
+    if is_record(value):
+        return kind, tuple([(name, static_key(x)) for name, x in record_of(value).items()])
+    return _object_key(value)
+
+
+def _array_key(value: np.ndarray) -> Any:
+    if not is_small_array(value):
+        return _IdentityKey(value)
+    if value.dtype.hasobject:
+        items: Any = tuple([static_key(x) for x in value.ravel().tolist()])
+    else:
+        items = value.tobytes()
+    return type(value), value.dtype.str, value.shape, items
 
 
 def _object_key(value: Any) -> Any:
     try:
         hash(value)
-    except TypeError:
+    except Exception:  # a class may raise more than TypeError
         # A container may change after a treedef got its key.
-        held = _copy_of_own_kind(value) if isinstance(value, _CONTAINERS) else value
-        return UnhashableKey(held)
-    return type(value), value
-
-
-def _function_key(function: types.FunctionType) -> Any:
-    """Two functions made by one piece of code with the same values are one.
-
-    A closure over anything but plain values is compared by identity: it may
-    hold state.  So is one that assigns to the variables it closes over.
-    """
-    plain = _closure_key(function)
-    if plain is None or function.__dict__:
-        return types.FunctionType, function
-    defaults = static_key((function.__defaults__, function.__kwdefaults__))
-    return (
-        types.FunctionType,
-        function.__code__,
-        id(function.__globals__),
-        defaults,
-        plain,
-    )
-
-
-def _closure_key(function: types.FunctionType) -> tuple | None:
-    if function.__closure__ and _assigns_freely(function.__code__):
-        return None
-    values = []
-    for cell in function.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:  # a variable that has no value yet
-            return None
-        if type(value) not in _BY_VALUE and type(value) is not float:
-            return None
-        values.append(static_key(value))
-    return tuple(values)
-
-
-def _assigns_freely(code: types.CodeType) -> bool:
-    """True if code, or a function in it, assigns to a variable it closes over."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF"):
-            if instruction.argval in code.co_freevars:
-                return True
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return any(map(_assigns_freely, inner))
+        return UnhashableKey(copy_containers(value) if is_container(value) else value)
+    return ObjectKey(value)
 
 
 def is_opaque(key: Any) -> bool:
@@ -157,45 +192,6 @@ def is_opaque(key: Any) -> bool:
     if isinstance(key, (tuple, frozenset)):
         return any(is_opaque(part) for part in key)
     return False
-
-
-def has_container(value: Any) -> bool:
-    """True if a list, dict or set lies in a static value, where it can change."""
-    if isinstance(value, _CONTAINERS):
-        return True
-    return isinstance(value, tuple) and any(has_container(x) for x in value)
-
-
-def copy_containers(value: Any) -> Any:
-    """Copies the standard containers at every depth; shares all else.
-
-    Of a user's own kind of list, dict or set the outermost level is copied, where
-    it can be.
-    """
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return kind([copy_containers(x) for x in value])
-    if kind is dict:
-        return {k: copy_containers(v) for k, v in value.items()}
-    if kind is set:
-        return set(value)
-    if kind is deque:
-        return deque(map(copy_containers, value), value.maxlen)
-    if kind in _KEYED:
-        new = value.copy()  # with its default factory
-        for key in new:
-            new[key] = copy_containers(new[key])
-        return new
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*map(copy_containers, value))
-    return _copy_of_own_kind(value) if isinstance(value, _CONTAINERS) else value
-
-
-def _copy_of_own_kind(value: Any) -> Any:
-    try:
-        return copy.copy(value)
-    except Exception:  # whatever a foreign class raises, it cannot be copied
-        return value
 
 
 class StaticLeaf:
@@ -217,11 +213,16 @@ class StaticLeaf:
 class _LeafValue:
     """The value of a `StaticLeaf` as treedefs hold it: compared by key."""
 
-    __slots__ = ("value", "key")
+    __slots__ = ("value", "key", "changes")
 
     def __init__(self, value: Any):
-        self.value = value
+        self.changes = has_container(value)
+        self.value = copy_containers(value) if self.changes else value
         self.key = static_key(value)
+
+    def leaf(self) -> StaticLeaf:
+        """A leaf with this value, and its own copy of what can change."""
+        return StaticLeaf(copy_containers(self.value) if self.changes else self.value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _LeafValue) and self.key == other.key
@@ -236,5 +237,5 @@ class _LeafValue:
 jax.tree_util.register_pytree_node(
     StaticLeaf,
     lambda leaf: ((), _LeafValue(leaf.value)),
-    lambda aux, children: StaticLeaf(aux.value),
+    lambda aux, children: aux.leaf(),
 )

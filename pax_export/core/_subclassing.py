@@ -87,10 +87,3 @@ def _make(base: type, recipe: Recipe) -> type:
     for name, value in recipe:
         namespace.update(_aspects[name](base, namespace, value))
     return type(base)(base.__name__, (base,), namespace)
-
-
-def _replaced_methods(base: type, namespace: dict, methods: tuple) -> dict[str, Any]:
-    return dict(methods)
-
-
-register_aspect("methods", _replaced_methods)

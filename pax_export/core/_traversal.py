@@ -71,18 +71,28 @@ def modules_with_paths(tree: Any) -> list[tuple[tuple, Any]]:
     """All modules with their key paths, parents first."""
     found: list[tuple[tuple, Any]] = []
 
-    def visit(prefix: tuple, value: Any, stop: Callable[[Any], bool]) -> None:
+    def visit(prefix: tuple, value: Any, stop: Callable[[Any], bool], around: frozenset) -> None:
         for path, item in tree_flatten_with_path(value, is_leaf=stop)[0]:
             if isinstance(item, Node):
                 found.append((prefix + path, item))
-                visit(prefix + path, item, _below(item))
+                if id(item) not in around:  # a module in itself: that is refused elsewhere
+                    visit(prefix + path, item, _below(item), around | {id(item)})
 
-    visit((), tree, is_node)
+    visit((), tree, is_node, frozenset())
     return found
 
 
 def _below(module: Node) -> Callable[[Any], bool]:
-    return lambda value: value is not module and isinstance(value, Node)
+    outside = True
+
+    def stop(value: Any) -> bool:
+        nonlocal outside
+        if outside and value is module:
+            outside = False  # met again, it stands in itself
+            return False
+        return isinstance(value, Node)
+
+    return stop
 
 
 def submodules(module: Node) -> list[Any]:

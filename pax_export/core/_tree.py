@@ -19,17 +19,27 @@ the same faster.  docs/decisions/flatten.md has the measurements and what was tr
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
+from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
+from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._moduledef import ModuleDef, intern_moduledef
 from pax_export.core._native import fastest_flatten, fastest_unflatten
-from pax_export.core._static import StaticLeaf, copy_containers, has_container
+from pax_export.core._static import StaticLeaf, static_key
+from pax_export.core._watch import (
+    Watched,
+    changed,
+    holds,
+    in_itself,
+    seen_in,
+    warn_of_change,
+    watched,
+)
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
 
@@ -48,6 +58,8 @@ class Node:
         _pax_moduledef: the last moduledef, kept only while `_pax_flat` is absent.
         _pax_kinds: what each attribute is, of an open module whose moduledef waits
             for the next look (see `_mutable.py`).
+        _pax_seen: what the containers held at the last look, while `_pax_flat` is absent
+            (see `_watch.py`); a pair that is kept has that with it.
         _pax_owner: who may change this module now (see `_mutable.py`).
         _pax_folded: ``((leaves,), treedef)`` of a module that nobody has looked at
             since a jitted function returned it (see `_folded.py`).
@@ -59,6 +71,7 @@ class Node:
         "_pax_kinds",
         "_pax_moduledef",
         "_pax_owner",
+        "_pax_seen",
         "__dict__",
         "__weakref__",
     )
@@ -90,9 +103,19 @@ set_flat = Node.__dict__["_pax_flat"].__set__
 _delete_flat = Node.__dict__["_pax_flat"].__delete__
 set_kinds = Node.__dict__["_pax_kinds"].__set__
 _set_moduledef = Node.__dict__["_pax_moduledef"].__set__
+_set_seen = Node.__dict__["_pax_seen"].__set__
 set_folded = Node.__dict__["_pax_folded"].__set__
 set_owner = Node.__dict__["_pax_owner"].__set__
-flatten_in_python = operator.attrgetter("_pax_flat")
+
+
+def flatten_in_python(node: Node) -> tuple[tuple, ModuleDef]:
+    """The pair for jax; a closed module whose containers were changed outside says so."""
+    pair = node._pax_flat
+    if type(pair) is Watched and changed(pair.seen):
+        return _look_again(node, pair)
+    return pair
+
+
 flatten: Callable[[Node], tuple[tuple, ModuleDef]] = fastest_flatten(
     Node.__dict__["_pax_flat"], flatten_in_python
 )
@@ -171,11 +194,25 @@ def leaves_of_attribute(value: object) -> list[Any]:
 
     A dict whose keys cannot be sorted has none: jax cannot flatten it, so it can
     only be static data.
+
+    Raises:
+        InvalidArgumentError: a list or dict lies in itself.
     """
+    if in_itself(value):
+        raise cyclic(value)
     try:
         return jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
     except (TypeError, ValueError):
         return []
+
+
+def cyclic(value: object) -> InvalidArgumentError:
+    """What is raised where a value holds itself."""
+    return InvalidArgumentError(
+        "An attribute of a module holds itself; a tree has an end.",
+        got=f"a {type(value).__name__} that lies in itself",
+        write="a list without itself in it; an object of a class of your own may refer to itself",
+    )
 
 
 # --- from attributes to (children, moduledef) -----------------------------------
@@ -189,18 +226,28 @@ def attributes_of(node: Node) -> dict[str, Any]:
     return attributes
 
 
+def _kind_at(node: Node, name: str) -> str:
+    try:
+        return kind_of(attributes_now(node)[name])
+    except InvalidArgumentError as error:
+        error.where = f"{type(node).__qualname__}.{name}"
+        raise
+
+
 def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
     """Brings a module's moduledef up to date; attributes not in `kinds` are looked at."""
     attributes = attributes_of(node)
     known = kinds or {}
-    kinds = {name: known.get(name) or kind_of(v) for name, v in attributes.items()}
+    kinds = {name: known.get(name) or _kind_at(node, name) for name in attributes}
     moduledef = _describe(node, kinds)
     set_kinds(node, None)
+    subtrees = [attributes[n] for n in moduledef.names]
     if moduledef.uncached:
         forget(node)
         _set_moduledef(node, moduledef)
+        _note_content(node, moduledef, subtrees)
     else:
-        set_flat(node, (tuple([attributes[n] for n in moduledef.names]), moduledef))
+        set_flat(node, watched((tuple(subtrees), moduledef)))
         _set_moduledef(node, None)
 
 
@@ -218,7 +265,10 @@ def _describe(node: Node, kinds: Mapping[str, str]) -> ModuleDef:
     arrays = tuple(name for name, kind in kinds.items() if kind is ARRAYS)
     mixed = tuple(name for name, kind in kinds.items() if kind is MIXED)
     static = {n: attributes[n] for n, kind in kinds.items() if kind is STATIC}
-    return intern_moduledef(type(node), tuple(attributes), arrays, mixed, static)
+    try:
+        return intern_moduledef(type(node), tuple(attributes), arrays, mixed, static)
+    except RecursionError:
+        raise cyclic(static) from None
 
 
 def forget(node: Node) -> None:
@@ -252,6 +302,86 @@ def known_moduledef(node: Node) -> tuple[ModuleDef, Iterable]:
     return moduledef, [attributes[name] for name in moduledef.names]
 
 
+# --- containers that were changed in place -------------------------------------
+
+
+def _note_content(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
+    """Writes down what the containers of a module hold that keeps no pair."""
+    _set_seen(node, (seen_in(subtrees), _leaves_key(moduledef, subtrees)))
+
+
+def _leaves_key(moduledef: ModuleDef, subtrees: list[Any]) -> Any:
+    """The key of what can change inside of static leaves, in mixed containers."""
+    mixed = subtrees[moduledef.array_count :]
+    return static_key([_changing_leaves(value) for value in mixed]) if mixed else None
+
+
+def _changing_leaves(value: Any) -> list[Any]:
+    """The sets, deques and the like in a mixed container."""
+    leaves = jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
+    return [leaf for leaf in leaves if not is_array(leaf) and has_container(leaf)]
+
+
+def watch_again(node: Node) -> None:
+    """Writes down anew what the containers hold of a module that is being closed."""
+    pair = _kept_flat(node)
+    if pair is None:
+        update_moduledef(node, current_kinds(node))
+    elif type(pair) is Watched and changed(pair.seen):
+        set_flat(node, watched((pair[0], pair[1])))
+
+
+def _is_open(node: Node) -> bool:
+    owner = node._pax_owner
+    return owner is not None and not owner.closed
+
+
+def _look_again(node: Node, pair: Watched) -> tuple[tuple, ModuleDef]:
+    """The pair of a module in which a container was changed; warns if that was outside."""
+    found = changed(pair.seen)
+    if found and not _is_open(node):
+        (children, moduledef), (container, _) = pair, found
+        name = next((n for n, x in zip(moduledef.names, children) if holds(x, container)), "")
+        kinds = current_kinds(node)
+        kinds[name] = MIXED if _kind_at(node, name) is MIXED else ARRAYS
+        warn_of_change(type(node), name, container)
+        update_moduledef(node, kinds)
+        return node._pax_flat
+    return pair
+
+
+def _compare(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
+    """Warns if a closed module that keeps no pair differs from its last look."""
+    before, seen = node._pax_moduledef, node._pax_seen
+    if before is not None and seen is not None:
+        same = before is moduledef or before == moduledef
+        found = changed(seen[0])
+        leaves_differ = before.names == moduledef.names and seen[1] != _leaves_key(
+            moduledef, subtrees
+        )
+        if same and found is None and not leaves_differ:
+            return
+        name = _changed_name(node, before, moduledef, found, leaves_differ)
+        if name is not None and not _is_open(node):
+            warn_of_change(type(node), name, attributes_of(node)[name])
+    _set_moduledef(node, moduledef)
+    _note_content(node, moduledef, subtrees)
+
+
+def _changed_name(
+    node: Node, before: ModuleDef, now: ModuleDef, found: Any, leaves_differ: bool
+) -> str | None:
+    """The attribute that was changed in place; None if the module is only seen otherwise now."""
+    if found is not None:
+        attributes = attributes_of(node)
+        return next((n for n in now.template if holds(attributes[n], found[0])), None)
+    for name in before.containers:
+        old = static_key(before.static[name])
+        if name not in now.static or old != static_key(now.static[name]):
+            return name
+    return now.names[-1] if leaves_differ else None
+
+
 def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
     """Flattens a module whose containers may have changed since its last moduledef."""
     attributes = attributes_of(node)
@@ -259,11 +389,12 @@ def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
     kinds = {}
     for name, value in attributes.items():
         kind = known.get(name)
-        if kind is None or (kind is MIXED and not _is_wrapped(value)):
-            kind = kind_of(value)
+        if kind is None or (kind is MIXED and not shows_static_leaves(value)):
+            kind = _kind_at(node, name)
         kinds[name] = kind
     moduledef = _describe(node, kinds)
     children = [attributes[name] for name in moduledef.names]
+    _compare(node, moduledef, children)
     for index in range(moduledef.array_count, len(children)):
         children[index] = _wrap_static_leaves(children[index])
     return tuple(children), moduledef
@@ -271,7 +402,7 @@ def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
 
 def _wrap_static_leaves(value: object) -> object:
     """In a mixed container, hides what is no array inside nodes without leaves."""
-    if _is_wrapped(value):
+    if shows_static_leaves(value):
         return value
     return jax.tree_util.tree_map(
         lambda x: x if is_array(x) or is_node_or_empty(x) else StaticLeaf(x),
@@ -286,6 +417,11 @@ def _unwrap_static_leaves(value: object) -> object:
         # In a tree of masks or shapes nothing but the wrapping tells which
         # leaves are static: there it stays.
         return value
+    return without_static_leaves(value)
+
+
+def without_static_leaves(value: object) -> Any:
+    """The value with what its static leaves wrap."""
     return jax.tree_util.tree_map(
         lambda x: x.value if isinstance(x, StaticLeaf) else x,
         value,
@@ -297,7 +433,10 @@ def _is_node_or_static_leaf(value: object) -> bool:
     return isinstance(value, (Node, StaticLeaf))
 
 
-def _is_wrapped(value: object) -> bool:
+def shows_static_leaves(value: object) -> bool:
+    """True if a static leaf of a container is still wrapped."""
+    if in_itself(value):
+        raise cyclic(value)
     leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
     return any(isinstance(leaf, StaticLeaf) for leaf in leaves)
 
@@ -324,8 +463,6 @@ def _rebuild(node: Node, moduledef: ModuleDef, children: tuple) -> None:
     """Gives a new object its attributes at once."""
     if moduledef.uncached:
         _set_moduledef(node, moduledef)
-    else:
-        set_flat(node, (children, moduledef))
     attributes = attributes_now(node)
     attributes.update(moduledef.template)
     for name in moduledef.containers:
@@ -333,6 +470,10 @@ def _rebuild(node: Node, moduledef: ModuleDef, children: tuple) -> None:
     attributes.update(zip(moduledef.names, children))
     for name in moduledef.names[moduledef.array_count :]:
         attributes[name] = _unwrap_static_leaves(attributes[name])
+    if moduledef.uncached:
+        _note_content(node, moduledef, [attributes[name] for name in moduledef.names])
+    else:
+        set_flat(node, watched((children, moduledef)))
 
 
 def folded(pair: tuple[tuple[Any], Any]) -> Any:
@@ -376,6 +517,8 @@ def fill(node: Node) -> bool:
     if pair is None:
         return False  # still before its constructor
     children, moduledef = pair
+    if type(pair) is not Watched and seen_in(children):
+        set_flat(node, watched(pair))  # before anybody gets hold of a container
     # One update, so that another thread never sees half of it.
     attributes.update({**moduledef.template, **dict(zip(moduledef.names, children))})
     return True

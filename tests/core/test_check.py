@@ -1,9 +1,12 @@
 """Sharing, hidden arrays, and differences of structure."""
 
+import abc
+
 import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
+from pax_export._errors import ChangedOutsideWarning, HiddenArrayError
 from tests.core.models import Dense, Net
 
 
@@ -46,6 +49,24 @@ def test_slots():
     with pytest.raises(ValueError, match="must not define __slots__"):
         Slotted()
 
+    class Empty(pax.Linear):
+        __slots__ = ()
+
+    with pytest.raises(HiddenArrayError, match=r"got: __slots__ = \(\)"):
+        Empty(1, 1)
+
+    class Interface(abc.ABC):
+        __slots__ = ()
+
+        @abc.abstractmethod
+        def size(self): ...
+
+    class Fine(pax.Module, Interface):
+        def size(self):
+            return 1
+
+    assert Fine().scan_bugs()
+
 
 @pytest.mark.parametrize("value", [jnp.ones(1), [jnp.ones(1)], Dense()])
 def test_class_attributes_with_arrays(value):
@@ -75,7 +96,10 @@ def test_scan_bugs_sees_what_a_container_was_given_later():
     net = Net()
     assert net.scan_bugs() is net
     net.layers.append(net.layers[0])
-    with pytest.raises(ValueError, match="layers.0 and layers.2"):
+    with (
+        pytest.warns(ChangedOutsideWarning),
+        pytest.raises(ValueError, match="layers.0 and layers.2"),
+    ):
         net.scan_bugs()
 
 

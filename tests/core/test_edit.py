@@ -1,10 +1,17 @@
 """replace and its sisters, map, apply."""
 
+import functools
+import gc
+import inspect
+import pickle
+
 import jax
 import jax.numpy as jnp
+import jmp
 import pytest
 
 import pax_export as pax
+from pax_export._errors import InvalidArgumentError, NearNameWarning
 from pax_export.core import named_leaves
 from tests.core.models import Counter, Dense, Net
 
@@ -148,3 +155,98 @@ def test_a_tree_may_be_as_deep_as_jax_can_flatten():
     assert jax.tree_util.tree_leaves(pax.freeze_parameters(net).parameters()) == []
     assert net.apply(lambda module: module) == net
     assert pax.pure(lambda module: module)(net) == net
+
+
+def test_a_mistyped_name_is_answered_with_the_near_one():
+    with pytest.raises(InvalidArgumentError) as caught:
+        Dense().replace(weigth=jnp.ones(1))
+    assert str(caught.value).splitlines()[-1] == (
+        "  write: module.replace(weight=...), or module.set_attribute('weigth', value) to add one"
+    )
+    with pytest.raises(InvalidArgumentError) as caught:
+        Dense().replace(zzz=1)
+    assert str(caught.value).splitlines()[-1] == (
+        "  write: module.set_attribute('zzz', value) to add one"
+    )
+    with pytest.warns(NearNameWarning) as warned:
+        assert Dense().set_attribute("weigth", 1).weigth == 1
+    assert str(warned[0].message).splitlines() == [
+        "set_attribute adds an attribute whose name is nearly that of one that the module has.",
+        "  where: Dense.weigth",
+        "  write: module.set_attribute('weight', value), if that was meant; replace takes only "
+        "names that the module has",
+    ]
+    for slip in ("wieght", "weght", "weiight"):
+        with pytest.warns(NearNameWarning):
+            Dense().set_attribute(slip, 1)
+    for other in ("weights", "weight2", "height", "dim", "bias_", "biases", "training_"):
+        Dense().set_attribute(other, 1)
+
+
+def test_a_node_beside_static_leaves_is_replaced_and_nothing_stays_wrapped():
+    class Mixed(pax.Module):
+        def __init__(self):
+            self.items = [Dense(1, 1), 5, jnp.tanh]
+            self.inner = {"k": (jnp.ones(2), [3, jnp.zeros(1)])}
+
+    net = Mixed()
+    new = net.replace_node(net.items[0], 3)
+    assert new.items == [3, 5, jnp.tanh] and new.inner["k"][1][0] == 3
+    assert new.pytree_attributes == ("inner",)
+    new = net.replace_node(net.items[0], None)
+    assert new.items == [None, 5, jnp.tanh]
+    new = net.replace_node(net.inner["k"][0], "text")
+    assert new.inner["k"][0] == "text" and new.inner["k"][1][0] == 3
+    assert new.pytree_attributes == ("items", "inner")
+    new = pax.Module().set_attribute("net", net)
+    new = new.replace_node(new.net.items[0], 3)
+    assert new.net.items == [3, 5, jnp.tanh]
+    mask = jax.tree_util.tree_map(lambda x: True, net)
+    other = mask.replace_node(mask.items[0], mask.items[0].replace(din=9))
+    assert len(jax.tree_util.tree_leaves(other)) == len(jax.tree_util.tree_leaves(mask))
+
+
+def test_methods_that_close_over_something_make_one_class():
+    def scaled(n):
+        def __call__(self, x, *, offset=0):
+            return n * (x @ self.weight) + offset
+
+        return __call__
+
+    def classes():
+        gc.collect()
+        return len([c for c in gc.get_objects() if isinstance(c, type) and issubclass(c, Dense)])
+
+    layer = Dense()
+    one = layer.replace_method(__call__=scaled(1))
+    before = classes()
+    kinds = {type(layer.replace_method(__call__=scaled(n))) for n in range(50)}
+    kinds |= {type(layer.replace_method(__call__=lambda self, x, n=n: n * x)) for n in range(50)}
+    for n in range(50):
+        part = layer.replace_method(also=functools.partial(max, n), __call__=scaled(n))
+        assert (part.also(3), part(jnp.ones(2)).tolist()) == (max(3, n), [n, n, n])
+    assert kinds == {type(one)} and classes() <= before + 1
+    x = jnp.ones(2)
+    two = layer.replace_method(__call__=scaled(2))
+    assert (two(x).tolist(), one(x).tolist()) == ([2, 2, 2], [1, 1, 1])
+    assert (two % x)[1].tolist() == pax.pure(two)(x).tolist() == [2, 2, 2]
+    assert type(two).__call__(two, x, offset=1).tolist() == [3, 3, 3]
+    assert str(inspect.signature(two.__call__)) == "(x, *, offset=0)"
+    structure = jax.tree_util.tree_structure
+    assert structure(two) == structure(layer.replace_method(__call__=scaled(2)))
+    assert structure(two) != structure(one)
+    assert jax.jit(lambda m, x: m(x))(two, x).tolist() == [2, 2, 2]
+    half = pax.apply_mp_policy(two, jmp.get_policy("p=f32,c=f16,o=f32"))
+    assert half(x).tolist() == [2, 2, 2] and half.eval()(x).dtype == jnp.float32
+    back = two.replace_method(__call__=shout)
+    assert back(1) == 101 and type(back) is type(layer.replace_method(__call__=shout))
+    assert pax.freeze_parameters(two)(x).tolist() == [2, 2, 2]
+    both = two.replace_method(twice=scaled(4))
+    assert both.twice(x).tolist() == [4, 4, 4] and both(x).tolist() == [2, 2, 2]
+
+
+def test_replaced_methods_are_pickled_by_name():
+    layer = Dense().replace_method(add=functools.partial(max, 3), __call__=shout)
+    again = pickle.loads(pickle.dumps(layer))
+    assert again.add(1) == 3 and again(1) == 101 and type(again) is type(layer)
+    assert jax.tree_util.tree_structure(again) == jax.tree_util.tree_structure(layer)

@@ -1,11 +1,15 @@
 """Trainable parameters, freezing, merging."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
+import jmp
 import pytest
 from jax.tree_util import tree_structure
 
 import pax_export as pax
+from pax_export._errors import InvalidArgumentError
 from tests.core.models import Counter, Dense, Net
 
 empty = pax.EmptyNode()
@@ -130,3 +134,56 @@ def test_gradients_have_the_structure_of_parameters():
     net = Dense()
     grads = jax.grad(lambda p: net.update_parameters(p)(jnp.ones((1, 2))).sum())(net.parameters())
     assert tree_structure(grads) == tree_structure(net.parameters())
+
+
+class Classifier(pax.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.body = pax.Sequential(pax.Linear(8, 512), pax.BatchNorm1D(512))
+        self.head = pax.Linear(512, classes)
+
+
+def test_unfreezing_with_the_origin_before_another_head_is_refused():
+    net = Classifier(3)
+    frozen = pax.freeze_parameters(net).replace(head=pax.Linear(512, 10))
+    with pytest.raises(InvalidArgumentError) as caught:
+        pax.unfreeze_parameters(frozen, origin=net)
+    lines = str(caught.value).splitlines()
+    assert lines[1] == "  where: head.weight"
+    assert lines[2] == ("  got: float32[512,10] where the origin has head.weight: float32[512,3]")
+    assert lines[3].startswith("  write: unfreeze the part that was frozen")
+    frozen = pax.freeze_parameters(net).replace(head=pax.Linear(512, 3, with_bias=False))
+    with pytest.raises(InvalidArgumentError, match="leaves and an origin with"):
+        pax.unfreeze_parameters(frozen, origin=net)
+    swapped = (
+        pax.freeze_parameters(net)
+        .set_attribute("tail", jnp.ones(3))
+        .replace(head=pax.Linear(512, 3, with_bias=False))
+    )
+    with pytest.raises(InvalidArgumentError, match="where: tail"):
+        pax.unfreeze_parameters(swapped, origin=net)
+    again = pax.unfreeze_parameters(pax.freeze_parameters(net), origin=net)
+    assert again == net
+
+
+def test_frozen_states_stay_as_they_are_in_train_mode_too():
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    norm = pax.BatchNorm1D(4)
+
+    def moved(layer):
+        after, _ = layer.train() % x
+        before, now = (jax.tree_util.tree_leaves(m) for m in (layer, after))
+        return any((a != b).any() for a, b in zip(before, now))
+
+    assert moved(norm) and moved(pax.freeze_parameters(norm))
+    frozen = pax.freeze_parameters(norm, states=True)
+    assert not moved(frozen) and not frozen.train().training
+    assert not moved(pax.freeze_parameters(frozen))  # frozen again, it stays so
+    assert not moved(pickle.loads(pickle.dumps(frozen)))
+    net = pax.Sequential(frozen, pax.Dropout(0.5)).train()
+    assert [m.training for m in (net, net[0], net[1])] == [True, False, True]
+    assert type(frozen) is type(pax.freeze_parameters(pax.BatchNorm1D(4), states=True))
+    back = pax.unfreeze_parameters(frozen, origin=norm)
+    assert back == norm and moved(back)
+    half = pax.apply_mp_policy(frozen, jmp.get_policy("p=f32,c=f32,o=f32"))
+    assert not half.train().training

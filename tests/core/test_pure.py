@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
+from pax_export._errors import ChangedOutsideWarning
 from pax_export.core import _pure, _tree
 from pax_export.core._check import check_sharing
 from tests.core.models import Counter, Dense, Net
@@ -91,7 +92,10 @@ def test_sharing_is_found_before_and_after():
     holder = Holder()
     layer = Dense()
     holder.items.extend([layer, layer])
-    with pytest.raises(ValueError, match="items.0.weight and items.1.weight"):
+    with (
+        pytest.warns(ChangedOutsideWarning),
+        pytest.raises(ValueError, match="items.0.weight and items.1.weight"),
+    ):
         pax.pure(lambda m: None)(holder)
 
     @pax.pure

@@ -1,0 +1,129 @@
+"""What can change inside of static data, and its copies.
+
+Lists, dicts and sets, the standard library's and a user's own; dataclasses that
+are not frozen; small numpy arrays.  Everything else is shared as it is: an object
+of any other class is its own affair.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import jax
+import numpy as np
+
+KEYED = frozenset({OrderedDict, defaultdict, Counter})
+PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
+_CONTAINERS = (list, dict, set, deque, bytearray)
+_UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes, type})
+_LARGEST_ARRAY = 1 << 16  # bytes; a larger one is looked at by identity, and never copied
+
+
+def is_container(value: Any) -> bool:
+    """True for lists, dicts and sets, and for what is derived from them."""
+    return isinstance(value, _CONTAINERS)
+
+
+def is_small_array(value: Any) -> bool:
+    """True for a numpy array that is copied and compared by content."""
+    return isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_ARRAY
+
+
+def is_record(value: Any) -> bool:
+    """True for a dataclass compared by its fields that can change, or whose fields can."""
+    kind = type(value)
+    if not hasattr(kind, "__dataclass_fields__") or kind.__eq__ is object.__eq__:
+        return False
+    if isinstance(value, type) or hasattr(kind, "_pax_flat"):  # modules are compared as such
+        return False
+    if not kind.__dataclass_params__.frozen:
+        return True
+    return any(has_container(part) for part in record_of(value).values())
+
+
+def record_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, and whatever else was set on it."""
+    kind = type(value)
+    found = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+    return found | without_cached(kind, getattr(value, "__dict__", {}))
+
+
+def without_cached(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of an object without what a cached_property stored."""
+    return {
+        name: value
+        for name, value in attributes.items()
+        if not isinstance(getattr(kind, str(name), None), functools.cached_property)
+    }
+
+
+def has_container(value: Any) -> bool:
+    """True if something that can change lies in a static value."""
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return False
+    if isinstance(value, _CONTAINERS):
+        return True
+    if isinstance(value, tuple):
+        return any(has_container(x) for x in value)
+    if kind in PARTIALS:
+        return any(map(has_container, (value.func, *value.args, *value.keywords.values())))
+    return is_small_array(value) or is_record(value)
+
+
+def copy_containers(value: Any) -> Any:
+    """Copies what can change at every depth; shares all else."""
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value
+    if kind is list or kind is tuple:
+        return kind([copy_containers(x) for x in value])
+    if kind is dict:
+        return {k: copy_containers(v) for k, v in value.items()}
+    if kind is set:
+        return set(value)
+    if kind is deque:
+        return deque(map(copy_containers, value), value.maxlen)
+    if not has_container(value):
+        return value
+    if kind in PARTIALS:
+        keywords = {name: copy_containers(x) for name, x in value.keywords.items()}
+        return kind(copy_containers(value.func), *map(copy_containers, value.args), **keywords)
+    if isinstance(value, tuple) and hasattr(kind, "_make"):
+        return _with_attributes_of(value, tuple.__new__(kind, map(copy_containers, value)))
+    return _copy_of_own_kind(value)
+
+
+def _copy_of_own_kind(value: Any) -> Any:
+    """A copy of what a user's class made; the value itself where it cannot be copied."""
+    try:
+        if isinstance(value, tuple):
+            new = tuple.__new__(type(value), map(copy_containers, value))
+            return _with_attributes_of(value, new)
+        new = copy.copy(value)
+    except Exception:  # whatever a foreign class raises, it cannot be copied
+        return value
+    # Past the class's own methods: a copy that is filled does not check or count again.
+    if isinstance(new, dict):
+        for key, part in list(dict.items(new)):
+            if has_container(part):
+                dict.__setitem__(new, key, copy_containers(part))
+    elif isinstance(new, list):
+        for index, part in enumerate(list.__iter__(new)):
+            if has_container(part):
+                list.__setitem__(new, index, copy_containers(part))
+    elif is_record(new):
+        for name, part in record_of(new).items():
+            if has_container(part):
+                object.__setattr__(new, name, copy_containers(part))
+    return new
+
+
+def _with_attributes_of(value: Any, new: Any) -> Any:
+    if getattr(value, "__dict__", None):
+        vars(new).update({name: copy_containers(x) for name, x in vars(value).items()})
+    return new

@@ -1,0 +1,101 @@
+"""Modules with other methods, in few classes.
+
+jax never lets go of a class that it knows.  A function that closes over nothing is
+kept in the class: there is one class for it.  Functions that close over something
+may be made anew in every call, so they are static data of the module, and the class,
+the same for all of them, looks there.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any, NamedTuple
+
+from pax_export.core._subclassing import aspect_of, derived, register_aspect
+from pax_export.core._traversal import rebuilt
+from pax_export.core._tree import Node, attributes_of, flatten, unflatten
+
+METHODS = "_replaced_methods"
+
+
+class OfInstance(NamedTuple):
+    """Stands in a recipe for a method that each module holds itself.
+
+    Attributes:
+        name: of the method.
+        bound: whether it is called with the module as its first argument.
+    """
+
+    name: str
+    bound: bool
+
+
+class _Method:
+    """In a class, a method that each of its modules holds itself."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.__name__ = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        method = dict(attributes_of(module)[METHODS])[self.name]
+        return method.__get__(module, owner) if _binds(method) else method
+
+    def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self.__get__(module, type(module))(*args, **kwargs)
+
+
+class _StaticMethod(staticmethod):
+    """In a class, a callable that each of its modules holds itself, and that takes no module."""
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        return self.__wrapped__.__get__(module, owner)
+
+
+def replace_method(module: Node, methods: dict[str, Any]) -> Any:
+    """A module with the same data and other methods."""
+    before = dict(aspect_of(type(module), "methods") or ())
+    held = dict(attributes_of(module).get(METHODS, ()))
+    for name, method in methods.items():
+        held.pop(name, None)
+        before[name] = method
+        if _is_made_anew(method):
+            held[name] = method
+            before[name] = OfInstance(name, _binds(method))
+    cls = derived(type(module), "methods", tuple(sorted(before.items(), key=lambda item: item[0])))
+    children, moduledef = flatten(rebuilt(module))
+    static = {name: value for name, value in moduledef.static.items() if name != METHODS}
+    if held:
+        static[METHODS] = tuple(sorted(held.items(), key=lambda item: item[0]))
+    return unflatten(moduledef.derived(cls, static), children)
+
+
+def _binds(method: Any) -> bool:
+    """True for what takes the module as its first argument when it is a method."""
+    # A partial has a __get__ in new versions of Python, which only warns so far.
+    return hasattr(method, "__get__") and not isinstance(method, functools.partial)
+
+
+def _is_made_anew(method: Any) -> bool:
+    """True for what may be another object each time that one line of code runs."""
+    if isinstance(method, (type, property, staticmethod, classmethod)) or not callable(method):
+        return False
+    if isinstance(method, types.FunctionType):
+        return bool(method.__closure__ or method.__defaults__ or method.__kwdefaults__)
+    return not isinstance(method, types.BuiltinFunctionType)
+
+
+def _replaced_methods(base: type, namespace: dict, methods: tuple) -> dict[str, Any]:
+    return {name: _in_class(method) for name, method in methods}
+
+
+def _in_class(method: Any) -> Any:
+    if not isinstance(method, OfInstance):
+        return method
+    return _Method(method.name) if method.bound else _StaticMethod(_Method(method.name))
+
+
+register_aspect("methods", _replaced_methods)

@@ -1,0 +1,70 @@
+"""numpy arrays of modules that `pure` opens: they can be changed in place, so they are copied.
+
+Arrays of jax cannot be changed, and are shared.  Where the function left a copy as it
+was, the module gets its own array back: most functions only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.core._tree import Node, attributes_now, current_kinds, is_node, update_moduledef
+
+Copies = dict[int, tuple[np.ndarray, np.ndarray]]  # by the id of the copy: it, and the original
+
+
+def with_own_arrays(tree: Any) -> tuple[Any, Copies]:
+    """A fresh tree whose modules have copies of their numpy arrays, and what was copied."""
+    copies: Copies = {}
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray):
+            return leaf
+        new = leaf.copy(order="K")
+        copies[id(new)] = (new, leaf)
+        return new
+
+    def of_module(value: Any) -> Any:
+        return jax.tree_util.tree_map(own, value) if is_node(value) else value
+
+    return jax.tree_util.tree_map(of_module, tree, is_leaf=is_node), copies
+
+
+def give_back(modules: Iterable[Node], copies: Copies) -> None:
+    """Puts the arrays that nobody changed back where their copies are."""
+    same = {key: original for key, (copy, original) in copies.items() if _equal(copy, original)}
+    for module in modules:
+        attributes = attributes_now(module)
+        changes = {name: _put(value, same) for name, value in attributes.items()}
+        changes = {n: value for n, value in changes.items() if value is not attributes[n]}
+        if changes:
+            attributes.update(changes)
+            update_moduledef(module, current_kinds(module))
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """True if two arrays are the same to the last bit."""
+    if a.dtype != b.dtype or a.shape != b.shape or a.dtype.hasobject:
+        return False
+    return a.tobytes() == b.tobytes()
+
+
+def _put(value: Any, same: dict[int, np.ndarray]) -> Any:
+    """The value with the arrays in it exchanged; lists and dicts stay the objects they are."""
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        return same.get(id(value), value)
+    if kind is list:
+        value[:] = [_put(x, same) for x in value]
+    elif isinstance(value, dict):
+        for key in value:
+            value[key] = _put(value[key], same)
+    elif isinstance(value, tuple):
+        parts = [_put(x, same) for x in value]
+        if any(new is not old for new, old in zip(parts, value)):
+            return tuple.__new__(kind, parts)
+    return value

@@ -1,0 +1,132 @@
+"""Noticing that a list or dict of a closed module was changed from outside.
+
+A module hands out its own lists, and a list stays a list for jax.  So what each
+container holds is written down when somebody may first get hold of it, and the
+next flatten compares.  A module that nobody has looked at is not compared: its
+containers cannot have been changed.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from pax_export._errors import ChangedOutsideWarning
+
+Seen = tuple[Any, ...]  # a container, its content, the next container, its content
+
+_DICTS = frozenset({dict, OrderedDict, defaultdict})
+
+
+class Watched(tuple):
+    """The pair for jax of a module whose containers somebody may have got hold of."""
+
+    seen: Seen = ()
+
+
+def watched(pair: tuple) -> tuple:
+    """The pair; with a note of the containers among its children, if there are any."""
+    seen = seen_in(pair[0])
+    if not seen:
+        return pair
+    result = Watched(pair)
+    result.seen = seen
+    return result
+
+
+def seen_in(values: Iterable[Any]) -> Seen:
+    """The lists and dicts in the values, each followed by what it holds now."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is list or kind in _DICTS or isinstance(value, tuple):
+            _look(value, found)
+    return tuple(found)
+
+
+def _look(value: Any, found: list[Any]) -> None:
+    kind = type(value)
+    if kind is list:
+        found += (value, tuple(value))
+        parts: Iterable[Any] = value
+    elif kind in _DICTS:
+        found += (value, _content(value))
+        parts = value.values()
+    elif isinstance(value, tuple):
+        parts = value
+    else:
+        return
+    for part in parts:
+        _look(part, found)
+
+
+def _content(container: Any) -> tuple:
+    if isinstance(container, list):
+        return tuple(container)
+    return tuple([x for item in container.items() for x in item])
+
+
+def changed(seen: Seen) -> tuple[Any, tuple] | None:
+    """The first container that holds something else now, and what it held; None if none does."""
+    for container, before in zip(seen[::2], seen[1::2]):
+        now = _content(container)
+        if len(now) != len(before) or not all(map(operator.is_, now, before)):
+            return container, before
+    return None
+
+
+def in_itself(value: Any) -> bool:
+    """True if a list or dict lies in itself: jax, given that, leaves the process unusable."""
+    around: set[int] = set()
+    waiting: list[Any] = [value]
+    while waiting:
+        each = waiting.pop()
+        if type(each) is _Leave:
+            around.discard(each.number)
+            continue
+        kind = type(each)
+        if kind is list or isinstance(each, tuple):
+            parts: Iterable[Any] = each
+        elif kind in _DICTS:
+            parts = each.values()
+        else:
+            continue
+        if id(each) in around:
+            return True
+        around.add(id(each))
+        waiting.append(_Leave(id(each)))
+        waiting.extend(parts)
+    return False
+
+
+class _Leave:
+    """Marks where all of a container has been looked at."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def holds(value: Any, container: Any) -> bool:
+    """True if a container is this value, or lies in it."""
+    return in_itself(value) or any(each is container for each in seen_in([value])[::2])
+
+
+def warn_of_change(cls: type, name: str, value: Any) -> None:
+    """Says that an attribute of a closed module was changed in place, and how to do it right."""
+    where = f"{cls.__qualname__}.{name}"
+    kind = type(value).__name__
+    write = f"module = module.replace({name}=...)"
+    if isinstance(value, list):
+        write += f", as module.replace({name}=[*module.{name}, new])"
+    warning = ChangedOutsideWarning(
+        f"A {kind} of an immutable module was changed in place, outside of pax.pure; "
+        "the module is used as it is now, and jax traces anew.",
+        where=where,
+        write=write + "; or change it in a function decorated with pax.pure",
+    )
+    warnings.warn(warning, stacklevel=5)

@@ -1,0 +1,97 @@
+"""What holds itself is refused before jax sees it, and no other module suffers."""
+
+from collections import deque
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pax_export as pax
+from pax_export._errors import InvalidArgumentError, SharedNodeError
+from tests.core.models import Dense
+
+
+class Holder(pax.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.value, self.x = value, jnp.ones(1)
+
+
+def all_is_well():
+    module = Holder([1, [Dense()]])
+    return jax.jit(lambda m: m)(module.eval().train()).value[0] == 1
+
+
+def cyclic_list(*parts):
+    value = list(parts)
+    value.append(value)
+    return value
+
+
+def cyclic_dict():
+    value = {"a": 1}
+    value["b"] = (value,)
+    return value
+
+
+def cyclic_deque():
+    value = deque([1])
+    value.append(value)
+    return value
+
+
+MAKERS = [cyclic_list, lambda: cyclic_list(jnp.ones(1)), cyclic_dict, cyclic_deque]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_container_in_itself_is_refused(make):
+    @pax.pure
+    def put(module):
+        module.value = make()
+        return module
+
+    for build in (
+        lambda: Holder(make()),
+        lambda: Holder([make()]),
+        lambda: Holder(1).set_attribute("other", make()),
+        lambda: Holder(1).replace(value=make()),
+        lambda: put(Holder(1)).copy(),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            build()
+        assert caught.value.what == "An attribute of a module holds itself; a tree has an end."
+        assert all_is_well()
+
+
+def test_a_list_put_into_itself_later_is_refused():
+    for first in (1, jnp.ones(1)):
+        module = Holder([first])
+        module.value.append(module.value)
+        with pytest.raises(InvalidArgumentError, match="where: Holder.value"):
+            jax.tree_util.tree_leaves(module)
+        assert all_is_well()
+
+
+def test_one_list_at_two_places_is_no_circle():
+    names = ["a"]
+    assert Holder([names, (names, {"k": names})]).copy().value[1][1]["k"] == ["a"]
+
+
+def test_a_module_in_itself_is_refused():
+    class Own(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.me = [self]
+
+    with pytest.raises(SharedNodeError, match="where: .* and me.0"):
+        Own()
+    assert all_is_well()
+
+    @pax.pure
+    def put(module):
+        module.me = module
+        return module
+
+    with pytest.raises(SharedNodeError):
+        put(Holder(1))
+    assert all_is_well()

@@ -1,0 +1,305 @@
+"""No function changes the module that it is given, and none is changed in silence."""
+
+import copy
+import dataclasses
+import functools
+import pickle
+import warnings
+from collections import OrderedDict, defaultdict, deque
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import tree_leaves, tree_structure
+
+import pax_export as pax
+from pax_export._errors import ChangedOutsideWarning, RetracingWarning
+from tests.core.models import Dense, Net
+
+
+@dataclasses.dataclass
+class Options:
+    width: int = 1
+    names: list = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    names: list
+
+
+class Config(dict):
+    """A user's own kind of dict."""
+
+
+class Pair(tuple):
+    pass
+
+
+class Holder(pax.Module):
+    def __init__(self, a=None, b=None):
+        super().__init__()
+        self.a, self.b, self.x = a, b, jnp.ones(1)
+
+    def __call__(self, x):
+        return x * self.x
+
+
+def add_to(names):
+    names.append(9)
+
+
+CHANGES = {
+    "list": (lambda: [1], lambda v: v.append(9)),
+    "inner list": (lambda: {"k": [1]}, lambda v: v["k"].append(9)),
+    "list in tuple": (lambda: ([1],), lambda v: v[0].append(9)),
+    "list in own tuple": (lambda: Pair(([1],)), lambda v: v[0].append(9)),
+    "set": (lambda: {1}, lambda v: v.add(9)),
+    "deque": (lambda: deque([1]), lambda v: v.append(9)),
+    "bytearray": (lambda: bytearray(b"a"), lambda v: v.append(9)),
+    "OrderedDict": (lambda: OrderedDict(k=1), lambda v: v.update(k=9)),
+    "defaultdict": (lambda: defaultdict(list, k=[1]), lambda v: v["k"].append(9)),
+    "own dict": (lambda: Config(k=[1]), lambda v: v["k"].append(9)),
+    "dataclass": (Options, lambda v: setattr(v, "width", 9)),
+    "list in dataclass": (Options, lambda v: v.names.append(9)),
+    "list in frozen dataclass": (lambda: Fixed([1]), lambda v: v.names.append(9)),
+    "list in partial": (lambda: functools.partial(add_to, [1]), lambda v: v()),
+    "numpy in odd dict": (lambda: {1: np.zeros(2), "k": 1}, lambda v: v[1].fill(9)),
+}
+PLACES = {
+    "alone": (lambda v: v, lambda a: a),
+    "beside an array": (lambda v: [jnp.ones(2), v], lambda a: a[1]),
+    "in a dict beside an array": (lambda v: {"z": jnp.ones(2), "y": (v,)}, lambda a: a["y"][0]),
+}
+
+
+@pytest.fixture(params=CHANGES)
+def kind(request):
+    return CHANGES[request.param]
+
+
+@pytest.fixture(params=PLACES)
+def place(request):
+    return PLACES[request.param]
+
+
+def text(module):
+    """All that a module holds, in words."""
+    return repr(vars(module))  # a partial says its arguments
+
+
+def ways(change):
+    """What gives a new module, and changes that."""
+    changing = pax.pure(lambda m: (change(m), m)[1])
+
+    def then_change(make):
+        def run(module):
+            new = make(module)
+            change(new)
+
+        return run
+
+    def in_block(module):
+        with pax.experimental.mutable(module) as opened:
+            change(opened)
+
+    return {
+        "pure": changing,
+        "mutable": in_block,
+        "jit": jax.jit(changing),
+        "grad": lambda m: jax.grad(lambda x: changing(m.replace(x=x)).x.sum())(m.x),
+        "replace": then_change(lambda m: m.replace(x=jnp.zeros(1))),
+        "set_attribute": then_change(lambda m: m.set_attribute("more", 1)),
+        "replace_method": then_change(lambda m: m.replace_method(twice=lambda self: 2)),
+        "replace_node": then_change(lambda m: m.replace_node(m.x, jnp.zeros(1))),
+        "copy": then_change(lambda m: m.copy()),
+        "eval": then_change(lambda m: m.eval()),
+        "freeze": then_change(pax.freeze_parameters),
+        "deepcopy": then_change(copy.deepcopy),
+        "pickle": then_change(lambda m: pickle.loads(pickle.dumps(m))),
+        "tree_map": then_change(lambda m: jax.tree_util.tree_map(lambda x: x, m)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("way", "where"),
+    [(way, "alone") for way in sorted(ways(None))]
+    + [(way, where) for way in ("pure", "replace", "jit", "pickle") for where in list(PLACES)[1:]],
+)
+def test_the_original_stays_as_it_is(way, where, kind):
+    (make, change), (put, get) = kind, PLACES[where]
+    module = Holder(put(make()))
+    before, structure = text(module), tree_structure(module)
+    if way == "pickle" and isinstance(make(), functools.partial):
+        pytest.skip("a partial's arguments are pickled as they are")
+    ways(lambda m: change(get(m.a)))[way](module)
+    assert text(module) == before
+    assert tree_structure(module) == structure
+
+
+@pytest.mark.parametrize("way", sorted(ways(None)))
+def test_lists_of_modules_are_not_shared(way):
+    module = Holder([Dense()], {"k": (Dense(), [Dense()])})
+    leaves = tree_leaves(module)
+    ways(lambda m: (m.a.clear(), m.b["k"][1].append(Dense())))[way](module)
+    assert len(module.a) == 1 and len(module.b["k"][1]) == 1
+    assert all(x is y for x, y in zip(leaves, tree_leaves(module)))
+
+
+def test_what_a_caller_gave_stays_the_callers():
+    layers, options = [Dense()], {"k": [1]}
+    module = Holder().replace(a=layers, b=options)
+    layers.append(Dense())
+    options["k"].append(2)
+    assert len(module.a) == 1 and module.b == {"k": [1]}
+    assert module.a[0] is layers[0]
+
+
+def test_numpy_arrays_are_copied_when_opened_and_given_back_when_not_changed():
+    class Count(pax.StateModule):
+        def __init__(self):
+            super().__init__()
+            self.n, self.many, self.table = np.zeros(()), [np.zeros(2), 5], np.arange(3.0)
+
+        def __call__(self, x):
+            self.n += 1
+            self.many[0][1] = 7
+            return x + self.table.sum()
+
+    module = Count()
+    after, _ = module % 1.0
+    assert float(module.n) == 0 and module.many[0].tolist() == [0, 0]
+    assert float(after.n) == 1 and after.many[0].tolist() == [0, 7] and after.many[1] == 5
+    assert after.table is module.table
+    batch = np.ones(2)
+    assert pax.pure(lambda m, x: x)(module, batch) is batch
+
+
+def changed_outside(module):
+    with pytest.warns(ChangedOutsideWarning) as caught:
+        tree_leaves(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tree_leaves(module)  # once is enough
+        assert tree_structure(module) == tree_structure(module.copy())
+    return str(caught[0].message)
+
+
+def test_a_change_outside_is_noticed_and_explained():
+    module = Net()
+    module.layers.append(Dense(2, 2))
+    assert changed_outside(module).splitlines() == [
+        "A list of an immutable module was changed in place, outside of pax.pure; "
+        "the module is used as it is now, and jax traces anew.",
+        "  where: Net.layers",
+        "  write: module = module.replace(layers=...), as module.replace("
+        "layers=[*module.layers, new]); or change it in a function decorated with pax.pure",
+    ]
+    assert len(module.copy().layers) == 3
+
+
+@pytest.mark.parametrize("first", ["new", "copied", "from jit", "from pure", "pickled"])
+@pytest.mark.parametrize("with_static", [False, True])
+def test_every_module_notices(first, with_static):
+    module = Holder([Dense()], {"k": (Dense(), [Dense()])})
+    if with_static:
+        module = module.set_attribute("log", [])
+    module = {
+        "new": lambda m: m,
+        "copied": lambda m: m.copy(),
+        "from jit": jax.jit(lambda m: m),
+        "from pure": pax.pure(lambda m: (m.a.append(Dense()), m)[1]),
+        "pickled": lambda m: pickle.loads(pickle.dumps(m)),
+    }[first](module)
+    assert tree_leaves(module)
+    module.b["k"][1][0] = Dense()
+    assert "where: Holder.b" in changed_outside(module)
+    module.a.pop()
+    assert "where: Holder.a" in changed_outside(module)
+    if with_static:
+        module.log.append(1)
+        assert "where: Holder.log" in changed_outside(module)
+
+
+def test_a_change_of_static_data_outside_is_noticed(kind, place):
+    (make, change), (put, get) = kind, place
+    module = Holder(put(make()))
+    tree_leaves(module)
+    change(get(module.a))
+    assert "where: Holder.a" in changed_outside(module)
+
+
+def test_what_is_changed_where_it_is_open_is_no_accident():
+    @pax.pure
+    def change(module):
+        module.a.append(Dense())
+        tree_leaves(module)
+        module.b["k"].append(2)
+        tree_leaves(module)
+        module.a[0] = Dense()
+        return module
+
+    module = change(Holder([Dense()], {"k": [1]}))
+    with pax.experimental.mutable(module) as module:
+        module.a.pop()
+        module.b["k"].clear()
+    assert len(tree_leaves(module)) == 3
+    with pytest.raises(KeyError), pax.experimental.mutable(module) as other:
+        other.a.append(Dense())
+        raise KeyError
+    assert len(tree_leaves(other)) == 5
+
+
+def test_static_data_that_each_traced_call_changes_is_noticed():
+    class Log(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.hist, self.x = [], jnp.ones(1)
+
+        def __call__(self, x):
+            self.hist.append(len(self.hist))
+            return x * self.x
+
+    @jax.jit
+    def step(module):
+        return module % 1.0
+
+    module, _ = step(Log())
+    module, _ = step(module)
+    with pytest.warns(RetracingWarning) as caught:
+        module, _ = step(module)
+    assert len(caught) == 1
+    lines = str(caught[0].message).splitlines()
+    assert lines[0] == (
+        "Static data changed in each of 3 traces of a jitted function, so jax traces and "
+        "compiles it anew in every call."
+    )
+    assert lines[1].endswith("Log.hist") and lines[2] == "  got: list: [0, 1, 2]"
+    step(module)  # said once
+
+
+def test_static_data_that_changes_once_or_to_and_fro_is_fine():
+    class Switch(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.on, self.ready, self.count, self.x = False, False, 0, jnp.ones(1)
+
+        def __call__(self, x):
+            self.on, self.ready = not self.on, True
+            return x * self.x
+
+    step = jax.jit(lambda module: (module % 1.0)[0])
+    module = Switch()
+    for _ in range(6):
+        module = step(module)
+
+    @jax.jit
+    def many(module):
+        for _ in range(6):
+            module = pax.pure(lambda m: (setattr(m, "count", m.count + 1), m)[1])(module)
+        return module.x
+
+    many(module)
+    for _ in range(6):  # outside of jit nothing is traced
+        module = pax.pure(lambda m: (setattr(m, "count", m.count + 1), m)[1])(module)

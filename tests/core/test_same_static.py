@@ -1,0 +1,224 @@
+"""A module keeps its own static data, whatever Python calls equal to it."""
+
+import dataclasses
+import decimal
+import functools
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import tree_structure
+
+import pax_export as pax
+from pax_export.core._static import static_key
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    value: Any
+    note: Any = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass(eq=False)
+class Plain:
+    value: Any
+
+
+class Loose:
+    """Calls everything of its kind equal."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return isinstance(other, Loose)
+
+    def __hash__(self):
+        return 0
+
+
+class Slotted(Loose):
+    __slots__ = ("more",)
+
+    def __init__(self, value, more):
+        super().__init__(value)
+        self.more = more
+
+
+class Pair(tuple):
+    pass
+
+
+class Text(str):
+    pass
+
+
+class Stubborn(Loose):
+    def __reduce_ex__(self, protocol):
+        raise TypeError("cannot be taken apart")
+
+
+class Numbers(set):
+    pass
+
+
+class Holder(pax.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+        self.x = jnp.ones(1)
+
+
+def with_note(text, note):
+    text = Text(text)
+    text.note = note
+    return text
+
+
+def switch():
+    state = 0
+
+    def get(x):
+        return x + state
+
+    def put(value):
+        nonlocal state
+        state = value
+
+    return get, put
+
+
+def rebuilt_by_jit(module):
+    return jax.jit(lambda m: m)(module)
+
+
+PAIRS = [
+    (Config(1), Config(1.0)),
+    (Config(1, note="a"), Config(1, note="b")),
+    (Config(0.0), Config(-0.0)),
+    (Config(True), Config(1)),
+    (Config((Config(1),)), Config((Config(1.0),))),
+    (Loose(1), Loose(2)),
+    (Slotted(1, 2), Slotted(1, 3)),
+    (Stubborn(1), Stubborn(1)),
+    (Pair((1,)), Pair((1.0,))),
+    (with_note("a", 1), with_note("a", 2)),
+    (0j, complex(-0.0, 0.0)),
+    (np.float32(0.0), np.float32(-0.0)),
+    (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+    (functools.partial(max, 1), functools.partial(max, 1.0)),
+    (frozenset([1]), frozenset([1.0])),
+    (Numbers([1]), Numbers([True])),
+    ({1: "a"}, {True: "a"}),
+    (switch()[0], switch()[0]),
+    (Plain(1), Plain(1)),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS, ids=lambda value: repr(value)[:30])
+def test_what_is_not_the_same_stays_apart(a, b):
+    first, second = Holder(a), Holder(b)
+    assert static_key(a) != static_key(b)
+    for module, value in ((first, a), (second, b)):
+        for again in (module, module.copy(), module.eval(), rebuilt_by_jit(module)):
+            assert type(again.value) is type(value)
+            assert repr(again.value) == repr(value)
+            if not isinstance(value, (Numbers, dict)):
+                assert again.value is value or static_key(again.value) == static_key(value)
+    assert tree_structure(first) != tree_structure(second)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Config(1, note="a"),
+        lambda: Config(Config((1, "b", 2.0))),
+        lambda: Loose(3),
+        lambda: Slotted(1, (2,)),
+        lambda: Pair((1, 2)),
+        lambda: with_note("a", 1),
+        lambda: np.float32(1.5),
+        lambda: np.dtype("int8"),
+        lambda: decimal.Decimal("1.50"),
+        lambda: functools.partial(max, 1),
+        lambda: jax.ShapeDtypeStruct((1,), "float32"),
+        lambda: jax.sharding.PartitionSpec("data", None),
+        lambda: Numbers([3, 1, 2]),
+        lambda: slice(1, 2),
+        lambda: jnp.float32,
+    ],
+)
+def test_one_recipe_has_one_treedef(make):
+    assert static_key(make()) == static_key(make())
+    assert tree_structure(Holder(make())) == tree_structure(Holder(make()))
+
+
+def test_closures_of_plain_values_are_one_and_those_that_another_function_changes_are_not():
+    def adder(n):
+        return lambda x: x + n
+
+    assert static_key(adder(1)) == static_key(adder(1)) != static_key(adder(1.0))
+    (get, put), (other, _) = switch(), switch()
+    first, second = Holder(get), Holder(other)
+    put(5)
+    assert (first.copy().value(0), second.copy().value(0)) == (5, 0)
+    assert rebuilt_by_jit(second).value(0) == 0
+
+
+def test_a_default_that_can_change_belongs_to_one_function():
+    def make():
+        def count(x, seen=[]):  # noqa: B006
+            seen.append(x)
+            return len(seen)
+
+        return count
+
+    first, second = Holder(make()), Holder(make())
+    first.value(1)
+    assert second.value(1) == 1 and first.value is not second.value
+
+
+def test_jit_traces_again_where_static_data_differs_and_only_there():
+    traces = []
+
+    @jax.jit
+    def call(module):
+        traces.append(module.value.value)
+        return module.x * module.value.value
+
+    for value in (1, 1, 1.5, 1.5, True):
+        call(Holder(Config(value)))
+    assert traces == [1, 1.5, True]
+
+
+def test_a_cached_property_does_not_tell_two_objects_apart():
+    @dataclasses.dataclass(frozen=True)
+    class Sizes:
+        n: int
+
+        @functools.cached_property
+        def twice(self):
+            return 2 * self.n
+
+    first, second = Sizes(1), Sizes(1)
+    assert first.twice == 2
+    assert static_key(first) == static_key(second)
+
+
+def test_threads_find_one_moduledef():
+    found = []
+    barrier = threading.Barrier(4)
+
+    def make():
+        barrier.wait()
+        found.append(tree_structure(Holder(Config((1, 2.0)))))
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
