@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
+from pax_export._files import checksums
 from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
-from pax_export.export.artifact.report import Report, package_versions, report_text
+from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import make_function, make_variables, tensorflow
 from pax_export.export.formats.tflite.run import opened
@@ -113,6 +114,9 @@ class _TfliteWriter(Writer):
         lowered = self._lowered
         place.write_bytes(_converted(lowered.store, lowered.signatures, self._quantize))
 
+    def stored(self) -> Mapping[str, Any]:
+        return self._lowered.weights
+
     def cases(self) -> list[Case]:
         lowered = self._lowered
         return [
@@ -125,7 +129,7 @@ class _TfliteWriter(Writer):
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu",),
             "versions": package_versions("tensorflow"),
-            "details": {"runs_in": "LiteRT"}
+            "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
             | ({"quantize": self._quantize} if self._quantize else {}),
         }
 
