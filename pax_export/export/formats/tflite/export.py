@@ -21,7 +21,13 @@ from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.run_export import Request, Writer, check_choice, run_export
+from pax_export.export.pipeline.run_export import (
+    Request,
+    Writer,
+    check_choice,
+    not_finite,
+    run_export,
+)
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.cases import output_cases
@@ -112,6 +118,14 @@ class _TfliteWriter(Writer):
 
     def write(self, place: Path) -> None:
         lowered = self._lowered
+        if self._quantize == "dynamic" and (names := not_finite(self.stored())):
+            # TensorFlow's converter would end the process, or write numbers that mean nothing.
+            raise UnsupportedOperationError(
+                "Weights that are NaN or infinite cannot be stored as int8.",
+                where=names,
+                got='quantize="dynamic"',
+                write="finite weights, from before the training diverged",
+            )
         place.write_bytes(_converted(lowered.store, lowered.signatures, self._quantize))
 
     def stored(self) -> Mapping[str, Any]:
