@@ -157,12 +157,12 @@ def retarget(
     # Before a place is asked for: there may be nothing to mend.
     model = inspect.read_saved_model(source, "retarget")
     check_sums(source)
-    if validate and not trusted:
-        screen(source)
     with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3) as run:
         with run.phase("mend"):
             modules = mend(model, source)
             oldest = _check(consumer, modules)
+            if validate and not trusted:
+                screen(source)  # the test runs it
         with run.place() as directory:
             with run.phase("write"):
                 _write(source, directory, model)
