@@ -344,6 +344,66 @@ def test_a_vocabulary_whose_path_is_exchanged(words, place):
         load(changed(words, exchange))
 
 
+def test_a_vocabulary_that_is_fed_by_whoever_calls(words):
+    def serve(message):
+        graph = message.meta_graphs[0]
+        signature = graph.signature_def["serving_default"]
+        signature.inputs["file"].name = graph.asset_file_def[0].tensor_info.name
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, serve))
+
+
+def test_an_asset_that_has_a_value_of_its_own(words):
+    """A loader feeds the tensor of an asset once; who runs it later gets what stands there."""
+
+    def fix(message):
+        graph = message.meta_graphs[0]
+        constant(graph.graph_def.node, b"/etc/passwd")
+        graph.asset_file_def[0].tensor_info.name = "elsewhere:0"
+        (assign,) = (n for n in graph.graph_def.node if n.op == "AssignVariableOp")
+        assign.input[1] = "elsewhere"
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, fix))
+
+
+def test_a_function_by_the_name_of_an_operation(model):
+    def shadow(message):
+        function = message.meta_graphs[0].graph_def.library.function.add()
+        function.signature.name = "Identity"
+
+    with pytest.raises(UntrustedExportError, match="a function called Identity"):
+        load(changed(model, shadow))
+
+
+def looped(message):
+    """A loop or a branch hands its own inputs to the function."""
+    ((function, _),) = each_node(message, "InitializeTableFromTextFileV2")
+    node = add(message.meta_graphs[0].graph_def.node, "StatelessIf")
+    node.attr["then_branch"].func.name = function.signature.name
+
+
+def twice(message):
+    ((function, _),) = each_node(message, "InitializeTableFromTextFileV2")
+    message.meta_graphs[0].graph_def.library.function.add().CopyFrom(function)
+
+
+def differentiated(message):
+    ((function, _),) = each_node(message, "InitializeTableFromTextFileV2")
+    library = message.meta_graphs[0].graph_def.library
+    library.gradient.add(function_name="f", gradient_func=function.signature.name)
+
+
+@pytest.mark.parametrize("use", [looped, twice, differentiated])
+def test_a_vocabulary_whose_reader_is_used_in_other_ways(words, use):
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, use))
+
+
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "..\\secret"])
 def test_an_asset_that_lies_elsewhere(words, name):
     def rename(message):

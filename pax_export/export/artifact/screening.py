@@ -28,6 +28,10 @@ _DEEPEST = 20
 _SAME = frozenset(("Identity", "IdentityN", "EnsureShape"))
 _LOOKS_AT_VARIABLE = frozenset(("ReadVariableOp", "VarIsInitializedOp"))
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+_FOLLOWED = _SAME | _LOOKS_AT_VARIABLE | _CALLS | {
+    "Const", "Pack", "Placeholder", "PlaceholderWithDefault", "Select", "SelectV2",
+    "ShardedFilename", "StringJoin", "VarHandleOp", "AssignVariableOp",
+}  # fmt: skip
 #: Text that leads out of the folder of a checkpoint.
 _LEADS_AWAY = re.compile(rb"^/|\.\.|://|\\")
 
@@ -57,6 +61,8 @@ def _found(model: Any, path: Path) -> Iterator[str]:
     for graph in model.meta_graphs:
         yield from _assets_outside(graph, path)
         scopes = _scopes(graph)
+        # A function by the name of an operation would do something else where that is followed.
+        yield from (f"a function called {each}" for each in scopes if each.name in _FOLLOWED)
         suspects: list[tuple[_Scope, Any]] = []
         for scope in scopes:
             for node in scope.nodes:
@@ -131,9 +137,10 @@ class _Flow:
         self._assets = {_node_of(each.tensor_info.name) for each in graph.asset_file_def}
         self._saver = _node_of(graph.saver_def.filename_tensor_name)
         for signature in graph.signature_def.values():
-            # Whoever calls a signature is not the one who restores the model.
-            if self._saver in {_node_of(each.name) for each in signature.inputs.values()}:
-                self._saver = ""
+            # Whoever calls a signature is not the one who loads the model.
+            given = {_node_of(each.name) for each in signature.inputs.values()}
+            self._assets -= given
+            self._saver = "" if self._saver in given else self._saver
 
     def _named(self, scope: _Scope, tensor: str) -> Any:
         """The node that gives a tensor."""
@@ -188,10 +195,8 @@ class _Flow:
         node = self._named(scope, tensor)
         if node is None:
             return False
-        if not scope.place and saver and name == self._saver:
+        if not scope.place and name in ({self._saver} if saver else self._assets):
             return self._is_fed(node)
-        if not scope.place and not saver and name in self._assets:
-            return True
         inputs = _inputs(node)
         if node.op in _SAME and _output(tensor) < len(inputs):
             return self._is_from(saver, scope, inputs[_output(tensor)], seen)
@@ -260,7 +265,7 @@ class _Flow:
         return objects.nodes[bound[captured]].WhichOneof("kind") == "asset"
 
     def _is_fed(self, node: Any) -> bool:
-        """Whether the one who restores the model says the path; a default names no folder."""
+        """Whether the one who loads the model says the path; a default names no folder."""
         if node.op == "Placeholder":
             return True
         default = _inputs(node)[:1]
