@@ -195,6 +195,10 @@ class ExportPathError(PaxError, OSError, ValueError):
     """An export cannot be written to, or read from, this directory."""
 
 
+class UntrustedExportError(PaxError, PermissionError, ValueError):
+    """An export is a program that does more than compute, and nobody said that it may."""
+
+
 class UnsupportedDtypeError(PaxError, TypeError, ValueError):
     """An array has a dtype that the target does not have, or that jax would narrow."""
 
@@ -205,6 +209,10 @@ class UnsupportedOperationError(PaxError, NotImplementedError, ValueError):
 
 class SymbolicDimensionError(PaxError, TypeError, ValueError):
     """A model needs to know the size of a dimension that was given as symbolic."""
+
+
+class TracedValueError(PaxError, TypeError, ValueError):
+    """A model looks at the value of an array while it is traced, as a Python ``if`` does."""
 
 
 class StateChangeError(PaxError, ValueError):

@@ -1,4 +1,8 @@
-"""The one way to need an optional package: import it when used, name its extra."""
+"""The one way to need an optional package: import it when used, say how to install it.
+
+What is named are the packages themselves, as the extras of ``setup.cfg`` have them: this one
+may have been installed from a checkout, and is then on no index under its own name.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,31 @@ from types import ModuleType
 
 from pax_export._errors import MissingPackageError
 
+_TENSORFLOW, _SAFETENSORS = "tensorflow>=2.21,<3", "safetensors>=0.7"
+#: What each extra of ``setup.cfg`` brings; under "all", what the whole library needs.
+PACKAGES = {
+    "all": ("jax>=0.10.2", "jaxlib>=0.10.2", "numpy>=2.0", "jmp>=0.0.4"),
+    "tensorflow": (_TENSORFLOW,),
+    "optax": ("optax>=0.2.5",),
+    "opax": ("opax>=0.2.11",),
+    "safetensors": (_SAFETENSORS,),
+    "checkpoint": ("orbax-checkpoint>=0.12",),
+    "stablehlo": (_SAFETENSORS, "flatbuffers>=24.3.25"),
+    "tflite": (_TENSORFLOW, "ai-edge-litert>=2.1"),
+    "onnx": ("jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"),
+    "rich": ("rich>=13.7",),
+    "examples": (
+        _TENSORFLOW,
+        "optax>=0.2.5",
+        "rich>=13.7",
+        "scikit-learn>=1.5",
+        "matplotlib>=3.9",
+    ),
+}
+
 
 def require(package: str, extra: str, purpose: str) -> ModuleType:
-    """Imports an optional package, or says which extra of this distribution brings it.
+    """Imports an optional package, or says how to install what its extra brings.
 
     The purpose is what needs it, e.g. ``"to_saved_model"``.  A package that is
     installed but fails while importing raises its own error.
@@ -54,5 +80,17 @@ def is_installed(package: str) -> bool:
 def _missing(package: str, extra: str, purpose: str) -> MissingPackageError:
     return MissingPackageError(
         f"{purpose} needs the package {package!r}, which is not installed.",
-        write=f'python -m pip install "pax-export[{extra}]"',
+        write=f"{install(extra)} (the extra [{extra}] of pax-export)"
+        if extra != "all"
+        else install(extra),
     )
+
+
+def install(extra: str) -> str:
+    """The command that installs what an extra brings, wherever this package came from.
+
+    Example:
+        >>> install("stablehlo")
+        'python -m pip install "safetensors>=0.7" "flatbuffers>=24.3.25"'
+    """
+    return " ".join(("python -m pip install", *(f'"{each}"' for each in PACKAGES[extra])))

@@ -6,49 +6,113 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from pathlib import Path
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from pax_export._errors import ExportPathError
+from pax_export._files import bounded
 
 FILE = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+#: More is no list of the files of an export.
+_LARGEST = 1 << 24
+_PIECE = 1 << 20
 
 
-def write(directory: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Writes the hashes of all files of a folder, those that are known without reading.
+@dataclass(frozen=True)
+class Checked:
+    """A folder whose listed files are as they were written; no other file of it may be read."""
+
+    directory: Path
+    digest: str  # of the list, and so of all that it lists
+    names: frozenset[str]
+
+    def path(self, name: str) -> Path:
+        """The path of a listed file."""
+        if name not in self.names:
+            raise ExportPathError(
+                f"A file is to be read that {FILE} does not list, so nobody knows what is in it.",
+                where=str(self.directory),
+                got=name,
+                write=_COPY,
+            )
+        return self.directory / name
+
+
+_COPY = "a copy of the whole folder, as it was written"
+
+
+def write(
+    directory: Path, known: Mapping[str, str] | None = None, names: Iterable[str] | None = None
+) -> dict[str, str]:
+    """Writes the hashes of the files of a folder, those that are known without reading.
+
+    These are all files that lie in it, or those that are named.
 
     Returns:
         The hashes, by the names of the files.
     """
-    names = sorted(file.name for file in directory.iterdir() if file.name != FILE)
-    sums = {name: (known or {}).get(name) or _hash(directory / name) for name in names}
-    lines = [f"{digest}  {name}\n" for name, digest in sums.items()]
+    if names is None:
+        names = [file.name for file in directory.iterdir() if file.name != FILE]
+    sums = {name: (known or {}).get(name) or digest(directory / name) for name in sorted(names)}
+    lines = [f"{each}  {name}\n" for name, each in sums.items()]
     (directory / FILE).write_text("".join(lines), encoding="utf-8")
     return sums
 
 
-def check(directory: Path) -> str:
-    """Compares all files with their hashes; returns one hash for the whole folder."""
+def check(directory: Path) -> Checked:
+    """Compares all listed files with their hashes."""
     try:
-        text = (directory / FILE).read_text(encoding="utf-8")
-        pairs = (line.split("  ", 1) for line in text.splitlines())
-        expected = {name: digest for digest, name in pairs}
+        text = bounded.read_bytes(directory / FILE, _LARGEST).decode()
+        expected = _listed(text)
     except (OSError, ValueError) as error:
         raise ExportPathError(
             "The hashes of this bundle cannot be read.",
             where=str(directory / FILE),
             got=f"{type(error).__name__}: {error}",
-            write="the folder as to_stablehlo wrote it, with all of its files",
+            write=_COPY,
         ) from error
-    for name, digest in expected.items():
-        _check_file(directory / name, digest)
-    return hashlib.sha256(text.encode()).hexdigest()
+    for name, each in expected.items():
+        _check_file(directory, name, each)
+    return Checked(directory, hashlib.sha256(text.encode()).hexdigest(), frozenset(expected))
 
 
-def _check_file(file: Path, digest: str) -> None:
+def _listed(text: str) -> dict[str, str]:
+    """The hashes in the text, by names of files that lie in the folder."""
+    lines = text.split("\n")
+    if lines.pop():
+        raise ValueError("it does not end with a line")
+    matches = [_LINE.fullmatch(line) for line in lines]
+    found = {match[2]: match[1] for match in matches if match}
+    if not found or len(found) != len(lines):
+        raise ValueError("it lists no file, or one twice, or is no list of hashes")
+    for name in found:
+        if not is_inside(name):
+            raise ValueError(f"it lists a file of another folder: {name!r}")
+    return found
+
+
+def is_inside(name: str) -> bool:
+    """Whether this is the name of a file in a folder, or below it.
+
+    Example:
+        >>> [is_inside(name) for name in ("a/b", "../a", "/a", "a/../../b", "")]
+        [True, False, False, False, False]
+    """
+    parts = PurePosixPath(name).parts
+    leads_away = name.startswith("/") or ".." in parts or "\\" in name or "\0" in name
+    return bool(parts) and not leads_away
+
+
+def _check_file(directory: Path, name: str, expected: str) -> None:
+    file = directory / name
     if not file.is_file():
         problem = "A file of this bundle is missing."
-    elif _hash(file) != digest:
+    elif not file.resolve().is_relative_to(directory.resolve()):
+        problem = "A file of this bundle is a link to a file outside of it."
+    elif digest(file) != expected:
         problem = "A file of this bundle is not as it was written: damaged, cut short or changed."
     else:
         return
@@ -56,10 +120,17 @@ def _check_file(file: Path, digest: str) -> None:
         problem,
         where=str(file),
         got=f"{file.stat().st_size} bytes" if file.is_file() else "no such file",
-        write="a copy of the whole folder as to_stablehlo wrote it",
+        write=_COPY,
     )
 
 
-def _hash(file: Path) -> str:
+def digest(file: Path, size: int | None = None) -> str:
+    """The hash of a file, or of so many bytes at its beginning."""
     with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        if size is None:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+        found = hashlib.sha256()
+        while piece := content.read(min(_PIECE, size)):
+            found.update(piece)
+            size -= len(piece)
+        return found.hexdigest()

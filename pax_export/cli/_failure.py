@@ -20,8 +20,12 @@ exit codes:
   0  done    1  refused or failed, the reason is one line on stderr    2  wrong usage
 """
 
+#: The help of `--trusted`, wherever TensorFlow runs what is given.
+TRUSTED = "run a SavedModel whose operations touch files, processes or the network"
+
 #: What errors tell a program to write, as it stands on a command line.
 _OPTIONS = {
+    "trusted=True": "--trusted",
     "overwrite=True": "--overwrite",
     'state="update"': "--state update",
     "validate=False": "--validate no",

@@ -13,7 +13,7 @@ import numpy as np
 from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._optional import require
 from pax_export.cli import _factory
-from pax_export.cli._failure import DONE, EXIT_CODES, told
+from pax_export.cli._failure import DONE, EXIT_CODES, TRUSTED, told
 
 _EPILOG = f"""\
 examples:
@@ -42,13 +42,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--signature", metavar="KEY", help="serving_default, or the only one")
     parser.add_argument("--output", metavar="FILE.npz", help="where to write what it gives")
+    parser.add_argument("--trusted", action="store_true", help=TRUSTED)
     parser.add_argument("--json", action="store_true", help="print names, shapes, dtypes as JSON")
     return _call(parser.parse_args(arguments))
 
 
 @told
 def _call(options: argparse.Namespace) -> int:
-    function, inputs = _function(Path(options.path), options.signature)
+    function, inputs = _function(Path(options.path), options.signature, options.trusted)
     given = _inputs(options.input, inputs)
     outputs = {name: np.asarray(value) for name, value in function(given).items()}
     if options.output:
@@ -68,20 +69,20 @@ def _call(options: argparse.Namespace) -> int:
 Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 
-def _function(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
+def _function(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
     """A signature as a function of arrays by name, and the dtypes of its inputs."""
     from pax_export.export.artifact import inspect
 
     if inspect.is_foreign(path):
-        return _of_foreign(path, key)
-    return _of_export(path, key)
+        return _of_foreign(path, key, trusted)
+    return _of_export(path, key, trusted)
 
 
-def _of_export(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
+def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
     from pax_export import export
     from pax_export.export.artifact.structure import collect, rebuild
 
-    model = export.load(path)
+    model = export.load(path, trusted=trusted)
     signature = model.signatures[_chosen(key, model.signatures)]
     info = signature.info
 
@@ -95,11 +96,15 @@ def _of_export(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
     return call, {entry.name: entry.dtype for entry in info.inputs}
 
 
-def _of_foreign(path: Path, key: str | None) -> tuple[Function, dict[str, str]]:
+def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
+    from pax_export.export.artifact.screening import screen
+
+    if not trusted:
+        screen(path)
     tf = require("tensorflow", "tensorflow", "run")
     try:
         model = tf.saved_model.load(str(path))
-    except (OSError, ValueError, KeyError, AttributeError, tf.errors.OpError) as error:
+    except Exception as error:  # of TensorFlow, for whatever is wrong in the file
         raise ExportPathError(
             "The SavedModel cannot be loaded.", where=str(path), got=str(error)[:500]
         ) from error

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from pax_export.cli._failure import DONE, EXIT_CODES, told
+from pax_export.cli._failure import DONE, EXIT_CODES, TRUSTED, told
 
 _VALIDATE = {"here": True, "process": "process", "no": False}
 
@@ -33,6 +33,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--consumer", metavar='"tensorflow>=2.17"')
     parser.add_argument("--validate", choices=tuple(_VALIDATE), default="here")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing directory")
+    parser.add_argument("--trusted", action="store_true", help=TRUSTED)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(call=_call)
 
@@ -47,6 +48,7 @@ def _call(options: argparse.Namespace) -> int:
         out=options.out,
         overwrite=options.overwrite,
         validate=_VALIDATE[options.validate],
+        trusted=options.trusted,
     )
     print(json.dumps(report.as_dict(), indent=1) if options.json else report)
     return DONE

@@ -10,7 +10,7 @@ from typing import Any
 
 from pax_export._errors import ValidationError
 from pax_export.cli import _factory
-from pax_export.cli._failure import DONE, EXIT_CODES, REFUSED, fail, told
+from pax_export.cli._failure import DONE, EXIT_CODES, REFUSED, TRUSTED, fail, told
 
 _EPILOG = f"""\
 examples:
@@ -45,6 +45,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--not-finite", action="store_true", help="NaN and infinity are no failures"
     )
+    parser.add_argument("--trusted", action="store_true", help=TRUSTED)
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
     parser.set_defaults(call=_call)
 
@@ -55,14 +56,19 @@ def _call(options: argparse.Namespace) -> int:
 
     model = _factory.make(options.against) if options.against else None
     methods = _factory.methods(options.method)
-    checks = recheck.recheck(Path(options.path), model, methods, not options.not_finite)
+    finite, trusted = not options.not_finite, options.trusted
+    checks = recheck.recheck(Path(options.path), model, methods, finite, trusted)
     failed = [check for check in checks if check.problem]
     if options.json:
-        report = {"valid": not failed, "checks": [dataclasses.asdict(each) for each in checks]}
+        described = [dataclasses.asdict(each) for each in checks]
+        report = {"valid": bool(checks) and not failed, "checks": described}
         print(json.dumps(report, indent=1))
     else:
         print(*checks, sep="\n")
-    if failed:
+    if not checks:
+        got = "a report without signatures, so nothing could be called"
+        fail(ValidationError("The export is not valid.", where=options.path, got=got))
+    elif failed:
         got = f"{len(failed)} of {len(checks)} calls failed; the first: {failed[0]}"
         fail(ValidationError("The export is not valid.", where=options.path, got=got[:500]))
-    return REFUSED if failed else DONE
+    return REFUSED if failed or not checks else DONE

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from pax_export._errors import MissingPackageError, NameTakenError, NotInPaxError
+from pax_export._optional import install
 from pax_export.compat import spawned
 from pax_export.compat._internals import internals
 
@@ -113,7 +114,7 @@ class _Finder(MetaPathFinder, Loader):
                     return found
         raise MissingPackageError(
             "import opax needs the package 'opax', which is not installed.",
-            write=f'python -m pip install "{_PACKAGE.replace("_", "-")}[opax]"',
+            write=f"{install('opax')} (the extra [opax] of pax-export)",
         )
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

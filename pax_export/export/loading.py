@@ -6,25 +6,36 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import ExportPathError
+from pax_export._errors import ExportPathError, PaxError
 from pax_export._optional import require
-from pax_export.export.artifact import formats
+from pax_export.export.artifact import checking, formats
 from pax_export.export.artifact.report import read_report
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Any:
     """Loads what `to_saved_model` or one of its sisters wrote.
+
+    A SavedModel is a program, which TensorFlow runs: parts of it as soon as it is
+    loaded.  So its graph is read first, without running it, and one with
+    operations that touch files, processes or the network is refused.  That keeps
+    out what is known to do harm, and is no sandbox: what comes from somebody whom
+    you do not trust at all belongs into one.  Exports to the other formats hold
+    numbers and mathematics only.
 
     Args:
         path: of the export: a directory, or a file.
+        trusted: open a SavedModel whatever operations it has.  Damaged files are
+            refused all the same.
 
     Returns:
         A callable like the exported model: a `LoadedModel` of a SavedModel, a
         `LoadedBundle` of a StableHLO bundle, a `LoadedFile` of a TFLite or ONNX
-        model.  No code of the export is run.
+        model.
 
     Raises:
-        ExportPathError: there is no export, or it cannot be read.
+        ExportPathError: there is no export, or it cannot be read, or it is not as
+            it was written.
+        UntrustedExportError: it does more than compute, and is not trusted.
         MissingPackageError: what runs the export is not installed.
 
     Example:
@@ -47,4 +58,17 @@ def load(path: str | os.PathLike[str]) -> Any:
         )
     if not format.loads_without_jax:
         require("jax", "all", f"load of {report.target}")
-    return formats.imported(format.load)(Path(path), report)
+    checking.check(Path(path), report, trusted)
+    try:
+        return formats.imported(format.load)(Path(path), report)
+    except PaxError:
+        raise
+    except ImportError:
+        raise  # of what runs it, which is installed and broken
+    except Exception as error:  # of a file that was made or changed by somebody else
+        raise ExportPathError(
+            "This export cannot be loaded: it is damaged, or was not written by pax_export.",
+            where=str(path),
+            got=f"{type(error).__name__}: {error}"[:500],
+            write="a copy of it, as it was written",
+        ) from error

@@ -69,8 +69,7 @@ def write(path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note]) 
             "safetensors did not write the weights.",
             where=str(path),
             got=error,
-            write='python -m pip install --upgrade "pax-export[safetensors]", if '
-            "it does not know a dtype",
+            write="python -m pip install --upgrade safetensors, if it does not know a dtype",
         ) from error
 
 

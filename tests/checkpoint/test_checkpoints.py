@@ -279,7 +279,7 @@ def test_places_without_checkpoints(tmp_path, run):
 def test_orbax_is_named_when_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "orbax.checkpoint", None)
     message = refusal(ImportError, Checkpoints(tmp_path).save, 0, x=jnp.zeros(1))
-    assert 'python -m pip install "pax-export[checkpoint]"' in message
+    assert 'python -m pip install "orbax-checkpoint>=0.12" (the extra [checkpoint]' in message
 
 
 def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch):

@@ -187,7 +187,7 @@ except ImportError as error:
 """
     ) == [
         "import opax needs the package 'opax', which is not installed.",
-        '  write: python -m pip install "pax-export[opax]"',
+        '  write: python -m pip install "opax>=0.2.11" (the extra [opax] of pax-export)',
     ]
 
 

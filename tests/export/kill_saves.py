@@ -34,11 +34,11 @@ def save(path, name, validate):
 
 
 def content(path):
-    """Every file of an export but its report, which counts seconds."""
+    """Every file of an export but its report, which counts seconds, and the hash of that."""
     return {
         str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name != "pax_export.json"
+        if file.is_file() and file.name not in ("pax_export.json", "SHA256SUMS")
     }
 
 

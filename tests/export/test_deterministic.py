@@ -35,7 +35,7 @@ def files(path):
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in path.rglob("*")
-        if file.is_file() and file.name != "pax_export.json"
+        if file.is_file() and file.name not in ("pax_export.json", "SHA256SUMS")
     }
 
 

@@ -221,5 +221,8 @@ except ImportError as error:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "needs the package 'tensorflow', which is not installed" in done.stdout
-    assert 'python -m pip install "pax-export[tensorflow]"' in done.stdout
+    assert (
+        'python -m pip install "tensorflow>=2.21,<3" (the extra [tensorflow] of pax-export)'
+        in done.stdout
+    )
     assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import zipfile
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from pax_export import _errors
 from pax_export.export import Report, load, spec, to_tflite
+from pax_export.export.artifact import embedded
 from tests.closeness import assert_close
 from tests.export.models import Counter, Net, affine, affine_params, random
 from tests.export.targets import TARGETS
@@ -144,5 +146,11 @@ def test_damaged_and_foreign_files(tmp_path, path):
     content = path.read_bytes()
     start = content.index(b"PK\x03\x04")
     foreign.write_bytes(b"\0" * start + content[start:])
+    with pytest.raises(_errors.ExportPathError, match="not as it was written"):
+        load(foreign)
+    report = json.loads(embedded.read(path))
+    del report["details"]["sha256"]  # as 0.1.0 wrote it
+    foreign.write_bytes(b"\0" * start)
+    embedded.append_zip(foreign, json.dumps(report))
     with pytest.raises(_errors.ExportPathError, match="LiteRT cannot read"):
         load(foreign)

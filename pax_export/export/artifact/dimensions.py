@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ SIZES: tuple[int, ...] = (1, 2, 5)
 #: What they are where constraints forbid these.
 OTHER_SIZES: tuple[int, ...] = (3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 _MOST_TRIES = 2000
+#: All tries together read no more expressions; a report of others may have any number of them.
+_MOST_READ = 1_000_000
 _LONGEST, _LARGEST = 1000, 2**63
 
 Size = int | str
@@ -117,7 +120,8 @@ def choose(
     products = itertools.product(candidates, repeat=count)
     every = itertools.chain(map(tuple, rotated), equal, products)
     found: dict[tuple[int, ...], dict[str, int]] = {}
-    for sizes in itertools.islice(every, _MOST_TRIES):
+    tries = min(_MOST_TRIES, _MOST_READ // (1 + len(dimensions) + len(constraints)))
+    for sizes in itertools.islice(every, tries):
         chosen = dict(zip(variables, sizes))
         if allowed(chosen):
             found[sizes] = chosen
@@ -209,12 +213,19 @@ def random_calls(
     inputs: Mapping[str, RandomInput],
     constraints: Sequence[str] = (),
     sizes: Sequence[Mapping[str, int]] | None = None,
+    most: int | None = None,
 ) -> Iterator[RandomCall]:
-    """Calls at several sizes: those that the constraints allow, or those that are given."""
+    """Calls at several sizes: those that the constraints allow, or those that are given.
+
+    An input of more than so many elements is a ValueError.
+    """
     if sizes is None:
         sizes = choose([each.shape for each in inputs.values()], constraints)
     random = np.random.default_rng(0)
     for chosen in sizes:
+        counts = (math.prod(shape(each.shape, chosen)) for each in inputs.values())
+        if most is not None and (count := sum(counts)) > most:
+            raise ValueError(f"{count} elements are too many to try")
         arrays = {
             name: random_array(shape(each.shape, chosen), each.dtype, random)
             for name, each in inputs.items()

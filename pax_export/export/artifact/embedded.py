@@ -7,6 +7,7 @@ fields may be appended, and `metadata_props` is the one for such things.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zipfile
 import zlib
@@ -15,11 +16,18 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
+from pax_export._files import checksums
+from pax_export.export.artifact import limits
+
 NAME = "pax_export.json"
+#: Beside the report in the metadata of an ONNX model: its hash.
+_HASH = b"pax_export.sha256"
 _METADATA_PROPS = 14  # the number of the field in onnx.ModelProto
 _LENGTH_DELIMITED = 2
 #: A report is longer if somebody wants to fill our memory.
-_LARGEST = 1 << 28
+_LARGEST = limits.BYTES
+#: An ONNX model has a few of these fields, and a file of others may have one in every byte.
+_MOST_FIELDS = 1 << 20
 #: What zipfile says of archives that are none, or of a kind that we do not write.
 _OF_DAMAGED_FILES = (
     zipfile.BadZipFile,
@@ -37,19 +45,72 @@ _FIXED = {1: 8, 5: 4}  # bytes of the wire types that have a fixed size
 
 def append_zip(path: Path, text: str) -> None:
     """Puts the report into a zip archive behind the content of a file."""
+    if not zipfile.is_zipfile(path):
+        with path.open("ab") as file:
+            file.write(_archive(text.encode(), path.stat().st_size))
+        return
     # The time in it is always the same: equal models are equal files.
-    entry = zipfile.ZipInfo(NAME, (1980, 1, 1, 0, 0, 0))
+    entry = zipfile.ZipInfo(NAME, _TIME)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(entry, text)
 
 
+#: The first moment that an archive can have, and how it has it.
+_TIME, _DOS_DATE = (1980, 1, 1, 0, 0, 0), 1 << 5 | 1
+_UNIX, _VERSION, _MODE = 3, 20, 0o600 << 16
+
+
+def _archive(content: bytes, offset: int) -> bytes:
+    """A zip archive of the report, to be appended to so many bytes.
+
+    It is written here, and not by zipfile, because its bytes must be known to find damage in
+    them: those that stand between the names and sizes say nothing, and no reader looks at them.
+    """
+    name, size = NAME.encode(), len(content)
+    about = (0, 0, 0, _DOS_DATE, zlib.crc32(content), size, size, len(name), 0)
+    head = struct.pack("<4s2B4HL2L2H", b"PK\3\4", _VERSION, 0, *about) + name
+    made_by = (_VERSION, _UNIX, _VERSION, 0)
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *made_by, *about, 0, 0, 0, _MODE, offset)
+    entry += name
+    place = offset + len(head) + size
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(entry), place, 0)
+    return head + content + entry + end
+
+
 def append_field(path: Path, text: str) -> None:
     """Puts the report into the metadata of an ONNX model."""
-    key, value = NAME.encode(), text.encode()
+    with path.open("ab") as file:
+        file.write(_metadata(text.encode()))
+
+
+def _metadata(content: bytes) -> bytes:
+    """The report as an entry of the metadata, and its hash as another."""
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return _entry(NAME.encode(), content) + _entry(_HASH, digest)
+
+
+def _entry(key: bytes, value: bytes) -> bytes:
     entry = b"\x0a" + _varint(len(key)) + key + b"\x12" + _varint(len(value)) + value
     tag = _varint(_METADATA_PROPS << 3 | _LENGTH_DELIMITED)
-    with path.open("ab") as file:
-        file.write(tag + _varint(len(entry)) + entry)
+    return tag + _varint(len(entry)) + entry
+
+
+def is_whole(path: Path, text: str, digest: str) -> bool:
+    """Whether a file is what had this hash before the report was put behind it, and the report.
+
+    Every byte is looked at, those around the report, too.
+    """
+    content, size = text.encode(), path.stat().st_size
+    if zipfile.is_zipfile(path):
+        length = len(_archive(content, 0))
+        tail = _archive(content, size - length) if size >= length else b""
+    else:
+        tail = _metadata(content)
+    with path.open("rb") as file:
+        file.seek(max(0, size - len(tail)))
+        if not tail or file.read() != tail:
+            return False
+    return checksums.digest(path, size - len(tail)) == digest
 
 
 def read(path: Path) -> str | None:
@@ -67,8 +128,7 @@ def _read(path: Path) -> str | None:
                 return None
             with archive.open(NAME) as entry:
                 text = entry.read(_LARGEST + 1)
-                if len(text) > _LARGEST:
-                    raise ValueError("a report of such a size is none")
+                _check_size(len(text))
                 return text.decode()
     with path.open("rb") as file:
         for _, content in _fields(file, (_METADATA_PROPS,)):
@@ -76,6 +136,11 @@ def _read(path: Path) -> str | None:
             if pair.get(1) == NAME.encode():
                 return pair[2].decode()
     return None
+
+
+def _check_size(size: int) -> None:
+    if size > _LARGEST:
+        raise ValueError("a report of such a size is none")
 
 
 def _varint(number: int) -> bytes:
@@ -102,13 +167,16 @@ def _fields(file: IO[bytes], wanted: Collection[int]) -> Iterator[tuple[int, byt
     """The outermost fields of a protobuf message that have these numbers and a length."""
     end = file.seek(0, 2)
     file.seek(0)
-    while (tag := _read_varint(file)) is not None:
+    for _ in range(_MOST_FIELDS):
+        if (tag := _read_varint(file)) is None:
+            return
         field, kind = tag >> 3, tag & 7
         if kind == _LENGTH_DELIMITED:
             length = _read_varint(file)
             if length is None or file.tell() + length > end:
                 return
             if field in wanted:
+                _check_size(length)
                 yield field, file.read(length)
             else:
                 file.seek(length, 1)

@@ -28,6 +28,8 @@ class Format:
         load: reads it: ``(path, report)`` gives what can be called.
         run: makes calls of it with its runtime alone: ``(path, calls)`` gives the arrays of
             each, see `pax_export.export.validation.serve`.
+        check: refuses what is damaged or, unless it is trusted, may do harm, before `load` or
+            `run` open it: ``(path, report, trusted)``.
         suffix: what the name of the file ends with; empty for a folder.
         option: what ``--target`` calls it; the name, if empty.
         options: what ``pax-export export`` takes for it alone, as `argparse` is told.
@@ -42,6 +44,7 @@ class Format:
     export: str
     load: str
     run: str
+    check: str = ""
     suffix: str = ""
     option: str = ""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -55,6 +58,7 @@ class Format:
 
 
 _ROOM = "pax_export.export.formats"
+_CHECKS = "pax_export.export.artifact.checking"
 
 SAVED_MODEL = Format(
     name="saved_model",
@@ -62,6 +66,7 @@ SAVED_MODEL = Format(
     export=f"{_ROOM}.saved_model.export:to_saved_model",
     load=f"{_ROOM}.saved_model.load:load",
     run=f"{_ROOM}.saved_model.run:run",
+    check=f"{_CHECKS}:saved_model",
     option="savedmodel",
     loads_without_jax=True,
     has_variables=True,
@@ -81,6 +86,7 @@ TFLITE = Format(
     export=f"{_ROOM}.tflite.export:to_tflite",
     load=f"{_ROOM}.tflite.export:load",
     run=f"{_ROOM}.tflite.run:run",
+    check=f"{_CHECKS}:file",
     suffix=".tflite",
     options={
         "quantize": {
@@ -95,6 +101,7 @@ ONNX = Format(
     export=f"{_ROOM}.onnx.export:to_onnx",
     load=f"{_ROOM}.onnx.export:load",
     run=f"{_ROOM}.onnx.run:run",
+    check=f"{_CHECKS}:file",
     suffix=".onnx",
     options={"opset": {"type": int, "metavar": "N", "help": "of onnx: version of its operators"}},
 )

@@ -10,12 +10,13 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import ConsumerError, ExportPathError
-from pax_export._files import bytes_text
+from pax_export._errors import ConsumerError, ExportPathError, PaxError
+from pax_export._files import bounded, bytes_text
 from pax_export._optional import require
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import REPORT_FILE, ArrayInfo, VariableInfo
@@ -95,6 +96,11 @@ def is_foreign(path: Path) -> bool:
 
 def describe(path: Path) -> Foreign:
     model = read_saved_model(path, "inspect")
+    with unreadable(path):
+        return _described(model, path)
+
+
+def _described(model: Any, path: Path) -> Foreign:
     (graph, *_) = model.meta_graphs
     dtypes = require("tensorflow.dtypes", "tensorflow", "inspect")
     variables = tuple(_variables(graph.object_graph_def.nodes, dtypes))
@@ -184,13 +190,15 @@ def _oldest(modules: tuple[Module, ...]) -> tuple[str | None, str]:
 
 
 GRAPH_FILE = "saved_model.pb"
+#: A protobuf message cannot be longer.
+_LARGEST = 2**31 - 1
 
 
 def read_saved_model(directory: Path, purpose: str) -> Any:
     """The protocol buffer of a SavedModel, with one graph at least."""
     file = directory / GRAPH_FILE
     try:
-        data = file.read_bytes()
+        data = bounded.read_bytes(file, _LARGEST)
     except OSError as error:
         raise ExportPathError(
             "There is no SavedModel here.",
@@ -199,15 +207,24 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
             write=f"a directory that holds {GRAPH_FILE}, as tf.saved_model.save writes it",
         ) from error
     model = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", purpose).SavedModel()
-    try:
+    with unreadable(directory):
         model.ParseFromString(data)
         if not model.meta_graphs:
             raise ValueError("there is no graph in it")
+    return model
+
+
+@contextmanager
+def unreadable(directory: Path) -> Iterator[None]:
+    """Whatever reading somebody else's messages raises, as one error of ours."""
+    try:
+        yield
+    except PaxError:
+        raise
     except Exception as error:  # of protobuf, whose classes differ between its versions
         raise ExportPathError(
             "The SavedModel cannot be read.",
-            where=str(file),
-            got=f"{type(error).__name__}: {error}",
+            where=str(directory / GRAPH_FILE),
+            got=f"{type(error).__name__}: {error}"[:500],
             write=f"the {GRAPH_FILE} as it was written",
         ) from error
-    return model

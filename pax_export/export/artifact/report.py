@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError
-from pax_export._files import bytes_text
-from pax_export.export.artifact import embedded, structure
+from pax_export._files import bounded, bytes_text
+from pax_export.export.artifact import embedded, limits, structure
 from pax_export.export.artifact.formats import exporters, find
 
 REPORT_FILE = embedded.NAME
 #: The signature that a call without a name means.
 DEFAULT = "serving_default"
 _FORMAT = 1
+#: Where `details` keep the hash of a file, without the report in it.
+SHA256 = "sha256"
+_UNSHOWN = ("runs_in", SHA256)
 _FEW = 8  # names that are printed one by one
 
 #: How an export was tested.
@@ -176,7 +179,7 @@ class Report:
         if self.calling_convention:
             parts += [f"calling convention {self.calling_convention}"]
         shown = {k: v for k, v in self.details.items() if isinstance(v, (int, str))}
-        return parts + [f"{k}={v}" for k, v in shown.items() if k != "runs_in"]
+        return parts + [f"{k}={v}" for k, v in shown.items() if k not in _UNSHOWN]
 
     def _runs_in(self) -> str:
         if "runs_in" in self.details:
@@ -213,9 +216,13 @@ def write_report(report: Report, directory: Path) -> None:
 
 def read_report(path: str | os.PathLike[str]) -> Report:
     path = Path(path)
-    file = path if path.is_file() else path / REPORT_FILE
+    file = path
     try:
-        stored = embedded.read(path) if path.is_file() else file.read_text(encoding="utf-8")
+        if path.is_file():
+            stored = embedded.read(path)
+        else:
+            file = path / REPORT_FILE
+            stored = bounded.read_bytes(file, limits.BYTES).decode()
         if stored is None:
             raise FileNotFoundError
         return _parsed(stored)
@@ -228,10 +235,23 @@ def read_report(path: str | os.PathLike[str]) -> Report:
             else f"no file {REPORT_FILE}",
             write=f"what {exporters()} wrote",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _OF_NO_REPORT as error:
         raise ExportPathError(
             "The report of this export cannot be read.", where=str(file), got=repr(error)[:500]
         ) from error
+
+
+#: What reading raises where a report is damaged, or is made to do harm.
+_OF_NO_REPORT = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+    OverflowError,
+)
 
 
 def report_of_dict(data: dict[str, Any]) -> Report:
@@ -239,7 +259,9 @@ def report_of_dict(data: dict[str, Any]) -> Report:
 
 
 def _parsed(text: str) -> Report:
-    data = json.loads(text)
+    data = limits.parsed(text)
+    if not isinstance(data, dict):
+        raise ValueError("it is no object")
     if data.pop("format") != _FORMAT:
         raise ValueError("it was written by a newer pax_export")
     report: Report = structure.read(Report, data)
@@ -250,6 +272,7 @@ def _parsed(text: str) -> Report:
         structure.check(info.result, {entry.name for entry in info.outputs}, f"the result of {key}")
         if not set(info.positional) <= set(info.arguments):
             raise ValueError(f"{key} has positional arguments that are not there")
-    if not isinstance(report.details.get("runs_in", ""), str):
-        raise ValueError("details.runs_in is no str")
+    for name in _UNSHOWN:
+        if not isinstance(report.details.get(name, ""), str):
+            raise ValueError(f"details.{name} is no str")
     return report

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pax_export._errors import InvalidArgumentError, MissingPackageError
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError, MissingPackageError, ValidationError
 from pax_export._files import directory as _directory
 from pax_export._files import single_file
 from pax_export._optional import require
+from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.report import Report, Validated, VariableInfo, write_report
 from pax_export.export.tracing.exportable import Exportable, exportable
@@ -28,6 +31,8 @@ from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.validation.validate import Case, validate
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+#: So many weights are named.
+_FEW = 8
 #: A save that is done within so many seconds is silent.
 PATIENCE = 1.0
 
@@ -98,6 +103,10 @@ class Writer(ABC):
     def cases(self) -> list[Case]:
         """The calls of a test."""
 
+    def stored(self) -> Mapping[str, Any]:
+        """The stored arrays by name, where they are in memory; asked for when a test has failed."""
+        return {}
+
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Tests what was written; gives the largest error of each output."""
         return validate(self.format, place, self.cases(), run.separate, self.factor)
@@ -134,10 +143,43 @@ def run_export(writer: Writer, request: Request) -> Report:
                 writer.write(place)
             if writer.tests_reported:
                 writer.attach(_report(writer, place, run, {}), place)
-            errors = run.tested(lambda: writer.test(place, run))
+            errors = run.tested(lambda: _test(writer, place, run))
             report = _report(writer, place, run, errors)
             writer.attach(report, place)
     return report
+
+
+def _test(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
+    """Tests what was written; where it differs, weights that are no numbers are the reason."""
+    try:
+        return writer.test(place, run)
+    except ValidationError as error:
+        names = not_finite(writer.stored())
+        if not names:
+            raise
+        raise ValidationError(
+            "The model has weights that are NaN or infinite, and with such numbers "
+            f"{writer.format.title} computes something else than jax.",
+            where=names,
+            got=f"{error.where}: {error.got}",
+            write="finite weights, from before the training diverged; or validate=False to look "
+            "at the export all the same",
+        ) from error
+
+
+def not_finite(weights: Mapping[str, Any]) -> str:
+    """The names of weights that hold NaN or infinity, a few of them; empty if there are none."""
+    names = [name for name, value in weights.items() if not _is_finite(value)]
+    more = f", and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(names[:_FEW]) + more
+
+
+def _is_finite(value: Any) -> bool:
+    array = np.asarray(value)
+    if not is_inexact(array.dtype):
+        return True
+    wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    return bool(np.isfinite(array.astype(wide)).all())
 
 
 def _report(writer: Writer, place: Path, run: ExportRun, errors: dict[str, float]) -> Report:

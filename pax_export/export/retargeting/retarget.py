@@ -16,12 +16,14 @@ from typing import Any, Literal
 import numpy as np
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
-from pax_export._files import bytes_text
+from pax_export._files import bytes_text, checksums
 from pax_export._optional import require
 from pax_export.export.artifact import compatibility, inspect
+from pax_export.export.artifact.checking import check_sums, write_sums
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.report import package_versions
+from pax_export.export.artifact.screening import screen
 from pax_export.export.formats.saved_model.run import FAILED
 from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, portable
 from pax_export.export.pipeline.run_export import ExportRun
@@ -105,6 +107,7 @@ def retarget(
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     validate: bool | Literal["process"] = True,
+    trusted: bool = False,
 ) -> RetargetReport:
     """Mends a SavedModel that jax2tf, orbax-export or Keras on jax wrote.
 
@@ -122,6 +125,8 @@ def retarget(
             two sizes, and compare results and gradients with the old one's
             where the installed TensorFlow can run that; ``"process"`` does it
             in fresh processes without jax.
+        trusted: run a model with operations that touch files, processes or the
+            network; see `load`.
 
     Returns:
         The report, which can be printed, and lies beside the model as
@@ -131,6 +136,8 @@ def retarget(
         ExportPathError: there is no SavedModel, or no program of jax in it; or
             it cannot be written to its place.
         UnsupportedOperationError: a program calls what only jax has (LAPACK).
+        UntrustedExportError: to validate it, it would be run, and it does more
+            than compute.
         ConsumerError: it needs a newer TensorFlow than the consumer.
         ValidationError: the new model does not do what the old one does.
             Nothing is written after any of these.
@@ -149,10 +156,13 @@ def retarget(
     source, place = Path(path), Path(path if out is None else out)
     # Before a place is asked for: there may be nothing to mend.
     model = inspect.read_saved_model(source, "retarget")
+    check_sums(source)
     with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3) as run:
         with run.phase("mend"):
             modules = mend(model, source)
             oldest = _check(consumer, modules)
+            if validate and not trusted:
+                screen(source)  # the test runs it
         with run.place() as directory:
             with run.phase("write"):
                 _write(source, directory, model)
@@ -161,6 +171,8 @@ def retarget(
             report = _report(modules, oldest, trial, run)
             text = json.dumps(report.as_dict(), indent=1) + "\n"
             (directory / FILE).write_text(text, encoding="utf-8")
+            if (directory / checksums.FILE).is_file():
+                write_sums(directory)
     return report
 
 

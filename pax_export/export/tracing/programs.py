@@ -19,6 +19,7 @@ from pax_export._errors import (
     PaxError,
     StateChangeError,
     SymbolicDimensionError,
+    TracedValueError,
 )
 from pax_export._jaxpr import jaxpr_constants
 from pax_export.export.artifact import dimensions
@@ -189,6 +190,13 @@ def refuse_changes(program: Program, leaves: Sequence[Leaf], read: set[int]) -> 
         )
 
 
+#: What jax raises where Python asks for a value while a function is traced.
+_OF_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
@@ -209,6 +217,14 @@ def symbolic_errors(
         guilty = [name for name in inputs.dimensions if _fails(function, structs, inputs, {name})]
         if not guilty and inputs.dimensions and not _fails(function, structs, inputs, set()):
             guilty = list(inputs.dimensions)
+        if not guilty and isinstance(error, _OF_VALUES):
+            raise TracedValueError(
+                "The model looks at the value of an array, as a Python `if`, `while`, float() or "
+                f"numpy do, and an export is made without values: {_reason(error)}.",
+                where=_place(error),
+                write="jax.numpy.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, "
+                "jax.numpy for numpy",
+            ) from error
         if not guilty:
             shapes = (f"{e.name}: {e.struct.dtype}{list(e.struct.shape)}" for e in inputs.flat)
             error.add_note(f"The model was traced with the inputs {', '.join(shapes)}.")

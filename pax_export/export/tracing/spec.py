@@ -141,11 +141,13 @@ def resolve(
 
     The signature of the function names them, after `skip` parameters that hold the model.
     """
+    if isinstance(inputs, str):
+        _refuse_shape(inputs)
     args = inputs if type(inputs) is tuple else (inputs,)
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, dict(kwargs or {})))
     scope = _Scope((args, named), constraints)
     leaves, tree = jax.tree_util.tree_flatten_with_path((args, named))
-    positional = _parameter_names(function, skip, len(args), named)
+    positional = _parameter_names(function, skip, args, named)
     structs, names, paths = [], [], []
     for (which, key, *rest), leaf in leaves:
         top = positional[key.idx] if which.idx == 0 else key.key
@@ -163,9 +165,10 @@ def resolve(
 
 
 def _parameter_names(
-    function: Callable, skip: int, count: int, kwargs: Mapping[str, Any]
+    function: Callable, skip: int, given: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """The names under which `count` positional arguments reach the function."""
+    """The names under which the given positional arguments reach the function."""
+    count = len(given)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have none
@@ -173,6 +176,7 @@ def _parameter_names(
     try:
         signature.bind(*range(skip + count), **kwargs)
     except TypeError as error:
+        _refuse_shape(given, error)
         raise InvalidArgumentError(
             f"The model cannot be called with these inputs: {error}.",
             got=f"{count} positional inputs, keyword inputs {sorted(kwargs)}",
@@ -186,6 +190,18 @@ def _parameter_names(
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)
     return tuple(names[skip : skip + count])
+
+
+def _refuse_shape(given: Any, cause: Exception | None = None) -> None:
+    """Refuses sizes and names where arrays are to be described: what was meant is a shape."""
+    sizes = given if isinstance(given, (tuple, list)) else (given,)
+    if sizes and all(each is None or isinstance(each, (int, str)) for each in sizes):
+        meant = given if isinstance(given, str) else tuple(sizes)
+        raise InvalidArgumentTypeError(
+            "These inputs are a shape, and not the description of an array of it.",
+            got=f"inputs={meant!r}",
+            write=f"spec({meant!r})",
+        ) from cause
 
 
 class _Scope:

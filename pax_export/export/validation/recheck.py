@@ -17,7 +17,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export._optional import require
-from pax_export.export.artifact import dimensions, formats
+from pax_export.export.artifact import checking, dimensions, formats
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.dtypes import is_inexact, name_of, numpy_dtype
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo, read_report
@@ -26,6 +26,8 @@ from pax_export.export.validation.validate import in_process
 
 #: How a runtime refuses a size that the constraints of an export forbid.
 _REFUSED = re.compile("polymorphic shapes|dimension variable")
+#: An input with more elements is not made: a report of others may ask for any number.
+_MOST_ELEMENTS = 1 << 28
 #: A size that the report does not know; a postprocessor has chosen it.
 _UNKNOWN, _ANY_RANK = "?", "..."
 
@@ -49,12 +51,17 @@ class Check:
 
 
 def recheck(
-    path: Path, model: Any = None, methods: Mapping[str, str] | None = None, finite: bool = True
+    path: Path,
+    model: Any = None,
+    methods: Mapping[str, str] | None = None,
+    finite: bool = True,
+    trusted: bool = False,
 ) -> list[Check]:
     """Tests every signature of an export at several sizes.
 
     A model is what it was made of, to compare with; `methods` names that of each signature,
     where it is not that of the signature (or ``__call__`` for the default one).
+    It is looked at before it is run, as `load` does, if it is not `trusted`.
     """
     report = read_report(path)
     format = formats.find(report.target)
@@ -62,6 +69,7 @@ def recheck(
         raise InvalidArgumentError(
             "Exports for this target cannot be tested again.", where=str(path), got=report.target
         )
+    checking.check(path, report, trusted)
     reference: Any = None
     if model is not None:
         require("jax", "all", "validate --against")
@@ -94,8 +102,8 @@ Shape = tuple[int | None, ...] | None
 def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
         inputs = {e.name: RandomInput(e.shape, numpy_dtype(e.dtype)) for e in info.inputs}
-        return list(random_calls(inputs, info.constraints))
-    except (TypeError, ValueError) as error:
+        return list(random_calls(inputs, info.constraints, most=_MOST_ELEMENTS))
+    except (TypeError, ValueError, MemoryError, OverflowError) as error:
         raise InvalidArgumentError(
             "This signature takes or gives what no random array can stand for.",
             where=key,

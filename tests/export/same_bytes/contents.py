@@ -30,7 +30,7 @@ _VERSION = re.compile(r'(?<="pax_export": ")[^"]*')
 # jax's own program of a bundle counts the paths and lines of the sources that
 # it was traced from; what is written of it has none.
 _TRACED_BYTES = re.compile(r'(?<="module_bytes": )\d+')
-_SUM_OF_REPORT = re.compile(rf"^[0-9a-f]{{64}}  {re.escape(REPORT)}$", re.M)
+_SUM = re.compile(rf"^[0-9a-f]{{64}}  ({re.escape(REPORT)}|saved_model\.pb)$", re.M)
 # TensorFlow calls a table that is made of values by a random number.
 _TABLE = re.compile(rb"hash_table_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # The key of the report in an ONNX file; see `_of_onnx`.
@@ -129,8 +129,8 @@ def _without_measured(content: bytes) -> bytes:
 
 
 def _without_sum(content: bytes) -> bytes:
-    """The hash of the report, in the list of hashes: the report is noted by itself."""
-    return _SUM_OF_REPORT.sub(f"<report>  {REPORT}", content.decode()).encode()
+    """The list of hashes without those of files that are noted by themselves, cleaned."""
+    return _SUM.sub(r"<noted>  \1", content.decode()).encode()
 
 
 def _without_tables(content: bytes) -> bytes:

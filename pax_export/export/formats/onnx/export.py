@@ -16,12 +16,12 @@ import numpy as np
 from jax import lax
 
 from pax_export._errors import ExportPathError, InvalidArgumentError, UnsupportedOperationError
-from pax_export._files import bytes_text
+from pax_export._files import bytes_text, checksums
 from pax_export._jaxpr import call_inlined, jaxpr_sources
 from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.formats import ONNX
-from pax_export.export.artifact.report import Report, package_versions, report_text
+from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
@@ -127,8 +127,10 @@ class _OnnxWriter(Writer):
             )
 
     def write(self, place: Path) -> None:
-        weights = {each.name: each.value for each in self._store.variables}
-        place.write_bytes(converted(self._program, self._names, weights, self._opset))
+        place.write_bytes(converted(self._program, self._names, self.stored(), self._opset))
+
+    def stored(self) -> Mapping[str, Any]:
+        return {each.name: each.value for each in self._store.variables}
 
     def cases(self) -> list[Case]:
         return output_cases(self._program, self._store)
@@ -140,7 +142,11 @@ class _OnnxWriter(Writer):
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu", "cuda", "rocm"),
             "versions": package_versions("jax2onnx", "onnx"),
-            "details": {"opset": self._opset, "runs_in": runs_in},
+            "details": {
+                "opset": self._opset,
+                "runs_in": runs_in,
+                SHA256: checksums.digest(place),
+            },
         }
 
     def attach(self, report: Report, place: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export.export.artifact import compatibility
+from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.report import Report, package_versions
 from pax_export.export.formats.saved_model import checkpoint, writer
@@ -206,6 +207,9 @@ class _SavedModelWriter(Writer):
     def write(self, place: Path) -> None:
         writer.write(place, self._lowered.store, self._lowered.signatures)
 
+    def stored(self) -> Mapping[str, Any]:
+        return self._lowered.weights
+
     def cases(self) -> list[Case]:
         return model_cases(self._lowered, self.examples)
 
@@ -224,6 +228,10 @@ class _SavedModelWriter(Writer):
         checkpoint.compare(place, lowered.weights)
         shared = partial(run_saved_model, weights=lowered.weights)
         return validated(self.format, place, cases, run.separate, here=shared)
+
+    def attach(self, report: Report, place: Path) -> None:
+        super().attach(report, place)
+        write_sums(place)
 
     def facts(self, place: Path) -> dict[str, Any]:
         lowered = self._lowered

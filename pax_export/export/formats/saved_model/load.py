@@ -149,7 +149,7 @@ def load(path: Path, report: Report) -> LoadedModel:
     tf = require("tensorflow", "tensorflow", "load")
     try:
         return LoadedModel(tf.saved_model.load(os.fspath(path)), report)
-    except (OSError, ValueError, KeyError, AttributeError, tf.errors.OpError) as error:
+    except Exception as error:  # of TensorFlow, for whatever is wrong in the files
         raise ExportPathError(
             "The export cannot be loaded: files are missing or damaged.",
             where=str(path),

@@ -10,18 +10,22 @@ import jax
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from pax_export._errors import InvalidArgumentError, NotDifferentiableError, StateChangeError
+from pax_export._errors import (
+    ExportPathError,
+    InvalidArgumentError,
+    NotDifferentiableError,
+    StateChangeError,
+)
 from pax_export._files import checksums
 from pax_export._jax import Primitive
 from pax_export.export.artifact.arguments import Arguments, default_of
-from pax_export.export.artifact.report import Report, read_report
+from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.stablehlo import files
+from pax_export.export.formats.stablehlo.details import OUTPUT, WEIGHT, Names, details_of
 from pax_export.export.formats.stablehlo.exported import Exported
 from pax_export.export.formats.stablehlo.files import read_function
 from pax_export.export.tracing import dtypes
-
-WEIGHT, INPUT, OUTPUT = "weight", "input", "output"
 
 
 class LoadedBundle:
@@ -146,12 +150,26 @@ class Functions:
     def __init__(self, report: Report, exported: Mapping[str, Exported], digest: str):
         self.report = report
         self.exported = dict(exported)
-        self.operands = {key: _pairs(report, key, "operands") for key in exported}
-        self.results = {key: _pairs(report, key, "results") for key in exported}
+        details = details_of(report)
+        self.operands: dict[str, Names] = {k: details.functions[k].operands for k in exported}
+        self.results: dict[str, Names] = {k: details.functions[k].results for k in exported}
+        for key, each in exported.items():
+            self._check_counts(key, each)
         self.arguments = {key: Arguments(key, info) for key, info in report.signatures.items()}
         self._digest = digest
-        order = report.details["vjp_order"]
+        order = details.vjp_order
         self.callers = {key: caller(each, order, key) for key, each in exported.items()}
+
+    def _check_counts(self, key: str, exported: Exported) -> None:
+        found = len(exported.in_avals), len(exported.out_avals)
+        said = len(self.operands[key]), len(self.results[key])
+        if found != said:
+            raise ExportPathError(
+                "A function of this bundle is another than its report says.",
+                where=key,
+                got=f"{found[0]} operands and {found[1]} results",
+                write=f"{said[0]} and {said[1]}, as to_stablehlo wrote it",
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Functions) and self._digest == other._digest
@@ -168,10 +186,6 @@ class Functions:
 def _unpickled(report: Report, blobs: Mapping[str, bytes], digest: str) -> Functions:
     read = {key: jax.export.deserialize(bytearray(blob)) for key, blob in blobs.items()}
     return Functions(report, read, digest)
-
-
-def _pairs(report: Report, key: str, what: str) -> list[tuple[str, str]]:
-    return [(kind, name) for kind, name in report.details["functions"][key][what]]
 
 
 class BundleSignature:
@@ -239,19 +253,17 @@ def _operand(arguments: Arguments, name: str, value: Any) -> Any:
 
 def load(directory: Path, report: Report) -> LoadedBundle:
     """Reads a bundle, if its files are whole and this jax reads them."""
-    digest = checksums.check(directory)
-    return read(directory, report, digest)
-
-
-def read(directory: Path, report: Report, digest: str) -> LoadedBundle:
-    exported = {key: read_function(directory, report, key) for key in report.signatures}
+    checked = checksums.check(directory)
+    checked.path(REPORT_FILE)
+    details = details_of(report)
+    exported = {key: read_function(checked, report, key) for key in report.signatures}
     structs = {
         each.name: jax.ShapeDtypeStruct(each.shape, dtypes.numpy_dtype(each.dtype))
         for each in report.variables
     }
-    apart = report.details["weights"] == "arguments"
-    weights = files.read_weights(directory, structs if apart else {})
-    return LoadedBundle(Functions(report, exported, digest), weights)
+    apart = details.weights == "arguments"
+    weights = files.read_weights(checked, structs if apart else {})
+    return LoadedBundle(Functions(report, exported, checked.digest), weights)
 
 
 Arrays = dict[str, np.ndarray]

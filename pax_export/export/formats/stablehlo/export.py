@@ -163,6 +163,9 @@ class _BundleWriter(Writer):
         files.write_weights(place, self._values)
         self._sums: dict[str, str] = {}
 
+    def stored(self) -> Mapping[str, Any]:
+        return self._values
+
     def cases(self) -> list[Case]:
         return [case for function in self._functions.values() for case in function.cases()]
 

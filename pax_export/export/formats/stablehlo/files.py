@@ -27,9 +27,17 @@ from jax.interpreters import mlir
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._files import checksums
+from pax_export._files.checksums import Checked
 from pax_export._files.directory import replaced
 from pax_export._optional import require
-from pax_export.export.artifact.report import Report, package_versions, read_report, write_report
+from pax_export.export.artifact.report import (
+    REPORT_FILE,
+    Report,
+    package_versions,
+    read_report,
+    write_report,
+)
+from pax_export.export.formats.stablehlo.details import WEIGHT, details_of
 from pax_export.export.formats.stablehlo.exported import Exported, Module, remade
 from pax_export.export.lowering.lower import Portable
 from pax_export.export.tracing import dtypes
@@ -64,7 +72,7 @@ def write_function(
         ) from error
     (directory / f"{name}.jax_export").write_bytes(content)
     for place, module in enumerate(modules):
-        _module(directory, name, place).write_bytes(module.portable.module)
+        (directory / _module(name, place)).write_bytes(module.portable.module)
     if modules:
         text = _text(modules[0].portable.module)
         (directory / f"{name}.mlir").write_text(text, encoding="utf-8")
@@ -81,9 +89,9 @@ def _text(module: bytes) -> str:
         return f"{parsed.operation.get_asm(large_elements_limit=_LARGEST_CONSTANT)}\n"
 
 
-def _read_jax_bytes(directory: Path, name: str) -> Exported:
+def _read_jax_bytes(checked: Checked, name: str) -> Exported:
     require("flatbuffers", "stablehlo", "load")
-    file = directory / f"{name}.jax_export"
+    file = checked.path(f"{name}.jax_export")
     try:
         exported = jax_export.deserialize(bytearray(file.read_bytes()))
         _parse(exported.mlir_module_serialized)
@@ -109,36 +117,37 @@ def _parse(module: bytes) -> None:
             handler.detach()
 
 
-def read_weights(directory: Path, structs: Mapping[str, Any]) -> dict[str, Any]:
-    loaded = load_weights(dict(structs), directory / WEIGHTS) if structs else {}
+def read_weights(checked: Checked, structs: Mapping[str, Any]) -> dict[str, Any]:
+    loaded = load_weights(dict(structs), checked.path(WEIGHTS)) if structs else {}
     return {name: loaded[name] for name in structs}
 
 
-def _module(directory: Path, name: str, order: int) -> Path:
-    return directory / (f"{name}.vjp{order}.mlirbc" if order else f"{name}.mlirbc")
+def _module(name: str, order: int) -> str:
+    return f"{name}.vjp{order}.mlirbc" if order else f"{name}.mlirbc"
 
 
-def read_function(directory: Path, report: Report, key: str) -> Exported:
+def read_function(checked: Checked, report: Report, key: str) -> Exported:
     """The function of a bundle, by its jax bytes or by its portable modules."""
     try:
-        return _read_jax_bytes(directory, report.details["functions"][key]["file"])
+        return _read_jax_bytes(checked, details_of(report).functions[key].file)
     except ExportPathError as error:
-        made = _from_modules(directory, report, key)
+        made = _from_modules(checked, report, key)
         if made is None:
             raise error
         return made
 
 
-def _from_modules(directory: Path, report: Report, key: str) -> Exported | None:
-    entry = report.details["functions"][key]
-    if not entry["kept"]:
+def _from_modules(checked: Checked, report: Report, key: str) -> Exported | None:
+    entry = details_of(report).functions[key]
+    if not entry.kept:
         return None
     modules = []
-    for order, (kept, neutral) in enumerate(zip(entry["kept"], entry["neutral"])):
-        file = _module(directory, entry["file"], order)
-        if not file.is_file():
+    for order, (kept, neutral) in enumerate(zip(entry.kept, entry.neutral)):
+        name = _module(entry.file, order)
+        if name not in checked.names:
             return None
-        modules.append(Module(Portable(file.read_bytes(), ()), tuple(kept), neutral))
+        content = checked.path(name).read_bytes()
+        modules.append(Module(Portable(content, ()), kept, neutral))
     weights, inputs, outputs = _types(report, key)
     return remade(key, modules, weights, inputs, outputs, report.platforms)
 
@@ -158,7 +167,8 @@ def _types(report: Report, key: str) -> tuple[dict[str, Any], dict[str, Any], di
     outputs: dict[str, Any] = {"output": {each.name: struct(each) for each in info.outputs}}
     if info.assigns:
         outputs["weight"] = {name: variables[name] for name in info.assigns}
-    used = {name for kind, name in report.details["functions"][key]["operands"] if kind == "weight"}
+    operands = details_of(report).functions[key].operands
+    used = {name for kind, name in operands if kind == WEIGHT}
     weights = {name: value for name, value in variables.items() if name in used}
     return weights, inputs, outputs
 
@@ -194,8 +204,9 @@ def renew(path: str | os.PathLike[str]) -> Report:
         raise ExportPathError(
             "This is no StableHLO bundle.", where=str(path), got=f"target {report.target}"
         )
-    checksums.check(path)
-    made: dict[str, Any] = {key: _from_modules(path, report, key) for key in report.signatures}
+    checked, details = checksums.check(path), details_of(report)
+    checked.path(REPORT_FILE)
+    made: dict[str, Any] = {key: _from_modules(checked, report, key) for key in report.signatures}
     missing = [key for key, exported in made.items() if exported is None]
     if missing:
         raise ExportPathError(
@@ -205,11 +216,12 @@ def renew(path: str | os.PathLike[str]) -> Report:
             write="to_stablehlo again, with the model and its weights from weights.safetensors",
         )
     with replaced(path, overwrite=True) as directory:
-        for file in path.iterdir():
-            (directory / file.name).write_bytes(file.read_bytes())
+        for name in checked.names:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(checked.path(name).read_bytes())
         for key, exported in made.items():
-            name, order = report.details["functions"][key]["file"], report.details["vjp_order"]
-            write_function(directory, name, exported, order, ())
+            name = details.functions[key].file
+            write_function(directory, name, exported, details.vjp_order, ())
         new = dataclasses.replace(report, versions=package_versions())
         write_report(new, directory)
         checksums.write(directory)

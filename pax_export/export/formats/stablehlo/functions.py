@@ -11,7 +11,7 @@ import numpy as np
 
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
-from pax_export.export.formats.stablehlo.bundle import INPUT, OUTPUT, WEIGHT
+from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT
 from pax_export.export.formats.stablehlo.exported import Exported, Module, structs_of
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store

@@ -10,17 +10,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
+from pax_export._files import checksums
 from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
-from pax_export.export.artifact.report import Report, package_versions, report_text
+from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import make_function, make_variables, tensorflow
 from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.lowered_model import lower
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.run_export import Request, Writer, check_choice, run_export
+from pax_export.export.pipeline.run_export import (
+    Request,
+    Writer,
+    check_choice,
+    not_finite,
+    run_export,
+)
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.cases import output_cases
@@ -111,7 +118,18 @@ class _TfliteWriter(Writer):
 
     def write(self, place: Path) -> None:
         lowered = self._lowered
+        if self._quantize == "dynamic" and (names := not_finite(self.stored())):
+            # TensorFlow's converter would end the process, or write numbers that mean nothing.
+            raise UnsupportedOperationError(
+                "Weights that are NaN or infinite cannot be stored as int8.",
+                where=names,
+                got='quantize="dynamic"',
+                write="finite weights, from before the training diverged",
+            )
         place.write_bytes(_converted(lowered.store, lowered.signatures, self._quantize))
+
+    def stored(self) -> Mapping[str, Any]:
+        return self._lowered.weights
 
     def cases(self) -> list[Case]:
         lowered = self._lowered
@@ -125,7 +143,7 @@ class _TfliteWriter(Writer):
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu",),
             "versions": package_versions("tensorflow"),
-            "details": {"runs_in": "LiteRT"}
+            "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
             | ({"quantize": self._quantize} if self._quantize else {}),
         }
 

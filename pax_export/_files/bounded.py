@@ -1,0 +1,28 @@
+"""Reading a small file of a stranger: regular, and no longer than such a file can be."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+def read_bytes(file: Path, most: int) -> bytes:
+    """The content of a regular file of so many bytes at most; an OSError otherwise.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "a").write_bytes(b"12")
+        ...     read_bytes(Path(folder, "a"), 2)
+        b'12'
+    """
+    # Opening a FIFO waits for somebody who writes to it, unless it is told not to.
+    number = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    with open(number, "rb") as content:
+        about = os.fstat(number)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError("this is no regular file")
+        if about.st_size > most:
+            raise OSError(f"it has {about.st_size} bytes, and {most} are the most that is read")
+        return content.read(most)

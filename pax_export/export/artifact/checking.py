@@ -1,0 +1,75 @@
+"""Before an export is opened: is it as it was written, and does it only compute?
+
+One function for each kind of export that has something to look at, `Format.check`.  What was
+written before there were hashes is opened without them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pax_export._errors import ExportPathError
+from pax_export._files import checksums
+from pax_export.export.artifact import embedded, formats
+from pax_export.export.artifact.inspect import GRAPH_FILE
+from pax_export.export.artifact.report import REPORT_FILE, SHA256, Report
+from pax_export.export.artifact.screening import screen
+
+#: TensorFlow looks at every byte of the arrays itself: the index has a checksum of each.
+_INDEX, _ASSETS = "variables/variables.index", "assets"
+
+
+def check(path: Path, report: Report, trusted: bool) -> None:
+    """Refuses an export that is damaged or, unless it is trusted, one that may do harm."""
+    format = formats.find(report.target)
+    if format is not None and format.check:
+        formats.imported(format.check)(path, report, trusted)
+
+
+def saved_model(path: Path, report: Report, trusted: bool) -> None:
+    check_sums(path)
+    if not trusted:
+        screen(path)
+
+
+def check_sums(path: Path) -> None:
+    """Refuses a SavedModel that is not as it was written, if it says how it was."""
+    if os.path.lexists(path / checksums.FILE):
+        checked = checksums.check(path)
+        for name in _of_saved_model(path):
+            checked.path(name)
+
+
+def write_sums(directory: Path) -> None:
+    """Writes the hashes of a SavedModel, of all that TensorFlow does not look at itself."""
+    checksums.write(directory, names=_of_saved_model(directory))
+
+
+def _of_saved_model(path: Path) -> list[str]:
+    assets = (each for each in sorted((path / _ASSETS).rglob("*")) if each.is_file())
+    names = [GRAPH_FILE, REPORT_FILE, *(each.relative_to(path).as_posix() for each in assets)]
+    return names + ([_INDEX] if (path / _INDEX).is_file() else [])
+
+
+def file(path: Path, report: Report, trusted: bool) -> None:
+    """Compares a file that holds its report with the hash in the report."""
+    digest = report.details.get(SHA256)
+    if digest is None:
+        return
+    try:
+        text = embedded.read(path) or ""
+        whole = embedded.is_whole(path, text, digest)
+    except (OSError, ValueError) as error:
+        raise _damaged(path) from error
+    if not whole:
+        raise _damaged(path)
+
+
+def _damaged(path: Path) -> ExportPathError:
+    return ExportPathError(
+        "This file is not as it was written: damaged, cut short or changed.",
+        where=str(path),
+        got=f"{path.stat().st_size} bytes with another hash than the report in it has",
+        write="a copy of the file, as it was written",
+    )

@@ -1,0 +1,317 @@
+"""Whether a SavedModel does more than compute: its graph is read, and nothing of it is run.
+
+Refused is every operation of `dangerous_operations`, wherever it stands: in any graph of the
+file, in any function of its library (gradients are such functions), called or not.
+
+Two kinds of operations touch files in every honest SavedModel.  They may, where the name of the
+file can be followed back to where an honest one comes from:
+
+- a table that is read from a vocabulary: to an asset, that is, a file in the SavedModel;
+- the saver: to the tensor that whoever restores it feeds with the path of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from pax_export._errors import UntrustedExportError
+from pax_export.export.artifact import dangerous_operations as dangerous
+from pax_export.export.artifact import inspect
+
+_MOST_NAMED = 5
+_DEEPEST = 20
+_SAME = frozenset(("Identity", "IdentityN", "EnsureShape"))
+_LOOKS_AT_VARIABLE = frozenset(("ReadVariableOp", "VarIsInitializedOp"))
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+_FOLLOWED = _SAME | _LOOKS_AT_VARIABLE | _CALLS | {
+    "Const", "Pack", "Placeholder", "PlaceholderWithDefault", "Select", "SelectV2",
+    "ShardedFilename", "StringJoin", "VarHandleOp", "AssignVariableOp",
+}  # fmt: skip
+#: Text that leads out of the folder of a checkpoint.
+_LEADS_AWAY = re.compile(rb"^/|\.\.|://|\\")
+
+
+def screen(path: Path) -> None:
+    """Refuses a SavedModel whose graph touches files, processes or the network.
+
+    Raises:
+        UntrustedExportError: it does; the operations and their functions are named.
+        ExportPathError: there is no SavedModel, or it cannot be read.
+    """
+    model = inspect.read_saved_model(path, "load")
+    with inspect.unreadable(path):
+        found = list(dict.fromkeys(_found(model, path)))
+    if found:
+        more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        raise UntrustedExportError(
+            "This SavedModel is a program that touches files, processes or the network.",
+            where=str(path),
+            got=", ".join(found[:_MOST_NAMED]) + more,
+            write="trusted=True, if you know who made it, and want it to do this",
+        )
+
+
+def _found(model: Any, path: Path) -> Iterator[str]:
+    kinds: dict[str, int] = {}
+    for graph in model.meta_graphs:
+        yield from _assets_outside(graph, path)
+        scopes = _scopes(graph)
+        # A function by the name of an operation would do something else where that is followed.
+        yield from (f"a function called {each}" for each in scopes if each.name in _FOLLOWED)
+        suspects: list[tuple[_Scope, Any]] = []
+        for scope in scopes:
+            for node in scope.nodes:
+                operation = node.op
+                if (kind := kinds.get(operation)) is None:
+                    kind = kinds[operation] = _kind(operation)
+                if kind == _DANGEROUS or (kind == _ATTRIBUTE and _names_a_file(node)):
+                    yield f"{operation} in {scope}"
+                elif kind == _FILE:
+                    suspects.append((scope, node))
+        flow = _Flow(graph, scopes) if suspects else None
+        for scope, node in suspects:
+            if flow is not None and not flow.is_honest(scope, node):
+                yield f"{node.op} in {scope}"
+
+
+_HARMLESS, _DANGEROUS, _ATTRIBUTE, _FILE = range(4)
+
+
+def _kind(operation: str) -> int:
+    plain = dangerous.plain_name(operation)
+    if dangerous.is_dangerous(operation):
+        return _DANGEROUS
+    if plain in dangerous.BY_ATTRIBUTE:
+        return _ATTRIBUTE
+    touches = operation in dangerous.CHECKPOINTS or plain in dangerous.TABLE_FILES
+    return _FILE if touches else _HARMLESS
+
+
+def _names_a_file(node: Any) -> bool:
+    attribute, allowed = dangerous.BY_ATTRIBUTE[dangerous.plain_name(node.op)]
+    text = node.attr[attribute].s if attribute in node.attr else b""
+    return not any(text == each or (each and text.startswith(each)) for each in allowed)
+
+
+def _assets_outside(graph: Any, path: Path) -> Iterator[str]:
+    """Files that the SavedModel says are its own, and that lie elsewhere."""
+    folder = path / "assets"
+    for asset in graph.asset_file_def:
+        name = PurePosixPath(asset.filename)
+        inside = not name.is_absolute() and ".." not in name.parts and "\\" not in asset.filename
+        if not (inside and (folder / name).resolve().is_relative_to(path.resolve())):
+            yield f"a vocabulary at {asset.filename!r}"
+
+
+class _Scope(NamedTuple):
+    """The graph, or a function of its library: where names of nodes mean something."""
+
+    place: int  # 0 for the graph
+    name: str
+    nodes: Sequence[Any]
+    arguments: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return self.name if self.place else "the graph"
+
+
+def _scopes(graph: Any) -> list[_Scope]:
+    scopes = [_Scope(0, "", graph.graph_def.node, {})]
+    for place, function in enumerate(graph.graph_def.library.function, 1):
+        arguments = {each.name: i for i, each in enumerate(function.signature.input_arg)}
+        scopes.append(_Scope(place, function.signature.name, function.node_def, arguments))
+    return scopes
+
+
+class _Flow:
+    """Where the names of files come from."""
+
+    def __init__(self, graph: Any, scopes: Sequence[_Scope]):
+        self._graph, self._scopes = graph, scopes
+        self._nodes: dict[int, dict[str, Any]] = {}
+        self._assets = {_node_of(each.tensor_info.name) for each in graph.asset_file_def}
+        self._saver = _node_of(graph.saver_def.filename_tensor_name)
+        for signature in graph.signature_def.values():
+            # Whoever calls a signature is not the one who loads the model.
+            given = {_node_of(each.name) for each in signature.inputs.values()}
+            self._assets -= given
+            self._saver = "" if self._saver in given else self._saver
+
+    def _named(self, scope: _Scope, tensor: str) -> Any:
+        """The node that gives a tensor."""
+        if scope.place not in self._nodes:
+            self._nodes[scope.place] = {node.name: node for node in scope.nodes}
+        return self._nodes[scope.place].get(_node_of(tensor))
+
+    @cached_property
+    def _calls(self) -> tuple[dict[str, list[tuple[_Scope, Any]]], set[str]]:
+        """Who calls each function; and those that are also used in ways that are not followed."""
+        library = self._graph.graph_def.library
+        names = Counter(scope.name for scope in self._scopes)
+        # Two functions of one name: which of them TensorFlow takes is not for us to guess.
+        tangled = {name for name, count in names.items() if count > 1}
+        tangled.update(each.gradient_func for each in library.gradient)
+        tangled.update(each.gradient_func for each in library.registered_gradients)
+        callers: dict[str, list[tuple[_Scope, Any]]] = {}
+        for scope in self._scopes:
+            for node in scope.nodes:
+                if node.op in names:
+                    callers.setdefault(node.op, []).append((scope, node))
+                for key, value in node.attr.items():
+                    called = [each.name for each in _functions_in(value)]
+                    if node.op in _CALLS and key == "f":
+                        for name in called:
+                            callers.setdefault(name, []).append((scope, node))
+                    else:  # a loop, a branch, a dataset: what it hands over is not followed
+                        tangled.update(called)
+        return callers, tangled
+
+    def is_honest(self, scope: _Scope, node: Any) -> bool:
+        """Whether the files of an operation are assets, or what the saver is told."""
+        saver = node.op in dangerous.CHECKPOINTS
+        places = (
+            dangerous.CHECKPOINTS[node.op]
+            if saver
+            else dangerous.TABLE_FILES[dangerous.plain_name(node.op)]
+        )
+        inputs = _inputs(node)
+        return all(
+            place < len(inputs) and self._is_from(saver, scope, inputs[place], set())
+            for place in places
+        )
+
+    def _is_from(self, saver: bool, scope: _Scope, tensor: str, seen: set[tuple[int, str]]) -> bool:
+        name = _node_of(tensor)
+        if (scope.place, name) in seen:
+            return True  # a circle adds nothing
+        seen.add((scope.place, name))
+        if name in scope.arguments:
+            return self._argument_is_from(saver, scope, scope.arguments[name], seen)
+        node = self._named(scope, tensor)
+        if node is None:
+            return False
+        if not scope.place and name in ({self._saver} if saver else self._assets):
+            return self._is_fed(node)
+        inputs = _inputs(node)
+        if node.op in _SAME and _output(tensor) < len(inputs):
+            return self._is_from(saver, scope, inputs[_output(tensor)], seen)
+        if not saver and node.op == "ReadVariableOp" and not scope.place and inputs:
+            return self._is_assigned_from(_node_of(inputs[0]), seen)
+        if not saver or not inputs:
+            return False
+        # The saver puts a path together: of what it is told, and of words that add to its end.
+        if node.op == "ShardedFilename":
+            return self._is_from(saver, scope, inputs[0], seen)
+        if node.op == "StringJoin":
+            first, *rest = inputs
+            return self._is_from(saver, scope, first, seen) and all(
+                self._is_word(scope, each) for each in rest
+            )
+        if node.op == "Pack":
+            return all(self._is_from(saver, scope, each, seen) for each in inputs)
+        return False
+
+    def _is_assigned_from(self, name: str, seen: set[tuple[int, str]]) -> bool:
+        """Whether a variable of the graph never holds anything but assets.
+
+        TensorFlow feeds the path of an asset once, and keeps it in such a one.
+        """
+        graph = self._scopes[0]
+        handle = self._named(graph, name)
+        if handle is None or handle.op != "VarHandleOp":
+            return False
+        shared = _shared_name(handle)
+        for scope in self._scopes:
+            for node in scope.nodes:
+                other = scope.place or node.name != name
+                if node.op == "VarHandleOp" and other and _shared_name(node) == shared:
+                    return False  # the same variable by another name
+        for node in graph.nodes:
+            inputs = _inputs(node)
+            if name not in map(_node_of, inputs) or node.op in _LOOKS_AT_VARIABLE:
+                continue
+            if node.op != "AssignVariableOp" or len(inputs) != 2 or _node_of(inputs[1]) == name:
+                return False  # what else may be done with it is not followed
+            if not self._is_from(False, graph, inputs[1], seen):
+                return False
+        return True
+
+    def _argument_is_from(
+        self, saver: bool, scope: _Scope, place: int, seen: set[tuple[int, str]]
+    ) -> bool:
+        callers, tangled = self._calls
+        if scope.name in tangled or not self._is_bound(saver, scope, place):
+            return False
+        for caller, node in callers.get(scope.name, ()):
+            inputs = _inputs(node)
+            if place >= len(inputs) or not self._is_from(saver, caller, inputs[place], seen):
+                return False
+        return True
+
+    def _is_bound(self, saver: bool, scope: _Scope, place: int) -> bool:
+        """Whether the object that calls a function, if any, hands it an asset there."""
+        objects = self._graph.object_graph_def
+        if scope.name not in objects.concrete_functions:
+            return True
+        bound = objects.concrete_functions[scope.name].bound_inputs
+        captured = place - (len(scope.arguments) - len(bound))
+        if saver or captured < 0:
+            return False
+        return objects.nodes[bound[captured]].WhichOneof("kind") == "asset"
+
+    def _is_fed(self, node: Any) -> bool:
+        """Whether the one who loads the model says the path; a default names no folder."""
+        if node.op == "Placeholder":
+            return True
+        default = _inputs(node)[:1]
+        return node.op == "PlaceholderWithDefault" and all(
+            self._is_word(self._scopes[0], each, alone=True) for each in default
+        )
+
+    def _is_word(self, scope: _Scope, tensor: str, alone: bool = False, depth: int = 0) -> bool:
+        """Whether this is text that stands in the graph, and leads nowhere else."""
+        node = self._named(scope, tensor)
+        if node is None or depth > _DEEPEST:
+            return False
+        inputs = _inputs(node)
+        if node.op in ("Select", "SelectV2") and len(inputs) == 3:
+            return all(self._is_word(scope, each, alone, depth + 1) for each in inputs[1:])
+        if node.op in _SAME and _output(tensor) < len(inputs):
+            return self._is_word(scope, inputs[_output(tensor)], alone, depth + 1)
+        if node.op != "Const":
+            return False
+        values = node.attr["value"].tensor.string_val
+        return bool(values) and not any(
+            _LEADS_AWAY.search(each) or (alone and b"/" in each) for each in values
+        )
+
+
+def _functions_in(attribute: Any) -> Iterable[Any]:
+    kind = attribute.WhichOneof("value")
+    if kind == "func":
+        return (attribute.func,)
+    return attribute.list.func if kind == "list" else ()
+
+
+def _shared_name(handle: Any) -> bytes:
+    shared = handle.attr["shared_name"].s if "shared_name" in handle.attr else b""
+    return shared or handle.name.encode()
+
+
+def _inputs(node: Any) -> list[str]:
+    return [each for each in node.input if not each.startswith("^")]
+
+
+def _node_of(tensor: str) -> str:
+    return tensor.removeprefix("^").partition(":")[0]
+
+
+def _output(tensor: str) -> int:
+    """The number of an output: of ``name``, ``name:1`` or ``name:output:1``."""
+    last = tensor.rpartition(":")[2]
+    return int(last) if ":" in tensor and last.isdigit() else 0

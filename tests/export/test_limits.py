@@ -1,0 +1,335 @@
+"""Files made to fill the memory, to wait for ever, or to raise what nobody expects."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tracemalloc
+import zipfile
+
+import pytest
+
+from pax_export._errors import ExportPathError
+from pax_export.cli import main
+from pax_export.export import Report, load, spec, to_saved_model, to_stablehlo, to_tflite
+from pax_export.export.artifact import embedded, limits
+from pax_export.export.artifact.dimensions import RandomInput, choose, random_calls
+from tests.export.models import affine, affine_params, random
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An export of each kind."""
+    path, model = tmp_path_factory.mktemp("whole"), (affine_params(), affine)
+    to_saved_model(model, path / "saved", spec("n, 3"), validate=False)
+    to_stablehlo(model, path / "bundle", spec("n, 3"), platforms=("cpu",), validate=False)
+    to_tflite(model, path / "m.tflite", spec("2, 3"), validate=False)
+    return path
+
+
+def refused(path):
+    """The error of reading a report, and how much memory it took."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ExportPathError) as caught:
+            Report.read(path)
+        return caught.value, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_bomb_behind_a_model(tmp_path):
+    """230 kB of a file became 5.8 GiB of memory."""
+    with zipfile.ZipFile(tmp_path / "m.tflite", "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open(embedded.NAME, "w", force_zip64=True) as entry:
+            for _ in range(230):
+                entry.write(b"[[" * (1 << 19))
+    assert (tmp_path / "m.tflite").stat().st_size < 500_000
+    error, memory = refused(tmp_path / "m.tflite")
+    assert error.what == "The report of this export cannot be read."
+    assert error.got == "ValueError('a report of such a size is none')"
+    assert memory < 4 * limits.BYTES
+
+
+def test_a_bomb_of_values(tmp_path):
+    (tmp_path / "pax_export.json").write_text("[" + "{}," * (limits.VALUES + 1) + "{}]")
+    error, memory = refused(tmp_path)
+    assert error.got == "ValueError('a report of so many values is none')"
+    assert memory < 4 * limits.BYTES
+
+
+def test_a_report_of_any_size(tmp_path):
+    with (tmp_path / "pax_export.json").open("wb") as file:
+        file.truncate(1 << 40)  # of nothing: it takes no room on the disk
+    error, memory = refused(tmp_path)
+    assert f"it has {1 << 40} bytes, and {limits.BYTES} are the most that is read" in error.got
+    assert memory < 1 << 20
+
+
+def test_a_report_that_waits_for_ever(tmp_path):
+    os.mkfifo(tmp_path / "pax_export.json")
+    assert "this is no regular file" in refused(tmp_path)[0].got
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, "[]", "3", "null", '{"format": 1}', "", "\x00", "{",
+     '{"format": [1]}', '{"format": 1e999}', '{"format": ' + "9" * 5000 + "}"],
+)  # fmt: skip
+def test_reports_of_no_kind(tmp_path, text):
+    (tmp_path / "pax_export.json").write_text(text)
+    assert refused(tmp_path)[0].what == "The report of this export cannot be read."
+
+
+def test_a_report_that_is_no_text(tmp_path):
+    (tmp_path / "pax_export.json").write_bytes(b"\xff\xfe\xfd")
+    assert "UnicodeDecodeError" in refused(tmp_path)[0].got
+
+
+def test_fields_without_end(tmp_path):
+    """A message of three million fields, two bytes each; and one field that says it is huge."""
+    (tmp_path / "a.onnx").write_bytes(b"\x08\x01" * 3_000_000)
+    assert refused(tmp_path / "a.onnx")[0].what == "There is no export of pax_export here."
+    entry = b"\x0a\x0fpax_export.json\x12" + b"\xff" * 8 + b"\x7f" + b"x"
+    (tmp_path / "b.onnx").write_bytes(b"\x72" + bytes([len(entry)]) + entry)
+    assert refused(tmp_path / "b.onnx")[0].what == "The report of this export cannot be read."
+
+
+def test_a_field_larger_than_a_report(tmp_path):
+    length = limits.BYTES + 1
+    varint = bytes([length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14 & 0x7F | 0x80,
+                    length >> 21 & 0x7F])  # fmt: skip
+    with (tmp_path / "a.onnx").open("wb") as file:
+        file.write(b"\x72" + varint)
+        file.truncate(length + 100)
+    error, memory = refused(tmp_path / "a.onnx")
+    assert "a report of such a size is none" in error.got
+    assert memory < 1 << 20
+
+
+def test_an_archive_that_says_it_is_elsewhere(whole, tmp_path):
+    content = bytearray((whole / "m.tflite").read_bytes())
+    struct.pack_into("<L", content, len(content) - 6, 0xFFFFFFF0)  # where its list begins
+    (tmp_path / "m.tflite").write_bytes(content)
+    with pytest.raises(ExportPathError):
+        load(tmp_path / "m.tflite")
+
+
+# --- details of a bundle -----------------------------------------------------------------
+
+
+@pytest.fixture
+def bundle(whole, tmp_path):
+    """A bundle to be changed, with hashes that fit the change: its author made them."""
+    from pax_export._files import checksums
+
+    for file in (whole / "bundle").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+
+    def change(do, also=lambda: None):
+        report = json.loads((tmp_path / "pax_export.json").read_text())
+        do(report["details"])
+        (tmp_path / "pax_export.json").write_text(json.dumps(report))
+        also()
+        checksums.write(tmp_path)
+        return tmp_path
+
+    return change
+
+
+def function(details):
+    return details["functions"]["serving_default"]
+
+
+def absolute(path):
+    return lambda details: function(details).update(file=str(path / "serving_default"))
+
+
+def test_a_function_outside_of_the_folder_is_not_loaded(bundle, whole, tmp_path):
+    for name in (
+        os.path.relpath(whole / "bundle" / "serving_default", tmp_path),
+        str(whole / "bundle" / "serving_default"),
+        "..",
+        "a/b",
+        "",
+    ):
+        path = bundle(lambda details, name=name: function(details).update(file=name))
+        with pytest.raises(ExportPathError) as caught:
+            load(path)
+        assert "file is no name of a file" in caught.value.got
+
+
+def test_a_link_out_of_the_folder_is_not_followed(bundle, whole, tmp_path):
+    def link():
+        (tmp_path / "serving_default.jax_export").unlink()
+        (tmp_path / "serving_default.jax_export").symlink_to(
+            whole / "bundle" / "serving_default.jax_export"
+        )
+
+    with pytest.raises(ExportPathError) as caught:
+        load(bundle(lambda details: None, link))
+    assert caught.value.what == "A file of this bundle is a link to a file outside of it."
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["serving_default.jax_export", "weights.safetensors", "pax_export.json"],
+)
+def test_a_file_that_the_list_leaves_out_is_not_read(bundle, tmp_path, file):
+    path = bundle(lambda details: None)
+    lines = (path / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (path / "SHA256SUMS").write_text("".join(line for line in lines if file not in line))
+    if file.endswith("jax_export"):
+        for each in path.glob("*.mlirbc"):  # or the function would be made from these
+            each.unlink()
+        kept = (path / "SHA256SUMS").read_text().splitlines(keepends=True)
+        (path / "SHA256SUMS").write_text("".join(x for x in kept if "mlirbc" not in x))
+    with pytest.raises(ExportPathError) as caught:
+        load(path)
+    assert caught.value.got == file
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "x", "0" * 64, f"{'0' * 64}  a", f"{'0' * 64}  /etc/passwd\n",
+     f"{'0' * 64}  ../a\n", f"{'A' * 64}  a\n", f"{'0' * 64}  a\n{'0' * 64}  a\n"],
+)  # fmt: skip
+def test_a_list_that_is_none(bundle, text):
+    path = bundle(lambda details: None)
+    (path / "SHA256SUMS").write_text(text)
+    with pytest.raises(ExportPathError, match="The hashes of this bundle cannot be read"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda details: details.clear(),
+        lambda details: details.pop("vjp_order"),
+        lambda details: details.update(vjp_order="1"),
+        lambda details: details.update(vjp_order=-1),
+        lambda details: details.update(weights="elsewhere"),
+        lambda details: details.update(functions=[]),
+        lambda details: details.update(functions={}),
+        lambda details: details.update(sha256=3),
+        lambda details: function(details).pop("file"),
+        lambda details: function(details).update(file=3),
+        lambda details: function(details).update(operands=[["weight", "nobody"]]),
+        lambda details: function(details).update(operands=[]),
+        lambda details: function(details).update(results=[["output"]]),
+        lambda details: function(details).update(results=[]),
+        lambda details: function(details).update(kept=7),
+    ],
+)
+def test_details_of_no_kind(bundle, change):
+    with pytest.raises(ExportPathError, match="The report of this export cannot be read"):
+        load(bundle(change))
+
+
+def test_a_function_with_other_operands_than_the_report_says(bundle, tmp_path, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other") / "bundle"
+    to_stablehlo(
+        ({}, lambda params, x: x), other, spec("n, 3"), platforms=("cpu",),
+        validate=False,
+    )  # fmt: skip
+    foreign = (other / "serving_default.jax_export").read_bytes()
+
+    def swap():
+        (tmp_path / "serving_default.jax_export").write_bytes(foreign)
+
+    with pytest.raises(ExportPathError) as caught:
+        load(bundle(lambda details: None, swap))
+    assert caught.value.what == "A function of this bundle is another than its report says."
+    assert caught.value.got == "1 operands and 1 results"
+
+
+# --- files with their report in them -----------------------------------------------------
+
+
+def test_a_file_has_a_hash_that_is_not_shown(whole):
+    report = Report.read(whole / "m.tflite")
+    assert len(report.details["sha256"]) == 64
+    assert "sha256" not in str(report)
+
+
+def test_a_changed_weight_is_found(whole, tmp_path):
+    content = bytearray((whole / "m.tflite").read_bytes())
+    place = content.find(struct.pack("<f", 1.0) * 4)  # the bias
+    content[place + 3] ^= 0x40
+    (tmp_path / "m.tflite").write_bytes(content)
+    with pytest.raises(ExportPathError) as caught:
+        load(tmp_path / "m.tflite")
+    assert caught.value.what == "This file is not as it was written: damaged, cut short or changed."
+    assert caught.value.write == "a copy of the file, as it was written"
+
+
+def test_a_file_without_a_hash_loads(whole, tmp_path):
+    content = (whole / "m.tflite").read_bytes()
+    report = json.loads(embedded.read(whole / "m.tflite"))
+    del report["details"]["sha256"]
+    model = content[: content.rindex(b"PK\x03\x04")]
+    (tmp_path / "m.tflite").write_bytes(model)
+    embedded.append_zip(tmp_path / "m.tflite", json.dumps(report))
+    assert load(tmp_path / "m.tflite")(random(2, 3)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("append", [embedded.append_zip, embedded.append_field])
+def test_every_byte_around_a_report_is_known(tmp_path, append):
+    from pax_export._files import checksums
+
+    file = tmp_path / "model"
+    file.write_bytes(b"\x08\x07")
+    digest, text = checksums.digest(file), json.dumps({"a": "b" * 300})
+    append(file, text)
+    assert embedded.read(file) == text
+    assert embedded.is_whole(file, text, digest)
+    content = file.read_bytes()
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 8
+        file.write_bytes(changed)
+        try:
+            found = embedded.read(file)
+        except (ValueError, OSError):
+            continue
+        assert found is None or not embedded.is_whole(file, found, digest), at
+
+
+def test_the_archive_is_one_for_everybody(whole, tmp_path):
+    with zipfile.ZipFile(whole / "m.tflite") as archive:
+        assert archive.testzip() is None
+        (entry,) = archive.infolist()
+        assert (entry.filename, entry.compress_type) == ("pax_export.json", zipfile.ZIP_STORED)
+    (tmp_path / "plain").write_bytes(b"model")
+    embedded.append_zip(tmp_path / "plain", "{}")
+    with zipfile.ZipFile(tmp_path / "plain", "a") as archive:
+        archive.writestr("more", "x")
+    assert embedded.read(tmp_path / "plain") == "{}"
+
+
+# --- what validate is asked to try -------------------------------------------------------
+
+
+def test_a_report_without_signatures_is_not_valid(whole, tmp_path, capsys):
+    report = json.loads((whole / "saved" / "pax_export.json").read_text())
+    (tmp_path / "saved_model.pb").write_bytes((whole / "saved" / "saved_model.pb").read_bytes())
+    (tmp_path / "pax_export.json").write_text(json.dumps({**report, "signatures": {}}))
+    assert main(["validate", str(tmp_path), "--json"]) == 1
+    out, error = capsys.readouterr()
+    assert json.loads(out) == {"valid": False, "checks": []}
+    assert "The export is not valid. " in error
+    assert "a report without signatures, so nothing could be called" in error
+
+
+def test_inputs_of_any_size_are_not_made():
+    import numpy as np
+
+    huge = {"x": RandomInput((1 << 40, "n"), np.dtype("float32"))}
+    with pytest.raises(ValueError, match="elements are too many to try"):
+        list(random_calls(huge, most=1 << 28))
+
+
+def test_constraints_of_any_number_end():
+    constraints = [f"n >= {number}" for number in range(200_000)] + ["n <= 0"]
+    assert choose([("n",)], constraints) == []

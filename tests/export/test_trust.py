@@ -1,0 +1,542 @@
+"""A SavedModel is a program: what it would do is read before it can do it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pax_export._errors import ExportPathError, UntrustedExportError
+from pax_export.export import load, retarget, spec, to_saved_model
+from pax_export.export.artifact import dangerous_operations
+from pax_export.export.artifact.screening import screen
+from tests.export.models import affine, affine_params, random
+
+
+@pytest.fixture(scope="module")
+def tf():
+    return pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    path = tmp_path_factory.mktemp("honest") / "model"
+    to_saved_model((affine_params(), affine), path, spec("n, 3"), validate=False)
+    return path
+
+
+@pytest.fixture
+def model(honest, tmp_path):
+    """An export of ours, to be changed."""
+    shutil.copytree(honest, tmp_path / "model")
+    (tmp_path / "model" / "SHA256SUMS").unlink()  # who changes it would change this, too
+    return tmp_path / "model"
+
+
+def changed(path, change):
+    """Changes the graph of a SavedModel."""
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    message = SavedModel()
+    message.ParseFromString((path / "saved_model.pb").read_bytes())
+    change(message)
+    (path / "saved_model.pb").write_bytes(message.SerializeToString())
+    return path
+
+
+def add(nodes, operation, *inputs, name="evil"):
+    node = nodes.add(op=operation, name=name)
+    node.input.extend(inputs)
+    return node
+
+
+# --- what runs as soon as it is loaded ---------------------------------------------------
+
+
+def writes(tf, target):
+    """A model whose initializer writes a file."""
+
+    class Resource(tf.saved_model.experimental.TrackableResource):
+        def _create_resource(self):
+            return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64)
+
+        def _initialize(self):
+            tf.io.write_file(str(target), "x")
+
+    module = tf.Module()
+    module.resource = Resource()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")])
+    def function(x):
+        size = tf.raw_ops.LookupTableSizeV2(table_handle=module.resource.resource_handle)
+        return {"output": x + tf.cast(size, x.dtype)}
+
+    module.function = function
+    return module
+
+
+@pytest.fixture
+def writer(tf, honest, tmp_path):
+    """A SavedModel that writes a file when it is loaded, beside a report of ours."""
+    target, path = tmp_path / "written", tmp_path / "writer"
+    made = writes(tf, target)
+    tf.saved_model.save(made, str(path), signatures=made.function)
+    shutil.copy(honest / "pax_export.json", path)
+    target.unlink(missing_ok=True)
+    return path, target
+
+
+def test_a_program_that_writes_when_it_is_loaded_is_refused_before(writer):
+    path, target = writer
+    with pytest.raises(UntrustedExportError) as caught:
+        load(path)
+    assert not target.exists()
+    assert caught.value.what == (
+        "This SavedModel is a program that touches files, processes or the network."
+    )
+    assert caught.value.where == str(path)
+    assert caught.value.got.startswith("WriteFile in __inference")
+    assert caught.value.write == "trusted=True, if you know who made it, and want it to do this"
+    with pytest.raises(ExportPathError):  # it is no export of ours, but it is let through
+        load(path, trusted=True)
+    assert target.exists()
+
+
+def test_retarget_runs_no_such_program(writer):
+    path, target = writer
+    with pytest.raises((UntrustedExportError, ExportPathError)):
+        retarget(path, out=path.parent / "mended")
+    assert not target.exists()
+
+
+# --- wherever it stands ------------------------------------------------------------------
+
+
+def in_graph(message):
+    add(message.meta_graphs[0].graph_def.node, "ReadFile")
+
+
+def in_function(message):
+    add(message.meta_graphs[0].graph_def.library.function[-1].node_def, "PyFunc")
+
+
+def in_uncalled_function(message):
+    function = message.meta_graphs[0].graph_def.library.function.add()
+    function.signature.name = "never_called"
+    add(function.node_def, "WriteFile")
+
+
+def in_gradient(message):
+    library = message.meta_graphs[0].graph_def.library
+    function = library.function.add()
+    function.signature.name = "gradient"
+    add(function.node_def, "EagerPyFunc")
+    library.registered_gradients.add(gradient_func="gradient", registered_op_type="CustomGradient")
+
+
+def in_second_graph(message):
+    add(message.meta_graphs.add().graph_def.node, "MatchingFiles")
+
+
+def in_dataset(message):
+    """A whole graph as the bytes of a constant, which only this operation can run."""
+    add(message.meta_graphs[0].graph_def.node, "DatasetFromGraph")
+
+
+def in_attribute(message):
+    node = add(message.meta_graphs[0].graph_def.node, "DecodeProtoV2")
+    node.attr["descriptor_source"].s = b"/etc/passwd"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [in_graph, in_function, in_uncalled_function, in_gradient, in_second_graph, in_dataset,
+     in_attribute],
+)  # fmt: skip
+def test_it_is_found_wherever_it_stands(model, place):
+    changed(model, place)
+    with pytest.raises(UntrustedExportError):
+        load(model)
+
+
+def test_many_are_counted(model):
+    def many(message):
+        for number in range(8):
+            function = message.meta_graphs[0].graph_def.library.function.add()
+            function.signature.name = f"evil_{number}"
+            add(function.node_def, "ReadFile")
+
+    with pytest.raises(UntrustedExportError) as caught:
+        load(changed(model, many))
+    assert caught.value.got.endswith("ReadFile in evil_4, and 3 more")
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["ReadFile", "WriteFile", "PrintV2", "PyFunc", "EagerPyFunc", "PyFuncStateless", "Abort",
+     "ExperimentalSqlDataset", "TFRecordDatasetV2", "DataServiceDatasetV4", "SnapshotDatasetV2",
+     "DebugIdentityV3", "_Send", "RemoteCall", "ImmutableConst", "TextLineReaderV2",
+     "CreateSummaryFileWriter", "SaveSlices", "Restore", "DatasetFromGraph", "IO>ReadParquet",
+     "FileSystemSetConfiguration", "CollectiveReduceV2"],
+)  # fmt: skip
+def test_what_touches_the_world_is_dangerous(operation):
+    assert dangerous_operations.is_dangerous(operation)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["MatMul", "XlaCallModule", "StatefulPartitionedCall", "ReadVariableOp", "HashTableV2",
+     "LookupTableImportV2", "LookupTableExportV2", "RestoreV2", "SaveV2", "ShardedFilename",
+     "TensorArrayWriteV3", "DecodeJpeg", "DeepCopy", "Fingerprint", "Assert", "RngReadAndSkip"],
+)  # fmt: skip
+def test_what_computes_is_not(operation):
+    assert not dangerous_operations.is_dangerous(operation)
+
+
+def test_the_list_knows_the_operations_that_there_are(tf):
+    names = {dangerous_operations.plain_name(name) for name in dir(tf.raw_ops)}
+    missing = dangerous_operations._NAMES - names
+    assert missing <= {  # of other packages, and of what runs graphs
+        "HostSend", "HostRecv", "BigQueryReader", "TRTEngineOp", "InitializeTRTResource",
+        "RemoteFusedGraphExecute", "Skipgram",
+    }  # fmt: skip
+
+
+# --- what honest models do ---------------------------------------------------------------
+
+
+def test_an_export_of_ours_loads_and_so_does_one_that_says_how_often_it_can_be_differentiated(
+    tmp_path,
+):
+    to_saved_model(
+        (affine_params(), affine), tmp_path / "m", spec("n, 3"), trainable=True, vjp_order=2,
+        validate=False,
+    )  # fmt: skip
+    assert load(tmp_path / "m")(random(2, 3)).shape == (2, 4)
+
+
+def vocabulary(tf, file):
+    table = tf.lookup.StaticVocabularyTable(tf.lookup.TextFileInitializer(
+        str(file), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE,
+        tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER,
+    ), num_oov_buckets=1)  # fmt: skip
+    return lambda text: tf.cast(table.lookup(text), tf.int32)
+
+
+@pytest.fixture
+def words(tf, tmp_path):
+    """An export of ours with a vocabulary, which TensorFlow saved, with its saver."""
+    (tmp_path / "words.txt").write_text("good\nbad\nfilm\n")
+    to_saved_model(
+        ({"score": jnp.arange(4.0)}, lambda params, tokens: params["score"][tokens]),
+        tmp_path / "words",
+        spec("n", "int32"),
+        preprocess=vocabulary(tf, tmp_path / "words.txt"),
+        preprocess_inputs=spec("n", "string"),
+        validate=False,
+    )
+    (tmp_path / "words.txt").unlink()
+    return tmp_path / "words"
+
+
+def test_a_vocabulary_and_the_saver_of_tensorflow_are_let_through(words):
+    assert load(words)(["bad", "unknown"]).tolist() == [1.0, 3.0]
+
+
+def test_tables_and_keras_like_variables_are_let_through(tf, tmp_path):
+    module = tf.Module()
+    module.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    module.table.insert(["a"], [1])
+    module.v = tf.Variable(2.0)
+    module.f = tf.function(
+        lambda x: module.table.lookup(x), input_signature=[tf.TensorSpec([None], tf.string)]
+    )
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.f)
+    screen(tmp_path / "m")
+
+
+def test_what_jax2tf_wrote_is_let_through(tf, tmp_path):
+    from jax.experimental import jax2tf
+
+    module = tf.Module()
+    module.v = tf.Variable(np.ones(3, np.float32))
+    module.f = tf.function(
+        jax2tf.convert(jax.lax.erf, polymorphic_shapes=["batch, 3"]),
+        input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")],
+        autograph=False,
+    )
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.f, options=options)
+    screen(tmp_path / "m")
+
+
+# --- what looks honest -------------------------------------------------------------------
+
+
+def each_node(message, operation):
+    (graph,) = message.meta_graphs
+    for function in graph.graph_def.library.function:
+        for node in function.node_def:
+            if node.op == operation:
+                yield function, node
+
+
+def constant(nodes, text):
+    node = add(nodes, "Const", name="elsewhere")
+    node.attr["value"].tensor.string_val.append(text)
+    node.attr["value"].tensor.dtype = node.attr["dtype"].type = 7
+    return node
+
+
+def test_a_vocabulary_that_is_no_asset(words):
+    def point_elsewhere(message):
+        ((function, node),) = each_node(message, "InitializeTableFromTextFileV2")
+        constant(function.node_def, b"/etc/passwd")
+        node.input[1] = "elsewhere:output:0"
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, point_elsewhere))
+
+
+def test_a_vocabulary_that_a_caller_names(words):
+    """The function is honest, and whoever calls it hands it another file."""
+
+    def call(message):
+        (graph,) = message.meta_graphs
+        ((function, _),) = each_node(message, "InitializeTableFromTextFileV2")
+        constant(graph.graph_def.node, b"/etc/passwd")
+        inputs = ["elsewhere:0"] * len(function.signature.input_arg)
+        add(graph.graph_def.node, function.signature.name, *inputs)
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, call))
+
+
+def in_a_variable(graph):
+    """The variable that holds the path of the asset is given another one."""
+    add(graph.node, "AssignVariableOp", "Variable", "elsewhere")
+
+
+def in_a_variable_of_the_same_name(graph):
+    (handle,) = (each for each in graph.node if each.name == "Variable")
+    graph.node.add().CopyFrom(handle)
+    graph.node[-1].name = "Other"
+    add(graph.node, "AssignVariableOp", "Other", "elsewhere")
+
+
+@pytest.mark.parametrize("place", [in_a_variable, in_a_variable_of_the_same_name])
+def test_a_vocabulary_whose_path_is_exchanged(words, place):
+    def exchange(message):
+        graph = message.meta_graphs[0].graph_def
+        constant(graph.node, b"/etc/passwd")
+        place(graph)
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, exchange))
+
+
+def test_a_vocabulary_that_is_fed_by_whoever_calls(words):
+    def serve(message):
+        graph = message.meta_graphs[0]
+        signature = graph.signature_def["serving_default"]
+        signature.inputs["file"].name = graph.asset_file_def[0].tensor_info.name
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, serve))
+
+
+def test_an_asset_that_has_a_value_of_its_own(words):
+    """A loader feeds the tensor of an asset once; who runs it later gets what stands there."""
+
+    def fix(message):
+        graph = message.meta_graphs[0]
+        constant(graph.graph_def.node, b"/etc/passwd")
+        graph.asset_file_def[0].tensor_info.name = "elsewhere:0"
+        (assign,) = (n for n in graph.graph_def.node if n.op == "AssignVariableOp")
+        assign.input[1] = "elsewhere"
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, fix))
+
+
+def test_a_function_by_the_name_of_an_operation(model):
+    def shadow(message):
+        function = message.meta_graphs[0].graph_def.library.function.add()
+        function.signature.name = "Identity"
+
+    with pytest.raises(UntrustedExportError, match="a function called Identity"):
+        load(changed(model, shadow))
+
+
+def looped(message):
+    """A loop or a branch hands its own inputs to the function."""
+    ((function, _),) = each_node(message, "InitializeTableFromTextFileV2")
+    node = add(message.meta_graphs[0].graph_def.node, "StatelessIf")
+    node.attr["then_branch"].func.name = function.signature.name
+
+
+def twice(message):
+    ((function, _),) = each_node(message, "InitializeTableFromTextFileV2")
+    message.meta_graphs[0].graph_def.library.function.add().CopyFrom(function)
+
+
+def differentiated(message):
+    ((function, _),) = each_node(message, "InitializeTableFromTextFileV2")
+    library = message.meta_graphs[0].graph_def.library
+    library.gradient.add(function_name="f", gradient_func=function.signature.name)
+
+
+@pytest.mark.parametrize("use", [looped, twice, differentiated])
+def test_a_vocabulary_whose_reader_is_used_in_other_ways(words, use):
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        load(changed(words, use))
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "..\\secret"])
+def test_an_asset_that_lies_elsewhere(words, name):
+    def rename(message):
+        message.meta_graphs[0].asset_file_def[0].filename = name
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="a vocabulary at "):
+        load(changed(words, rename))
+
+
+def test_an_asset_that_is_a_link(words, tmp_path):
+    (words / "SHA256SUMS").unlink()
+    (asset,) = (words / "assets").iterdir()
+    asset.unlink()
+    (tmp_path / "secret").write_text("secret\n")
+    asset.symlink_to(tmp_path / "secret")
+    with pytest.raises(UntrustedExportError, match="a vocabulary at "):
+        load(words)
+
+
+@pytest.mark.parametrize("operation", ["RestoreV2", "SaveV2", "MergeV2Checkpoints"])
+def test_a_saver_that_chooses_its_own_path(words, operation):
+    def point_elsewhere(message):
+        function, node = next(each_node(message, operation))
+        constant(function.node_def, b"/etc/cron.d/evil")
+        node.input[0] = "elsewhere:output:0"
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match=operation):
+        load(changed(words, point_elsewhere))
+
+
+def test_a_saver_in_a_signature(model):
+    """Whoever calls the signature would say which file is read."""
+
+    def serve(message):
+        (graph,) = message.meta_graphs
+        graph.signature_def["serving_default"].inputs["file"].name = "saver/file:0"
+
+    with pytest.raises(UntrustedExportError, match="RestoreV2 in the graph"):
+        load(changed(model, serve))
+
+
+def test_a_path_that_leads_away_at_its_end(words):
+    def lead_away(message):
+        for _, node in each_node(message, "Const"):
+            values = node.attr["value"].tensor.string_val
+            if any(b"part" in each for each in values):
+                values[0] = b"/../../../etc/cron.d/part"
+
+    (words / "SHA256SUMS").unlink()
+    with pytest.raises(UntrustedExportError, match="SaveV2"):
+        load(changed(words, lead_away))
+
+
+def test_a_graph_of_another_kind_is_no_way_around(model):
+    """TensorFlow reads text where there is no binary file."""
+    (model / "saved_model.pb").rename(model / "saved_model.pbtxt")
+    with pytest.raises(ExportPathError, match="There is no SavedModel here"):
+        load(model)
+
+
+def test_a_graph_that_nobody_can_read(model):
+    (model / "saved_model.pb").write_bytes(b"\xff" * 100)
+    with pytest.raises(ExportPathError, match="The SavedModel cannot be read"):
+        load(model)
+
+
+def test_a_graph_that_waits_for_ever(model):
+    (model / "saved_model.pb").unlink()
+    os.mkfifo(model / "saved_model.pb")
+    with pytest.raises(ExportPathError, match="There is no SavedModel here") as caught:
+        load(model)
+    assert caught.value.got == "this is no regular file"
+
+
+# --- a folder that says how it was written -----------------------------------------------
+
+
+@pytest.fixture
+def listed(words):
+    return words
+
+
+def test_every_small_file_is_listed(listed):
+    names = {line.split("  ")[1] for line in (listed / "SHA256SUMS").read_text().splitlines()}
+    assert names == {
+        "saved_model.pb", "pax_export.json", "variables/variables.index", "assets/words.txt"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["saved_model.pb", "pax_export.json", "assets/words.txt"])
+def test_a_changed_file_is_named(listed, file):
+    content = bytearray((listed / file).read_bytes())
+    content[len(content) // 2] ^= 0x20
+    (listed / file).write_bytes(content)
+    with pytest.raises(ExportPathError) as caught:
+        load(listed)
+    assert Path(file).name in f"{caught.value.where} {caught.value.got}"
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "\n"])
+def test_an_empty_or_broken_list_is_refused(listed, text):
+    (listed / "SHA256SUMS").write_text(text)
+    with pytest.raises(ExportPathError, match="The hashes of this bundle cannot be read"):
+        load(listed)
+
+
+def test_a_list_without_the_graph_is_refused(listed):
+    lines = (listed / "SHA256SUMS").read_text().splitlines(keepends=True)
+    kept = "".join(line for line in lines if "saved_model.pb" not in line)
+    (listed / "SHA256SUMS").write_text(kept)
+    with pytest.raises(ExportPathError) as caught:
+        load(listed)
+    assert caught.value.what == (
+        "A file is to be read that SHA256SUMS does not list, so nobody knows what is in it."
+    )
+    assert caught.value.got == "saved_model.pb"
+
+
+def test_without_a_list_it_loads(listed):
+    (listed / "SHA256SUMS").unlink()
+    assert load(listed)(["film"]).tolist() == [2.0]
+
+
+def test_trust_is_no_reason_to_read_what_is_damaged(listed):
+    (listed / "assets" / "words.txt").write_text("bad\ngood\nfilm\n")
+    with pytest.raises(ExportPathError, match="not as it was written"):
+        load(listed, trusted=True)
+
+
+def test_retarget_writes_the_list_anew(honest, tmp_path):
+    retarget(honest, out=tmp_path / "mended", validate=False)
+    assert load(tmp_path / "mended")(random(2, 3)).shape == (2, 4)
+    report = json.loads((tmp_path / "mended" / "pax_export_retarget.json").read_text())
+    assert report["modules"]
