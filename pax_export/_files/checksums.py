@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
+from pax_export._files import file_types
 
 FILE = "SHA256SUMS"
 
@@ -27,12 +28,31 @@ def write(directory: Path, known: Mapping[str, str] | None = None) -> dict[str, 
     return sums
 
 
+def names(directory: Path) -> set[str] | None:
+    """The names of the files whose hashes a folder holds; None if it holds none."""
+    try:
+        return set(_parsed(_read(directory)))
+    except (OSError, ValueError):
+        return None
+
+
+def _read(directory: Path) -> str:
+    file = directory / FILE
+    if (kind := file_types.unusual(file)) is not None:
+        raise ValueError(f"it is {kind}")
+    return file.read_text(encoding="utf-8")
+
+
+def _parsed(text: str) -> dict[str, str]:
+    pairs = (line.split("  ", 1) for line in text.splitlines())
+    return {name: digest for digest, name in pairs}
+
+
 def check(directory: Path) -> str:
     """Compares all files with their hashes; returns one hash for the whole folder."""
     try:
-        text = (directory / FILE).read_text(encoding="utf-8")
-        pairs = (line.split("  ", 1) for line in text.splitlines())
-        expected = {name: digest for digest, name in pairs}
+        text = _read(directory)
+        expected = _parsed(text)
     except (OSError, ValueError) as error:
         raise ExportPathError(
             "The hashes of this bundle cannot be read.",

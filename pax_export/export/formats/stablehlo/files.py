@@ -28,6 +28,7 @@ from jax.interpreters import mlir
 from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._files import checksums
 from pax_export._files.directory import replaced
+from pax_export._files.replacing import now_in
 from pax_export._optional import require
 from pax_export.export.artifact.report import Report, package_versions, read_report, write_report
 from pax_export.export.formats.stablehlo.exported import Exported, Module, remade
@@ -204,7 +205,7 @@ def renew(path: str | os.PathLike[str]) -> Report:
             got=", ".join(missing),
             write="to_stablehlo again, with the model and its weights from weights.safetensors",
         )
-    with replaced(path, overwrite=True) as directory:
+    with replaced(path, now_in(path)) as directory:
         for file in path.iterdir():
             (directory / file.name).write_bytes(file.read_bytes())
         for key, exported in made.items():
