@@ -1,4 +1,13 @@
 """Writing files: a path in, out of it a file or folder that is there whole or not at all."""
 
-from pax_export._files import bounded, checksums, directory, disk, leftovers, single_file
+from pax_export._files import (
+    bounded,
+    checksums,
+    directory,
+    disk,
+    file_types,
+    leftovers,
+    replacing,
+    single_file,
+)
 from pax_export._files.sizes import bytes_text

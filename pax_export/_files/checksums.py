@@ -62,10 +62,22 @@ def write(
     return sums
 
 
+def names(directory: Path) -> set[str] | None:
+    """The names of the files whose hashes a folder holds; None if it holds none."""
+    try:
+        return set(_listed(_text(directory)))
+    except (OSError, ValueError):
+        return None
+
+
+def _text(directory: Path) -> str:
+    return bounded.read_bytes(directory / FILE, _LARGEST).decode()
+
+
 def check(directory: Path) -> Checked:
     """Compares all listed files with their hashes."""
     try:
-        text = bounded.read_bytes(directory / FILE, _LARGEST).decode()
+        text = _text(directory)
         expected = _listed(text)
     except (OSError, ValueError) as error:
         raise ExportPathError(

@@ -18,13 +18,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import disk, leftovers
+from pax_export._files import disk, file_types, leftovers, replacing
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 #: The place is not as it was a moment ago: another process saves to it, too.
 _CHANGED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)
 _TRIES = 100
+#: What is a pattern to TensorFlow, which looks for variables by patterns that begin with the path.
+_PATTERN = re.compile(r"[*?\\]|\[[^/]*\]")
 
 
 def place(path: str | os.PathLike[str]) -> Path:
@@ -39,21 +41,40 @@ def place(path: str | os.PathLike[str]) -> Path:
     if "\0" in text:
         raise unwritable(Path(text.replace("\0", "\\0")), "a path with a null character")
     given = Path(text)
-    if given.name in ("", ".."):
-        return given.resolve()
-    return given.parent.resolve() / given.name
+    try:
+        if given.name in ("", ".."):
+            return given.resolve()
+        return given.parent.resolve() / given.name
+    except (OSError, RuntimeError) as error:  # of links in a loop, as Python before 3.13 says it
+        raise unwritable(given, str(error)) from error
+
+
+def check_plain(path: Path) -> None:
+    """Refuses, by an ExportPathError, a path that TensorFlow takes for a pattern."""
+    if found := _PATTERN.search(str(path)):
+        raise ExportPathError(
+            "TensorFlow takes the path of a SavedModel for a pattern, and could not load it here.",
+            where=str(path),
+            got=f"a path with {found[0]}",
+            write="a path without * ? \\ and [...], in any of its directories",
+        )
 
 
 @contextmanager
-def replaced(path: str | os.PathLike[str], overwrite: bool, needed: int = 0) -> Iterator[Path]:
-    """Gives an empty directory that becomes ``path`` if the block succeeds."""
+def replaced(
+    path: str | os.PathLike[str], ours: replacing.Recognize | None, needed: int = 0
+) -> Iterator[Path]:
+    """Gives an empty directory that becomes ``path`` if the block succeeds.
+
+    It takes the place of what is recognised as `ours`, or of nothing at all.
+    """
     path = place(path)
-    leftovers.sweep(path)
-    check(path, overwrite)
+    leftovers.sweep(path.parent)
+    check(path, ours)
     with begun(path, needed) as temporary:
         yield temporary
         disk.sync(temporary)
-        _move(temporary, path, overwrite)
+        _move(temporary, path, ours)
         disk.sync_one(path.parent)
 
 
@@ -82,7 +103,7 @@ def begun(path: Path, needed: int) -> Iterator[Path]:
         raise
 
 
-def check(path: str | os.PathLike[str], overwrite: bool) -> None:
+def check(path: str | os.PathLike[str], ours: replacing.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take an export, before any work."""
     path = place(path)
     try:
@@ -91,15 +112,15 @@ def check(path: str | os.PathLike[str], overwrite: bool) -> None:
     except OSError as error:
         raise unwritable(path, error) from error
     if is_there:
-        if not overwrite:
+        if ours is None:
             raise taken(path)
-        _check_replaceable(path)
+        _check_replaceable(path, ours)
         parent = path.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise unwritable(path, f"{parent} is not a directory that can be written to")
+        raise unwritable(path, f"no directory that can be written to: {parent}")
 
 
-def _check_replaceable(path: Path) -> None:
+def _check_replaceable(path: Path, ours: replacing.Recognize) -> None:
     if path.is_symlink():
         raise ExportPathError(
             "This is a link, so it is not replaced.",
@@ -111,6 +132,7 @@ def _check_replaceable(path: Path) -> None:
         raise ExportPathError(
             "This is no directory, so it is not overwritten.",
             where=str(path),
+            got=file_types.unusual(path) or "a file",
             write="the path of a directory",
         )
     if Path.cwd().is_relative_to(path) or path.is_mount():
@@ -120,6 +142,12 @@ def _check_replaceable(path: Path) -> None:
             where=str(path),
             write="a directory in it",
         )
+    try:
+        replacing.check_folder(path, ours)
+    except ExportPathError:
+        raise
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def _make_parents(path: Path, made: list[Path]) -> None:
@@ -129,15 +157,16 @@ def _make_parents(path: Path, made: list[Path]) -> None:
             made.append(parent)
 
 
-def _move(temporary: Path, path: Path, overwrite: bool) -> None:
+def _move(temporary: Path, path: Path, ours: replacing.Recognize | None) -> None:
     """Gives the directory its name; of several processes that do so, the last one wins."""
     error: OSError | None = None
     for _ in range(_TRIES):  # what is at the place may change between two looks at it
         try:
             if not path.exists():
                 return rename_to_nothing(temporary, path)
-            if not overwrite:
+            if ours is None:
                 raise taken(path)
+            replacing.check_folder(path, ours)  # somebody may have put a file there meanwhile
             if _rename2(temporary, path, _RENAME_EXCHANGE):
                 return None
             return _replace_in_two_steps(temporary, path)

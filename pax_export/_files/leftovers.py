@@ -9,9 +9,10 @@ is removed.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
-import string
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,16 +29,23 @@ OLD = ".old"
 
 _RANDOM = 6
 _TRIES = 100
+#: ``.NAME.RANDOM.part``, where NAME is what is being written.
+_NAME = re.compile(
+    rf"\.(?P<of>.+)\.[0-9a-f]{{{2 * _RANDOM}}}(?P<suffix>{re.escape(PART)}|{re.escape(OLD)})",
+    re.DOTALL,
+)
+#: What computations leave for a while where the system keeps such things.
+_SCRATCH = "pax_export"
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[Path]:
+def claimed(path: Path, mode: int = 0o777) -> Iterator[Path]:
     """Gives a new hidden directory beside a path, ours until the block ends.
 
     What has this name at the end is removed: unfinished work, or what the work
     has taken the place of.
     """
-    temporary, lock = _claim(path)
+    temporary, lock = _claim(path, mode)
     try:
         yield temporary
     finally:
@@ -45,10 +53,22 @@ def claimed(path: Path) -> Iterator[Path]:
         _release(lock)
 
 
-def _claim(path: Path) -> tuple[Path, int | None]:
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Gives an empty directory for a computation, which nobody else may read.
+
+    It lies where the system keeps such things, and those of killed processes go first.
+    """
+    folder = Path(tempfile.gettempdir())
+    sweep(folder)
+    with claimed(folder / _SCRATCH, mode=0o700) as temporary:
+        yield temporary
+
+
+def _claim(path: Path, mode: int) -> tuple[Path, int | None]:
     for _ in range(_TRIES):
         temporary = path.parent / f".{path.name}.{secrets.token_hex(_RANDOM)}{PART}"
-        temporary.mkdir()
+        temporary.mkdir(mode)
         try:
             lock = _lock(temporary)
         except (FileNotFoundError, BlockingIOError):
@@ -91,25 +111,18 @@ def _release(lock: int | None) -> None:
         os.close(lock)
 
 
-def sweep(path: Path) -> None:
-    """Removes what killed saves to this path left; an old export without heir comes back."""
-    with suppress(OSError):  # of a parent that is not there, or may not be read
-        names = os.listdir(path.parent)
-        for suffix in (OLD, PART):
-            for name in names:
-                if _is_leftover(name, path.name, suffix):
-                    with suppress(OSError):
-                        _remove(path.parent / name, path)
-
-
-def _is_leftover(name: str, of: str, suffix: str) -> bool:
-    start = f".{of}."
-    random = name[len(start) : -len(suffix)]
-    is_ours = name.startswith(start) and name.endswith(suffix)
-    return is_ours and len(random) == 2 * _RANDOM and set(random) <= set(string.hexdigits)
+def sweep(folder: Path) -> None:
+    """Removes what killed saves left in a folder; an old export without heir comes back."""
+    with suppress(OSError):  # of a folder that is not there, or may not be read
+        found = [match for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+        for match in sorted(found, key=lambda each: each["suffix"]):  # the old ones come first
+            with suppress(OSError):
+                _remove(folder / match[0], folder / match["of"])
 
 
 def _remove(leftover: Path, path: Path) -> None:
+    if leftover.lstat().st_uid != os.geteuid():
+        return  # in a folder for everybody, anybody may have put it there
     lock = _lock(leftover)
     try:
         if leftover.suffix == OLD and not os.path.lexists(path):

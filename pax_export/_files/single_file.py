@@ -12,52 +12,70 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import directory, disk, leftovers
+from pax_export._files import directory, disk, leftovers, replacing
+
+_TRIES = 100
 
 
-def check(path: Path, overwrite: bool) -> None:
+def check(path: Path, ours: replacing.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take a file, before any work is done."""
+    try:
+        _check(path, ours)
+    except ExportPathError:
+        raise
+    except OSError as error:
+        raise directory.unwritable(path, error) from error
+
+
+def _check(path: Path, ours: replacing.Recognize | None) -> None:
     if path.is_dir() or path.name in ("", ".."):
         raise ExportPathError(
             "This export is one file, and there is a directory.",
             where=str(path),
             write=f"the path of a file, e.g. {path / 'model'}",
         )
-    if os.path.lexists(path) and not overwrite:
-        raise directory.taken(path)
+    if os.path.lexists(path):
+        if ours is None:
+            raise directory.taken(path)
+        replacing.check_file(path, ours)
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise directory.unwritable(path, f"{parent} is not a directory that can be written to")
+        raise directory.unwritable(path, f"no directory that can be written to: {parent}")
 
 
 @contextmanager
-def replaced(path: Path, overwrite: bool, needed: int = 0) -> Iterator[Path]:
-    """Gives the path of a file that becomes ``path`` if the block succeeds."""
-    check(path, overwrite)
-    with written(path, overwrite, needed) as temporary:
-        yield temporary
+def replaced(path: Path, ours: replacing.Recognize | None, needed: int = 0) -> Iterator[Path]:
+    """Gives the path of a file that becomes ``path`` if the block succeeds.
 
-
-@contextmanager
-def written(path: Path, overwrite: bool = True, needed: int = 0) -> Iterator[Path]:
-    """As `replaced`, for a place that has been looked at before, or may be anything."""
+    It takes the place of what is recognised as `ours`, or of nothing at all.
+    """
     path = path.absolute()
-    leftovers.sweep(path)
+    check(path, ours)
+    leftovers.sweep(path.parent)
     with directory.begun(path, needed) as folder:
         temporary = folder / path.name  # in a directory, with whatever a runtime leaves beside
         yield temporary
         disk.sync(folder)
-        _move(temporary, path, overwrite)
+        _move(temporary, path, ours)
         disk.sync_one(path.parent)
 
 
-def _move(temporary: Path, path: Path, overwrite: bool) -> None:
-    try:
-        if overwrite:
+def _move(temporary: Path, path: Path, ours: replacing.Recognize | None) -> None:
+    """Gives the file its name; of several processes that do so, the last one wins."""
+    error: OSError | None = None
+    for _ in range(_TRIES):  # what is at the place may change between two looks at it
+        try:
+            if not os.path.lexists(path):
+                return directory.rename_to_nothing(temporary, path)
+            if ours is None:
+                raise directory.taken(path)
+            replacing.check_file(path, ours)  # somebody may have put another there meanwhile
             temporary.replace(path)
-        else:
-            directory.rename_to_nothing(temporary, path)  # fails if somebody else was faster
-    except FileExistsError as error:
-        raise directory.taken(path) from error
-    except OSError as error:
-        raise directory.unwritable(path, error) from error
+            return None
+        except ExportPathError:
+            raise
+        except (FileExistsError, FileNotFoundError) as caught:
+            error = caught
+        except OSError as caught:
+            raise directory.unwritable(path, caught) from caught
+    raise directory.unwritable(path, error) from error

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from pax_export._errors import CheckpointError
+from pax_export._errors import CheckpointError, WeightsMismatchError
+from pax_export._files import file_types
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._placed import Restored, placed, sharding_to_read
@@ -44,6 +46,8 @@ class Checkpoint:
         self.directory = directory
         self.step = step
         try:
+            if (unusual := file_types.first_unusual(directory)) is not None:
+                raise ValueError(f"{unusual} is {file_types.unusual(unusual)}")
             about = _orbax.about(directory)
             self.metrics: dict[str, float] = dict(about["metrics"])
             self._entries: dict[str, dict[str, Entry]] = {
@@ -147,6 +151,9 @@ class Checkpoint:
             for name, entry in self._entries.get(tree, {}).items():
                 there[full_name(tree, name)] = entry.description
         report = compare(wanted, there)
+        unknown = [tree for tree, own in leaves.items() if own and tree not in self._entries]
+        if strict and unknown:
+            raise self._no_such_trees(unknown, report)
         if strict and not report.complete:
             raise mismatch(
                 "What the checkpoint holds is not what was asked for",
@@ -155,6 +162,30 @@ class Checkpoint:
                 write="what was saved, or restore(..., strict=False) to load what fits",
             )
         return report
+
+    def _no_such_trees(self, unknown: Sequence[str], report: LoadReport) -> WeightsMismatchError:
+        near = difflib.get_close_matches(unknown[0], self.trees, 1, 0.5) or self.trees[:1]
+        error = WeightsMismatchError(
+            "The checkpoint has no tree of this name.",
+            where=str(self.directory),
+            got=f"{', '.join(unknown)}; it has {', '.join(self.trees) or 'nothing'}",
+            write=f"restore({near[0]}=...)" if near else "another step",
+        )
+        error.report = report
+        return error
+
+    def try_to_read(self) -> None:
+        """Reads the smallest array of each tree, to see that all is where it should be.
+
+        Where several processes wrote it, it looks only whether they put it together: reading
+        would need all of them.
+        """
+        for tree, entries in self._entries.items():
+            sizes = {name: each.size for name, each in entries.items() if each.on_disk}
+            if sizes and jax.process_count() == 1:
+                self._arrays(tree, {min(sizes, key=sizes.__getitem__): None})
+            elif sizes and not (self.directory / tree / _orbax.MERGED).exists():
+                raise self._damaged(tree, None, FileNotFoundError(f"no file {_orbax.MERGED}"))
 
     def _read(
         self, tree: str, leaves: Mapping[str, Any], places: Mapping[str, Any]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import os
-import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,12 +17,14 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     MissingCheckpointError,
 )
+from pax_export._files import file_types
+from pax_export._files.replacing import named, some_names
 from pax_export.checkpoint import _orbax
+from pax_export.checkpoint._belongings import remove_deleted, strange_files
 from pax_export.checkpoint._checkpoint import Checkpoint
 from pax_export.checkpoint._placed import Restored, shardings_of
 from pax_export.checkpoint._retention import Retention
 from pax_export.checkpoint._saved import saved_trees
-from pax_export.weights import some_names
 
 
 class Checkpoints:
@@ -69,8 +71,11 @@ class Checkpoints:
         self._retention = Retention(keep, best, mode)
         self._asynchronous = asynchronous
         self._manager: Any = None
+        self._open_path = ExitStack()
         self._metrics: dict[int, dict[str, float]] = {}
         self._writing: int | None = None
+        if "\0" in str(self.directory):
+            raise self._no_directory("a path with a null character")
 
     # --- what is there -------------------------------------------------------------
 
@@ -84,8 +89,8 @@ class Checkpoints:
             names = [entry.name for entry in os.scandir(self.directory) if entry.is_dir()]
         except FileNotFoundError:
             return ()
-        except NotADirectoryError as error:
-            raise self._no_directory() from error
+        except OSError as error:
+            raise self._no_directory(error.strerror) from error
         return tuple(sorted(int(name) for name in names if name.isdecimal() and name.isascii()))
 
     @property
@@ -170,7 +175,8 @@ class Checkpoints:
         """Returns when what was saved is on the disk.
 
         Raises:
-            CheckpointError: (an OSError) it could not be written.
+            CheckpointError: (an OSError) it could not be written, or cannot be read
+                back.
         """
         if self._manager is None:
             return
@@ -178,8 +184,10 @@ class Checkpoints:
             self._manager.wait_until_finished()
         except Exception as error:
             raise self._unwritten(error) from error
-        self._writing = None
+        step, self._writing = self._writing, None
         self._remove_deleted()
+        if step is not None:
+            self._read_back(step)
 
     def close(self) -> None:
         """Waits, and ends the threads that write.
@@ -195,16 +203,25 @@ class Checkpoints:
             manager, self._manager = self._manager, None
             if manager is not None:
                 manager.close()
+            self._open_path.close()
 
     def delete(self, step: int) -> None:
         """Removes a checkpoint.
 
         Raises:
             MissingCheckpointError: there is none of this step.
+            CheckpointError: there are files in it that do not belong to it.
         """
         self.wait()
         if step not in self.steps:
             raise self._missing(step, self.steps)
+        if strange := strange_files(self.directory / str(step)):
+            raise CheckpointError(
+                "There are files here that belong to no checkpoint, so it is not deleted.",
+                where=str(self.directory / str(step)),
+                got=named(strange),
+                write="delete it yourself, or move these files elsewhere",
+            )
         self._opened().delete(step)
         self._metrics.pop(step, None)
         self._remove_deleted()
@@ -283,13 +300,37 @@ class Checkpoints:
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._remove_deleted()
-                self._manager = _orbax.manager(self.directory, self._kept, self._asynchronous)
+                path = self._open_path.enter_context(_orbax.plain(self.directory))
+                self._manager = _orbax.manager(path, self._kept, self._asynchronous)
+            except CheckpointError:
+                raise
             except OSError as error:
-                raise self._no_directory() from error
+                raise self._no_directory(error.strerror) from error
         return self._manager
 
     def _kept(self, steps: Sequence[int]) -> Sequence[int]:
-        return self._retention.steps({step: self._metrics_of(step) for step in steps})
+        """What stays: also what is no checkpoint, or holds files of somebody else."""
+        strange = [step for step in steps if step != self._writing and self._is_strange(step)]
+        own = {step: self._metrics_of(step) for step in steps if step not in strange}
+        return [*strange, *self._retention.steps(own)]
+
+    def _is_strange(self, step: int) -> bool:
+        try:
+            return bool(strange_files(self.directory / str(step)))
+        except OSError:
+            return True
+
+    def _read_back(self, step: int) -> None:
+        """Opens what was written, and reads the smallest array of each tree."""
+        try:
+            Checkpoint(self.directory / str(step), step).try_to_read()
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"The checkpoint of step {step} was written, and cannot be read back.",
+                where=error.where,
+                got=error.got,
+                write="a directory on another disk, and checkpoints.steps to see what is there",
+            ) from error
 
     def _metrics_of(self, step: int) -> dict[str, float]:
         if step not in self._metrics:
@@ -301,7 +342,7 @@ class Checkpoints:
 
     def _remove_deleted(self) -> None:
         if jax.process_index() == 0:
-            shutil.rmtree(self.directory / _orbax.DELETED, ignore_errors=True)
+            remove_deleted(self.directory)
 
     def _checked_step(self, step: Any) -> int:
         try:
@@ -345,13 +386,23 @@ class Checkpoints:
             "as long as there is none",
         )
 
-    def _no_directory(self) -> CheckpointError:
+    def _no_directory(self, reason: str | None) -> CheckpointError:
         return CheckpointError(
             "Checkpoints cannot lie here.",
-            where=str(self.directory),
-            got="a file" if self.directory.is_file() else "no directory that can be written",
+            where=str(self.directory).replace("\0", "\\0"),
+            got=self._what_is_there() or reason or "no directory that can be written",
             write="a directory that you may write to, or one that does not exist yet",
         )
+
+    def _what_is_there(self) -> str | None:
+        try:
+            if self.directory.is_dir():
+                return None
+            return file_types.unusual(self.directory) or (
+                "a file" if self.directory.is_file() else None
+            )
+        except (OSError, ValueError):
+            return None
 
     def _unwritten(self, error: Exception) -> CheckpointError:
         step, self._writing = self._writing, None

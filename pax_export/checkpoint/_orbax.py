@@ -12,7 +12,9 @@ written its shards, so a directory named by a number is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._errors import CheckpointError
 from pax_export._optional import require
+
+#: What orbax takes for a pattern in the path of a checkpoint, and then finds nothing.
+PATTERN = frozenset("*?[]")
+
+#: Another path to a directory that is open.
+OPEN = "/proc/self/fd/{}"
 
 #: The tree of JSON; no tree of arrays may have this name.
 ABOUT = "about"
@@ -28,6 +37,9 @@ ABOUT = "about"
 #: Where checkpoints wait to be deleted: moved there in one step, so that a
 #: process killed while it deletes leaves no half of one behind.
 DELETED = ".deleted"
+
+#: Where the arrays of a tree begin, once what all processes wrote is put together.
+MERGED = "manifest.ocdbt"
 
 #: ``(steps) -> those to keep``
 Keep = Callable[[Sequence[int]], Iterable[int]]
@@ -63,6 +75,31 @@ def manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
     )
 
 
+@contextmanager
+def plain(directory: Path) -> Iterator[Path]:
+    """A path to a directory that orbax does not take for a pattern, for the time of a block.
+
+    orbax looks for the files that it has written by patterns that begin with the path.  Linux
+    has another path for each directory that is open.
+    """
+    if not PATTERN & set(str(directory)):
+        yield directory
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        other = Path(OPEN.format(handle))
+        if not other.is_dir():
+            raise CheckpointError(
+                "orbax takes the path of this checkpoint for a pattern.",
+                where=str(directory),
+                got=f"a path with {' '.join(sorted(PATTERN & set(str(directory))))}",
+                write="a path without these characters, in any of its directories",
+            )
+        yield other
+    finally:
+        os.close(handle)
+
+
 def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Starts to write a checkpoint: tree -> name -> array, at least one in each, and JSON."""
     args = orbax().args
@@ -74,8 +111,8 @@ def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, 
 def about(directory: Path) -> dict[str, Any]:
     """The JSON of one checkpoint."""
     ocp = orbax()
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-        return reader.restore(directory / ABOUT)
+    with plain(directory) as path, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+        return reader.restore(path / ABOUT)
 
 
 def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,5 +132,5 @@ def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
         restore_args={name: how(sharding) for name, sharding in wanted.items()},
         partial_restore=True,
     )
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        return reader.restore(directory, args=args)
+    with plain(directory) as path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(path, args=args)

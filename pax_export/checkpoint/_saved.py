@@ -13,6 +13,7 @@ the format below orbax does not notice a bit that flips.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export.checkpoint._on_host import checksum
-from pax_export.checkpoint._orbax import ABOUT
+from pax_export.checkpoint._orbax import ABOUT, PATTERN
 from pax_export.weights import Description, absence, describe, is_key, leaves_by_name
 
 #: Kinds of Python values that JSON gives back as they were.
@@ -77,6 +78,11 @@ class Entry:
         return not isinstance(self.description, str) and 0 not in self.description.shape
 
     @property
+    def size(self) -> int:
+        """The number of elements."""
+        return 0 if isinstance(self.description, str) else math.prod(self.description.shape)
+
+    @property
     def stored_as_another(self) -> bool:
         """Whether the array on disk has another dtype."""
         return self.on_disk and (self._algorithm is not None or self._dtype in _WIDER)
@@ -128,6 +134,13 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
             f"No tree can be called {ABOUT!r}: checkpoints keep this name for themselves.",
             write="another name",
         )
+    for name in trees:
+        if name in ("", ".", "..") or set(name) & (PATTERN | set("/\0")):
+            raise InvalidArgumentError(
+                "The name of a tree is that of a directory, which this cannot be.",
+                got=repr(name),
+                write="a name without / * ? [ ]",
+            )
     arrays: dict[str, dict[str, Any]] = {}
     about: dict[str, dict[str, Any]] = {}
     for tree_name, tree in trees.items():

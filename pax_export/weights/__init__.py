@@ -1,7 +1,6 @@
 """Weights on disk: names of leaves, and safetensors files of them."""
 
 from pax_export.weights._dtypes import Description, describe, is_key
-from pax_export.weights._file import some_names
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
 from pax_export.weights._save_load import (
     absence,

@@ -12,7 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -21,13 +21,18 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
-from pax_export._files import single_file
+from pax_export._files import file_types, single_file
+from pax_export._files.replacing import Belongs, some_names
 from pax_export._optional import require
+from pax_export.weights import _checksums
 from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, described, restored
 from pax_export.weights._leaves import RESERVED
 
 # The entry of the metadata that holds the notes, as JSON: name -> note.
 _NOTES = "pax_export"
+
+#: safetensors reads no longer one.
+_LARGEST_HEADER = 100_000_000
 
 # What other files begin with; a user who mistakes one for weights is told so.
 _SIGNATURES = {
@@ -44,25 +49,19 @@ _SIGNATURES = {
 def write(path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note]) -> None:
     """Writes arrays to a file, in the place of one that may be there, or a WeightsFileError."""
     library = require("safetensors.numpy", "safetensors", "save_weights")
-    metadata = {_NOTES: json.dumps(notes)} if notes else None
-    target = Path(os.path.realpath(path))  # a link stays; what it leads to is replaced
-    if target.is_dir():
-        raise WeightsFileError(
-            "A file of weights cannot take the place of a directory.",
-            where=str(path),
-            write=f"the path of a file, e.g. {path / 'weights.safetensors'}",
-        )
+    metadata = {_checksums.ENTRY: _checksums.text(arrays)}
+    if notes:
+        metadata[_NOTES] = json.dumps(notes)
+    target = _target(path)
     try:
-        with single_file.written(target) as temporary:
+        with single_file.replaced(target, _recognized) as temporary:
             library.save_file(arrays, temporary, metadata=metadata)
+            _checksums.seal(temporary)
             temporary.chmod(_mode(target, temporary.parent))
     except OSError as error:
         cause = error.__cause__ or error
-        raise WeightsFileError(
-            "The weights cannot be written here.",
-            where=str(path),
-            got=getattr(cause, "strerror", None) or cause,
-            write="a path in a directory that you may write to, on a disk with room",
+        raise _unwritten(
+            path, getattr(cause, "strerror", None) or getattr(error, "got", None) or cause
         ) from error
     except require("safetensors", "safetensors", "save_weights").SafetensorError as error:
         raise WeightsFileError(
@@ -73,8 +72,56 @@ def write(path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note]) 
         ) from error
 
 
+def _target(path: Path) -> Path:
+    """The file to write, or a WeightsFileError: a link stays; what it leads to is replaced."""
+    if "\0" in str(path):
+        raise _unwritten(path, "a path with a null character")
+    target = Path(os.path.realpath(path))
+    try:
+        kind = file_types.unusual(target)
+        known = kind is not None or not target.exists() or _recognized(target) is not None
+    except OSError as error:
+        raise _unwritten(path, error.strerror) from error
+    if target.is_dir():
+        raise WeightsFileError(
+            "A file of weights cannot take the place of a directory.",
+            where=str(path),
+            write=f"the path of a file, e.g. {path / 'weights.safetensors'}",
+        )
+    if kind is not None or not known:
+        raise WeightsFileError(
+            "This is no regular file, so it is not replaced."
+            if kind
+            else "This is no file of weights, so it is not replaced.",
+            where=str(path),
+            got=kind or _kind(target),
+            write="another path, or remove what lies there yourself",
+        )
+    return target
+
+
+def _recognized(path: Path) -> Belongs | None:
+    """Of what lies at a path: a file of weights, whoever wrote it, or an empty file."""
+    with path.open("rb") as file:
+        begin = file.read(9)
+    whole = begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= _LARGEST_HEADER
+    return (lambda name: False) if whole or not begin else None
+
+
+def _unwritten(path: Path, reason: object) -> WeightsFileError:
+    return WeightsFileError(
+        "The weights cannot be written here.",
+        where=str(path).replace("\0", "\\0"),
+        got=reason,
+        write="a path in a directory that you may write to, on a disk with room",
+    )
+
+
 def _mode(target: Path, new: Path) -> int:
-    """The permissions of the file that is replaced, or those of any file in a new folder."""
+    """The permissions of the file that is replaced, or those of any file in a new folder.
+
+    Python has no way to read the umask but to change it, for all threads of the process.
+    """
     if target.exists():
         return stat.S_IMODE(target.stat().st_mode)
     return stat.S_IMODE(new.stat().st_mode) & 0o666
@@ -95,6 +142,7 @@ class Entry:
 def opened(path: Path) -> Iterator[WeightsFile]:
     """Opens a file of weights for the time of a block."""
     library = require("safetensors", "safetensors", "load_weights")
+    _refuse_unusual(path)
     try:
         with library.safe_open(path, framework="numpy"):
             pass  # it is a whole safetensors file
@@ -110,9 +158,16 @@ class WeightsFile:
     def __init__(self, path: Path, file: BufferedReader):
         self._path = path
         self._file = file
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        notes = self._notes(header.pop(RESERVED, {}))
+        begin = file.read(8)
+        size = int.from_bytes(begin, "little")
+        raw = file.read(size)
+        header = json.loads(raw)
+        metadata = header.pop(RESERVED, {})
+        sums = _checksums.read(begin + raw, metadata)
+        if sums is None:
+            raise self._damaged(str(path), "a header that differs from its checksum")
+        self._sums = sums
+        notes = self._notes(metadata)
         self.entries: dict[str, Entry] = {}
         for name, fields in header.items():
             code, shape, note = fields["dtype"], tuple(fields["shape"]), notes.get(name)
@@ -124,7 +179,7 @@ class WeightsFile:
             notes = json.loads(metadata.get(_NOTES, "{}"))
             if all(note.keys() in ({"key"}, {"dtype"}) for note in notes.values()):
                 return notes
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             pass
         raise WeightsFileError(
             f"The metadata {_NOTES!r} of this file were not written by pax_export.",
@@ -134,26 +189,70 @@ class WeightsFile:
         )
 
     def read(self, name: str) -> Any:
-        """Makes the array with this name; a WeightsFileError if the file was cut short."""
+        """Makes the array with this name; a WeightsFileError if it is not as it was written."""
         entry = self.entries[name]
         array = np.empty(entry.shape, NUMPY_NAMES[entry.code])
+        content = array.reshape(-1).view(np.uint8)
         self._file.seek(entry.offset)
-        if self._file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+        if self._file.readinto(content.data) != array.nbytes:
             raise WeightsFileError(
                 "The file of weights became shorter while it was read.",
                 where=f"{name} in {self._path}",
                 write="a file that no other program changes; save_weights replaces files whole",
             )
-        return restored(array, entry.note)
+        self._compare(name, content)
+        try:
+            return restored(array, entry.note)
+        except (TypeError, ValueError) as error:
+            raise self._damaged(f"{name} in {self._path}", str(error)) from error
+
+    def check(self, name: str) -> None:
+        """Compares an array that is read in parts with its checksum, or a WeightsFileError."""
+        if name in self._sums and (whole := self._mapped(name)).size:
+            self._compare(name, whole.reshape(-1).view(np.uint8))
 
     def read_part(self, name: str, index: Any) -> np.ndarray:
         """Makes a part of an array that has no note, and reads no more than that."""
+        return np.array(self._mapped(name)[index])
+
+    def _mapped(self, name: str) -> np.ndarray:
         entry = self.entries[name]
         dtype = np.dtype(NUMPY_NAMES[entry.code])
         if 0 in entry.shape:
-            return np.empty(entry.shape, dtype)[index]
-        whole = np.memmap(self._file, dtype, "r", entry.offset, entry.shape)
-        return np.array(whole[index])
+            return np.empty(entry.shape, dtype)
+        return np.memmap(self._file, dtype, "r", entry.offset, entry.shape)
+
+    def _compare(self, name: str, content: np.ndarray) -> None:
+        if name in self._sums and _checksums.of(content) != self._sums[name]:
+            raise self._damaged(f"{name} in {self._path}", "its numbers differ from their checksum")
+
+    def _damaged(self, where: str, got: str) -> WeightsFileError:
+        return WeightsFileError(
+            "This file of weights is not as it was written: it was damaged or changed.",
+            where=where,
+            got=got,
+            write="a copy of the file as pax_export.save_weights wrote it",
+        )
+
+
+def _refuse_unusual(path: Path) -> None:
+    """Refuses, by a WeightsFileError, what would hang, or cannot be found at all."""
+    try:
+        kind = file_types.unusual(path)
+    except (OSError, ValueError) as error:
+        raise WeightsFileError(
+            "The file of weights cannot be read.",
+            where=str(path).replace("\0", "\\0"),
+            got=getattr(error, "strerror", None) or "a path with a null character",
+            write="the path of a file that you may read",
+        ) from error
+    if kind is not None and not path.is_dir():
+        raise WeightsFileError(
+            "This is no regular file, so it is not read.",
+            where=str(path),
+            got=kind,
+            write="the path of a file",
+        )
 
 
 def _refusal(path: Path, error: Exception) -> WeightsFileError:
@@ -183,14 +282,6 @@ def _refusal(path: Path, error: Exception) -> WeightsFileError:
         got=f"{_kind(path)} ({error})",
         write="a file that pax_export.save_weights or another program wrote to its end",
     )
-
-
-def some_names(directory: Path) -> str:
-    """The first names in a directory."""
-    names: list[str] = []
-    with suppress(OSError):
-        names = sorted(os.listdir(directory))[:5]
-    return ", ".join(names) or "nothing in it"
 
 
 def _kind(path: Path) -> str:

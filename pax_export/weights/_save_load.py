@@ -28,8 +28,10 @@ def save_weights(module: Any, path: str | os.PathLike[str]) -> None:
     keys as their data.
 
     The file is complete or not there: it is written under another name in the
-    same directory, and then takes the place of a file that ``path`` may already
-    name, in one step.  A process that is killed leaves the old file as it was.
+    same directory, and then takes the place of a file of weights that ``path``
+    may already name, in one step; nothing else is replaced.  A process that is
+    killed leaves the old file as it was.  Its metadata hold checksums, by which
+    `load_weights` notices each byte that has changed.
 
     Args:
         module: a module, or any pytree of arrays, e.g. ``{"model": model,
@@ -37,7 +39,8 @@ def save_weights(module: Any, path: str | os.PathLike[str]) -> None:
         path: the file, usually ``*.safetensors``.  Missing directories are made.
 
     Raises:
-        WeightsFileError: (an OSError) the file cannot be written.
+        WeightsFileError: (an OSError) the file cannot be written, or something
+            lies there that is no file of weights.
         WeightNameError: (a ValueError) two arrays have one dotted name.
         InvalidArgumentTypeError: a leaf is no array, or has no value here.
         UnsupportedDtypeError: an array has a dtype that cannot be stored.
@@ -135,7 +138,7 @@ def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = Tr
             array is missing, unexpected, or of another shape or dtype.  The
             message lists all of them; `report` holds them.
         WeightsFileError: (an OSError) no such file, or not a safetensors file,
-            or not all of one.
+            or not all of one, or one that is not as `save_weights` wrote it.
         MissingPackageError: safetensors is not installed.
 
     Example:
@@ -193,6 +196,8 @@ def _read(file: WeightsFile, name: str, own: Any) -> Any:
         return jax.device_put(file.read(name))
     if len(sharding.device_set) == 1 or file.entries[name].note is not None:
         return jax.device_put(file.read(name), sharding)
+    if sharding.is_fully_addressable:
+        file.check(name)  # several processes would each read all of it for that
     # Each device is given its part only; the whole is never in memory at once.
     read_part = functools.partial(file.read_part, name)
     return jax.make_array_from_callback(own.shape, sharding, read_part)

@@ -132,7 +132,11 @@ def test_refusals(tmp_path):
     (tmp_path / "there.tflite").write_bytes(b"old")
     with pytest.raises(_errors.ExportPathError, match="overwrite=True"):
         to_tflite(model, tmp_path / "there.tflite", spec("2, 3"))
-    to_tflite(model, tmp_path / "there.tflite", spec("2, 3"), overwrite=True, validate=False)
+    with pytest.raises(_errors.ExportPathError, match="no export of pax_export"):
+        to_tflite(model, tmp_path / "there.tflite", spec("2, 3"), overwrite=True)
+    (tmp_path / "there.tflite").write_bytes(b"")
+    for _ in range(2):
+        to_tflite(model, tmp_path / "there.tflite", spec("2, 3"), overwrite=True, validate=False)
     assert load(tmp_path / "there.tflite")(random(2, 3)).shape == (2, 4)
     with pytest.raises(_errors.ExportPathError, match="one file"):
         to_tflite(model, tmp_path, spec("2, 3"))

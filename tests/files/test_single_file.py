@@ -15,8 +15,12 @@ from pax_export._files import disk, leftovers, single_file
 ROOT = Path(__file__).parents[2]
 
 
+def ours(path):
+    return (lambda name: False) if path.read_bytes() in (b"old", b"new") else None
+
+
 def save(path, content=b"new", overwrite=False, needed=0):
-    with single_file.replaced(path, overwrite, needed) as temporary:
+    with single_file.replaced(path, ours if overwrite else None, needed) as temporary:
         (temporary.parent / "beside").write_bytes(b"what a runtime leaves")
         temporary.write_bytes(content)
 
@@ -44,14 +48,14 @@ def test_overwrite_replaces(tmp_path):
 def test_whoever_comes_second_is_refused(tmp_path):
     path = tmp_path / "model"
     with pytest.raises(ExportPathError, match="something at this place already"):
-        with single_file.replaced(path, overwrite=False) as temporary:
+        with single_file.replaced(path, None) as temporary:
             temporary.write_bytes(b"second")
             path.write_bytes(b"first")
     assert (path.read_bytes(), names(tmp_path)) == (b"first", ["model"])
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
-    with pytest.raises(ZeroDivisionError), single_file.replaced(tmp_path / "a" / "m", False):
+    with pytest.raises(ZeroDivisionError), single_file.replaced(tmp_path / "a" / "m", None):
         raise ZeroDivisionError
     assert names(tmp_path) == []
 
@@ -61,7 +65,7 @@ def test_what_a_killed_save_left_is_removed_and_a_living_one_is_not(tmp_path):
 import os, signal, sys
 from pathlib import Path
 from pax_export._files import single_file
-with single_file.replaced(Path(sys.argv[1]), False) as temporary:
+with single_file.replaced(Path(sys.argv[1]), None) as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """

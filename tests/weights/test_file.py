@@ -8,9 +8,11 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -37,7 +39,7 @@ def names(path):
 
 
 def test_an_existing_file_is_replaced_and_keeps_its_permissions(path):
-    path.write_text("something older")
+    pax.save_weights({"a": jnp.zeros(9)}, path)
     path.chmod(0o640)
     pax.save_weights(TREE, path)
     assert pax.load_weights(TREE, path)["b"].shape == (2, 2)
@@ -49,6 +51,104 @@ def test_a_new_file_has_the_permissions_of_any_new_file(path):
     pax.save_weights(TREE, path)
     (path.parent / "other").touch()
     assert path.stat().st_mode == (path.parent / "other").stat().st_mode
+
+
+def test_an_empty_file_and_one_of_another_program_are_replaced(path):
+    path.touch()
+    pax.save_weights(TREE, path)
+    safetensors.numpy.save_file({"a": np.ones(3)}, path)
+    pax.save_weights(TREE, path)
+    assert pax.load_weights(TREE, path)["b"].shape == (2, 2)
+
+
+def test_a_file_that_holds_no_weights_is_not_replaced(path):
+    path.write_text("1,2,3\n4,5,6\n")
+    with pytest.raises(OSError, match=r"no file of weights, so it is not replaced") as caught:
+        pax.save_weights(TREE, path)
+    assert caught.value.where == str(path)
+    assert caught.value.got == "a file of 12 bytes that begins with b'1,2,3\\n4,5,6\\n'"
+    assert caught.value.write == "another path, or remove what lies there yourself"
+    assert path.read_text() == "1,2,3\n4,5,6\n"
+    assert names(path) == [path.name]
+
+
+def test_what_is_no_regular_file_is_neither_replaced_nor_read(path):
+    os.mkfifo(path)
+    link = path.parent / "link"
+    link.symlink_to(path)
+    for each in (path, link):
+        with pytest.raises(OSError, match=r"no regular file, so it is not replaced") as caught:
+            pax.save_weights(TREE, each)
+        assert caught.value.got == "a FIFO (a named pipe)"
+        assert "This is no regular file, so it is not read.\n" in refusal(each)
+        assert "got: a FIFO (a named pipe)" in refusal(each)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_device_is_not_replaced(path):
+    try:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
+    except PermissionError:
+        pytest.skip("only root may make a device")
+    with pytest.raises(OSError, match=r"got: a character device"):
+        pax.save_weights(TREE, path)
+    assert stat.S_ISCHR(path.stat().st_mode)
+    assert "got: a character device" in refusal(path)
+
+
+def test_paths_that_lead_nowhere(path):
+    path.symlink_to("other")
+    (path.parent / "other").symlink_to(path)
+    with pytest.raises(OSError, match=r"cannot be written here.\n  where: .*\n  got: Too many lev"):
+        pax.save_weights(TREE, path)
+    assert "cannot be read.\n" in refusal(path) and "Too many levels of symb" in refusal(path)
+    broken = f"{path}\0"
+    with pytest.raises(
+        OSError, match=r"cannot be written here.\n  where: .*\\0\n  got: a path with a"
+    ):
+        pax.save_weights(TREE, broken)
+    assert "got: a path with a null character" in refusal(broken)
+
+
+def test_the_umask_of_the_process_stays_as_it_is(path, monkeypatch):
+    """It belongs to all threads: one that creates a file at that moment would get another mode."""
+    monkeypatch.setattr(os, "umask", None)
+    modes, stop = set(), threading.Event()
+
+    def create():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            other = path.parent / f"other-{number}"
+            other.touch()
+            modes.add(stat.S_IMODE(other.stat().st_mode))
+            other.unlink()
+
+    def save(number):
+        for _ in range(5):
+            each = path.parent / f"{number}.safetensors"
+            pax.save_weights(TREE, each)
+            modes.add(stat.S_IMODE(each.stat().st_mode))
+            each.unlink()
+
+    savers = [threading.Thread(target=save, args=(number,)) for number in range(8)]
+    creator = threading.Thread(target=create)
+    for thread in (creator, *savers):
+        thread.start()
+    for thread in savers:
+        thread.join()
+    stop.set()
+    creator.join()
+    assert len(modes) == 1
+
+
+def test_what_killed_saves_left_in_the_folder_goes_with_the_next(path):
+    for name in ("step-1", "step-2", path.name):
+        leftover = path.parent / f".{name}.0123456789ab.part"
+        leftover.mkdir()
+        (leftover / name).write_bytes(b"half")
+    pax.save_weights(TREE, path)
+    assert names(path) == [path.name]
 
 
 def test_a_link_stays_and_what_it_leads_to_is_replaced(path):
@@ -165,6 +265,69 @@ def test_a_file_that_shrinks_while_it_is_read(path, monkeypatch):
     monkeypatch.setattr(_save_load, "compare", truncate)
     with pytest.raises(OSError, match=r"became shorter while it was read.\n  where: b in .*w.saf"):
         pax.load_weights(tree, path)
+
+
+# --- checksums ------------------------------------------------------------------------
+
+
+def tree_of_all_kinds():
+    return {
+        "a": jnp.arange(5, dtype=jnp.bfloat16),
+        "key": jax.random.key(3),
+        "int4": jnp.ones(3, jnp.int4),
+        "empty": jnp.zeros((0, 2)),
+        'odd "name" \\ é': np.array(1 + 2j),
+        "number": np.array(3.0),
+    }
+
+
+def test_every_changed_byte_is_found(path):
+    tree = {**TREE, "key": jax.random.key(3), "int4": jnp.ones(3, jnp.int4)}
+    pax.save_weights(tree, path)
+    whole = path.read_bytes()
+    other = path.parent / "other.safetensors"
+    for place in range(len(whole)):
+        for change in (1 << place % 8, 0xFF, whole[place] ^ 0x09):
+            if change:
+                data = bytearray(whole)
+                data[place] ^= change
+                other.write_bytes(data)
+                with pytest.raises(OSError, match=str(other)):
+                    pax.load_weights(tree, other)
+
+
+def test_arrays_of_all_kinds_have_checksums(path):
+    tree = tree_of_all_kinds()
+    pax.save_weights(tree, path)
+    pax.load_weights(tree, path)
+    with safetensors.safe_open(path, framework="numpy") as file:
+        sums = json.loads(file.metadata()["pax_export_crc32"])
+    assert set(sums) == {"", *tree}
+    first = path.read_bytes()
+    pax.save_weights(tree, path)
+    assert path.read_bytes() == first
+
+
+def test_an_array_that_differs_is_named(path):
+    pax.save_weights(TREE, path)
+    data = path.read_bytes()
+    place = data.index(np.float32(2).tobytes(), len(data) - 28)
+    path.write_bytes(data[:place] + np.float32(3).tobytes() + data[place + 4 :])
+    message = refusal(path)
+    assert message == (
+        "This file of weights is not as it was written: it was damaged or changed.\n"
+        f"  where: a in {path}\n"
+        "  got: its numbers differ from their checksum\n"
+        "  write: a copy of the file as pax_export.save_weights wrote it"
+    )
+    # What is not read is not looked at.
+    loaded, _ = pax.load_weights({"b": TREE["b"]}, path, strict=False)
+    assert loaded["b"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_file_without_checksums_is_loaded(path):
+    safetensors.numpy.save_file({k: np.asarray(v) for k, v in TREE.items()}, path)
+    assert pax.load_weights(TREE, path)["a"].tolist() == [0, 1, 2]
 
 
 def npz():

@@ -173,13 +173,21 @@ for target in (tree, shapes):
         assert loaded[name].sharding == array.sharding, name
         assert (loaded[name] == array).all() and loaded[name].dtype == array.dtype, name
 print("equal")
+data = bytearray(open({str(tmp_path / "x")!r}, "rb").read())
+data[data.index(np.float32(31).tobytes())] ^= 1
+open({str(tmp_path / "x")!r}, "wb").write(data)
+try:
+    pax.load_weights(tree, {str(tmp_path / "x")!r})
+except OSError as error:
+    print(error.where.split()[0], error.got)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=900,
         env={**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu",
              "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
-    assert done.stdout == "equal\n", done.stderr
+    expected = "equal\nsplit its numbers differ from their checksum\n"
+    assert done.stdout == expected, done.stderr
 
 
 def test_arrays_that_jax_may_place_stay_uncommitted(tmp_path):

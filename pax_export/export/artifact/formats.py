@@ -37,6 +37,10 @@ class Format:
         run_imports: what of ``"jax"`` and ``"pax_export"`` `run` needs: a fresh process can
             import neither of the others.
         has_variables: whether ``validate="variables"`` means something.
+        files: patterns of the files that a folder of it holds beside its report; a folder with
+            any other file is never replaced.
+        plain_path: whether what loads it takes ``*``, ``?`` and ``[`` in its path for a pattern,
+            and finds nothing.
     """
 
     name: str
@@ -51,6 +55,8 @@ class Format:
     loads_without_jax: bool = False
     run_imports: tuple[str, ...] = ()
     has_variables: bool = False
+    files: tuple[str, ...] = ()
+    plain_path: bool = False
 
     @property
     def exporter(self) -> str:
@@ -70,6 +76,16 @@ SAVED_MODEL = Format(
     option="savedmodel",
     loads_without_jax=True,
     has_variables=True,
+    files=(
+        "saved_model.pb",
+        "fingerprint.pb",
+        "keras_metadata.pb",
+        "variables/checkpoint",
+        "variables/variables.index",
+        "variables/variables.data-*-of-*",
+        "pax_export_retarget.json",
+    ),
+    plain_path=True,
 )
 STABLEHLO = Format(
     name="stablehlo",
@@ -79,6 +95,7 @@ STABLEHLO = Format(
     run=f"{_ROOM}.stablehlo.bundle:run",
     options={"weights": {"choices": ("arguments", "constants"), "help": "of stablehlo"}},
     run_imports=("jax", "pax_export"),
+    files=("weights.safetensors", "*.jax_export", "*.mlirbc", "*.mlir"),
 )
 TFLITE = Format(
     name="tflite",

@@ -11,7 +11,9 @@ from typing import Any
 import jax
 
 from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._files.directory import check, replaced
+from pax_export._files.directory import check, check_plain, replaced
+from pax_export._files.replacing import some_names
+from pax_export.export.artifact.ours import saved_model
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.formats.saved_model.processing import trackables
 from pax_export.export.formats.saved_model.writer import canonicalize
@@ -137,8 +139,8 @@ class ExportManager(ExportManagerBase):
         """Writes the SavedModel, whole or not at all.
 
         Args:
-            model_path: the directory.  One that holds an older export is
-                replaced, whole; an empty one is filled.
+            model_path: the directory.  One that holds a SavedModel and nothing
+                else is replaced, whole; an empty one is filled.
             save_options: a `tf.saved_model.SaveOptions`; it is left as it is.
             signature_overrides: signatures instead of those of the configs, or
                 beside them.
@@ -160,20 +162,22 @@ class ExportManager(ExportManagerBase):
             tf.saved_model.save(self._module, str(model_path), functions, options)
             return
         path = Path(model_path)
-        check(path, overwrite=True)
-        if path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists():
+        check_plain(path)
+        if path.is_dir() and any(path.iterdir()) and saved_model(path) is None:
             raise ExportPathError(
                 "There is something at this place that is no SavedModel, and it would be replaced.",
                 where=str(path),
+                got=f"a directory with {some_names(path)}",
                 write="a new directory",
             )
+        check(path, saved_model)
         functions = self._signatures(signature_overrides, serving_signatures)
         mesh = dtensor_utils.get_current_dtensor_mesh()
         if mesh is not None and jax.process_count() > 1:
             # Every process writes its shards to one place.
             tf.saved_model.save(self._module, str(path), functions, options)
         else:
-            with replaced(path, overwrite=True) as directory:
+            with replaced(path, saved_model) as directory:
                 tf.saved_model.save(self._module, str(directory), functions, options)
                 canonicalize(directory)
         if mesh is not None:

@@ -205,7 +205,7 @@ def save_jax_exported_map(
     path = Path(dir_path)
     if path.exists():
         raise ExportPathError(f"Directory {dir_path} already exists.", write="another path")
-    with replaced(path, overwrite=False) as directory:
+    with replaced(path, None) as directory:
         for key, exported in jax_exported_map.items():
             (directory / f"{key}{_SUFFIX}").write_bytes(exported.serialize(vjp_order=vjp_order))
 

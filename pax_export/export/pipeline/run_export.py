@@ -21,10 +21,11 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, MissingPackageError, ValidationError
 from pax_export._files import directory as _directory
-from pax_export._files import single_file
+from pax_export._files import replacing, single_file
 from pax_export._optional import require
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.ours import export_of_ours
 from pax_export.export.artifact.report import Report, Validated, VariableInfo, write_report
 from pax_export.export.tracing.exportable import Exportable, exportable
 from pax_export.export.tracing.programs import Program, trace_all
@@ -282,7 +283,8 @@ class _Bar:
 class ExportRun(Progress):
     """The phases of one export, the place that it is written to, and how it is tested.
 
-    It has one phase less without a test.
+    It has one phase less without a test.  With `overwrite`, it replaces what is recognised as
+    `ours`.
     """
 
     def __init__(
@@ -293,19 +295,22 @@ class ExportRun(Progress):
         validate: Any,
         overwrite: bool,
         phases: int,
+        ours: replacing.Recognize = export_of_ours,
     ):
         ways = (True, False, "process", *(("variables",) if format.has_variables else ()))
         check_choice("validate", validate, ways)
         self.path = _directory.place(path)
-        self._overwrite = overwrite
+        if format.plain_path:
+            _directory.check_plain(self.path)
+        self._ours = ours if overwrite else None
         self._validate = validate
         super().__init__(phases if validate else phases - 1)
         self._writing = single_file if format.suffix else _directory
-        self._writing.check(self.path, overwrite)
+        self._writing.check(self.path, self._ours)
 
     def place(self, needed: int = 0) -> AbstractContextManager[Path]:
         """A place for about so many bytes, which takes that of the path when the block is done."""
-        return self._writing.replaced(self.path, self._overwrite, needed)
+        return self._writing.replaced(self.path, self._ours, needed)
 
     def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Tests what was written, if the user wants it; gives the largest error of each output."""

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +18,13 @@ import numpy as np
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
 from pax_export._files import bytes_text, checksums
+from pax_export._files.replacing import Belongs, now_in
 from pax_export._optional import require
 from pax_export.export.artifact import compatibility, inspect
 from pax_export.export.artifact.checking import check_sums, write_sums
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.formats import SAVED_MODEL
+from pax_export.export.artifact.ours import export_of_ours, saved_model
 from pax_export.export.artifact.report import package_versions
 from pax_export.export.artifact.screening import screen
 from pax_export.export.formats.saved_model.run import FAILED
@@ -157,7 +160,9 @@ def retarget(
     # Before a place is asked for: there may be nothing to mend.
     model = inspect.read_saved_model(source, "retarget")
     check_sums(source)
-    with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3) as run:
+    # In its own place, all files of the model are copied, whoever put them there.
+    ours = now_in(source) if _same(source, place) else _mended_or_ours
+    with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours) as run:
         with run.phase("mend"):
             modules = mend(model, source)
             oldest = _check(consumer, modules)
@@ -174,6 +179,16 @@ def retarget(
             if (directory / checksums.FILE).is_file():
                 write_sums(directory)
     return report
+
+
+def _same(source: Path, place: Path) -> bool:
+    with suppress(OSError, ValueError):
+        return source.samefile(place)
+    return False
+
+
+def _mended_or_ours(path: Path) -> Belongs | None:
+    return saved_model(path) if (path / FILE).is_file() else export_of_ours(path)
 
 
 def _check(consumer: str | None, modules: Sequence[Module]) -> compatibility.Version:

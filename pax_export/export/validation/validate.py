@@ -7,7 +7,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pax_export._errors import ValidationError
+from pax_export._files import leftovers
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.validation import serve
 from pax_export.export.validation.serve import Arrays, Run
@@ -84,7 +84,7 @@ def in_process(
     """
     module, _, function = format.run.partition(":")
     spec: Any = importlib.util.find_spec(module)
-    with tempfile.TemporaryDirectory() as folder:
+    with leftovers.scratch() as folder:
         cases, results = Path(folder, "cases.npz"), Path(folder, "results.npz")
         serve.save(cases, calls)
         program = [sys.executable, serve.__file__, f"{spec.origin}:{function}", str(place)]

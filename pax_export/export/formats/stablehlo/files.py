@@ -29,6 +29,7 @@ from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._files import checksums
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replaced
+from pax_export._files.replacing import files, now_in
 from pax_export._optional import require
 from pax_export.export.artifact.report import (
     REPORT_FILE,
@@ -215,14 +216,14 @@ def renew(path: str | os.PathLike[str]) -> Report:
             got=", ".join(missing),
             write="to_stablehlo again, with the model and its weights from weights.safetensors",
         )
-    with replaced(path, overwrite=True) as directory:
-        for name in checked.names:
+    with replaced(path, now_in(path)) as directory:
+        for name in files(path):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_bytes(checked.path(name).read_bytes())
+            (directory / name).write_bytes((path / name).read_bytes())
         for key, exported in made.items():
             name = details.functions[key].file
             write_function(directory, name, exported, details.vjp_order, ())
         new = dataclasses.replace(report, versions=package_versions())
         write_report(new, directory)
-        checksums.write(directory)
+        checksums.write(directory, names=checked.names)
     return new

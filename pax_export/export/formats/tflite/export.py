@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
-from pax_export._files import checksums
+from pax_export._files import checksums, leftovers
 from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
@@ -160,7 +159,8 @@ def _converted(store: Store, signatures: Sequence[Signature], quantize: str | No
     functions = {
         each.key: make_function(each, variables).get_concrete_function() for each in signatures
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with leftovers.scratch() as place:
+        folder = str(place)
         tf.saved_model.save(root, folder, signatures=functions)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]

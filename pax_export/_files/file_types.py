@@ -1,0 +1,38 @@
+"""What kind of thing lies at a path: nothing else than a regular file is read or replaced as one.
+
+Opening a FIFO waits for somebody at its other end, and a device that is replaced by a file is
+gone for the whole system.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO (a named pipe)"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def unusual(path: Path) -> str | None:
+    """What lies at a path, links followed, in words; None for a regular file or nothing at all.
+
+    Raises:
+        OSError: the system does not tell, e.g. of links in a loop.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return next((name for is_such, name in _KINDS if is_such(mode)), None)
+
+
+def first_unusual(folder: Path) -> Path | None:
+    """The first entry of a folder, at any depth, that is neither a regular file nor a folder."""
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return next((path for path in paths if unusual(path)), None)

@@ -1,0 +1,136 @@
+"""What a save may take the place of: what is recognisably ours, and what is empty.
+
+Who writes says how its work is recognised.  There is no way to replace anything else: not even
+a file that somebody has put into a folder of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from pax_export._errors import ExportPathError
+from pax_export._files import file_types
+
+#: Whether a file belongs to what lies there, by its path in the folder, with ``/``.
+Belongs = Callable[[str], bool]
+#: What belongs to the file or folder at a path; None if that is not ours at all.
+Recognize = Callable[[Path], "Belongs | None"]
+
+_SHOWN = 5
+_LOOKS = 100
+
+
+def now_in(folder: Path) -> Recognize:
+    """What is in a folder now, for a folder that is copied whole into its successor."""
+    there = frozenset(files(folder)) if folder.is_dir() else frozenset()
+    return lambda _: there.__contains__
+
+
+def check_folder(path: Path, ours: Recognize) -> None:
+    """Refuses, by an ExportPathError, a folder in which anything would be lost."""
+    problem = None
+    for _ in range(_LOOKS):  # another save may exchange it while we look
+        before = _identity(path)
+        try:
+            problem = _problem(path, ours)
+        except FileNotFoundError:
+            problem = None
+        if _identity(path) == before:
+            break
+    if problem is not None:
+        raise problem
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _problem(path: Path, ours: Recognize) -> ExportPathError | None:
+    entries = sorted(os.listdir(path))
+    if not entries:
+        return None
+    belongs = ours(path)
+    if belongs is None:
+        return ExportPathError(
+            "This is no export of pax_export, so it is not replaced.",
+            where=str(path),
+            got=f"a directory with {named(entries)}",
+            write="another path, or an empty directory",
+        )
+    strange = list(islice((name for name in files(path) if not belongs(name)), _SHOWN + 1))
+    if not strange:
+        return None
+    return ExportPathError(
+        "This export holds files that do not belong to it, so it is not replaced.",
+        where=str(path),
+        got=named(strange),
+        write="another path, or move these files out of the export",
+    )
+
+
+def files(folder: Path, below: str = "") -> Iterator[str]:
+    """The paths of all files in a folder, links and the like among them."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda each: each.name):
+            name = f"{below}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from files(folder / entry.name, f"{name}/")
+            else:
+                yield name
+
+
+def some_names(folder: Path) -> str:
+    """The first names in a folder."""
+    with suppress(OSError):
+        return named(sorted(os.listdir(folder))) or "nothing in it"
+    return "nothing that can be read"
+
+
+def named(names: Collection[str]) -> str:
+    """A few of some names.
+
+    Example:
+        >>> named(["a", "b"]), named(list("abcdefg"))
+        ('a, b', 'a, b, c, d, e and more')
+    """
+    shown = ", ".join(islice(names, _SHOWN))
+    return f"{shown} and more" if len(names) > _SHOWN else shown
+
+
+def check_file(path: Path, ours: Recognize) -> None:
+    """Refuses, by an ExportPathError, a file that is neither empty nor ours."""
+    kind = file_types.unusual(path)
+    if kind is not None:
+        raise unusual(path, kind)
+    dangling = path.is_symlink() and not path.exists()
+    if dangling or (path.stat().st_size and ours(path) is None):
+        raise ExportPathError(
+            "This is no export of pax_export, so it is not replaced.",
+            where=str(path),
+            got=f"a link to {os.readlink(path)}" if dangling else f"a file that {begin(path)}",
+            write="another path, or remove it yourself",
+        )
+
+
+def unusual(path: Path, kind: str) -> ExportPathError:
+    """There is something that is no regular file."""
+    return ExportPathError(
+        "This is no regular file, so it is not replaced.",
+        where=str(path),
+        got=kind,
+        write="the path of a file",
+    )
+
+
+def begin(path: Path) -> str:
+    """How a file begins, for messages."""
+    with path.open("rb") as file:
+        return f"begins with {file.read(16)!r}"

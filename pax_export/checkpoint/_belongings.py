@@ -1,0 +1,37 @@
+"""What belongs to a checkpoint: no other file is ever deleted with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from pax_export._files.replacing import files
+from pax_export.checkpoint._orbax import ABOUT, DELETED
+
+#: What orbax writes into a step, beside its trees; and into each tree.
+_OF_STEP = re.compile(rf"_CHECKPOINT_METADATA|commit_success\.txt|{ABOUT}/[^/]+")
+_OF_TREE = re.compile(
+    r"[^/]+/(_METADATA|_sharding|commit_success\.txt|array_metadatas/process_\d+"
+    r"|(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[^/]+))"
+)
+
+
+def strange_files(step: Path) -> list[str]:
+    """The files of a step that do not belong to a checkpoint; all, if it is none."""
+    names = list(files(step))
+    if not (step / ABOUT).is_dir():
+        return names
+    return [name for name in names if not (_OF_STEP.fullmatch(name) or _OF_TREE.fullmatch(name))]
+
+
+def remove_deleted(directory: Path) -> None:
+    """Removes the checkpoints that were moved away to be deleted, and nothing else."""
+    folder = directory / DELETED
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.isdecimal():
+                shutil.rmtree(folder / name, ignore_errors=True)
+        folder.rmdir()

@@ -1,0 +1,87 @@
+"""Which exports are ours, and what belongs to them: nothing else is ever replaced.
+
+Of a folder, the report in it says so, and of a file, the one inside.  Its format says what a
+folder of it holds; a SavedModel also names its assets, and SHA256SUMS the files of a bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pax_export._files import checksums
+from pax_export._files.replacing import Belongs
+from pax_export.export.artifact import embedded
+from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
+
+_GRAPH, _ASSETS = "saved_model.pb", "assets/"
+#: What lies in a folder of any format, and no list of its files has: the report, the list
+#: itself, and a signature of all.
+_ALWAYS = (embedded.NAME, checksums.FILE, "model.sig")
+
+
+def export_of_ours(path: Path) -> Belongs | None:
+    """What belongs to an export of any format that `pax_export` wrote; None if it wrote none."""
+    if path.is_file():
+        return _nothing if _is_file_of_ours(path) else None
+    try:
+        format = _format((path / embedded.NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return None if format is None or format.suffix else _belongs(path, format)
+
+
+def saved_model(path: Path) -> Belongs | None:
+    """What belongs to a SavedModel, whoever wrote it."""
+    return _belongs(path, SAVED_MODEL) if (path / _GRAPH).is_file() else None
+
+
+def _nothing(name: str) -> bool:
+    return False
+
+
+def _is_file_of_ours(path: Path) -> bool:
+    try:
+        format = _format(embedded.read(path))
+    except (OSError, ValueError):
+        return False
+    return format is not None and bool(format.suffix)  # not a folder of ours in a zip archive
+
+
+def _format(report: str | None) -> Format | None:
+    """The format that a report tells of."""
+    try:
+        data: Any = json.loads(report or "")
+        return find(data["target"]) if isinstance(data["format"], int) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _belongs(folder: Path, format: Format) -> Belongs:
+    listed = checksums.names(folder)
+
+    def belongs(name: str) -> bool:
+        if name in _ALWAYS:
+            return True
+        if format is SAVED_MODEL and name.startswith(_ASSETS):
+            return _is_asset(folder, name.removeprefix(_ASSETS))
+        if not any(_matches(name, pattern) for pattern in format.files):
+            return False
+        return listed is None or name in listed
+
+    return belongs
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)
+
+
+def _is_asset(folder: Path, name: str) -> bool:
+    """Whether the graph names this file: as tensorflow.AssetFileDef.filename, its field 2."""
+    encoded = name.encode()
+    return (
+        len(encoded) < 128
+        and b"\x12%c%b" % (len(encoded), encoded) in (folder / _GRAPH).read_bytes()
+    )

@@ -1,0 +1,83 @@
+"""Checksums of a file of weights, in its own metadata: no byte of it changes unnoticed.
+
+The entry ``pax_export_crc32`` is JSON: the CRC-32 of each array as it lies in the file, by its
+name, and under no name that of all before the arrays, where its own digits count as zeros:
+
+    {"": "8e2f0c11", "modules.0.weight": "00d1f2a3"}
+
+A file without the entry has no checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export.weights._leaves import RESERVED
+
+ENTRY = "pax_export_crc32"
+_HEADER, _ZEROS = "", "00000000"
+#: How the entry begins, as text and as it stands in the file; no other text of ours does so.
+_BEGIN = '{"": "'
+_RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
+
+
+def of(content: Any) -> str:
+    """The checksum of bytes."""
+    return f"{zlib.crc32(content):08x}"
+
+
+def text(arrays: Mapping[str, np.ndarray]) -> str:
+    """The entry for some arrays, with zeros for the header."""
+    sums = {name: of(array.reshape(-1).view(np.uint8)) for name, array in arrays.items()}
+    return json.dumps({_HEADER: _ZEROS, **sums})
+
+
+def seal(path: Path) -> None:
+    """Puts the checksum of the header into a file that has zeros there.
+
+    The library writes the entries of the metadata in any order; equal weights are equal files,
+    so they are put in order.
+    """
+    with path.open("r+b") as file:
+        begin = file.read(8)
+        size = int.from_bytes(begin, "little")
+        header = json.loads(file.read(size))
+        header[RESERVED] = dict(sorted(header[RESERVED].items()))
+        raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(raw) <= size, "the library writes JSON with fewer bytes"
+        raw = begin + raw.ljust(size)
+        place = _digits(raw)
+        file.seek(0)
+        file.write(raw[:place] + of(raw).encode() + raw[place + len(_ZEROS) :])
+
+
+def _digits(raw: bytes) -> int:
+    """Where the digits of the header are; -1 if it has none."""
+    found = _RAW_BEGIN.search(raw)
+    return found.end() if found else -1
+
+
+def read(raw: bytes, metadata: Mapping[str, str]) -> dict[str, str] | None:
+    """The checksums of the arrays by name, from all before the arrays; None if that differs.
+
+    No single damaged byte hides the entry: either its name or how it begins is still there.
+    """
+    texts = [text for name, text in metadata.items() if name == ENTRY or text.startswith(_BEGIN)]
+    if not texts:
+        return {}
+    place = _digits(raw)
+    zeros = raw[:place] + _ZEROS.encode() + raw[place + len(_ZEROS) :]
+    try:
+        sums = json.loads(metadata[ENTRY])
+        if place >= 0 and len(texts) == 1 and sums.pop(_HEADER) == of(zeros):
+            return sums
+    except (KeyError, ValueError, AttributeError, RecursionError):
+        pass
+    return None

@@ -1,0 +1,129 @@
+"""Where checkpoints lie, what is deleted with them, and what is read back."""
+
+from __future__ import annotations
+
+import os
+
+import jax.numpy as jnp
+import pytest
+
+from pax_export.checkpoint import Checkpoints, _checkpoint, _orbax
+
+MODEL = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)}
+
+
+def save(checkpoints, *steps):
+    for step in steps:
+        checkpoints.save(step, model=MODEL)
+    checkpoints.wait()
+
+
+@pytest.mark.parametrize("name", ["lr=[0.1]", "a]b", "[", "what?", "all*", "{x}"])
+def test_a_path_that_is_a_pattern(tmp_path, name):
+    (tmp_path / "whatX").mkdir()
+    folder = tmp_path / name / "run"
+    with Checkpoints(folder, keep=2) as checkpoints:
+        save(checkpoints, 1, 2, 3)
+        checkpoints.delete(2)
+    assert sorted(os.listdir(folder)) == ["3"]
+    restored = Checkpoints(folder).restore(model=MODEL)["model"]
+    assert (restored["w"] == MODEL["w"]).all()
+    stored = Checkpoints(folder).open().on_disk("model", MODEL)
+    assert (stored["b"].read() == 1).all()
+    with Checkpoints(folder) as again:
+        save(again, 4)
+    assert again.steps == (3, 4)
+
+
+def test_a_path_that_is_a_pattern_where_no_other_leads_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(_orbax, "OPEN", "/nowhere/{}")
+    with pytest.raises(OSError, match=r"orbax takes the path of this checkpoint") as caught:
+        save(Checkpoints(tmp_path / "lr=[0.1]"), 1)
+    assert caught.value.got == "a path with [ ]"
+    assert caught.value.write == "a path without these characters, in any of its directories"
+    assert not os.listdir(tmp_path / "lr=[0.1]")
+
+
+@pytest.mark.parametrize("name", ["a[0]", "a/b", "..", "", "all*", "\0"])
+def test_names_of_trees_that_no_directory_can_have(tmp_path, name):
+    with pytest.raises(ValueError, match=r"The name of a tree is that of a directory") as caught:
+        Checkpoints(tmp_path / "run").save(1, **{name: MODEL})
+    assert caught.value.got == repr(name)
+    assert not os.listdir(tmp_path)
+
+
+def test_what_cannot_be_read_back_is_told(tmp_path, monkeypatch):
+    def broken(directory, wanted):
+        raise ValueError("no such array")
+
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(_checkpoint._orbax, "read", broken)
+    checkpoints.save(1, model=MODEL)
+    with pytest.raises(OSError, match=r"step 1 was written, and cannot be read back") as caught:
+        checkpoints.wait()
+    assert caught.value.where == f"model.b: float32[3], in {tmp_path}/1/model"
+    assert caught.value.got == "ValueError: no such array"
+    checkpoints.close()
+
+
+def test_folders_with_numbers_that_are_no_checkpoints_stay(tmp_path):
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "data.csv").write_text("1,2")
+    (tmp_path / ".deleted" / "mine").mkdir(parents=True)
+    (tmp_path / ".deleted" / "mine" / "file").write_text("x")
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        save(checkpoints, 4, 5)
+        (tmp_path / "5" / "model" / "notes.txt").write_text("the best so far")
+        save(checkpoints, 6, 7, 8)
+        assert checkpoints.steps == (3, 5, 8)
+        for step, strange in ((3, "data.csv"), (5, "model/notes.txt")):
+            with pytest.raises(OSError, match=r"belong to no checkpoint") as caught:
+                checkpoints.delete(step)
+            assert caught.value.got == strange
+            assert caught.value.where == str(tmp_path / str(step))
+    assert (tmp_path / "3" / "data.csv").read_text() == "1,2"
+    assert (tmp_path / "5" / "model" / "notes.txt").exists()
+    assert (tmp_path / ".deleted" / "mine" / "file").exists()
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        save(checkpoints, 1)
+    file = tmp_path / "1" / "about" / "metadata"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match=r"no checkpoint of pax_export, or only a part") as caught:
+        checkpoints.restore(model=MODEL)
+    assert caught.value.got == f"ValueError: {file} is a FIFO (a named pipe)"
+
+
+def test_places_that_hold_no_directory(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    for name, got in (("fifo", "a FIFO (a named pipe)"), ("one", "Too many levels of symbolic l")):
+        for call in (lambda each: each.steps, lambda each: each.save(1, model=MODEL)):
+            with pytest.raises(OSError, match=r"Checkpoints cannot lie here.\n  where: ") as caught:
+                call(Checkpoints(tmp_path / name))
+            assert caught.value.got.startswith(got)
+    with pytest.raises(
+        OSError, match=r"Checkpoints cannot lie here.\n  where: .*a\\0b\n"
+    ) as caught:
+        Checkpoints(tmp_path / "a\0b")
+    assert caught.value.got == "a path with a null character"
+
+
+def test_a_wrong_name_of_a_tree_is_told_in_a_few_lines(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, model={f"w{n}": jnp.ones(1) for n in range(140)}, optimizer=MODEL)
+    target = {f"w{n}": jnp.ones(1) for n in range(140)}
+    with pytest.raises(ValueError, match=r"no tree of this name") as caught:
+        checkpoints.restore(modle=target)
+    assert str(caught.value) == (
+        "The checkpoint has no tree of this name.\n"
+        f"  where: {tmp_path}/1\n"
+        "  got: modle; it has model, optimizer\n"
+        "  write: restore(model=...)"
+    )
+    assert len(caught.value.report.missing) == 140
+    assert checkpoints.restore(strict=False, modle=target).report.loaded == ()
