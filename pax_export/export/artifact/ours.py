@@ -69,7 +69,8 @@ def _belongs(folder: Path, format: Format) -> Belongs:
             return _is_asset(folder, name.removeprefix(_ASSETS))
         if not any(_matches(name, pattern) for pattern in format.files):
             return False
-        return listed is None or name in listed
+        # The names in a SavedModel are fixed, and TensorFlow itself checks the arrays.
+        return format is SAVED_MODEL or listed is None or name in listed
 
     return belongs
 
