@@ -11,11 +11,13 @@ A file without the entry has no checksums.
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from pax_export.weights._leaves import RESERVED
 
 ENTRY = "pax_export_crc32"
 _HEADER, _ZEROS = "", "00000000"
+#: So many bytes are worth a thread.
+_LARGE = 1 << 20
+_THREADS = min(8, os.cpu_count() or 1)
 #: How the entry begins, as text and as it stands in the file; no other text of ours does so.
 _BEGIN = '{"": "'
 _RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
@@ -33,10 +38,42 @@ def of(content: Any) -> str:
     return f"{zlib.crc32(content):08x}"
 
 
+class Computed:
+    """Checksums of arrays by name, of large ones in other threads while work goes on.
+
+    Leaving the block ends the threads; `sums` waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS)
+        self._sums: dict[str, str | Future[str]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Begins with an array, which must not change until `sums` is asked for."""
+        content = array.reshape(-1).view(np.uint8)
+        large = content.nbytes >= _LARGE
+        self._sums[name] = self._threads.submit(of, content) if large else of(content)
+
+    def sums(self) -> dict[str, str]:
+        """The checksums, in the order in which the arrays were given."""
+        return {
+            name: each if isinstance(each, str) else each.result()
+            for name, each in self._sums.items()
+        }
+
+
 def text(arrays: Mapping[str, np.ndarray]) -> str:
     """The entry for some arrays, with zeros for the header."""
-    sums = {name: of(array.reshape(-1).view(np.uint8)) for name, array in arrays.items()}
-    return json.dumps({_HEADER: _ZEROS, **sums})
+    with Computed() as computed:
+        for name, array in arrays.items():
+            computed.add(name, array)
+        return json.dumps({_HEADER: _ZEROS, **computed.sums()})
 
 
 def seal(path: Path) -> None:

@@ -148,16 +148,19 @@ def opened(path: Path) -> Iterator[WeightsFile]:
             pass  # it is a whole safetensors file
     except (OSError, library.SafetensorError) as error:
         raise _refusal(path, error) from error
-    with path.open("rb") as file:
-        yield WeightsFile(path, file)
+    with path.open("rb") as file, _checksums.Computed() as computed:
+        opened_file = WeightsFile(path, file, computed)
+        yield opened_file
+        opened_file.compare()
 
 
 class WeightsFile:
     """An open file of weights; `entries` has what is in it by name, in the order of the file."""
 
-    def __init__(self, path: Path, file: BufferedReader):
+    def __init__(self, path: Path, file: BufferedReader, computed: _checksums.Computed):
         self._path = path
         self._file = file
+        self._computed = computed
         begin = file.read(8)
         size = int.from_bytes(begin, "little")
         raw = file.read(size)
@@ -192,24 +195,31 @@ class WeightsFile:
         """Makes the array with this name; a WeightsFileError if it is not as it was written."""
         entry = self.entries[name]
         array = np.empty(entry.shape, NUMPY_NAMES[entry.code])
-        content = array.reshape(-1).view(np.uint8)
         self._file.seek(entry.offset)
-        if self._file.readinto(content.data) != array.nbytes:
+        if self._file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
             raise WeightsFileError(
                 "The file of weights became shorter while it was read.",
                 where=f"{name} in {self._path}",
                 write="a file that no other program changes; save_weights replaces files whole",
             )
-        self._compare(name, content)
+        if name in self._sums:
+            self._computed.add(name, array)
         try:
             return restored(array, entry.note)
         except (TypeError, ValueError) as error:
             raise self._damaged(f"{name} in {self._path}", str(error)) from error
 
-    def check(self, name: str) -> None:
-        """Compares an array that is read in parts with its checksum, or a WeightsFileError."""
-        if name in self._sums and (whole := self._mapped(name)).size:
-            self._compare(name, whole.reshape(-1).view(np.uint8))
+    def read_for_comparison(self, name: str) -> None:
+        """Reads the whole of an array that is wanted in parts, for `compare` alone."""
+        if name in self._sums:
+            self._computed.add(name, self._mapped(name))
+
+    def compare(self) -> None:
+        """Compares what was read with its checksums, or a WeightsFileError."""
+        for name, found in self._computed.sums().items():
+            if self._sums[name] != found:
+                where = f"{name} in {self._path}"
+                raise self._damaged(where, "its numbers differ from their checksum")
 
     def read_part(self, name: str, index: Any) -> np.ndarray:
         """Makes a part of an array that has no note, and reads no more than that."""
@@ -221,10 +231,6 @@ class WeightsFile:
         if 0 in entry.shape:
             return np.empty(entry.shape, dtype)
         return np.memmap(self._file, dtype, "r", entry.offset, entry.shape)
-
-    def _compare(self, name: str, content: np.ndarray) -> None:
-        if name in self._sums and _checksums.of(content) != self._sums[name]:
-            raise self._damaged(f"{name} in {self._path}", "its numbers differ from their checksum")
 
     def _damaged(self, where: str, got: str) -> WeightsFileError:
         return WeightsFileError(

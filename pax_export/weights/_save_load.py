@@ -197,7 +197,7 @@ def _read(file: WeightsFile, name: str, own: Any) -> Any:
     if len(sharding.device_set) == 1 or file.entries[name].note is not None:
         return jax.device_put(file.read(name), sharding)
     if sharding.is_fully_addressable:
-        file.check(name)  # several processes would each read all of it for that
+        file.read_for_comparison(name)  # several processes would each read all of it
     # Each device is given its part only; the whole is never in memory at once.
     read_part = functools.partial(file.read_part, name)
     return jax.make_array_from_callback(own.shape, sharding, read_part)

@@ -16,6 +16,7 @@ from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import make_function, make_variables, tensorflow
+from pax_export.export.formats.tflite.generated import generated_files_removed
 from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.lowered_model import lower
@@ -159,7 +160,7 @@ def _converted(store: Store, signatures: Sequence[Signature], quantize: str | No
     functions = {
         each.key: make_function(each, variables).get_concrete_function() for each in signatures
     }
-    with leftovers.scratch() as place:
+    with leftovers.scratch() as place, generated_files_removed():
         folder = str(place)
         tf.saved_model.save(root, folder, signatures=functions)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))

@@ -1,0 +1,28 @@
+"""Writers that are killed at random moments lose nothing and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.hard.size import runs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_was_there_or_what_is_new_lies_there_whole(tmp_path):
+    kills = runs(short=3, long=40)
+    command = [sys.executable, "-m", "tests.hard.kill_writers", tmp_path, str(kills)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=3000)
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(done.stdout)
+    print(done.stdout)
+    assert len(figures) == 5
+    for seen in figures.values():
+        assert seen["left"] == ["data.csv", "model"]
+        assert seen["temporary"] == []
+    # Some were killed while they wrote, and some after they had taken the place.
+    assert sum(seen["leftovers"] for seen in figures.values()) > 0
+    assert sum(seen["changed"] for seen in figures.values()) > 0
