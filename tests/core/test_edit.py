@@ -215,7 +215,9 @@ def test_methods_that_close_over_something_make_one_class():
 
     def classes():
         gc.collect()
-        return len([c for c in gc.get_objects() if issubclass(type(c), type) and issubclass(c, Dense)])
+        return len(
+            [c for c in gc.get_objects() if issubclass(type(c), type) and issubclass(c, Dense)]
+        )
 
     layer = Dense()
     one = layer.replace_method(__call__=scaled(1))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pax_export._errors import UnsupportedDtypeError
+from pax_export._errors import ExportPathError, UnsupportedDtypeError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
 from pax_export.export.orbax import config as orbax_config
 from tests.closeness import assert_close
@@ -145,10 +145,16 @@ def test_two_preprocessors_alone_are_two(tmp_path):
 def test_no_stale_file_stays(tmp_path):
     saved(tmp_path, module())
     (tmp_path / "model" / "variables" / "variables.data-00001-of-00002").write_text("stale")
-    (tmp_path / "model" / "assets" / "words.txt").write_text("stale")
     saved(tmp_path, module())
     assert not list(tmp_path.rglob("*-00001-of-00002"))
-    assert not list(tmp_path.rglob("words.txt"))
+
+
+def test_a_file_that_the_model_does_not_name_is_not_removed(tmp_path):
+    saved(tmp_path, module())
+    (tmp_path / "model" / "assets" / "words.txt").write_text("mine")
+    with pytest.raises(ExportPathError, match=r"do not belong to it(.|\n)*words\.txt"):
+        saved(tmp_path, module())
+    assert (tmp_path / "model" / "assets" / "words.txt").read_text() == "mine"
 
 
 def test_a_save_that_fails_leaves_the_old_export(tmp_path, monkeypatch):
