@@ -50,7 +50,12 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
     """True if two arrays are the same to the last bit."""
     if a.dtype != b.dtype or a.shape != b.shape or a.dtype.hasobject:
         return False
-    return a.tobytes() == b.tobytes()
+    return _bytes_of(a) == _bytes_of(b)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The bytes of an array, compared without a copy of them if it has no gaps."""
+    return memoryview(array.ravel(order="K").view(np.uint8))
 
 
 def _put(value: Any, same: dict[int, np.ndarray]) -> Any:
