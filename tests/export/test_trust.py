@@ -276,6 +276,19 @@ def test_what_jax2tf_wrote_is_let_through(tf, tmp_path):
     screen(tmp_path / "m")
 
 
+def test_what_tensorflow_1_wrote_is_let_through(tf, tmp_path):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [3], name="x")
+        y = x * v1.get_variable("v", shape=[3], use_resource=False)
+        session.run(v1.global_variables_initializer())
+        builder = v1.saved_model.Builder(str(tmp_path / "m"))
+        signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
+        builder.save()
+    screen(tmp_path / "m")
+
+
 # --- what looks honest -------------------------------------------------------------------
 
 

@@ -281,7 +281,7 @@ class _Flow:
         inputs = _inputs(node)
         if node.op in ("Select", "SelectV2") and len(inputs) == 3:
             return all(self._is_word(scope, each, alone, depth + 1) for each in inputs[1:])
-        if node.op in _SAME and _output(tensor) < len(inputs):
+        if node.op in (*_SAME, "PlaceholderWithDefault") and _output(tensor) < len(inputs):
             return self._is_word(scope, inputs[_output(tensor)], alone, depth + 1)
         if node.op != "Const":
             return False
