@@ -91,7 +91,7 @@ def add(commands: Any) -> None:
         help="test calls in this process (here) or in another, or, of savedmodel, compare the "
         "stored variables only; here, if not given",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing directory")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(call=_call)
 

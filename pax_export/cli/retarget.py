@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", metavar="DIR", help="where to write; DIR itself, if not given")
     parser.add_argument("--consumer", metavar='"tensorflow>=2.17"')
     parser.add_argument("--validate", choices=tuple(_VALIDATE), default="here")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing directory")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
     parser.add_argument("--trusted", action="store_true", help=TRUSTED)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(call=_call)

@@ -58,6 +58,8 @@ class Arguments:
             narrow = np.asarray(value).astype(dtype)
             if dtype.kind not in "iu" or np.array_equal(narrow, value):
                 return narrow
+        if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") == dtype:
+            return value.astype(dtype)  # the same numbers, in the order of bytes of this machine
         raise self.wrong_dtype(name, value.dtype)
 
     def wrong_dtype(self, name: str, given: Any) -> InvalidArgumentTypeError:

@@ -123,7 +123,8 @@ def retarget(
             ``"tensorflow>=2.15"``; refused if the model needs a newer one.
         out: the directory to make; without it the model is replaced, which
             needs ``overwrite=True``.
-        overwrite: replace what is there.
+        overwrite: replace the model itself, or an export of `pax_export`, or what
+            this function mended before; nothing else is ever replaced.
         validate: call every signature of the new model, with random inputs at
             two sizes, and compare results and gradients with the old one's
             where the installed TensorFlow can run that; ``"process"`` does it

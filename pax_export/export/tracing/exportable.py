@@ -161,6 +161,8 @@ def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Lea
 
 def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
     name = path_name(path) or "params"
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
     struct = leaf_struct(value, name)
     floating = dtypes.is_floating(struct.dtype)
     return Leaf(name, jax.tree_util.keystr(path), value, struct, trainable and floating)

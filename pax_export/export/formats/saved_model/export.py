@@ -121,7 +121,8 @@ def to_saved_model(
             mean nothing to the model or its preprocessor; each is a tuple of
             positional arguments, the only one, or a dict of all by name.  With
             `methods`, a dict over some of their keys.
-        overwrite: replace a directory that is there.
+        overwrite: replace an export of `pax_export` that is there; nothing else is
+            ever replaced.
 
     Returns:
         The report, which can be printed, and lies beside the model as

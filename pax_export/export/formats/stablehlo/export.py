@@ -71,7 +71,8 @@ def to_stablehlo(
         disabled_checks: what `jax.export.export` takes under this name.
         validate: load what was written, make calls at several sizes and compare
             with the model; ``"process"`` does it in a fresh process.
-        overwrite: replace a folder that is there.
+        overwrite: replace an export of `pax_export` that is there; nothing else is
+            ever replaced.
 
     Returns:
         The report, which can be printed, and lies in the folder as

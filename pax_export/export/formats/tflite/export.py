@@ -71,7 +71,8 @@ def to_tflite(
         validate: load what was written, make calls at several sizes with LiteRT
             and compare with jax; ``"process"`` does it in a fresh process
             without jax.
-        overwrite: replace a file that is there.
+        overwrite: replace an export of `pax_export` that is there; nothing else is
+            ever replaced.
 
     Returns:
         The report, which can be printed, and lies in the file (``unzip -p
