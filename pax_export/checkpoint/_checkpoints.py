@@ -310,6 +310,8 @@ class Checkpoints:
 
     def _kept(self, steps: Sequence[int]) -> Sequence[int]:
         """What stays: also what is no checkpoint, or holds files of somebody else."""
+        if self._retention.last is None:
+            return steps
         strange = [step for step in steps if step != self._writing and self._is_strange(step)]
         own = {step: self._metrics_of(step) for step in steps if step not in strange}
         return [*strange, *self._retention.steps(own)]

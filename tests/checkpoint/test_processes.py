@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from pax_export.checkpoint import Checkpoints
 from tests.checkpoint.on_meshes import make_state
@@ -24,12 +25,13 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_each_process_writes_its_shards(tmp_path):
+@pytest.mark.parametrize("name", ["run", "lr=[0.1]"])
+def test_each_process_writes_its_shards(tmp_path, name):
     port = free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.checkpoint.in_processes"]
-            + [str(each) for each in (tmp_path / "run", port, number, COUNT)],
+            + [str(each) for each in (tmp_path / name, port, number, COUNT)],
             cwd=ROOT,
             env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
             stdout=subprocess.PIPE,
@@ -45,12 +47,12 @@ def test_each_process_writes_its_shards(tmp_path):
             process.kill()
     for number, output in enumerate(outputs):
         assert f"process {number} done" in output, output[-3000:]
-    written = tmp_path / "run" / "2" / "model"
+    written = tmp_path / name / "2" / "model"
     assert {path.name for path in written.glob("ocdbt.process_*")} == {
         f"ocdbt.process_{number}" for number in range(COUNT)
     }
     expected = make_state()
     model = jax.eval_shape(make_state)["model"]
-    state = Checkpoints(tmp_path / "run").restore(model=model, steps={"epoch": 0})
+    state = Checkpoints(tmp_path / name).restore(model=model, steps={"epoch": 0})
     np.testing.assert_array_equal(state["model"].weight, expected["model"].weight)
     assert state["steps"] == {"epoch": 3}

@@ -7,6 +7,7 @@ folder of it holds; a SavedModel also names its assets, and SHA256SUMS the files
 from __future__ import annotations
 
 import json
+import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ def export_of_ours(path: Path) -> Belongs | None:
     """What belongs to an export of any format that `pax_export` wrote; None if it wrote none."""
     if path.is_file():
         return _nothing if _is_file_of_ours(path) else None
+    report = path / embedded.NAME
     try:
-        format = _format((path / embedded.NAME).read_text(encoding="utf-8"))
+        format = _format(report.read_text(encoding="utf-8")) if report.is_file() else None
     except (OSError, ValueError):
         return None
     return None if format is None or format.suffix else _belongs(path, format)
@@ -81,8 +83,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _is_asset(folder: Path, name: str) -> bool:
     """Whether the graph names this file: as tensorflow.AssetFileDef.filename, its field 2."""
-    encoded = name.encode()
-    return (
-        len(encoded) < 128
-        and b"\x12%c%b" % (len(encoded), encoded) in (folder / _GRAPH).read_bytes()
-    )
+    encoded, graph = os.fsencode(name), folder / _GRAPH
+    if len(encoded) > 127 or not graph.is_file():
+        return False
+    return b"\x12%c%b" % (len(encoded), encoded) in graph.read_bytes()
