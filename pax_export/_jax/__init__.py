@@ -1,31 +1,39 @@
 """The only room that knows versions of jax, or anything jax does not promise."""
 
-from pax_export._jax._convolutions import symbolic_convolutions
-from pax_export._jax._dimensions import scope_constraints
-from pax_export._jax._platforms import allow_symbolic_padding, call_here, neutral_platform
-from pax_export._jax._processes import Joined, devices_are_known, join_processes
-from pax_export._jax._programs import (
-    call_part,
-    call_with_constants,
-    needed_part,
-    read_arguments,
-)
-from pax_export._jax._trace import Primitive, is_tracer, trace_state
+from __future__ import annotations
 
-__all__ = [
-    "Joined",
-    "Primitive",
-    "allow_symbolic_padding",
-    "call_here",
-    "call_part",
-    "call_with_constants",
-    "devices_are_known",
-    "is_tracer",
-    "join_processes",
-    "needed_part",
-    "neutral_platform",
-    "read_arguments",
-    "scope_constraints",
-    "symbolic_convolutions",
-    "trace_state",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pax_export._jax._trace import Primitive as Primitive
+from pax_export._jax._trace import is_tracer as is_tracer
+from pax_export._jax._trace import trace_state as trace_state
+
+if TYPE_CHECKING:
+    from pax_export._jax._convolutions import symbolic_convolutions as symbolic_convolutions
+    from pax_export._jax._dimensions import scope_constraints as scope_constraints
+    from pax_export._jax._platforms import allow_symbolic_padding as allow_symbolic_padding
+    from pax_export._jax._platforms import call_here as call_here
+    from pax_export._jax._platforms import neutral_platform as neutral_platform
+    from pax_export._jax._processes import devices_are_known as devices_are_known
+    from pax_export._jax._processes import join_processes as join_processes
+    from pax_export._jax._programs import call_part as call_part
+    from pax_export._jax._programs import call_with_constants as call_with_constants
+    from pax_export._jax._programs import needed_part as needed_part
+    from pax_export._jax._programs import read_arguments as read_arguments
+
+# Every program imports this room, and only exporters and many processes need more of it.
+_HOMES = {
+    "_convolutions": "symbolic_convolutions",
+    "_dimensions": "scope_constraints",
+    "_platforms": "allow_symbolic_padding call_here neutral_platform",
+    "_processes": "devices_are_known join_processes",
+    "_programs": "call_part call_with_constants needed_part read_arguments",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

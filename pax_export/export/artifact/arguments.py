@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export.artifact import dtypes
+from pax_export.export.artifact import dimensions, dtypes
 from pax_export.export.artifact.report import DEFAULT, SignatureInfo
 from pax_export.export.artifact.structure import collect
 
@@ -90,12 +90,49 @@ class Arguments:
                     wrong |= size == 0 or size != first
             if wrong:
                 known = (f"{name} = {size} by {source}" for name, (size, source) in sizes.items())
+                zero = [name for name, (size, _) in sizes.items() if size == 0]
+                least = f", {' and '.join(zero)} at least 1" if zero else ""
                 raise InvalidArgumentError(
                     "An argument has another shape than the exported one.",
                     where=f"{self.key}: {entry.name}",
                     got=f"{list(given)}" + "".join(f", {text}" for text in known),
-                    write=f"[{', '.join(map(str, entry.shape))}]",
+                    write=f"[{', '.join(map(str, entry.shape))}]{least}",
                 ) from cause
+
+    def empty_outputs(self, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray] | None:
+        """The outputs by name where a size is 0 and leaves nothing of any of them, or None.
+
+        No runtime needs to be asked what is in them; and jax's programs, and some
+        runtimes, take no size of 0.
+        """
+        info, sizes = self._info, self._sizes(shapes)
+        if info.assigns or 0 not in sizes.values():
+            return None
+        try:
+            fits = all(
+                tuple(shapes[each.name]) == dimensions.shape(each.shape, sizes)
+                for each in info.inputs
+            )
+            if not (fits and all(dimensions.holds(text, sizes) for text in info.constraints)):
+                return None
+            found = {each.name: dimensions.shape(each.shape, sizes) for each in info.outputs}
+        except ValueError:  # a size that these do not tell
+            return None
+        if any(min(shape, default=1) != 0 for shape in found.values()):
+            return None
+        return {
+            each.name: np.zeros(found[each.name], dtypes.numpy_dtype(each.dtype))
+            for each in info.outputs
+        }
+
+    def _sizes(self, shapes: Mapping[str, tuple]) -> dict[str, int]:
+        """The symbolic sizes of a call, as far as the inputs say them by name alone."""
+        return {
+            dimension: size
+            for entry in self._info.inputs
+            for size, dimension in zip(shapes[entry.name], entry.shape)
+            if isinstance(dimension, str) and dimension.isidentifier()
+        }
 
 
 def is_of_jax(value: Any) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import allow_symbolic_padding, call_here, neutral_platform
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
+from pax_export.export.lowering.empty_batches import let_be_empty, may_be_empty
+from pax_export.export.lowering.shardings import drop_shardings, says_shardings
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced, places
@@ -85,12 +87,12 @@ def lower_traced(
         function = jax.jit(lambda values: traced.with_constants(values, count, False))
     try:
         exported = _export(function, operands, platforms)
-        module, neutral = portable(exported.mlir_module_serialized, names=names), False
+        module, neutral = _portable(exported, names=names), False
     except (NotImplementedError, UnsupportedOperationError) as error:
         # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
         # no consumer has.  A machine that nobody knows gets rules for all.
         exported = _export_neutral(traced, function, operands, error)
-        module, neutral = portable(exported.mlir_module_serialized, XLA_EXPANDS, names), True
+        module, neutral = _portable(exported, XLA_EXPANDS, names), True
     return Lowered(
         module,
         tuple(exported.module_kept_var_idx),
@@ -100,6 +102,13 @@ def lower_traced(
         neutral,
         exported=exported if neutral else None,
     )
+
+
+def _portable(exported: Any, *arguments: Any, **options: Any) -> Portable:
+    """An export as what one device serves, with empty batches where they leave no result."""
+    empty = may_be_empty(result.shape for result in exported.out_avals)
+    serialized = exported.mlir_module_serialized
+    return portable(serialized, *arguments, **options, empty=empty, single=True)
 
 
 def _export(function: Any, operands: Sequence[Any], platforms: Sequence[str]) -> Any:
@@ -206,15 +215,22 @@ def portable(
     allowed: frozenset[str] | None = frozenset(),
     names: Mapping[int, str] | None = None,
     changes: Counter[str] | None = None,
+    empty: Collection[str] = (),
+    single: bool = False,
 ) -> Portable:
     """Makes the serialised module of a `jax.export.Exported` portable.
 
     Custom calls may stand in it that every consumer has, and those `allowed`; None for any.
-    `changes` is filled with what was said in another way, and how often.
+    `changes` is filled with what was said in another way, and how often.  Sizes that are
+    `empty` may be 0; and where devices are named, `single` leaves one.
     """
     stablehlo.register_stablehlo_passes()
     with mlir.make_ir_context() as context:
         module = _parse(context, serialized)
+        if single and says_shardings(serialized):
+            drop_shardings(module, list(_operations(module.operation)))
+        if empty:
+            let_be_empty(list(_operations(module.operation)), empty)
         if allowed is not None:
             _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS)
         _name_operands(module, names or {})

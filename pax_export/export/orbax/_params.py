@@ -110,6 +110,7 @@ class Model:
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, _ARRAYS)]
         self._others = {i: x for i, (_, x) in enumerate(paths) if not isinstance(x, _ARRAYS)}
         self._specs = [specs[place] for place in self._places]
+        self._flags = [flags[place] for place in self._places]
         legal = (_ILLEGAL.sub("_", _joined(paths[place][0])) for place in self._places)
         names = distinct(name.lstrip("_/\\>-") or "params" for name in legal)
         taken: dict[int, tuple] = {}
@@ -122,6 +123,7 @@ class Model:
                 value = value.copy()  # one array that stands for leaves of two kinds
             # A Python number takes part in arithmetic as one.
             struct = leaf_struct(given if isinstance(given, _NUMBERS) else value, name)
+            # Of integers there is no gradient; their variables are marked as was asked.
             trains = flags[place] and bool(jax.numpy.issubdtype(struct.dtype, jax.numpy.inexact))
             leaves.append(Leaf(name, jax.tree_util.keystr(path), None, struct, trains))
             arrays.append(value)
@@ -137,7 +139,7 @@ class Model:
             first.setdefault(place, index)
         make = self._placement.variable
         variables = [
-            make(each.value, self.leaves[index].name, each.trainable, self._specs[index])
+            make(each.value, self.leaves[index].name, self._flags[index], self._specs[index])
             for each, index in zip(store.variables, first.values())
         ]
         self.params, self.store, self.variables = params, store, variables

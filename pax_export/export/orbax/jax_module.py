@@ -44,7 +44,7 @@ class JaxModule(tf.Module):
             paths, ``layers.0.kernel``; other leaves stay as they are.
         apply_fn: a function of the params and one input, which may be nested,
             or a mapping of method keys to such functions.
-        trainable: which params are trainable: all, none (the default), or a
+        trainable: which params are trainable, integers too: all, none (the default), or a
             pytree of bools that may end above the leaves.
         input_polymorphic_shape: the symbolic shapes of the input, ``"b, ..."``
             for all its arrays or a pytree of such texts; for a mapping of

@@ -46,8 +46,8 @@ def apply(params, x):
     return {"y": x @ params["w"] * params["scale"] + params["b"]}
 
 
-def module(given, **arguments):
-    return orbax.JaxModule(given, apply, input_polymorphic_shape="b, ...", **arguments)
+def module(given, function=apply, **arguments):
+    return orbax.JaxModule(given, function, input_polymorphic_shape="b, ...", **arguments)
 
 
 def refusal(make):
@@ -87,6 +87,27 @@ def export(directory):
         found["layouts"], found["shards"] = layouts(made), shards(made)
         manager = orbax.ExportManager(made, [CONFIG])
         manager.save(directory + "/1")
+
+        def placed(params, x):
+            y = jax.lax.with_sharding_constraint(
+                apply(params, x)["y"], NamedSharding(mesh, PartitionSpec(None, "y"))
+            )
+            on_x = NamedSharding(mesh, PartitionSpec(None, "x"))
+            return {"y": jax.jit(lambda y: y, in_shardings=on_x, out_shardings=on_x)(y)}
+
+        def by_hand(params, x):
+            spec = PartitionSpec("x")
+            run = jax.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=spec, out_specs=spec)
+            return {"y": run(params["b"]) + x}
+
+        arguments = {"pspecs": SPECS, "allow_multi_axis_sharding_consolidation": True}
+        of_places = module(given, placed, **arguments)
+        orbax.ExportManager(of_places, [CONFIG]).save(directory + "/placed")
+        found["by hand"] = refusal(
+            lambda: orbax.ExportManager(module(given, by_hand, **arguments), [CONFIG]).save(
+                directory + "/by_hand"
+            )
+        )
     found["outside"] = refusal(lambda: module(given, pspecs=SPECS))
     made.update_variables(params(mesh, 2))  # the module knows its mesh
     found["updated"] = shards(made)[0]

@@ -53,6 +53,7 @@ def test_variables_are_sharded_as_the_arrays(exported):
         ("no specs", "`pspecs` is not specified"),
         ("several axes", "sharded across more than one axis"),
         ("uneven", "must be a multiple of the size of mesh axis"),
+        ("by hand", "says what each device computes"),
         ("outside", "JaxModule is not created within a DTensor export context"),
     ],
 )
@@ -68,6 +69,13 @@ def test_an_update_keeps_the_sharding(exported):
     for name, factor in (("1", 1), ("2", 2)):
         output = tf.saved_model.load(str(folder / name)).signatures["s"](x=tf.constant(x))
         assert_close(output["y"], x @ (factor * w) * 2 * factor + factor * b)
+
+
+def test_a_function_that_asks_for_places_is_exported_without_them(exported):
+    folder, _ = exported
+    x = np.ones((2, 8), np.float32)
+    output = tf.saved_model.load(str(folder / "placed")).signatures["s"](x=tf.constant(x))
+    assert_close(output["y"], x @ np.arange(64.0).reshape(8, 8) * 2 + np.arange(8.0))
 
 
 def test_a_process_with_another_mesh_restores_it(exported):

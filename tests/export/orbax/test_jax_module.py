@@ -9,7 +9,7 @@ import tensorflow as tf
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, UnsupportedDtypeError
-from pax_export.export.orbax import JaxModule, constants
+from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig, constants
 from pax_export.export.orbax.modules.tensorflow_module import TensorFlowModule
 from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, call, linear, module, params, x_spec
@@ -60,9 +60,12 @@ def test_variables_are_named_by_their_paths():
     [
         (None, set()),
         (False, set()),
-        (True, {"deep.k:0", "deep.l:0", "w:0"}),  # not the integer
+        (True, {"deep.k:0", "deep.l:0", "steps:0", "w:0"}),  # the integer as well
         ({"deep": True, "steps": False, "w": False}, {"deep.k:0", "deep.l:0"}),
-        ({"deep": {"k": False, "l": True}, "steps": True, "w": True}, {"deep.l:0", "w:0"}),
+        (
+            {"deep": {"k": False, "l": True}, "steps": True, "w": True},
+            {"deep.l:0", "steps:0", "w:0"},
+        ),
     ],
 )
 def test_trainable_is_a_bool_or_begins_the_pytree(trainable, expected):
@@ -74,6 +77,28 @@ def test_trainable_is_a_bool_or_begins_the_pytree(trainable, expected):
     made = JaxModule(given, lambda params, x: x, trainable=trainable)
     assert {variable.name for variable in made.trainable_variables} == expected
     assert made.with_gradient == bool(expected)
+
+
+def test_gradients_beside_integers_that_are_called_trainable(tmp_path):
+    given = {"w": jnp.arange(6.0).reshape(3, 2), "steps": jnp.int32(3)}
+
+    def apply(params, x):
+        return {"y": x @ params["w"] * params["steps"]}
+
+    made = JaxModule(given, apply, trainable=True, input_polymorphic_shape="b, ...")
+    manager = ExportManager(made, [ServingConfig("s", [x_spec()])])
+    manager.save(tmp_path / "1")
+    for function, variables in (
+        (made.methods[KEY], made.trainable_variables),
+        (manager.load(tmp_path / "1"), None),
+    ):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(function(tf.constant(X))["y"])
+        variables = tape.watched_variables() if variables is None else variables
+        assert {each.name for each in variables} == {"w:0", "steps:0"}
+        found = dict(zip([v.name for v in variables], tape.gradient(loss, variables)))
+        assert found["steps:0"] is None
+        assert_close(found["w:0"], jax.grad(lambda w: (X @ w * 3).sum())(given["w"]))
 
 
 def test_trainable_of_another_structure_is_refused():
