@@ -34,15 +34,18 @@ def is_small_array(value: Any) -> bool:
 
 
 def is_record(value: Any) -> bool:
-    """True for a dataclass compared by its fields that can change, or whose fields can."""
+    """True for a dataclass that is compared by its fields."""
     kind = type(value)
     if not hasattr(kind, "__dataclass_fields__") or kind.__eq__ is object.__eq__:
         return False
-    if isinstance(value, type) or hasattr(kind, "_pax_flat"):  # modules are compared as such
-        return False
-    if not kind.__dataclass_params__.frozen:
+    return not hasattr(kind, "_pax_flat")  # modules are compared as such
+
+
+def _can_change(record: Any) -> bool:
+    """True for a dataclass that is not frozen, or holds what can change."""
+    if not type(record).__dataclass_params__.frozen:
         return True
-    return any(has_container(part) for part in record_of(value).values())
+    return any(map(has_container, record_of(record).values()))
 
 
 def record_of(value: Any) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def has_container(value: Any) -> bool:
         return any(has_container(x) for x in value)
     if kind in PARTIALS:
         return any(map(has_container, (value.func, *value.args, *value.keywords.values())))
-    return is_small_array(value) or is_record(value)
+    return is_small_array(value) or (is_record(value) and _can_change(value))
 
 
 def copy_containers(value: Any) -> Any:

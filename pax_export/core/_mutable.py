@@ -35,6 +35,7 @@ from pax_export.core._tree import (
     current_kinds,
     flatten,
     forget,
+    is_as_seen,
     kind_of,
     known_moduledef,
     set_flat,
@@ -194,6 +195,10 @@ def take_over(node: Node, other: Node) -> None:
         update_moduledef(node, current_kinds(other))
 
 
+# What holds what it held if `is_as_seen` says so; of other containers nobody knows.
+_WATCHED = frozenset({list, tuple, dict})
+
+
 # --- attributes ---------------------------------------------------------------------
 
 
@@ -224,18 +229,20 @@ def _swap(node: Node, name: str, value: Any) -> bool:
     return True
 
 
-def refresh(node: Node) -> None:
+def refresh(node: Node, *, unseen: bool = False) -> None:
     """Looks again at the containers of a module that was open for change.
 
     A container that was all arrays may hold something else now.  One without
     any array stays a subtree: it belongs to a tree of masks or shapes.
     """
     moduledef, values = known_moduledef(node)
+    same = not unseen and is_as_seen(node)
+    looked_at = array_types | _WATCHED if same else array_types
     arrays = zip(moduledef.names[: moduledef.array_count], values)
-    changed = [n for n, v in arrays if type(v) not in array_types and kind_of(v) is MIXED]
+    changed = [n for n, v in arrays if type(v) not in looked_at and kind_of(v) is MIXED]
     if changed:
         update_moduledef(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
-    else:
+    elif not same:
         watch_again(node)
 
 

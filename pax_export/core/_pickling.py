@@ -100,5 +100,5 @@ def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> An
     node = object.__new__(cls)
     begin(node, attributes)
     update_moduledef(node, {n: ARRAYS if n in names else STATIC for n in attributes})
-    refresh(node)
+    refresh(node, unseen=True)
     return node

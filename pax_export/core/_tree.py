@@ -226,20 +226,29 @@ def attributes_of(node: Node) -> dict[str, Any]:
     return attributes
 
 
-def _kind_at(node: Node, name: str) -> str:
+def _kinds(node: Node, known: Mapping[str, str]) -> dict[str, str]:
+    """What each attribute is; those not in `known` are looked at."""
+    attributes = attributes_of(node)
     try:
-        return kind_of(attributes_now(node)[name])
+        return {name: known.get(name) or kind_of(value) for name, value in attributes.items()}
     except InvalidArgumentError as error:
-        error.where = f"{type(node).__qualname__}.{name}"
+        error.where = f"{type(node).__qualname__}.{_refused(attributes)}"
         raise
+
+
+def _refused(attributes: Mapping[str, Any]) -> str:
+    for name, value in attributes.items():
+        try:
+            kind_of(value)
+        except InvalidArgumentError:
+            return name
+    return ""
 
 
 def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
     """Brings a module's moduledef up to date; attributes not in `kinds` are looked at."""
     attributes = attributes_of(node)
-    known = kinds or {}
-    kinds = {name: known.get(name) or _kind_at(node, name) for name in attributes}
-    moduledef = _describe(node, kinds)
+    moduledef = _describe(node, _kinds(node, kinds or {}))
     set_kinds(node, None)
     subtrees = [attributes[n] for n in moduledef.names]
     if moduledef.uncached:
@@ -322,12 +331,27 @@ def _changing_leaves(value: Any) -> list[Any]:
     return [leaf for leaf in leaves if not is_array(leaf) and has_container(leaf)]
 
 
+def is_as_seen(node: Node) -> bool:
+    """True if every container of a module holds what it held at the last look."""
+    pair = _kept_flat(node)
+    if pair is not None:
+        return type(pair) is not Watched or not changed(pair.seen)
+    moduledef, seen, attributes = node._pax_moduledef, node._pax_seen, attributes_of(node)
+    if seen is None or changed(seen[0]):
+        return False
+    subtrees = [attributes[name] for name in moduledef.names]
+    return seen[1] == _leaves_key(moduledef, subtrees) and all(
+        static_key(attributes[name]) == static_key(moduledef.static[name])
+        for name in moduledef.containers
+    )
+
+
 def watch_again(node: Node) -> None:
     """Writes down anew what the containers hold of a module that is being closed."""
     pair = _kept_flat(node)
     if pair is None:
         update_moduledef(node, current_kinds(node))
-    elif type(pair) is Watched and changed(pair.seen):
+    else:
         set_flat(node, watched((pair[0], pair[1])))
 
 
@@ -343,7 +367,8 @@ def _look_again(node: Node, pair: Watched) -> tuple[tuple, ModuleDef]:
         (children, moduledef), (container, _) = pair, found
         name = next((n for n, x in zip(moduledef.names, children) if holds(x, container)), "")
         kinds = current_kinds(node)
-        kinds[name] = MIXED if _kind_at(node, name) is MIXED else ARRAYS
+        now = _kinds(node, {n: kind for n, kind in kinds.items() if n != name})
+        kinds[name] = MIXED if now[name] is MIXED else ARRAYS
         warn_of_change(type(node), name, container)
         update_moduledef(node, kinds)
         return node._pax_flat
@@ -386,12 +411,10 @@ def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
     """Flattens a module whose containers may have changed since its last moduledef."""
     attributes = attributes_of(node)
     known = current_kinds(node) if node._pax_moduledef is not None else {}
-    kinds = {}
-    for name, value in attributes.items():
-        kind = known.get(name)
-        if kind is None or (kind is MIXED and not shows_static_leaves(value)):
-            kind = _kind_at(node, name)
-        kinds[name] = kind
+    for name in [n for n, kind in known.items() if kind is MIXED]:
+        if not shows_static_leaves(attributes[name]):
+            del known[name]
+    kinds = _kinds(node, known)
     moduledef = _describe(node, kinds)
     children = [attributes[name] for name in moduledef.names]
     _compare(node, moduledef, children)
