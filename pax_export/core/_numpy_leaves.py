@@ -55,7 +55,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     """The bytes of an array, compared without a copy of them if it has no gaps."""
-    return memoryview(array.ravel(order="K").view(np.uint8))
+    return array.ravel(order="K").view(np.uint8).data
 
 
 def _put(value: Any, same: dict[int, np.ndarray]) -> Any:
