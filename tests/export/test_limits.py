@@ -343,3 +343,12 @@ def test_inputs_of_any_size_are_not_made():
 def test_constraints_of_any_number_end():
     constraints = [f"n >= {number}" for number in range(200_000)] + ["n <= 0"]
     assert choose([("n",)], constraints) == []
+
+
+def test_the_names_of_a_list(whole, tmp_path):
+    from pax_export._files import checksums
+
+    assert checksums.names(tmp_path) is None
+    assert "pax_export.json" in (checksums.names(whole / "bundle") or ())
+    os.mkfifo(tmp_path / checksums.FILE)
+    assert checksums.names(tmp_path) is None
