@@ -45,7 +45,7 @@ _COPY = "a copy of the whole folder, as it was written"
 
 
 def write(
-    directory: Path, known: Mapping[str, str] | None = None, names: Iterable[str] | None = None
+    directory: Path, known: Mapping[str, str] | None = None, files: Iterable[str] | None = None
 ) -> dict[str, str]:
     """Writes the hashes of the files of a folder, those that are known without reading.
 
@@ -54,9 +54,9 @@ def write(
     Returns:
         The hashes, by the names of the files.
     """
-    if names is None:
-        names = [file.name for file in directory.iterdir() if file.name != FILE]
-    sums = {name: (known or {}).get(name) or digest(directory / name) for name in sorted(names)}
+    if files is None:
+        files = [file.name for file in directory.iterdir() if file.name != FILE]
+    sums = {name: (known or {}).get(name) or digest(directory / name) for name in sorted(files)}
     lines = [f"{each}  {name}\n" for name, each in sums.items()]
     (directory / FILE).write_text("".join(lines), encoding="utf-8")
     return sums

@@ -296,6 +296,16 @@ def test_every_byte_around_a_report_is_known(tmp_path, append):
         assert found is None or not embedded.is_whole(file, found, digest), at
 
 
+@pytest.mark.parametrize("append", [embedded.append_zip, embedded.append_field])
+def test_a_report_that_lost_its_hash_is_told_from_one_that_never_had_one(tmp_path, append):
+    file = tmp_path / "model"
+    file.write_bytes(b"\x08\x07")
+    append(file, '{"sha256": "..."}')
+    file.write_bytes(file.read_bytes().replace(b'"sha256"', b'"sha246"'))
+    with pytest.raises(ValueError, match="not as it was written|Bad CRC"):
+        embedded.read(file)
+
+
 def test_the_archive_is_one_for_everybody(whole, tmp_path):
     with zipfile.ZipFile(whole / "m.tflite") as archive:
         assert archive.testzip() is None
@@ -333,3 +343,12 @@ def test_inputs_of_any_size_are_not_made():
 def test_constraints_of_any_number_end():
     constraints = [f"n >= {number}" for number in range(200_000)] + ["n <= 0"]
     assert choose([("n",)], constraints) == []
+
+
+def test_the_names_of_a_list(whole, tmp_path):
+    from pax_export._files import checksums
+
+    assert checksums.names(tmp_path) is None
+    assert "pax_export.json" in (checksums.names(whole / "bundle") or ())
+    os.mkfifo(tmp_path / checksums.FILE)
+    assert checksums.names(tmp_path) is None

@@ -5,6 +5,8 @@ tox runs this in environments of its own, which have jax2onnx.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 
 import jax
@@ -16,6 +18,7 @@ import pax_export as pax
 from pax_export import _errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec, to_onnx
+from pax_export.export.artifact import embedded
 from tests.closeness import assert_close
 from tests.docs.pages import ROOT
 from tests.export.models import Counter, Net, affine, affine_params, random
@@ -168,8 +171,52 @@ def test_damaged_files(tmp_path, path):
     content = path.read_bytes()
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(content.replace(b"MatMul", b"NatNul").replace(b"Gemm", b"Genn"))
+    with pytest.raises(_errors.ExportPathError, match="not as it was written"):
+        load(damaged)
+    # As 0.1.0 wrote it: the report without a hash.
+    report = json.loads(embedded.read(path))
+    digest = report["details"].pop("sha256")
+    (model,) = (
+        content[:size]
+        for size in range(len(content) - 1, 0, -1)
+        if hashlib.sha256(content[:size]).hexdigest() == digest
+    )
+    damaged.write_bytes(model.replace(b"MatMul", b"NatNul").replace(b"Gemm", b"Genn"))
+    embedded.append_field(damaged, json.dumps(report))
     with pytest.raises(_errors.ExportPathError, match="onnxruntime cannot read"):
         load(damaged)
+
+
+def test_every_flipped_byte_is_found(tmp_path, path):
+    content = path.read_bytes()
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 8
+        (tmp_path / "changed.onnx").write_bytes(changed)
+        with pytest.raises(_errors.ExportPathError):
+            load(tmp_path / "changed.onnx")
+
+
+def test_weights_in_a_file_elsewhere_are_not_read(tmp_path, path):
+    """ONNX lets a weight name another file; onnxruntime takes none outside of the folder."""
+    import onnx
+
+    (tmp_path / "secret").write_bytes(bytes(1 << 10))
+    (tmp_path / "inner").mkdir()
+    model = onnx.load(path)
+    tensor = next(each for each in model.graph.initializer if each.raw_data)
+    count = len(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "../secret"), ("length", str(count))):
+        tensor.external_data.add(key=key, value=value)
+    report = json.loads(embedded.read(path))
+    del report["details"]["sha256"]
+    del model.metadata_props[:]
+    (tmp_path / "inner" / "m.onnx").write_bytes(model.SerializeToString())
+    embedded.append_field(tmp_path / "inner" / "m.onnx", json.dumps(report))
+    with pytest.raises(_errors.ExportPathError, match="onnxruntime cannot read"):
+        load(tmp_path / "inner" / "m.onnx")
 
 
 def test_the_guide_runs(tmp_path, monkeypatch):

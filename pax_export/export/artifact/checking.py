@@ -43,7 +43,7 @@ def check_sums(path: Path) -> None:
 
 def write_sums(directory: Path) -> None:
     """Writes the hashes of a SavedModel, of all that TensorFlow does not look at itself."""
-    checksums.write(directory, names=_of_saved_model(directory))
+    checksums.write(directory, files=_of_saved_model(directory))
 
 
 def _of_saved_model(path: Path) -> list[str]:

@@ -130,12 +130,18 @@ def _read(path: Path) -> str | None:
                 text = entry.read(_LARGEST + 1)
                 _check_size(len(text))
                 return text.decode()
+    found: dict[bytes, bytes] = {}
     with path.open("rb") as file:
         for _, content in _fields(file, (_METADATA_PROPS,)):
             pair = dict(_fields(BytesIO(content), (1, 2)))
-            if pair.get(1) == NAME.encode():
-                return pair[2].decode()
-    return None
+            if pair.get(1) in (NAME.encode(), _HASH):
+                found[pair[1]] = pair[2]
+    text = found.get(NAME.encode())
+    if text is None:
+        return None
+    if _HASH in found and found[_HASH] != hashlib.sha256(text).hexdigest().encode():
+        raise ValueError("it is not as it was written")
+    return text.decode()
 
 
 def _check_size(size: int) -> None:
