@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
+from pax_export._files import file_types, replacing, single_file
 from pax_export._optional import require
 from pax_export.cli import _factory
 from pax_export.cli._failure import DONE, EXIT_CODES, TRUSTED, told
@@ -175,10 +178,39 @@ def _save(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
         name: value.astype(np.float32) if value.dtype.kind == "V" else value
         for name, value in outputs.items()
     }
+    place = Path(os.path.realpath(file))
+    if _holds_something_else(place):
+        raise ExportPathError(
+            "This is no archive of arrays, so it is not replaced.",
+            where=str(file),
+            got=f"a file that {replacing.begin(place)}",
+            write="another path, or remove it yourself",
+        )
     try:
-        with file.open("wb") as stream:  # np.savez would put another end on the name
+        with _stream_to(place) as stream:  # np.savez would put another end on the name
             np.savez(stream, allow_pickle=False, **arrays)
     except OSError as error:
         raise ExportPathError(
             "The outputs cannot be written.", where=str(file), got=error
         ) from error
+
+
+@contextmanager
+def _stream_to(place: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of the old one whole; a pipe or a device is written into."""
+    if file_types.unusual(place) or not place.parent.is_dir():
+        with place.open("wb") as stream:
+            yield stream
+    else:
+        with single_file.replaced(place, _archive) as file, file.open("wb") as stream:
+            yield stream
+
+
+def _holds_something_else(place: Path) -> bool:
+    return place.is_file() and place.stat().st_size > 0 and _archive(place) is None
+
+
+def _archive(file: Path) -> replacing.Belongs | None:
+    """Of what lies at a path: the outputs of a call, as a .npz file."""
+    with file.open("rb") as stream:
+        return (lambda name: False) if stream.read(2) == b"PK" else None

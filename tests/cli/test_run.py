@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -92,6 +93,24 @@ def test_an_output_that_cannot_be_written(saved, call):
     saved({}, lambda p, x: x, spec("n, 3"))
     code, _, error = call("run", "out", "--input", "x.npy", "--output", "no/where.npz")
     assert (code, "error: The outputs cannot be written." in error) == (1, True)
+
+
+def test_an_output_replaces_outputs_and_nothing_else(saved, call, here):
+    saved({}, lambda p, x: x, spec("n, 3"))
+    for _ in range(2):
+        assert call("run", "out", "--input", "x.npy", "--output", "y.npz")[0] == 0
+    before = (here / "x.npy").read_bytes()
+    code, _, error = call("run", "out", "--input", "x.npy", "--output", "x.npy")
+    assert code == 1
+    assert "error: This is no archive of arrays, so it is not replaced. where: x.npy;" in error
+    assert r'got: a file that begins with b"\x93NUMPY' in error
+    assert (here / "x.npy").read_bytes() == before
+    assert not list(here.glob(".*"))
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert call("run", "out", "--input", "x.npy", "--output", "pipe")[0] == 0
+    assert os.read(reader, 2) == b"PK"
+    os.close(reader)
 
 
 def test_a_directory_without_an_export(here, call):

@@ -70,7 +70,7 @@ def trial(writer, folder, kills):
     draw, seen = random.Random(writer.suffix), {"kills": kills, "leftovers": 0, "changed": 0}
     there = "two"
     for _ in range(kills):
-        child = in_fork(lambda: work(writer, path))
+        child = in_fork(lambda last=there: work(writer, path, last))
         time.sleep(draw.uniform(0.2, 1.8) * span)
         assert os.waitpid(child, os.WNOHANG) == (0, 0), "a save failed"
         os.kill(child, signal.SIGKILL)
@@ -86,9 +86,11 @@ def trial(writer, folder, kills):
     return seen | {"left": sorted(os.listdir(folder))}
 
 
-def work(writer, path):
+def work(writer, path, last):
+    """Saves again and again, in turn; what lies there already comes second."""
+    names = sorted(VALUES, key=lambda name: name == last)
     for turn in count():
-        writer.save(path, list(VALUES)[turn % 2])
+        writer.save(path, names[turn % 2])
 
 
 def in_fork(call):
