@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module
 from pax_export.nn._arguments import common_dtype, integer, repr_method, wide
+from pax_export.nn._explicit import computed, explicit_mesh, joined, spec_of
 from pax_export.nn._linear import Linear
 
 # What a hidden logit becomes: small enough that its weight is 0, and finite, so
@@ -81,13 +82,22 @@ class MultiHeadAttention(Module):
             InvalidArgumentError: (a ValueError) the shape of the mask does not broadcast.
             InvalidArgumentTypeError: (a TypeError) another width than `model_size`.
         """
-        query_heads = self._heads(self.query_projection(query))
-        key_heads = self._heads(self.key_projection(key))
-        value_heads = self._heads(self.value_projection(value))
-        weights = self._weights(query_heads, key_heads, mask).astype(value_heads.dtype)
-        heads = jnp.einsum("...htT,...Thd->...thd", weights, value_heads)
-        joined = heads.reshape((*heads.shape[:-2], self.model_size))
-        return self.output_projection(joined)
+        query = self.query_projection(query)
+        key = self.key_projection(key)
+        value = self.value_projection(value)
+
+        def attended(query: Any, key: Any, value: Any, mask: Any) -> jax.Array:
+            query_heads, key_heads, value_heads = map(self._heads, (query, key, value))
+            weights = self._weights(query_heads, key_heads, mask).astype(value_heads.dtype)
+            heads = jnp.einsum("...htT,...Thd->...thd", weights, value_heads)
+            return heads.reshape((*heads.shape[:-2], self.model_size))
+
+        if explicit_mesh(query, key, value) is None:
+            return self.output_projection(attended(query, key, value, mask))
+        # By jax's rules heads would have to be split as channels are, mask and all.
+        operands = (query, key, value, mask if mask is None else jnp.asarray(mask))
+        found = computed(attended, operands, lambda: joined(*spec_of(query)))
+        return self.output_projection(found)
 
     def _heads(self, x: jax.Array) -> jax.Array:
         """``[..., t, model_size]`` as ``[..., t, num_heads, key_size]``."""

@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export.core import Module, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
+from pax_export.nn._explicit import computed, joined, spec_of
 from pax_export.nn._state import EMA
 from pax_export.nn._train_mode import closed_in_train_mode
 
@@ -72,13 +74,17 @@ class _BatchNorm(Module):
         dtype = arg.common_dtype(*used)
         x = arg.cast(x, arg.wide(dtype))
         mean, variance = self._statistics(x)
-        factor = jax.lax.rsqrt(variance + self.eps)
-        if self.scale is not None:
-            factor = self.scale * factor
-        y = (x - mean) * factor
-        if self.offset is not None:
-            y = y + self.offset
-        return arg.cast(y, dtype)
+        eps = self.eps
+
+        def normalised(x: Any, mean: Any, variance: Any, scale: Any, offset: Any) -> jax.Array:
+            factor = jax.lax.rsqrt(variance + eps)
+            if scale is not None:
+                factor = scale * factor
+            y = (x - mean) * factor
+            return y if offset is None else y + offset
+
+        operands = (x, mean, variance, self.scale, self.offset)
+        return arg.cast(computed(normalised, operands, lambda: joined(*spec_of(x))), dtype)
 
     def _checked_input(self, x: Any) -> jax.Array:
         x = arg.as_array(x)
@@ -111,9 +117,13 @@ class _BatchNorm(Module):
         if not self.training:
             return self.ema_mean.averages, self.ema_var.averages
         axes = [axis for axis in range(x.ndim) if axis != self.data_format.index("C")]
-        mean = jnp.mean(x, axes, keepdims=True)
-        # A mean of squares: unlike mean(x²) - mean², it is never negative.
-        variance = jnp.mean(jnp.square(x - mean), axes, keepdims=True)
+
+        def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            mean = jnp.mean(x, axes, keepdims=True)
+            # A mean of squares: unlike mean(x²) - mean², it is never negative.
+            return mean, jnp.mean(jnp.square(x - mean), axes, keepdims=True)
+
+        mean, variance = computed(statistics, (x,), lambda: (PartitionSpec(), PartitionSpec()))
         try:
             self.ema_mean(mean)
             self.ema_var(variance)

@@ -13,6 +13,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer
+from pax_export.nn._explicit import computed, computed_by_batch, joined, spec_of
 
 Padding = str | Sequence[tuple[int, int]]
 
@@ -70,8 +71,18 @@ class Convolution(ParameterModule):
         """
         x, weight = self._checked_input(x)
         kernel_format = "HW"[-self._spatial_axes() :] + self._kernel_features
-        y = self._convolved(self, x, weight, (self.data_format, kernel_format, self.data_format))
-        return self._with_bias(y)
+        numbers = (self.data_format, kernel_format, self.data_format)
+
+        def convolved(x: jax.Array, weight: jax.Array, bias: Any) -> jax.Array:
+            return self._with_bias(self._convolved(self, x, weight, numbers), bias)
+
+        if self._groups_of_features() > 1:
+            # XLA gives wrong gradients of them where a batch is split over one of two mesh axes.
+            return computed_by_batch(convolved, x, (weight, self.bias))
+        return computed(convolved, (x, weight, self.bias), lambda: joined(spec_of(x)[0]))
+
+    def _groups_of_features(self) -> int:
+        return 1
 
     # No method of an instance: a mixed-precision policy would cast at its border.
     @staticmethod
@@ -87,12 +98,12 @@ class Convolution(ParameterModule):
         dtype = arg.common_dtype(x, weight)
         return arg.cast(x, dtype), arg.cast(weight, dtype)
 
-    def _with_bias(self, y: jax.Array) -> jax.Array:
-        if self.bias is None:
+    def _with_bias(self, y: jax.Array, bias: Any) -> jax.Array:
+        if bias is None:
             return y
         channels_last = self.data_format.endswith("C")
         shape = () if channels_last else (1,) * self._spatial_axes()
-        return y + jnp.reshape(self.bias, (self.out_features, *shape))
+        return y + jnp.reshape(bias, (self.out_features, *shape))
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         own = {name: getattr(self, name) for name in self._shown}
@@ -161,6 +172,9 @@ class _Conv(Convolution):
                 write="a common divisor of both",
             )
         return groups
+
+    def _groups_of_features(self) -> int:
+        return self.feature_group_count
 
     @staticmethod
     def _convolved(layer: Any, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:

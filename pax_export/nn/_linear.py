@@ -12,6 +12,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer
+from pax_export.nn._explicit import computed, joined, spec_of
 
 
 class Linear(ParameterModule):
@@ -77,8 +78,9 @@ class Linear(ParameterModule):
         """
         x = arg.as_array(x)
         self._check(x)
-        y = jnp.dot(x, self.weight)
-        return y + self.bias if self.with_bias else y
+        weight, bias = self.weight, self.bias if self.with_bias else None
+        out = lambda: joined(*spec_of(x)[:-1], spec_of(weight)[-1])  # noqa: E731
+        return computed(_affine, (x, weight, bias), out)
 
     def _check(self, x: jax.Array) -> None:
         if x.ndim < 2:
@@ -97,6 +99,11 @@ class Linear(ParameterModule):
             )
 
     _repr = arg.repr_method("in_dim", "out_dim", "with_bias")
+
+
+def _affine(x: Any, weight: Any, bias: Any) -> jax.Array:
+    y = jnp.dot(x, weight)
+    return y if bias is None else y + bias
 
 
 class Embed(ParameterModule):
@@ -159,6 +166,12 @@ class Embed(ParameterModule):
                 got=f"{x.dtype}{list(x.shape)}",
                 write="x.astype(jnp.int32)",
             )
-        return jnp.asarray(self.weight)[x]
+        weight = jnp.asarray(self.weight)
+        out = lambda: joined(*spec_of(x))  # noqa: E731
+        return computed(_rows, (weight, x), out)
 
     _repr = arg.repr_method("vocab_size", "embed_dim")
+
+
+def _rows(table: Any, index: Any) -> jax.Array:
+    return table[index]

@@ -14,6 +14,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._arguments import Initializer
+from pax_export.nn._explicit import computed, joined, spec_of
 
 Axis = int | Sequence[int] | slice
 
@@ -155,15 +156,19 @@ class LayerNorm(_Norm):
         self._check(x, scale, offset)
         scale = self.scale if self.create_scale else scale
         offset = self.offset if self.create_offset else offset
-        axes = _axes_of(self.axis, x.ndim)
-        mean = jnp.mean(x, axes, keepdims=True)
-        variance = jnp.var(x, axes, keepdims=True)
-        # Another order of these operations would round differently, and trained
-        # weights of other libraries would give other last bits.
-        factor = jax.lax.rsqrt(variance + self.eps)
-        factor = factor if scale is None else scale * factor
-        y = factor * (x - mean)
-        return y if offset is None else y + offset
+        axes, eps = _axes_of(self.axis, x.ndim), self.eps
+
+        def normalised(x: jax.Array, scale: Any, offset: Any) -> jax.Array:
+            mean = jnp.mean(x, axes, keepdims=True)
+            variance = jnp.var(x, axes, keepdims=True)
+            # Another order of these operations would round differently, and trained
+            # weights of other libraries would give other last bits.
+            factor = jax.lax.rsqrt(variance + eps)
+            factor = factor if scale is None else scale * factor
+            y = factor * (x - mean)
+            return y if offset is None else y + offset
+
+        return computed(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
 
     def _check(self, x: jax.Array, scale: Any, offset: Any) -> None:
         if self.create_scale or self.create_offset:
@@ -276,18 +281,24 @@ class GroupNorm(_Norm):
         self._check(x)
         channels = self._channel_axis(x.ndim)
         grouped_channels = (self.groups, self.num_channels // self.groups)
-        grouped = x.reshape((*x.shape[:channels], *grouped_channels, *x.shape[channels + 1 :]))
         # An axis at or behind the groups axis has moved by one.
         axes = _axes_of(self.axis, x.ndim)
         axes = tuple([axis if axis < channels else axis + 1 for axis in axes])
-        mean = jnp.mean(grouped, axes, keepdims=True)
-        variance = jnp.var(grouped, axes, keepdims=True)
-        y = ((grouped - mean) * jax.lax.rsqrt(variance + self.eps)).reshape(x.shape)
-        if self.create_scale:
-            y = y * self._beside_channels(self.scale, y)
-        if self.create_offset:
-            y = y + self._beside_channels(self.offset, y)
-        return y
+        eps = self.eps
+
+        def normalised(x: jax.Array, scale: Any, offset: Any) -> jax.Array:
+            shape = (*x.shape[:channels], *grouped_channels, *x.shape[channels + 1 :])
+            grouped = x.reshape(shape)
+            mean = jnp.mean(grouped, axes, keepdims=True)
+            variance = jnp.var(grouped, axes, keepdims=True)
+            y = ((grouped - mean) * jax.lax.rsqrt(variance + eps)).reshape(x.shape)
+            if scale is not None:
+                y = y * self._beside_channels(scale, y)
+            return y if offset is None else y + self._beside_channels(offset, y)
+
+        scale = self.scale if self.create_scale else None
+        offset = self.offset if self.create_offset else None
+        return computed(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
 
     def _check(self, x: jax.Array) -> None:
         if x.ndim < 2:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import Module
 from pax_export.nn._arguments import Initializer, integer, key_or_next, repr_method
+from pax_export.nn._explicit import laid_like, with_whole_channels
 from pax_export.nn._linear import Linear
 
 
@@ -109,13 +110,13 @@ class _Cell(Module):
                 got=type(state).__name__,
                 write="state, y = cell(cell.initial_state(batch_size), x)",
             )
-        x = jnp.asarray(x)
+        x = with_whole_channels(jnp.asarray(x))
         arrays = [jnp.asarray(getattr(state, field)) for field in form._fields]
         batch = x.shape[:-1]
         self._check("input", x, (*batch, self.input_dim))
         for field, array in zip(form._fields, arrays):
             self._check(f"{field} state", array, (*batch, self.hidden_dim))
-        return x, *arrays
+        return x, *[laid_like(array, x) for array in arrays]
 
     def _check(self, word: str, array: jax.Array, shape: tuple) -> None:
         if array.ndim < 2:
@@ -135,6 +136,12 @@ class _Cell(Module):
             )
 
     _repr = repr_method("input_dim", "hidden_dim")
+
+
+def _lying_as(before: Any, state: Any) -> Any:
+    """A state, on Explicit axes lying as the one before it: a scan carries it."""
+    fields = state._fields
+    return type(state)(*[laid_like(getattr(state, f), getattr(before, f)) for f in fields])
 
 
 class LSTM(_Cell):
@@ -188,12 +195,12 @@ class LSTM(_Cell):
 
     def __call__(self, state: LSTMState, x: Any) -> tuple[LSTMState, jax.Array]:
         x, hidden, cell = self._checked(state, x)
-        z = self.fc(jnp.concatenate((x, hidden), axis=-1))
+        z = with_whole_channels(self.fc(jnp.concatenate((x, hidden), axis=-1)))
         i, g, f, o = jnp.split(z, 4, axis=-1)
         forget = jax.nn.sigmoid(f + self.forget_gate_bias)
         cell = forget * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
         hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
-        return LSTMState(hidden, cell), hidden
+        return _lying_as(state, LSTMState(hidden, cell)), hidden
 
     def initial_state(self, batch_size: int) -> LSTMState:
         """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""
@@ -242,11 +249,12 @@ class GRU(_Cell):
 
     def __call__(self, state: GRUState, x: Any) -> tuple[GRUState, jax.Array]:
         x, hidden = self._checked(state, x)
-        zr = jax.nn.sigmoid(self.xh_zr_fc(jnp.concatenate((x, hidden), axis=-1)))
-        z, r = jnp.split(zr, 2, axis=-1)
-        candidate = jnp.tanh(self.xh_h_fc(jnp.concatenate((x, r * hidden), axis=-1)))
+        zr = with_whole_channels(self.xh_zr_fc(jnp.concatenate((x, hidden), axis=-1)))
+        z, r = jnp.split(jax.nn.sigmoid(zr), 2, axis=-1)
+        candidate = self.xh_h_fc(jnp.concatenate((x, r * hidden), axis=-1))
+        candidate = jnp.tanh(with_whole_channels(candidate))
         hidden = (1 - z) * hidden + z * candidate
-        return GRUState(hidden), hidden
+        return _lying_as(state, GRUState(hidden)), hidden
 
     def initial_state(self, batch_size: int) -> GRUState:
         """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""
@@ -287,8 +295,9 @@ class VanillaRNN(_Cell):
 
     def __call__(self, state: VanillaRNNState, x: Any) -> tuple[VanillaRNNState, jax.Array]:
         x, hidden = self._checked(state, x)
-        hidden = jnp.tanh(self.fc(jnp.concatenate((x, hidden), axis=-1)))
-        return VanillaRNNState(hidden), hidden
+        hidden = self.fc(jnp.concatenate((x, hidden), axis=-1))
+        hidden = jnp.tanh(with_whole_channels(hidden))
+        return _lying_as(state, VanillaRNNState(hidden)), hidden
 
     def initial_state(self, batch_size: int) -> VanillaRNNState:
         """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module
+from pax_export.nn._explicit import of_a_function
 
 
 class Sequential(Module):
@@ -119,7 +120,10 @@ class Lambda(Module):
                 got=f"{type(self.func).__name__}: {self.func!r}",
                 write="Sequential(pax.Linear(2, 3), jax.nn.relu)",
             )
-        return self.func(*args, **kwargs)
+        try:
+            return self.func(*args, **kwargs)
+        except Exception as error:
+            return of_a_function(self.func, args, kwargs, error)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         text = super()._repr(info)

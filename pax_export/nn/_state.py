@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pax_export._errors import ImmutableModuleError, InvalidArgumentTypeError
 from pax_export.core import StateModule, assert_structure_equal, is_array, parameters_method
 from pax_export.nn._arguments import fraction, integer, key_or_next
+from pax_export.nn._explicit import laid_like, on_explicit_mesh
 from pax_export.nn._train_mode import closed_in_train_mode
 
 
@@ -76,6 +77,8 @@ class EMA(StateModule):
             return self.averages
         assert_structure_equal(self.averages, value)
         self._require_inexact(value)
+        if on_explicit_mesh(self.averages):
+            value = jax.tree_util.tree_map(laid_like, value, self.averages)
         try:
             return self._averaged_in(value)
         except ImmutableModuleError as error:

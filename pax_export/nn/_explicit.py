@@ -1,0 +1,156 @@
+"""Meshes whose axes are Explicit, where jax asks how each result lies: layers answer.
+
+A layer is computed as on Auto axes, where the compiler works out how values in between are
+split, and its results lie as the layer says: along the axes of the batch like the input, and
+whole along their channels, so that what a program does with them is clear to jax.  Only the
+output of a `Linear` is split as its weight is: so jax does by itself, and pairs of them count
+on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.tree_util import tree_flatten, tree_leaves, tree_map
+
+from pax_export._errors import ShardingError
+
+Entry = Any  # of a spec: the name of a mesh axis, several, or None
+Spec = tuple[Entry, ...]
+
+
+def explicit_mesh(*arrays: Any) -> Any:
+    """The mesh with Explicit axes that one of these arrays lies on, or None."""
+    for array in arrays:
+        if array is not None:
+            mesh = jax.typeof(array).sharding.mesh
+            if AxisType.Explicit in mesh.axis_types:
+                return mesh
+    return None
+
+
+def spec_of(array: Any) -> Spec:
+    """For each axis of an array, along which mesh axes it is split."""
+    type_of = jax.typeof(array)
+    spec = tuple(type_of.sharding.spec)
+    return spec + (None,) * (len(type_of.shape) - len(spec))
+
+
+def joined(*entries: Entry) -> PartitionSpec:
+    """A spec of these entries, in which a mesh axis that stands twice counts the first time."""
+    used: set[str] = set()
+    kept = []
+    for entry in entries:
+        names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+        kept.append(entry if used.isdisjoint(names) else None)
+        used.update(names)
+    return PartitionSpec(*kept)
+
+
+def computed(function: Callable[..., Any], operands: tuple, out: Callable[[], Any]) -> Any:
+    """What a function gives for arrays (or None), on whatever mesh these lie.
+
+    Args:
+        function: a function of ``operands`` that closes over no array.
+        operands: the arrays; any of them may be None.
+        out: gives the specs of the results; asked on Explicit axes only.
+    """
+    mesh = explicit_mesh(*operands)
+    if mesh is None:
+        return function(*operands)
+    kinds = zip(mesh.axis_names, mesh.axis_types)
+    names = tuple([name for name, kind in kinds if kind == AxisType.Explicit])
+    shardings = tree_map(lambda spec: NamedSharding(mesh, spec), out(), is_leaf=_is_spec)
+    return jax.sharding.auto_axes(function, axes=names, out_sharding=shardings)(*operands)
+
+
+def computed_by_batch(function: Callable[..., Any], x: Any, weights: tuple) -> Any:
+    """What a function of examples gives; on Explicit axes each device takes its own examples.
+
+    The weights, which may be None, are whole then.
+    """
+    mesh = explicit_mesh(x, *weights)
+    if mesh is None:
+        return function(x, *weights)
+    given = [weight for weight in weights if weight is not None]
+
+    def of_a_part(x: Any, *given: Any) -> Any:
+        left = iter(given)
+        return function(x, *[None if weight is None else next(left) for weight in weights])
+
+    batch, whole = joined(spec_of(x)[0]), PartitionSpec()
+    specs = (batch, *(whole for _ in given))
+    laid = [
+        jax.sharding.reshard(array, NamedSharding(mesh, spec))
+        for array, spec in zip((x, *given), specs)
+    ]
+    return jax.shard_map(of_a_part, mesh=mesh, in_specs=specs, out_specs=batch)(*laid)
+
+
+def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error: Exception) -> Any:
+    """The result of a function of which jax does not know how it lies on Explicit axes.
+
+    Of what has the length of the batch each device gets its examples, all else lies on all
+    devices.  Raises our error for jax's where that cannot be.
+    """
+    arrays = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "shape")]
+    mesh = explicit_mesh(*arrays)
+    if type(error).__name__ != "ShardingTypeError" or mesh is None:
+        raise error
+    first = next(array for array in arrays if explicit_mesh(array) is not None)
+
+    def lies(shape: tuple) -> PartitionSpec:
+        is_batch = bool(shape and first.shape) and shape[0] == first.shape[0]
+        return joined(spec_of(first)[0]) if is_batch else PartitionSpec()
+
+    def call(*leaves: Any) -> Any:
+        args, kwargs = treedef.unflatten(leaves)
+        return function(*args, **kwargs)
+
+    leaves, treedef = tree_flatten((args, kwargs))
+    try:
+        structs = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves
+        ]
+        shapes = jax.eval_shape(call, *structs)
+        return computed(call, tuple(leaves), lambda: tree_map(lambda s: lies(s.shape), shapes))
+    except Exception:
+        raise ShardingError(
+            "On Explicit axes jax does not know how the result of this function lies.",
+            got=str(error).split("\n")[0][:300],
+            write="jax.sharding.reshard(x, P('data')) of its arguments, out_sharding= where jax "
+            "takes it, or a mesh of pax_export.sharding.make_mesh",
+        ) from error
+
+
+def _unplaced(leaf: Any) -> Any:
+    """What an array is, without where it lies."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, PartitionSpec)
+
+
+def laid_like(array: Any, model: Any) -> Any:
+    """The array, lying on Explicit axes as another one of its rank lies there."""
+    mesh = explicit_mesh(model)
+    if mesh is None or (explicit_mesh(array) is not None and spec_of(array) == spec_of(model)):
+        return array
+    return jax.sharding.reshard(array, NamedSharding(mesh, joined(*spec_of(model))))
+
+
+def with_whole_channels(array: Any) -> Any:
+    """The array, on Explicit axes with its last axis on each device."""
+    mesh = explicit_mesh(array)
+    if mesh is None or spec_of(array)[-1] is None:
+        return array
+    return jax.sharding.reshard(array, NamedSharding(mesh, joined(*spec_of(array)[:-1])))
+
+
+def on_explicit_mesh(tree: Any) -> bool:
+    """Whether an array of a tree lies on Explicit axes."""
+    return explicit_mesh(*tree_leaves(tree)) is not None

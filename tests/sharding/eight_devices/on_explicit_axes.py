@@ -1,0 +1,164 @@
+"""Layers, nets and training on the meshes that jax makes by default, whose axes are Explicit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pax_export as pax
+from pax_export._errors import ShardingError
+from tests.contract.table import ROWS, each, each_row
+
+# How a batch lies, and which axis of a weight is split: none, the first that can be, or the last.
+WAYS = {
+    "data parallel": (P("data"), None),
+    "fully sharded": (P(("data", "model")), "first"),
+    "tensor parallel": (P("data"), "last"),
+}
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    found = jax.make_mesh((4, 2), ("data", "model"))
+    assert set(found.axis_types) == {AxisType.Explicit}
+    return found
+
+
+def spec_of_weight(leaf, order):
+    """A spec that splits one axis over the two devices of `model`, if one can be split."""
+    if order is None or jnp.issubdtype(leaf.dtype, jnp.integer):
+        return P()
+    axes = range(leaf.ndim) if order == "first" else reversed(range(leaf.ndim))
+    for axis in axes:
+        if leaf.shape[axis] % 2 == 0:
+            return P(*(None,) * axis, "model")
+    return P()
+
+
+def placed(tree, mesh, order):
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf, NamedSharding(mesh, spec_of_weight(leaf, order))), tree
+    )
+
+
+def placed_inputs(row, inputs, mesh, batch):
+    return [
+        jax.device_put(x, NamedSharding(mesh, batch if shape.startswith("b") else P()))
+        for x, shape in zip(inputs, row.symbolic)
+    ]
+
+
+def assert_close(actual, expected, loss=1.0):
+    """Compares leaves to a ten thousandth of the largest number in each.
+
+    A gradient that is zero is zero but for the rounding of a loss of this size.
+    """
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        least = max(1e-4, 1e-6 * abs(float(loss)))
+        np.testing.assert_allclose(x, y, rtol=0, atol=max(least, 1e-4 * np.abs(y).max(initial=0)))
+
+
+@each_way
+@each_row
+def test_loss_gradients_and_state_are_those_of_one_device(row, way, mesh):
+    batch, order = WAYS[way]
+    pax.seed_rng_key(7)
+    net, inputs = row.build(), row.inputs(b=8)
+
+    def loss(params, net, *inputs):
+        net, y = row.run(net.update_parameters(params), *inputs)
+        return jnp.mean(y.astype(jnp.float32) ** 2), net
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (expected, updated), gradients = step(net.parameters(), net, *inputs)
+    net = placed(net, mesh, order)
+    (found, after), slopes = step(net.parameters(), net, *placed_inputs(row, inputs, mesh, batch))
+    assert_close((found, after, slopes), (expected, updated, gradients), expected)
+    # A second step takes what the first one gave: nothing has moved.
+    for before, now in zip(jax.tree.leaves(net), jax.tree.leaves(after), strict=True):
+        assert now.sharding.is_equivalent_to(before.sharding, before.ndim)
+
+
+@each([row for row in ROWS if row.name in ("Linear", "Conv2D", "BatchNorm1D", "LSTM", "Embed")])
+def test_without_jit(row, mesh):
+    pax.seed_rng_key(7)
+    net, inputs = row.build().eval(), row.inputs(b=8)
+    expected = row.run(net, *inputs)[1]
+    with jax.set_mesh(mesh):
+        given = placed_inputs(row, inputs, mesh, P("data"))
+        assert_close(row.run(placed(net, mesh, "last"), *given)[1], expected)
+
+
+def convnet():
+    return pax.Sequential(
+        pax.Conv2D(3, 8, 3), pax.BatchNorm2D(8), jax.nn.relu, lambda x: x.reshape(len(x), -1),
+        pax.Linear(128, 4),
+    )  # fmt: skip
+
+
+NETS = {
+    "transformer": (lambda: pax.nets.Transformer(8, 2, 2, 0.1), (8, 4, 8)),
+    "convolutions": (convnet, (8, 4, 4, 3)),
+    "dense": (lambda: pax.Sequential(pax.Linear(8, 16), jnp.tanh, pax.Linear(16, 8)), (8, 8)),
+}
+
+
+def loss_fn(net, x):
+    net, y = net % x
+    loss = jnp.mean((y - 1) ** 2)
+    return loss, (loss, net)
+
+
+@each_way
+@pytest.mark.parametrize("name", NETS)
+def test_training_with_build_update_fn(name, way, mesh):
+    batch, order = WAYS[way]
+    make, shape = NETS[name]
+    pax.seed_rng_key(7)
+    net = make()
+    optimizer = pax.optim.from_optax(optax.sgd(1e-2, momentum=0.9))(net.parameters())
+    x = np.random.RandomState(0).standard_normal(shape).astype(np.float32)
+    step = pax.build_update_fn(loss_fn)
+    on_one, on_all = jax.jit(step), jax.jit(step)
+    many = placed_first = placed(net, mesh, order), placed(optimizer, mesh, order)
+    xs = jax.device_put(x, NamedSharding(mesh, batch))
+    for _ in range(3):
+        net, optimizer, expected = on_one(net, optimizer, x)
+        *many, loss = on_all(*many, xs)
+        assert_close(loss, expected)
+    # Everything stays where it lies.
+    for leaf, before in zip(jax.tree.leaves(many), jax.tree.leaves(placed_first), strict=True):
+        assert leaf.sharding.is_equivalent_to(before.sharding, before.ndim)
+
+
+def test_a_function_that_cannot_lie_anywhere_is_asked_for_in_our_words(mesh):
+    rows, columns = (
+        jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P(*spec)))
+        for spec in (("data",), (None, "data"))
+    )
+
+    def add(x, y):
+        if jax.typeof(x).sharding.mesh.axis_types[0] == AxisType.Auto:
+            raise ValueError("a function that will not be run on Auto axes")
+        return x + y
+
+    with pytest.raises(ShardingError) as error:
+        jax.jit(pax.Lambda(add))(rows, columns)
+    text = str(error.value)
+    assert text.startswith(
+        "On Explicit axes jax does not know how the result of this function lies."
+    )
+    assert "write: jax.sharding.reshard(x, P('data')) of its arguments" in text
+
+
+def test_a_mistake_in_a_function_stays_what_it_is(mesh):
+    x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("data")))
+    with pytest.raises(ZeroDivisionError):
+        jax.jit(pax.Lambda(lambda x: x * (1 // 0)))(x)
