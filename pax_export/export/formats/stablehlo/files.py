@@ -225,5 +225,5 @@ def renew(path: str | os.PathLike[str]) -> Report:
             write_function(directory, name, exported, details.vjp_order, ())
         new = dataclasses.replace(report, versions=package_versions())
         write_report(new, directory)
-        checksums.write(directory, names=checked.names)
+        checksums.write(directory, files=checked.names)
     return new
