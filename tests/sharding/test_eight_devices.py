@@ -11,13 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
-def test_all_of_them():
+@pytest.mark.parametrize(
+    "file", sorted((HERE / "eight_devices").glob("on_*.py")), ids=lambda file: file.stem
+)
+def test_all_of_them(file):
     command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=on_*.py", "-p"]
     done = subprocess.run(
-        [*command, "no:cacheprovider", str(HERE / "eight_devices")],
+        [*command, "no:cacheprovider", str(file)],
         cwd=HERE.parent.parent,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"},
         capture_output=True,
