@@ -31,6 +31,7 @@ from pax_export.core._tree import (
     current_kinds,
     cyclic,
     flatten,
+    is_array,
     is_node,
     is_node_or_empty,
     kind_of,
@@ -111,7 +112,8 @@ def _own(value: Any) -> Any:
     if is_node_or_empty(value):
         return value
     leaves, treedef = tree_flatten(value, is_leaf=is_node_or_empty)
-    return tree_unflatten(treedef, [copy_containers(leaf) for leaf in leaves])
+    own = [leaf if is_array(leaf) else copy_containers(leaf) for leaf in leaves]
+    return tree_unflatten(treedef, own)
 
 
 def set_attribute(module: Node, name: str, value: Any) -> Any:

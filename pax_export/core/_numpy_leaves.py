@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.core._tree import Node, attributes_now, current_kinds, is_node, update_moduledef
+from pax_export.core._tree import Node, attributes_of, current_kinds, is_node, update_moduledef
+from pax_export.core._watch import DICTS
 
 Copies = dict[int, tuple[np.ndarray, np.ndarray]]  # by the id of the copy: it, and the original
 
@@ -37,8 +38,10 @@ def with_own_arrays(tree: Any) -> tuple[Any, Copies]:
 def give_back(modules: Iterable[Node], copies: Copies) -> None:
     """Puts the arrays that nobody changed back where their copies are."""
     same = {key: original for key, (copy, original) in copies.items() if _equal(copy, original)}
+    if not same:
+        return
     for module in modules:
-        attributes = attributes_now(module)
+        attributes = attributes_of(module)
         changes = {name: _put(value, same) for name, value in attributes.items()}
         changes = {n: value for n, value in changes.items() if value is not attributes[n]}
         if changes:
@@ -65,7 +68,7 @@ def _put(value: Any, same: dict[int, np.ndarray]) -> Any:
         return same.get(id(value), value)
     if kind is list:
         value[:] = [_put(x, same) for x in value]
-    elif isinstance(value, dict):
+    elif kind in DICTS:
         for key in value:
             value[key] = _put(value[key], same)
     elif isinstance(value, tuple):

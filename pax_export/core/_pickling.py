@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pax_export.core._containers import KEYED
 from pax_export.core._mutable import begin, refresh
 from pax_export.core._tree import ARRAYS, STATIC, update_moduledef
 
@@ -48,6 +49,11 @@ def picklable(value: Any) -> Any:
         return kind([picklable(x) for x in value])
     if kind is dict:
         return {key: picklable(x) for key, x in value.items()}
+    if kind in KEYED:
+        new = value.copy()  # with its default factory
+        for key in new:
+            new[key] = picklable(new[key])
+        return new
     if kind is functools.partial:
         return functools.partial(picklable(value.func), *value.args, **value.keywords)
     if callable(value) and not isinstance(value, type):

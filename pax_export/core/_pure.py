@@ -116,12 +116,12 @@ def open_copies(tree: Any, copies: Copies | None = None) -> Iterator[None]:
         with opened(modules):
             yield
     finally:
+        if copies:
+            give_back(modules, copies)
         # Of a module that jax rebuilt nothing is filled in before somebody looks.
         touched = [module for module in modules if attributes_now(module)]
         for module in touched:
             refresh(module)
-        if copies:
-            give_back(touched, copies)
     if traced and touched:
         look_for_retracing([pair for pair in traced if attributes_now(pair[0])])
     if touched:

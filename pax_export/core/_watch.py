@@ -18,7 +18,7 @@ from pax_export._errors import ChangedOutsideWarning
 
 Seen = tuple[Any, ...]  # a container, its content, the next container, its content
 
-_DICTS = frozenset({dict, OrderedDict, defaultdict})
+DICTS = frozenset({dict, OrderedDict, defaultdict})
 
 
 class Watched(tuple):
@@ -42,7 +42,7 @@ def seen_in(values: Iterable[Any]) -> Seen:
     found: list[Any] = []
     for value in values:
         kind = type(value)
-        if kind is list or kind in _DICTS or isinstance(value, tuple):
+        if kind is list or kind in DICTS or isinstance(value, tuple):
             _look(value, found)
     return tuple(found)
 
@@ -52,7 +52,7 @@ def _look(value: Any, found: list[Any]) -> None:
     if kind is list:
         found += (value, tuple(value))
         parts: Iterable[Any] = value
-    elif kind in _DICTS:
+    elif kind in DICTS:
         found += (value, _content(value))
         parts = value.values()
     elif isinstance(value, tuple):
@@ -90,7 +90,7 @@ def in_itself(value: Any) -> bool:
         kind = type(each)
         if kind is list or isinstance(each, tuple):
             parts: Iterable[Any] = each
-        elif kind in _DICTS:
+        elif kind in DICTS:
             parts = each.values()
         else:
             continue

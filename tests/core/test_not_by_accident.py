@@ -154,6 +154,8 @@ def test_what_a_caller_gave_stays_the_callers():
     options["k"].append(2)
     assert len(module.a) == 1 and module.b == {"k": [1]}
     assert module.a[0] is layers[0]
+    table = np.zeros(2)
+    assert module.replace(b=table).b is table and module.replace(b=[table, 1]).b[0] is table
 
 
 def test_numpy_arrays_are_copied_when_opened_and_given_back_when_not_changed():
