@@ -37,7 +37,8 @@ class ObjectKey:
     """Stands in a key for an object whose class says itself what is equal.
 
     Such a class may call equal what is not the same (``Config(1)`` and ``Config(1.0)``,
-    a field that does not count), so the parts of both are compared as well.
+    a field that does not count), so the parts of both are compared as well.  A class of
+    this package that compares them itself has `_pax_equal_is_same`.
     """
 
     __slots__ = ("value",)
@@ -82,6 +83,8 @@ def _same(a: Any, b: Any) -> bool:
     """True for two objects of one class that call each other equal and consist of the same."""
     if type(a) is not type(b):
         return False
+    if getattr(type(a), "_pax_equal_is_same", False):
+        return a == b
     try:
         parts = _parts(a) if a == b else None
         return parts is not None and static_key(parts) == static_key(_parts(b))

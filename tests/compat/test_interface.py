@@ -72,8 +72,8 @@ SIGNATURES = {
     "BatchNorm1D": f"({NORM}, data_format='NWC', *, name=None)",
     "BatchNorm2D": f"({NORM}, data_format='NHWC', *, name=None)",
     "EMA": "(initial_value, decay_rate, debias=False, allow_int=False)",
-    "LayerNorm": "(num_channels, axis, create_scale, create_offset, eps=1e-05, scale_init=None, "
-    "offset_init=None, *, rng_key=None, name=None)",
+    "LayerNorm": "(num_channels, axis=-1, create_scale=True, create_offset=True, eps=1e-05, "
+    "scale_init=None, offset_init=None, *, rng_key=None, name=None)",
     "GroupNorm": "(groups, num_channels, axis=slice(1, None, None), create_scale=True, "
     "create_offset=True, eps=1e-05, scale_init=None, offset_init=None, "
     "data_format='channels_last', *, rng_key=None, name=None)",
@@ -85,7 +85,7 @@ SIGNATURES = {
     "GRUState": "(hidden)",
     "VanillaRNNState": "(hidden)",
     "Embed": "(vocab_size, embed_dim, w_init=None, *, rng_key=None, name=None)",
-    "MultiHeadAttention": "(num_heads, key_size, w_init_scale)",
+    "MultiHeadAttention": "(num_heads, key_size, w_init_scale=1.0)",
     "Dropout": "(dropout_rate, *, name=None)",
     "dropout": "(rng_key, dropout_rate, x)",
     "Sequential": "(*layers, name=None)",

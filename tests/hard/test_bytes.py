@@ -16,6 +16,7 @@ import pytest
 
 from pax_export._errors import PaxError
 from pax_export.export import Report, load, renew, spec, to_saved_model, to_stablehlo, to_tflite
+from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random
 from tests.hard.size import runs
 
@@ -174,7 +175,7 @@ def outcome_close(path, expected):
         result = load(path)(X)
     except PaxError:
         return "refused"
-    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+    assert_close(result, expected, rtol=1e-5)
     return "the same"
 
 

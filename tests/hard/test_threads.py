@@ -13,6 +13,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from tests.closeness import assert_close, is_close
 from tests.export.models import random
 from tests.hard.size import runs
 
@@ -84,7 +85,7 @@ def wrong_answers(functions, seconds):
             found = functions[place](inputs[number])
             # Looked at late: the arrays of a call must not change with the next one.
             time.sleep(0)
-            wrong += not np.allclose(found, expected[number][place], rtol=1e-5, atol=1e-6)
+            wrong += not is_close(found, expected[number][place], rtol=1e-5)
             calls += 1
         return calls, wrong
 
@@ -111,7 +112,7 @@ def test_the_first_calls_may_be_made_at_once(tmp_path):
         expected = np.array(load(path)(random(4, 8)))
         model = load(path)
         for found in together(lambda number, model=model: model(random(4, 8))):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+            assert_close(found, expected, rtol=1e-5)
 
 
 def test_gradients_of_a_bundle(tmp_path):

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
 from pax_export._errors import ShardingError
+from tests.closeness import assert_close
 from tests.contract.table import ROWS, each, each_row
 
 # How a batch lies, and which axis of a weight is split: none, the first that can be, or the last.
@@ -54,15 +55,13 @@ def placed_inputs(row, inputs, mesh, batch):
     ]
 
 
-def assert_close(actual, expected, loss=1.0):
+def assert_trees_near(actual, expected, loss=1.0):
     """Compares leaves to a ten thousandth of the largest number in each.
 
     A gradient that is zero is zero but for the rounding of a loss of this size.
     """
     for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-        least = max(1e-4, 1e-6 * abs(float(loss)))
-        np.testing.assert_allclose(x, y, rtol=0, atol=max(least, 1e-4 * np.abs(y).max(initial=0)))
+        assert_close(x, y, rtol=1e-4, atol=max(1e-4, 1e-6 * abs(float(loss))))
 
 
 @each_way
@@ -80,7 +79,7 @@ def test_loss_gradients_and_state_are_those_of_one_device(row, way, mesh):
     (expected, updated), gradients = step(net.parameters(), net, *inputs)
     net = placed(net, mesh, order)
     (found, after), slopes = step(net.parameters(), net, *placed_inputs(row, inputs, mesh, batch))
-    assert_close((found, after, slopes), (expected, updated, gradients), expected)
+    assert_trees_near((found, after, slopes), (expected, updated, gradients), expected)
     # A second step takes what the first one gave: nothing has moved.
     for before, now in zip(jax.tree.leaves(net), jax.tree.leaves(after), strict=True):
         assert now.sharding.is_equivalent_to(before.sharding, before.ndim)
@@ -93,7 +92,7 @@ def test_without_jit(row, mesh):
     expected = row.run(net, *inputs)[1]
     with jax.set_mesh(mesh):
         given = placed_inputs(row, inputs, mesh, P("data"))
-        assert_close(row.run(placed(net, mesh, "last"), *given)[1], expected)
+        assert_trees_near(row.run(placed(net, mesh, "last"), *given)[1], expected)
 
 
 def convnet():
@@ -132,7 +131,7 @@ def test_training_with_build_update_fn(name, way, mesh):
     for _ in range(3):
         net, optimizer, expected = on_one(net, optimizer, x)
         *many, loss = on_all(*many, xs)
-        assert_close(loss, expected)
+        assert_trees_near(loss, expected)
     # Everything stays where it lies.
     for leaf, before in zip(jax.tree.leaves(many), jax.tree.leaves(placed_first), strict=True):
         assert leaf.sharding.is_equivalent_to(before.sharding, before.ndim)
