@@ -112,10 +112,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
 
     leaves, treedef = tree_flatten((args, kwargs))
     try:
-        structs = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves
-        ]
-        shapes = jax.eval_shape(call, *structs)
+        shapes = jax.eval_shape(call, *map(_unplaced, leaves))
         return computed(call, tuple(leaves), lambda: tree_map(lambda s: lies(s.shape), shapes))
     except Exception:
         raise ShardingError(

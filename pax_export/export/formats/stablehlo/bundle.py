@@ -259,7 +259,7 @@ def load(directory: Path, report: Report) -> LoadedBundle:
     checked = checksums.check(directory)
     checked.path(REPORT_FILE)
     details = details_of(report)
-    exported = {key: read_function(checked, report, key) for key in report.signatures}
+    exported = {key: read_function(checked, report, details, key) for key in report.signatures}
     structs = {
         each.name: jax.ShapeDtypeStruct(each.shape, dtypes.numpy_dtype(each.dtype))
         for each in report.variables

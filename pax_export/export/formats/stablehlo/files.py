@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from pax_export.export.artifact.report import (
     read_report,
     write_report,
 )
-from pax_export.export.formats.stablehlo.details import WEIGHT, details_of
+from pax_export.export.formats.stablehlo.details import WEIGHT, Details, details_of
 from pax_export.export.formats.stablehlo.exported import Exported, Module, remade
 from pax_export.export.lowering.lower import Portable
 from pax_export.export.tracing import dtypes
@@ -127,19 +127,19 @@ def _module(name: str, order: int) -> str:
     return f"{name}.vjp{order}.mlirbc" if order else f"{name}.mlirbc"
 
 
-def read_function(checked: Checked, report: Report, key: str) -> Exported:
+def read_function(checked: Checked, report: Report, details: Details, key: str) -> Exported:
     """The function of a bundle, by its jax bytes or by its portable modules."""
     try:
-        return _read_jax_bytes(checked, details_of(report).functions[key].file)
+        return _read_jax_bytes(checked, details.functions[key].file)
     except ExportPathError as error:
-        made = _from_modules(checked, report, key)
+        made = _from_modules(checked, report, details, key)
         if made is None:
             raise error
         return made
 
 
-def _from_modules(checked: Checked, report: Report, key: str) -> Exported | None:
-    entry = details_of(report).functions[key]
+def _from_modules(checked: Checked, report: Report, details: Details, key: str) -> Exported | None:
+    entry = details.functions[key]
     if not entry.kept:
         return None
     modules = []
@@ -149,12 +149,15 @@ def _from_modules(checked: Checked, report: Report, key: str) -> Exported | None
             return None
         content = checked.path(name).read_bytes()
         modules.append(Module(Portable(content, ()), kept, neutral))
-    weights, inputs, outputs = _types(report, key)
+    read = {name for kind, name in entry.operands if kind == WEIGHT}
+    weights, inputs, outputs = _types(report, key, read)
     return remade(key, modules, weights, inputs, outputs, report.platforms)
 
 
-def _types(report: Report, key: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The types of a function's weights, inputs and results, as the report has them."""
+def _types(
+    report: Report, key: str, read: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The types of the weights that a function reads, its inputs and results, by the report."""
     info = report.signatures[key]
     scope = jax_export.SymbolicScope(info.constraints)
 
@@ -168,9 +171,7 @@ def _types(report: Report, key: str) -> tuple[dict[str, Any], dict[str, Any], di
     outputs: dict[str, Any] = {"output": {each.name: struct(each) for each in info.outputs}}
     if info.assigns:
         outputs["weight"] = {name: variables[name] for name in info.assigns}
-    operands = details_of(report).functions[key].operands
-    used = {name for kind, name in operands if kind == WEIGHT}
-    weights = {name: value for name, value in variables.items() if name in used}
+    weights = {name: value for name, value in variables.items() if name in read}
     return weights, inputs, outputs
 
 
@@ -207,7 +208,9 @@ def renew(path: str | os.PathLike[str]) -> Report:
         )
     checked, details = checksums.check(path), details_of(report)
     checked.path(REPORT_FILE)
-    made: dict[str, Any] = {key: _from_modules(checked, report, key) for key in report.signatures}
+    made: dict[str, Any] = {
+        key: _from_modules(checked, report, details, key) for key in report.signatures
+    }
     missing = [key for key, exported in made.items() if exported is None]
     if missing:
         raise ExportPathError(
