@@ -6,15 +6,14 @@ folder of it holds; a SavedModel also names its assets, and SHA256SUMS the files
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-from pax_export._files import checksums
+from pax_export._files import bounded, checksums
 from pax_export._files.replacing import Belongs
-from pax_export.export.artifact import embedded
+from pax_export.export.artifact import embedded, limits
 from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
 
 _GRAPH, _ASSETS = "saved_model.pb", "assets/"
@@ -27,9 +26,8 @@ def export_of_ours(path: Path) -> Belongs | None:
     """What belongs to an export of any format that `pax_export` wrote; None if it wrote none."""
     if path.is_file():
         return _nothing if _is_file_of_ours(path) else None
-    report = path / embedded.NAME
     try:
-        format = _format(report.read_text(encoding="utf-8")) if report.is_file() else None
+        format = _format(bounded.read_bytes(path / embedded.NAME, limits.BYTES).decode())
     except (OSError, ValueError):
         return None
     return None if format is None or format.suffix else _belongs(path, format)
@@ -55,20 +53,25 @@ def _is_file_of_ours(path: Path) -> bool:
 def _format(report: str | None) -> Format | None:
     """The format that a report tells of."""
     try:
-        data: Any = json.loads(report or "")
+        data = limits.parsed(report or "")
         return find(data["target"]) if isinstance(data["format"], int) else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
 def _belongs(folder: Path, format: Format) -> Belongs:
     listed = checksums.names(folder)
 
+    @functools.cache  # read for assets only, and once for all of them
+    def graph() -> bytes:
+        file = folder / _GRAPH
+        return file.read_bytes() if file.is_file() else b""
+
     def belongs(name: str) -> bool:
         if name in _ALWAYS:
             return True
         if format is SAVED_MODEL and name.startswith(_ASSETS):
-            return _is_asset(folder, name.removeprefix(_ASSETS))
+            return _is_asset(graph(), name.removeprefix(_ASSETS))
         if not any(_matches(name, pattern) for pattern in format.files):
             return False
         # The names in a SavedModel are fixed, and TensorFlow itself checks the arrays.
@@ -81,9 +84,7 @@ def _matches(name: str, pattern: str) -> bool:
     return name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)
 
 
-def _is_asset(folder: Path, name: str) -> bool:
+def _is_asset(graph: bytes, name: str) -> bool:
     """Whether the graph names this file: as tensorflow.AssetFileDef.filename, its field 2."""
-    encoded, graph = os.fsencode(name), folder / _GRAPH
-    if len(encoded) > 127 or not graph.is_file():
-        return False
-    return b"\x12%c%b" % (len(encoded), encoded) in graph.read_bytes()
+    encoded = os.fsencode(name)
+    return len(encoded) < 128 and b"\x12%c%b" % (len(encoded), encoded) in graph
