@@ -1,0 +1,7 @@
+"""What a model is, and what it does: in flow a module and its inputs, out flow rows of facts."""
+
+from pax_export.inspection._inspect import inspect
+from pax_export.inspection._inspection import Inspection
+from pax_export.inspection._row import Row
+
+__all__ = ["Inspection", "Row", "inspect"]

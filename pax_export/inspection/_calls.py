@@ -1,0 +1,81 @@
+"""A net traced with abstract inputs: which modules are called, with what, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from pax_export._jax import needed_part
+from pax_export.core import is_array, is_node, purecall
+from pax_export.export.tracing.spec import resolve
+from pax_export.inspection._labels import labelled, recorded
+from pax_export.inspection._work import Work, work_of
+
+
+@dataclass
+class Call:
+    """What a module was called with when it was first called, and how often it was.
+
+    Attributes:
+        arguments: ``(args, kwargs)`` with a `jax.ShapeDtypeStruct` for each array.
+        output: likewise.
+        count: how often the trace meets a call; the body of a loop is met once.
+    """
+
+    module: Any
+    arguments: Any
+    output: Any
+    count: int = 1
+
+
+@dataclass
+class Trace:
+    """What is known of a net after a call of it was traced."""
+
+    calls: dict[str, Call] = field(default_factory=dict)
+    work: Work = field(default_factory=Work)
+
+    def called(self, path: str, module: Any, arguments: Any, output: Any) -> None:
+        """Notes a call, as a recorder of labelled modules."""
+        if path in self.calls:
+            self.calls[path].count += 1
+        else:
+            self.calls[path] = Call(*map(_structs, (module, arguments, output)))
+
+
+def _structs(tree: Any) -> Any:
+    return jax.tree_util.tree_map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, tree
+    )
+
+
+def traced(net: Any, inputs: tuple, kwargs: Mapping[str, Any]) -> Trace:
+    """Traces a call of a net; nothing is computed and no array is made."""
+    resolved = resolve(type(net).__call__, 1, inputs, kwargs, ())
+    args, named = jax.tree_util.tree_unflatten(
+        resolved.tree, [entry.struct for entry in resolved.flat]
+    )
+    trace = Trace()
+
+    def call(module: Any, args: tuple, named: dict) -> Any:
+        return purecall(module, *args, **named)  # a call in train mode changes state, too
+
+    with recorded(trace):
+        program = jax.make_jaxpr(call)(labelled(net), args, named)
+    trace.work = work_of(needed_part(program))
+    return trace
+
+
+def module_inputs(call: Call) -> list[Any]:
+    """The arrays that a module was called with; modules among its arguments are left out."""
+    leaves = jax.tree_util.tree_leaves(call.arguments, is_leaf=is_node)
+    return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+
+
+def module_outputs(call: Call) -> list[Any]:
+    """The arrays that a module returned."""
+    leaves = jax.tree_util.tree_leaves(call.output, is_leaf=is_node)
+    return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]

@@ -1,0 +1,181 @@
+"""`inspect`: the facts of a module as rows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core import Module, aspect_of, describe_array, is_node, named_modules
+from pax_export.inspection._calls import Trace, module_inputs, module_outputs, traced
+from pax_export.inspection._inspection import Inspection
+from pax_export.inspection._leaves import ROLES, STATE, Leaf, leaves_of
+from pax_export.inspection._row import Row
+from pax_export.inspection._time import time_shares
+from pax_export.inspection._work import Work, number
+
+
+def inspect(
+    net: Any, *inputs: Any, kwargs: Mapping[str, Any] | None = None, measure: bool = False
+) -> Inspection:
+    """Says what a model is: a row for each module and array.
+
+    Nothing is computed and no array is made, unless time is measured: the call is traced
+    with shapes alone.  So the model may be abstract, as ``jax.eval_shape(constructor)``
+    gives it, and larger than any memory.
+
+    Args:
+        net: a module.
+        *inputs: what its call takes: arrays, `jax.ShapeDtypeStruct`, or `export.spec`,
+            whose sizes may be symbolic; counts of work are formulas then.  Without any
+            the shapes of activations, and the work, are unknown.
+        kwargs: inputs that are given by name.
+        measure: whether each module's call is timed as well, alone and compiled, on
+            random inputs; sizes must be numbers then.
+
+    Returns:
+        An `Inspection`.
+
+    Raises:
+        InvalidArgumentTypeError: no module.
+        InvalidArgumentError: the inputs do not fit the call.
+
+    Example:
+        >>> import pax_export as pax
+        >>> net = pax.Sequential(pax.Linear(4, 8), pax.Linear(8, 2, with_bias=False))
+        >>> found = pax.inspect(net, pax.export.spec("batch, 4"))
+        >>> found.parameters, found.bytes, found.flops
+        (56, 224, '104*batch')
+        >>> print(pax.inspect(net).table(arrays=False))
+        path         class       dtype    role       parameters  bytes
+        (root)       Sequential  float32  trainable          56  224 B
+          modules.0  Linear      float32  trainable          40  160 B
+          modules.1  Linear      float32  trainable          16   64 B
+        <BLANKLINE>
+        56 parameters, all trainable, 224 B
+    """
+    if not isinstance(net, Module):
+        raise InvalidArgumentTypeError(
+            "inspect needs a module.",
+            got=f"{type(net).__name__}",
+            write="pax.inspect(net), or pax.inspect(net, x) with what its call takes",
+        )
+    trace = traced(net, inputs, dict(kwargs or {})) if inputs or kwargs else None
+    shares = time_shares(trace) if measure and trace else {}
+    rows = _Rows(net, trace, shares).in_order()
+    return Inspection(tuple(rows), tuple(sorted(trace.work.uncounted)) if trace else ())
+
+
+class _Rows:
+    """The rows of a net; what is below a module is summed up once, by the names in paths."""
+
+    def __init__(self, net: Any, trace: Trace | None, shares: Mapping[str, float]):
+        self.net, self.trace, self.shares = net, trace, shares
+        self.modules, self.leaves = named_modules(net), leaves_of(net)
+        self.module_paths = {path for path, _ in self.modules}
+        self.parameters: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.roles: dict[str, set[str]] = defaultdict(set)
+        self.dtypes: dict[str, dict[str, None]] = defaultdict(dict)
+        for leaf in self.leaves:
+            for path in _upwards(leaf.path):
+                self.parameters[path] += 0 if leaf.role == STATE else leaf.size
+                self.bytes[path] += leaf.bytes
+                self.roles[path].add(leaf.role)
+                self.dtypes[path][leaf.dtype] = None
+        work = trace.work if trace else Work()
+        self.flops, self.transcendentals = _summed(work.flops), _summed(work.transcendentals)
+        self.computed_in: dict[str, Counter[str]] = defaultdict(Counter)
+        for own, counts in work.dtypes.items():
+            for path in _upwards(own):
+                self.computed_in[path].update({name: number(n) for name, n in counts.items()})
+
+    def in_order(self) -> Iterator[Row]:
+        """Modules before what is below them, in tree order."""
+        modules, leaves = iter(self.modules), iter(self.leaves)
+        arrays = set(map(id, jax.tree_util.tree_leaves(self.net)))
+        order: list[bool] = []
+
+        def visit(value: Any) -> bool:
+            if is_node(value) or id(value) in arrays:
+                order.append(is_node(value))
+            return False
+
+        jax.tree_util.tree_leaves(self.net, is_leaf=visit)
+        for module_comes in order:
+            yield self._module(*next(modules)) if module_comes else self._array(next(leaves))
+
+    def _module(self, path: str, module: Any) -> Row:
+        call = self.trace.calls.get(path) if self.trace else None
+        return Row(
+            path=path,
+            kind="module",
+            depth=self._depth(path),
+            class_name=type(module).__name__,
+            name=module.name,
+            mode="train" if module.training else "eval",
+            inputs=_texts(module_inputs(call)) if call else (),
+            outputs=_texts(module_outputs(call)) if call else (),
+            calls=call.count if call else 0,
+            dtype=",".join(self.dtypes[path]),
+            computed_in=self._computed_in(path, module),
+            role=next((role for role in ROLES if role in self.roles[path]), ""),
+            parameters=self.parameters[path],
+            bytes=self.bytes[path],
+            flops=_count(self.flops.get(path, 0)) if self.trace else None,
+            transcendentals=_count(self.transcendentals.get(path, 0)) if self.trace else None,
+            time_share=self.shares.get(path),
+        )
+
+    def _array(self, leaf: Leaf) -> Row:
+        return Row(
+            path=leaf.path,
+            kind="array",
+            depth=self._depth(leaf.path),
+            shape=leaf.shape,
+            dtype=leaf.dtype,
+            role=leaf.role,
+            parameters=0 if leaf.role == STATE else leaf.size,
+            bytes=leaf.bytes,
+        )
+
+    def _depth(self, path: str) -> int:
+        return sum(each in self.module_paths for each in _upwards(path) if each != path)
+
+    def _computed_in(self, path: str, module: Any) -> str:
+        policy = aspect_of(type(module), "mp_policy")
+        if self.trace and self.computed_in[path]:
+            return _most(self.computed_in[path])
+        return np.dtype(policy.compute_dtype).name if policy is not None else ""
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """A path and those that it leads on from, the root's too."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+def _summed(counts: Mapping[str, Any]) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for own, count in counts.items():
+        for path in _upwards(own):
+            total[path] = total.get(path, 0) + count
+    return total
+
+
+def _most(counts: Counter[str]) -> str:
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _count(count: Any) -> int | str:
+    return int(count) if isinstance(count, (int, float)) else str(count)
+
+
+def _texts(arrays: Iterable[Any]) -> tuple[str, ...]:
+    return tuple([describe_array(array) for array in arrays])

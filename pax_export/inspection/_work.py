@@ -1,0 +1,295 @@
+"""How much arithmetic a traced program does, by the module in whose call it stands.
+
+Counted as XLA's cost analysis counts: an addition, a comparison or a cast is one
+operation per element, a product of matrices two per multiplication, a convolution
+only where the kernel meets the input.  Exponentials, logarithms and their like are
+counted apart.  Unlike there, the body of a `scan` counts as often as it runs, and
+sizes may be symbolic: a number is then a formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pax_export._jaxpr import inner_programs
+from pax_export.export.artifact import dimensions
+from pax_export.inspection._labels import path_in
+
+_FREE = frozenset(
+    "broadcast_in_dim reshape transpose squeeze expand_dims slice dynamic_slice "
+    "dynamic_update_slice concatenate pad rev gather iota copy copy_p device_put "
+    "stop_gradient split bitcast_convert_type optimization_barrier random_wrap random_unwrap "
+    "random_seed random_fold_in rng_bit_generator random_split unstack threefry2x32 "
+    "sharding_constraint reshard name pvary axis_index create_token real imag conj empty "
+    "dim_as_value symbolic_zeros".split()
+)
+_ONE = frozenset(
+    "add sub mul div rem max min neg abs sign floor ceil round and or xor not eq ne lt le gt ge "
+    "select_n clamp convert_element_type is_finite add_any square shift_left "
+    "shift_right_logical shift_right_arithmetic nextafter population_count clz complex "
+    "reduce_precision".split()
+)
+_TRANSCENDENTAL = frozenset(
+    "exp exp2 expm1 log log1p tanh logistic sin cos tan asin acos atan atan2 sinh cosh asinh acosh "
+    "atanh sqrt rsqrt cbrt pow erf erfc erf_inv lgamma digamma igamma".split()
+)
+_REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor reduce".split()
+)
+#: One step of argmax: two comparisons of values and two of places, what joins them, NaN.
+_ARG_STEP = 9
+#: What stands beside the exponential in functions that are made of several operations.
+_BESIDE = {"erf": 62, "erfc": 62, "logistic": 3}
+_CUMULATIVE = frozenset("cumsum cumprod cummax cummin".split())
+_SCATTERS = frozenset(
+    "scatter_add scatter_mul scatter_min scatter_max scatter-add scatter_sub".split()
+)
+
+
+@dataclass
+class Work:
+    """What the calls of modules cost; each count is that of a module without those below it.
+
+    Attributes:
+        flops: by path, additions, multiplications, comparisons and so on.
+        transcendentals: by path, exponentials, logarithms, roots and so on.
+        dtypes: by path, how much of it is done in which dtype.
+        uncounted: operations that no count is known for, and loops of unknown length,
+            whose body counts once.
+    """
+
+    flops: dict[str, Any] = field(default_factory=lambda: defaultdict(int))
+    transcendentals: dict[str, Any] = field(default_factory=lambda: defaultdict(int))
+    dtypes: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    uncounted: set[str] = field(default_factory=set)
+
+
+def work_of(program: Any) -> Work:
+    """Counts the work of a traced program, those inside of it too."""
+    work = Work()
+    _count(getattr(program, "jaxpr", program), "", 1, work)
+    return work
+
+
+def _count(jaxpr: Any, around: str, times: Any, work: Work) -> None:
+    for equation in jaxpr.eqns:
+        path = path_in(equation, around)
+        name = equation.primitive.name
+        rule = _RULES.get(name)
+        if name in _FREE:
+            continue
+        if name in _TRANSCENDENTAL:
+            work.transcendentals[path] += times * _elements(equation.outvars)
+            if name in _BESIDE:
+                _add(work, path, times * _BESIDE[name] * _elements(equation.outvars), equation)
+        elif rule is not None:
+            _add(work, path, times * rule(equation), equation)
+        else:
+            _count_inner(equation, path, times, work)
+
+
+def _add(work: Work, path: str, flops: Any, equation: Any) -> None:
+    work.flops[path] += flops
+    dtypes = work.dtypes[path]
+    dtype = str(next((v.aval.dtype for v in equation.invars if hasattr(v.aval, "dtype")), ""))
+    dtypes[dtype] = dtypes.get(dtype, 0) + flops
+
+
+def _count_inner(equation: Any, path: str, times: Any, work: Work) -> None:
+    name = equation.primitive.name
+    programs = [getattr(inner, "jaxpr", inner) for inner in inner_programs(equation)]
+    if not programs:
+        work.uncounted.add(name)
+    elif name == "scan":
+        _count(programs[0], path, times * equation.params["length"], work)
+    elif name == "while":
+        work.uncounted.add("while (its body counts once)")
+        for program in programs:
+            _count(program, path, times, work)
+    elif name == "cond":
+        _count(max(programs, key=_size), path, times, work)
+    else:  # a call, or a function with a derivative of its own: the first program is what runs
+        _count(programs[0], path, times, work)
+
+
+def _size(jaxpr: Any) -> float:
+    """The work of a branch, as a number: of branches the heaviest counts."""
+    work = Work()
+    _count(jaxpr, "", 1, work)
+    return sum(map(number, work.flops.values()), 0.0)
+
+
+def number(count: Any) -> float:
+    """A count, and for a formula its value with 16 for each size."""
+    if isinstance(count, (int, float)):
+        return float(count)
+    text = str(count)
+    return float(dimensions.value(text, dict.fromkeys(dimensions.names(text), 16)))
+
+
+# --- counts of one operation -------------------------------------------------------------
+
+
+def _elements(variables: Iterable[Any]) -> Any:
+    return sum(_product(variable.aval.shape) for variable in variables)
+
+
+def _product(sizes: Iterable[Any]) -> Any:
+    result: Any = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+def _one_each(equation: Any) -> Any:
+    return _elements(equation.outvars)
+
+
+def _reduction(equation: Any) -> Any:
+    outputs = len(equation.outvars)
+    return _elements(equation.invars[:outputs]) - _elements(equation.outvars)
+
+
+def _cumulative(equation: Any) -> Any:
+    """As XLA counts a window over all that came before."""
+    size = equation.invars[0].aval.shape[equation.params["axis"]]
+    return _elements(equation.outvars) * (size - 1)
+
+
+def _arg_reduction(equation: Any) -> Any:
+    return _ARG_STEP * (_elements(equation.invars) - _elements(equation.outvars))
+
+
+def _random_bits(equation: Any) -> Any:
+    """Threefry, as its loops count; other generators are one instruction."""
+    is_threefry = "fry" in str(equation.invars[0].aval.dtype)
+    return 32 * _elements(equation.outvars) if is_threefry else 0
+
+
+def _integer_power(equation: Any) -> Any:
+    power = abs(equation.params["y"])
+    multiplications = max(power.bit_length() - 1 + power.bit_count() - 1, 0)
+    return _elements(equation.outvars) * (multiplications + (equation.params["y"] < 0))
+
+
+def _dot(equation: Any) -> Any:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return 2 * _elements(equation.outvars) * _product(shape[axis] for axis in contracted)
+
+
+def _ragged_dot(equation: Any) -> Any:
+    return 2 * _elements(equation.outvars) * equation.invars[0].aval.shape[-1]
+
+
+def _convolution(equation: Any) -> Any:
+    numbers = equation.params["dimension_numbers"]
+    image, kernel = (variable.aval.shape for variable in equation.invars)
+    output = equation.outvars[0].aval.shape
+    positions: Any = 1
+    for place in range(len(numbers.lhs_spec) - 2):
+        positions *= _valid_positions(
+            image[numbers.lhs_spec[2 + place]],
+            kernel[numbers.rhs_spec[2 + place]],
+            output[numbers.out_spec[2 + place]],
+            equation.params["window_strides"][place],
+            equation.params["padding"][place],
+            equation.params["lhs_dilation"][place],
+            equation.params["rhs_dilation"][place],
+        )
+    inputs = kernel[numbers.rhs_spec[1]]  # of one group
+    batch = image[numbers.lhs_spec[0]]
+    batch = batch // equation.params["batch_group_count"]
+    return 2 * positions * inputs * output[numbers.out_spec[1]] * batch
+
+
+def _valid_positions(
+    size: Any, kernel: Any, output: Any, stride: int, padding: Any, spread: int, dilation: int
+) -> Any:
+    """Where along one axis an element of the kernel meets one of the image and no padding."""
+    if not all(isinstance(each, int) for each in (size, kernel, output, *padding)):
+        return output * kernel  # of a symbolic size all count, those on padding too
+    extent = (size - 1) * spread + 1
+    starts = range(0, output * stride, stride)
+    count = 0
+    for offset in range(0, kernel * dilation, dilation):
+        first = offset - padding[0]
+        if spread == 1:
+            low = max(0, -(first // stride))  # the first start at which the place is not negative
+            high = min(output, (extent - 1 - first) // stride + 1)
+            count += max(0, high - low)
+        else:
+            places = (start + first for start in starts)
+            count += sum(0 <= place < extent and place % spread == 0 for place in places)
+    return count
+
+
+def _window(equation: Any) -> Any:
+    window = _product(equation.params["window_dimensions"])
+    return _elements(equation.outvars) * (window - 1)
+
+
+def _scatter(equation: Any) -> Any:
+    return _elements(equation.invars[2:3])
+
+
+def _sort(equation: Any) -> Any:
+    size = _product(equation.invars[0].aval.shape)
+    return size * max(1, math.ceil(math.log2(size))) if isinstance(size, int) and size else size
+
+
+def _cube(factor: float) -> Callable[[Any], Any]:
+    """Of a factorization of `[..., n, n]`: some part of n times as many elements."""
+
+    def rule(equation: Any) -> Any:
+        *_, size = equation.invars[0].aval.shape
+        work = _elements(equation.invars[:1]) * size
+        return int(work * factor) if isinstance(work, int) else work
+
+    return rule
+
+
+def _triangular_solve(equation: Any) -> Any:
+    *_, size = equation.invars[0].aval.shape
+    return _elements(equation.outvars) * size
+
+
+def _fft(equation: Any) -> Any:
+    length = _product(equation.params["fft_lengths"])
+    rounds = math.ceil(math.log2(length)) if isinstance(length, int) and length > 1 else 1
+    return 5 * rounds * _elements(equation.invars)
+
+
+_RULES: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_ONE, _one_each),
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(_CUMULATIVE, _cumulative),
+    **dict.fromkeys(_SCATTERS, _scatter),
+    "scatter": lambda equation: 0,
+    **dict.fromkeys(("argmax", "argmin"), _arg_reduction),
+    "cumlogsumexp": lambda equation: 8 * _cumulative(equation),
+    "random_bits": _random_bits,
+    "integer_pow": _integer_power,
+    "dot_general": _dot,
+    "ragged_dot": lambda equation: (
+        2 * _elements(equation.outvars) * equation.invars[0].aval.shape[-1]
+    ),
+    "conv_general_dilated": _convolution,
+    "reduce_window_sum": _window,
+    "reduce_window_max": _window,
+    "reduce_window_min": _window,
+    "reduce_window": _window,
+    "select_and_scatter_add": lambda equation: 2 * _elements(equation.invars[1:2]),
+    "select_and_gather_add": _window,
+    "sort": _sort,
+    "top_k": _sort,
+    "approx_top_k": _sort,
+    "cholesky": _cube(1 / 3),
+    "lu": _cube(2 / 3),
+    "triangular_solve": _triangular_solve,
+    "fft": _fft,
+}

@@ -1,0 +1,208 @@
+"""`pax.inspect`: rows of facts about modules."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.export import spec
+
+
+class Block(pax.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm = pax.LayerNorm(dim)
+        self.layers = [pax.Linear(dim, 2 * dim), pax.Linear(2 * dim, dim)]
+
+    def __call__(self, x):
+        return x + self.layers[1](jax.nn.relu(self.layers[0](self.norm(x))))
+
+
+class Net(pax.Module):
+    def __init__(self, dim: int = 4, count: int = 2):
+        super().__init__()
+        self.embed = pax.Embed(10, dim)
+        self.blocks = tuple(Block(dim) for _ in range(count))
+        self.head = pax.Linear(dim, 3)
+
+    def __call__(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def paths(net):
+    return [name for name, _ in pax.core.named_leaves(net)]
+
+
+def test_a_row_for_each_module_and_array_in_tree_order_with_the_paths_of_the_library():
+    net = Net()
+    found = pax.inspect(net)
+    assert [row.path for row in found if row.kind == "array"] == paths(net)
+    modules = [row.path for row in found if row.kind == "module"]
+    assert modules == [name for name, _ in pax.core.named_modules(net)]
+    order = [row.path for row in found]
+    assert order.index("blocks.0.norm") < order.index("blocks.0.layers.0.weight")
+    assert order.index("embed.weight") < order.index("blocks.0")
+
+
+def test_counts_and_bytes_are_those_of_the_arrays():
+    net = Net()
+    leaves = jax.tree_util.tree_leaves(net)
+    found = pax.inspect(net)
+    assert found.parameters == sum(leaf.size for leaf in leaves)
+    assert found.bytes == sum(leaf.nbytes for leaf in leaves)
+    assert found["head"].parameters == net.head.weight.size + net.head.bias.size
+    assert found.flops is None and found["head"].inputs == ()
+
+
+def test_shapes_dtypes_and_calls_of_a_traced_call():
+    found = pax.inspect(Net(), np.zeros((5, 7), np.int32))
+    assert found["embed"].inputs == ("int32[5,7]",)
+    assert found["blocks.1.layers.0"].outputs == ("float32[5,7,8]",)
+    assert found["head"].calls == 1
+    assert found[""].outputs == ("float32[5,3]",)
+
+
+def test_a_module_that_is_called_twice_says_so():
+    class Twice(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = pax.Linear(3, 3)
+
+        def __call__(self, x):
+            return self.layer(self.layer(x))
+
+    row = pax.inspect(Twice(), np.ones((2, 3), np.float32))["layer"]
+    assert row.calls == 2
+    assert row.flops == 2 * (2 * 2 * 3 * 3 + 2 * 3)
+
+
+def test_roles_of_trained_frozen_and_state():
+    net = pax.Sequential(pax.Linear(2, 3), pax.BatchNorm1D(3))
+    net = net.set(0, pax.freeze_parameters(net[0]))
+    found = pax.inspect(net)
+    assert found["modules.0.weight"].role == "frozen"
+    assert found["modules.1.scale"].role == "trainable"
+    assert found["modules.1.ema_mean.averages"].role == "state"
+    assert "frozen" in str(found)
+
+
+def test_symbolic_sizes_give_formulas():
+    found = pax.inspect(pax.Linear(4, 8), spec("batch, 4"))
+    assert found.flops == "72*batch"
+    assert found[""].inputs == ("float32[batch,4]",)
+
+
+def test_the_dtype_that_is_computed_in():
+    half = jmp.Policy(jnp.float32, jnp.bfloat16, jnp.float32)
+    net = pax.Sequential(pax.apply_mp_policy(pax.Linear(4, 4), half), pax.Linear(4, 4))
+    found = pax.inspect(net, np.ones((1, 4), np.float32))
+    assert (found["modules.0"].dtype, found["modules.0"].computed_in) == ("float32", "bfloat16")
+    assert found["modules.1"].computed_in == "float32"
+    assert pax.inspect(net)["modules.0"].computed_in == "bfloat16"
+
+
+def test_work_inside_of_transforms_belongs_to_its_module():
+    stack = pax.transforms.Scan(pax.Linear, length=5, scan_output=False)(3, 3)
+    found = pax.inspect(stack, np.ones((2, 3), np.float32))
+    assert found.flops == 5 * (2 * 2 * 3 * 3 + 2 * 3)
+    batched = pax.transforms.Vmap(pax.Linear, axis_size=5)(3, 3)
+    assert pax.inspect(batched, np.ones((5, 2, 3), np.float32)).flops == found.flops
+
+
+def test_a_net_in_train_mode_is_traced_as_it_is():
+    net = pax.Sequential(pax.BatchNorm1D(3), pax.Dropout(0.5))
+    assert pax.inspect(net, np.ones((4, 3), np.float32))["modules.0"].mode == "train"
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (lambda: Net(), None),
+        (lambda: pax.nets.ResNet18(3, 10).eval(), (2, 3, 32, 32)),
+        (lambda: pax.Conv2D(3, 8, 3, stride=2, padding="SAME"), (2, 17, 17, 3)),
+        (lambda: pax.Conv2DTranspose(3, 8, 4, stride=2), (1, 9, 9, 3)),
+        (lambda: pax.MultiHeadAttention(2, 8, 1.0), (2, 5, 16)),
+    ],
+    ids=["net", "resnet", "conv", "transpose", "attention"],
+)
+def test_flops_are_those_that_xla_counts(net, shape):
+    net = net()
+    x = jax.ShapeDtypeStruct(shape, "float32") if shape else jax.ShapeDtypeStruct((5, 7), "int32")
+    args = (x, x, x) if isinstance(net, pax.MultiHeadAttention) else (x,)
+    counted = jax.jit(pax.purecall).lower(net, *args)
+    expected = counted.cost_analysis()["flops"]
+    assert abs(pax.inspect(net, *args).flops - expected) <= 0.02 * expected
+
+
+def test_a_model_that_no_memory_holds():
+    net = jax.eval_shape(lambda: pax.Linear(2**20, 2**17))
+    found = pax.inspect(net, spec("batch, 1048576"))
+    assert found.bytes > 2**39
+    assert found.flops.endswith("*batch")
+
+
+def test_the_net_is_as_it_was():
+    net = Net()
+    before = jax.tree_util.tree_structure(net)
+    pax.inspect(net, np.zeros((5, 7), np.int32))
+    assert jax.tree_util.tree_structure(net) == before
+    assert type(net.head) is pax.Linear
+
+
+def test_it_is_data():
+    import json
+
+    found = pax.inspect(Net(), spec("batch, 7", "int32"))
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["parameters"] == found.parameters
+    assert len(data["rows"]) == len(found)
+
+
+def test_time_shares():
+    found = pax.inspect(Net(), np.zeros((5, 7), np.int32), measure=True)
+    assert found[""].time_share == 1.0
+    assert found["head"].time_share > 0
+
+
+def test_time_needs_numbers():
+    with pytest.raises(ValueError, match="sizes that are numbers"):
+        pax.inspect(pax.Linear(4, 8), spec("batch, 4"), measure=True)
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(TypeError, match=r"inspect needs a module"):
+        pax.inspect({"a": 1})
+
+
+def test_html_names_every_row_and_fetches_nothing(tmp_path):
+    found = pax.inspect(Net(), np.zeros((5, 7), np.int32))
+    page = found.save_html(tmp_path / "net.html").read_text(encoding="utf-8")
+    assert all(row.path in page for row in found)
+    assert (
+        page.count("<details") == page.count("</details>") == sum(r.kind == "module" for r in found)
+    )
+    assert "http" not in page and "<script" not in page
+    found.save_html(tmp_path / "net.html", overwrite=True)
+    (tmp_path / "own.html").write_text("<p>mine</p>")
+    with pytest.raises(OSError, match="replaced"):
+        found.save_html(tmp_path / "own.html", overwrite=True)
+    assert found._repr_html_() in page
+
+
+def test_a_table_of_some_levels():
+    found = pax.inspect(Net())
+    lines = found.table(depth=1, arrays=False).splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == [
+        "(root)",
+        "embed",
+        "blocks.0",
+        "blocks.1",
+        "head",
+    ]
