@@ -42,6 +42,7 @@ if TYPE_CHECKING or is_installed("jax"):
 if TYPE_CHECKING:
     from pax_export import checkpoint as checkpoint
     from pax_export import compat as compat
+    from pax_export import debug as debug
     from pax_export import experimental as experimental
     from pax_export import export as export
     from pax_export import flattener as flattener
@@ -74,8 +75,8 @@ __version__ = "0.1.0"
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
 # for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
 _PUBLIC_ROOMS = frozenset(
-    "checkpoint experimental export inspection nets optim precision sharding transforms utils "
-    "weights".split()
+    "checkpoint debug experimental export inspection nets optim precision sharding transforms "
+    "utils weights".split()
 )
 _ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
 # Names that the package takes from a room.

@@ -174,7 +174,7 @@ def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
     """Where a program has an operation: ``file.py:line (Layer.__call__)``."""
     for equation, _ in _equations(program):
         if equation.primitive.name == primitive:
-            yield _source(equation).rsplit("/", 1)[-1]
+            yield source_of(equation).rsplit("/", 1)[-1]
 
 
 def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
@@ -182,11 +182,12 @@ def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
     for equation, callers in _equations(program):
         if equation.primitive.name == primitive:
             # What jax jits by itself has no line of the user's; the call of it has.
-            places = (_source(each).split(" ")[0] for each in (equation, *reversed(callers)))
+            places = (source_of(each).split(" ")[0] for each in (equation, *reversed(callers)))
             yield next(filter(None, places), "").rsplit("/", 1)[-1]
 
 
-def _source(equation: Any) -> str:
+def source_of(equation: Any) -> str:
+    """The line of the user's code that an operation is from: ``path/file.py:line (function)``."""
     from jax.extend import source_info_util
 
     return source_info_util.summarize(equation.source_info)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import abc
 import copyreg
 import inspect
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
 
+from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
 from pax_export.core._mutable import begin, opened
 from pax_export.core._pickling import reduced_call
@@ -33,6 +35,8 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
         cls._pax_own_eq = "__eq__" in namespace
         if "__getattr__" in namespace and name != "Module":
             type.__setattr__(cls, "__getattr__", _after_ours(namespace["__getattr__"]))
+        if isinstance(namespace.get("__call__"), types.FunctionType):
+            type.__setattr__(cls, "__call__", noting_path(namespace["__call__"]))
         register(cls)
 
     if not typing.TYPE_CHECKING:  # a type checker reads the constructor instead

@@ -38,12 +38,13 @@ class Trace:
     calls: dict[str, Call] = field(default_factory=dict)
     work: Work = field(default_factory=Work)
 
-    def called(self, path: str, module: Any, arguments: Any, output: Any) -> None:
+    def called(self, path: str, module: Any, arguments: Any, output: Any) -> Any:
         """Notes a call, as a recorder of labelled modules."""
         if path in self.calls:
             self.calls[path].count += 1
         else:
             self.calls[path] = Call(*map(_structs, (module, arguments, output)))
+        return output
 
 
 def _structs(tree: Any) -> Any:

@@ -18,6 +18,12 @@ class Inspection:
     Attributes:
         rows: one for each module and array, in tree order, parents first.
         uncounted: operations of the traced call whose work is in no count.
+
+    Example:
+        >>> import pax_export as pax
+        >>> found = pax.inspect(pax.Sequential(pax.Linear(2, 3)))
+        >>> found["modules.0.weight"].shape, found.bytes
+        ((2, 3), 36)
     """
 
     rows: tuple[Row, ...]

@@ -38,8 +38,12 @@ _SCOPE = re.compile(r"<([^<>]*)>")
 class Recorder(Protocol):
     """Who hears of calls while a labelled net runs."""
 
-    def called(self, path: str, module: Any, arguments: Any, output: Any) -> None:
-        """A module has been called; arguments are ``(args, kwargs)``."""
+    def called(self, path: str, module: Any, arguments: Any, output: Any) -> Any:
+        """A module has been called; arguments are ``(args, kwargs)``.
+
+        Returns:
+            What the call shall return: the output, or something in its place.
+        """
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("pax_export_recorder", default=None)
@@ -78,9 +82,9 @@ def _labelled(base: type, namespace: dict[str, Any], value: bool) -> dict[str, A
             return call(self, *args, **kwargs)
         with jax.named_scope(f"<{path}>"):
             output = call(self, *args, **kwargs)
-        recorder = _recorder.get()
-        if recorder is not None:
-            recorder.called(path, self, (args, kwargs), output)
+            recorder = _recorder.get()
+            if recorder is not None:
+                output = recorder.called(path, self, (args, kwargs), output)
         return output
 
     return {"__call__": __call__}

@@ -36,6 +36,12 @@ class Row:
             None without inputs.
         transcendentals: exponentials, logarithms, roots, counted apart; None without inputs.
         time_share: of the time of one call, if it was measured.
+
+    Example:
+        >>> import pax_export as pax
+        >>> row = pax.inspect(pax.BatchNorm1D(3))["ema_mean.averages"]
+        >>> row.kind, row.role, row.shape
+        ('array', 'state', (1, 1, 3))
     """
 
     path: str

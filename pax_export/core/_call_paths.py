@@ -1,0 +1,101 @@
+"""Errors that say where in a net they were raised: a note with the path from the root.
+
+The `__call__` of each class is wrapped once, where the class is made.  A call that
+succeeds pays for a `try`; one that fails adds, on the error's way up, the names that
+lead from each module to the one below it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pax_export.core._subclassing import base_of
+from pax_export.core._traversal import named_modules
+from pax_export.core._tree import Node, flatten
+
+_KEPT = "_pax_raised_in"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an error was raised, as far as it has come up.
+
+    Attributes:
+        top: the outermost module so far.
+        path: from there to the module that raised.
+        raised_in: the class of that one.
+        note: the text that the error carries.
+    """
+
+    top: weakref.ref
+    path: str
+    raised_in: str
+    note: str
+
+
+def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A `__call__` whose errors name the module, from the one that the user called."""
+
+    @functools.wraps(call)
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(self, *args, **kwargs)
+        except Exception as error:
+            if isinstance(self, Node):  # else a view of one, whose own call is around this
+                _note(error, self)
+            raise
+
+    return __call__
+
+
+def _note(error: Exception, module: Node) -> None:
+    place: _Place | None = getattr(error, _KEPT, None)
+    below = place and place.top()
+    if below is module:
+        return  # a method of a base class, or of a policy, around the same call
+    name = type(module).__name__
+    steps = [] if place is None else [_step(module, below), place.path]
+    path = ".".join(filter(None, steps))
+    raised_in = name if place is None else place.raised_in
+    text = f"in the call of {path} ({raised_in}) in {name}" if path else f"in the call of {name}"
+    try:
+        old = place and place.note
+        error.__notes__ = [*[n for n in getattr(error, "__notes__", ()) if n != old], text]
+        setattr(error, _KEPT, _Place(weakref.ref(module), path, raised_in, text))
+    except (AttributeError, TypeError):
+        pass  # an error that takes no attributes goes on as it is
+
+
+def _step(outer: Node, inner: Node | None) -> str:
+    """The path from a module to one that it called; a star stands for what cannot be told."""
+    if inner is None:
+        return "*"
+    named = named_modules(outer)[1:]
+    for path, module in named:
+        if module is inner:
+            return path
+    # A transform has taken it apart and built it again: equal ones are told apart no more.
+    moduledef = flatten(inner)[1]
+    alike = [path for path, module in named if flatten(module)[1] is moduledef]
+    if alike:
+        return _common(alike)
+    # Under a policy a module calls a copy of itself with cast arrays.
+    is_itself = base_of(type(inner)) is base_of(type(outer))
+    return "" if is_itself else f"<{type(inner).__name__}>"
+
+
+def _common(paths: list[str]) -> str:
+    """Several paths as one, with stars where they differ.
+
+    Example:
+        >>> _common(["layers.0.fc", "layers.1.fc"])
+        'layers.*.fc'
+    """
+    columns = list(zip(*[path.split(".") for path in paths]))
+    if any(path.count(".") + 1 != len(columns) for path in paths):
+        return "*"
+    return ".".join(names[0] if len(set(names)) == 1 else "*" for names in columns)

@@ -1,0 +1,162 @@
+"""`capture`: what a call of a net computes on its way, by the paths of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from pax_export.core import is_array, purecall, require_module
+from pax_export.debug._harvest import PREFIX, Harvest
+from pax_export.debug._selection import selected_paths
+from pax_export.inspection import labelled, recorded
+
+
+@dataclass
+class _Marks:
+    """Marks what chosen modules return, as a recorder of labelled modules."""
+
+    paths: frozenset[str]
+    trees: dict[str, Any] = field(default_factory=dict)
+
+    def called(self, path: str, module: Any, arguments: Any, output: Any) -> Any:
+        if path not in self.paths:
+            return output
+        leaves, tree = jax.tree_util.tree_flatten(output)
+        self.trees.setdefault(path, tree)
+        marked = [
+            checkpoint_name(leaf, f"{PREFIX}{path} {number}") if is_array(leaf) else leaf
+            for number, leaf in enumerate(leaves)
+        ]
+        return jax.tree_util.tree_unflatten(tree, marked)
+
+
+class Capture:
+    """A net whose calls also give what chosen modules in it return; made by `capture`.
+
+    It is a function of arrays: it goes under `jax.jit`, `jax.vmap` and `jax.grad`.
+
+    Attributes:
+        net: the net.
+        paths: those of the chosen modules.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.debug.capture(pax.Sequential(pax.Linear(1, 1)), "modules.*").paths
+        ('modules.0',)
+    """
+
+    def __init__(self, net: Any, paths: tuple[str, ...]):
+        self.net, self.paths = net, paths
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Calls the net.
+
+        Returns:
+            The output, and what the modules returned, by path.  A module that is called
+            several times has a tuple of values; in a `scan` the values of all rounds are
+            stacked on a first axis, in a `while` they are those of the last round.
+        """
+        output, taken, trees = self._run(self.net, args, kwargs, {})
+        return output, {path: _value(path, trees[path], taken) for path in trees}
+
+    def gradients(self, loss: Callable[[Any], Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The gradients of a loss with respect to what the modules return.
+
+        Args:
+            loss: a function of the net's output that gives a scalar.
+            *args: what the net is called with.
+            **kwargs: likewise.
+
+        Returns:
+            By path, arrays of the shapes that a call gives.
+
+        Example:
+            >>> import jax.numpy as jnp, pax_export as pax
+            >>> net = pax.Sequential(pax.Linear(2, 3), pax.Lambda(lambda x: 2 * x))
+            >>> capture = pax.debug.capture(net, "modules.0")
+            >>> capture.gradients(jnp.sum, jnp.ones((1, 2)))["modules.0"]
+            Array([[2., 2., 2.]], dtype=float32)
+        """
+        shapes = jax.eval_shape(lambda: self._run(self.net, args, kwargs, {})[1])
+        zeros = {
+            name: [jax.numpy.zeros(each.shape, each.dtype) for each in values]
+            for name, values in shapes.items()
+            if all(jax.numpy.issubdtype(each.dtype, jax.numpy.inexact) for each in values)
+        }
+        trees: dict[str, Any] = {}
+
+        def of_added(added: Mapping[str, Any]) -> Any:
+            output, _, found = self._run(self.net, args, kwargs, added)
+            trees.update(found)
+            return loss(output)
+
+        found = jax.grad(of_added)(zeros)
+        return {path: _value(path, trees[path], found) for path in trees if _has(path, found)}
+
+    def _run(
+        self, net: Any, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, list[Any]], dict[str, Any]]:
+        marks = _Marks(frozenset(self.paths))
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        places = [number for number, leaf in enumerate(leaves) if _is_data(leaf)]
+        seen: list[Any] = []
+
+        def call(net: Any, data: list[Any]) -> list[Any]:
+            given = list(leaves)
+            for place, value in zip(places, data):
+                given[place] = value
+            args, kwargs = jax.tree_util.tree_unflatten(tree, given)
+            flat, out_tree = jax.tree_util.tree_flatten(purecall(net, *args, **kwargs)[1])
+            seen.append(out_tree)
+            return flat
+
+        data = [leaves[place] for place in places]
+        with recorded(marks):
+            program = jax.make_jaxpr(call)(labelled(net), data)
+        harvest = Harvest(added)
+        flat = harvest.run(program, [*jax.tree_util.tree_leaves(net), *data])
+        return jax.tree_util.tree_unflatten(seen[-1], flat), harvest.taken, marks.trees
+
+
+def _is_data(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+
+
+def _value(path: str, tree: Any, taken: Mapping[str, Any]) -> Any:
+    """What a module returned; several calls give a tuple."""
+    flat = [taken.get(f"{path} {number}", [None]) for number in range(tree.num_leaves)]
+    calls = [jax.tree_util.tree_unflatten(tree, list(each)) for each in zip(*flat)]
+    return calls[0] if len(calls) == 1 else tuple(calls)
+
+
+def _has(path: str, taken: Mapping[str, Any]) -> bool:
+    return any(name.rpartition(" ")[0] == path for name in taken)
+
+
+def capture(net: Any, paths: Any = ...) -> Capture:
+    """Makes a net that also gives what chosen modules in it return.
+
+    Args:
+        net: a module.
+        paths: which modules: a path, in which ``*`` stands for any names, a class, a
+            function ``(path, module) -> bool``, or a list of these; all by default.
+
+    Returns:
+        A function that is called like the net and gives ``(output, values by path)``.
+
+    Raises:
+        InvalidArgumentError: no module is meant by one of the paths.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> net = pax.Sequential(pax.Linear(2, 3), jax.nn.relu, pax.Linear(3, 1))
+        >>> output, values = pax.debug.capture(net, pax.Linear)(jnp.ones((4, 2)))
+        >>> {path: value.shape for path, value in values.items()}
+        {'modules.0': (4, 3), 'modules.2': (4, 1)}
+    """
+    require_module(net, "capture")
+    return Capture(net, selected_paths(net, paths))

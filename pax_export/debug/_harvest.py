@@ -1,0 +1,196 @@
+"""Taking named values out of a traced program, out of loops and branches too, or adding to them.
+
+What is to be taken is marked by `jax.ad_checkpoint.checkpoint_name`: an operation
+that does nothing, and that jit, vmap and grad carry along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export._jax import scan_operands
+from pax_export._jaxpr import bound, evaluate, inner_programs
+
+PREFIX = "pax_export captures "
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "checkpoint": "jaxpr",
+          "remat": "jaxpr", "remat2": "jaxpr", "core_call": "call_jaxpr"}  # fmt: skip
+
+Values = dict[str, list[Any]]
+
+
+@dataclass
+class Harvest:
+    """What an evaluation takes out, and what it puts in.
+
+    Attributes:
+        taken: by name, the values in the order in which the program makes them.
+        added: by name, what is added to them, in the same order.
+    """
+
+    added: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    taken: Values = field(default_factory=dict)
+
+    def run(self, program: Any, arguments: Sequence[Any]) -> list[Any]:
+        """Evaluates a program; its results."""
+        jaxpr = getattr(program, "jaxpr", program)
+        constants = getattr(program, "consts", ())
+        return evaluate(jaxpr, constants, arguments, self._operate)
+
+    def _operate(self, equation: Any, given: list[Any]) -> Sequence[Any]:
+        name = equation.primitive.name
+        if name == "name" and equation.params["name"].startswith(PREFIX):
+            return [self._take(equation.params["name"].removeprefix(PREFIX), given[0])]
+        if not any(map(_holds_names, inner_programs(equation))):
+            return bound(equation, given)
+        if name in _CALLS:
+            return self.run(equation.params[_CALLS[name]], given)
+        if name in _LOOPS:
+            return _LOOPS[name](self, equation, given)
+        raise UnsupportedOperationError(
+            "A value cannot be taken out of this operation.",
+            where=", ".join(sorted(set(_names(equation)))),
+            got=f"a module that is called inside of {name}",
+            write="a function without a derivative of its own around the call",
+        )
+
+    def _take(self, name: str, value: Any) -> Any:
+        place = len(self.taken.setdefault(name, []))
+        if name in self.added:
+            value = value + self.added[name][place]
+        self.taken[name].append(value)
+        return value
+
+    def _added_within(self, equation: Any) -> dict[str, list[Any]]:
+        """What is added inside of a loop: the next values of each name."""
+        counts: dict[str, int] = {}
+        for name in _names(equation):
+            counts[name] = counts.get(name, 0) + 1
+        return {
+            name: list(self.added[name][len(self.taken.get(name, ())) :][:count])
+            for name, count in counts.items()
+            if name in self.added
+        }
+
+    def _extend(self, found: Values) -> None:
+        for name, values in found.items():
+            self.taken.setdefault(name, []).extend(values)
+
+    # --- loops and branches -----------------------------------------------------
+
+    def _scan(self, equation: Any, given: list[Any]) -> list[Any]:
+        """The values of all rounds, stacked on a first axis."""
+        params = equation.params
+        fixed, start, inputs = scan_operands(params, given)
+        carried = len(start)
+        added = self._added_within(equation)
+
+        def body(carry: Any, x: Any) -> Any:
+            values, more = x
+            inner = Harvest(more)
+            outputs = inner.run(params["jaxpr"], [*fixed, *carry, *values])
+            return outputs[:carried], (outputs[carried:], inner.taken)
+
+        carry, (outputs, taken) = jax.lax.scan(
+            body,
+            start,
+            (inputs, added),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        self._extend(taken)
+        return [*carry, *outputs]
+
+    def _while(self, equation: Any, given: list[Any]) -> list[Any]:
+        """The values of the last round; zeros if there is none."""
+        params = equation.params
+        of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
+        test, fixed = given[:of_test], given[of_test : of_test + of_body]
+        start = given[of_test + of_body :]
+        self._refuse_added(equation)
+
+        def body(state: Any) -> Any:
+            inner = Harvest()
+            return inner.run(params["body_jaxpr"], [*fixed, *state[0]]), inner.taken
+
+        shapes = jax.eval_shape(lambda: body((list(start), None)))[1]
+        zeros = jax.tree_util.tree_map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        outputs, taken = jax.lax.while_loop(
+            lambda state: Harvest().run(params["cond_jaxpr"], [*test, *state[0]])[0],
+            body,
+            (list(start), zeros),
+        )
+        self._extend(taken)
+        return outputs
+
+    def _cond(self, equation: Any, given: list[Any]) -> list[Any]:
+        """The values of the branch that runs; zeros stand for those of the others."""
+        self._refuse_added(equation)
+        index, *operands = given
+        branches = equation.params["branches"]
+
+        def harvested(branch: Any) -> tuple[list[Any], Values]:
+            inner = Harvest()
+            return inner.run(branch, operands), inner.taken
+
+        shapes: Values = {}
+        for branch in branches:
+            for name, values in jax.eval_shape(lambda b=branch: harvested(b))[1].items():
+                known = shapes.setdefault(name, [])
+                known += values[len(known) :]
+
+        def run(branch: Any) -> Any:
+            def call(_: Any) -> Any:
+                outputs, taken = harvested(branch)
+                filled = {
+                    name: [*taken.get(name, ()), *map(_zeros, values[len(taken.get(name, ())) :])]
+                    for name, values in shapes.items()
+                }
+                return outputs, filled
+
+            return call
+
+        outputs, taken = jax.lax.switch(index, [run(branch) for branch in branches], None)
+        self._extend(taken)
+        return outputs
+
+    def _refuse_added(self, equation: Any) -> None:
+        names = sorted(set(_names(equation)) & set(self.added))
+        if names:
+            raise UnsupportedOperationError(
+                "There is no gradient with respect to a value inside of this operation.",
+                where=", ".join(names),
+                got=f"a module that is called inside of {equation.primitive.name}",
+                write="a path outside of it",
+            )
+
+
+_LOOPS = {"scan": Harvest._scan, "while": Harvest._while, "cond": Harvest._cond}
+
+
+def _zeros(shape: Any) -> Any:
+    return jnp.zeros(shape.shape, shape.dtype)
+
+
+def _names(equation: Any) -> list[str]:
+    """The marks in an equation, as often as they occur."""
+    if equation.primitive.name == "name":
+        name = equation.params["name"]
+        return [name.removeprefix(PREFIX)] if name.startswith(PREFIX) else []
+    return [
+        name
+        for program in inner_programs(equation)
+        for inner in getattr(program, "jaxpr", program).eqns
+        for name in _names(inner)
+    ]
+
+
+def _holds_names(program: Any) -> bool:
+    return any(map(_names, getattr(program, "jaxpr", program).eqns))

@@ -1,0 +1,130 @@
+"""`why_retraced`: what made jax trace a function once more."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pax_export._errors import RetracingWarning
+from pax_export.core import is_array, named_leaves, static_key, structure_differences
+
+_SHOWN = 8
+
+
+def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function that says, whenever jax traces it once more, what is new.
+
+    It is told from the arguments, as `jax.jit` tells: their structure, with the static
+    data of modules, and the shapes, dtypes and weak types of arrays.  Each call that
+    differs from all before it is a `RetracingWarning`, which compares it with the call
+    that is most like it.
+
+    Args:
+        function: usually a jitted one.
+
+    Returns:
+        A function that is called like it and returns what it returns.
+
+    Example:
+        >>> import warnings, jax, jax.numpy as jnp, pax_export as pax
+        >>> step = pax.debug.why_retraced(jax.jit(lambda net, x: net(x)))
+        >>> net = pax.Dropout(0.1).eval()
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = step(net, jnp.ones(2)), step(net, jnp.ones(3)), step(net, jnp.ones(3))
+        >>> print(caught[0].message)
+        A function is traced once more.
+          where: <lambda>
+          got: x: float32[2] before, float32[3] now
+          write: arguments that are alike in structure, static data, shapes and dtypes
+    """
+    seen: dict[Any, dict[str, Any]] = {}
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        named = _named(function, args, kwargs)
+        key = _key(named)
+        if key not in seen:
+            now = _abstract(named)
+            if seen:
+                _warn(function, min((_differences(old, now) for old in seen.values()), key=len))
+            seen[key] = now
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def _named(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        return {str(number): value for number, value in enumerate(args)} | kwargs
+
+
+def _key(tree: Any) -> Any:
+    leaves, treedef = jax.tree_util.tree_flatten(tree)
+    return treedef, tuple([_kind(leaf) for leaf in leaves])
+
+
+def _kind(leaf: Any) -> Any:
+    """What jax compares of a leaf; of a static argument, its type and value."""
+    if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
+        shaped = jax.typeof(leaf)
+        return shaped.shape, str(shaped.dtype), bool(getattr(shaped, "weak_type", False))
+    return static_key(leaf)
+
+
+def _abstract(tree: Any) -> Any:
+    """The tree without its data, to be compared with later ones."""
+    return jax.tree_util.tree_map(
+        lambda x: (
+            jax.ShapeDtypeStruct(*_kind(x)[:2], weak_type=_kind(x)[2])
+            if is_array(x) or isinstance(x, (bool, int, float, complex))
+            else x
+        ),
+        tree,
+    )
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    lines = [
+        line.replace(" against ", " before, ") + " now" for line in structure_differences(old, new)
+    ]
+    if lines:
+        return lines
+    pairs = zip(named_leaves(old), named_leaves(new))
+    return [
+        f"{path}: {_text(a)} before, {_text(b)} now"
+        for (path, a), (_, b) in pairs
+        if _described(a) != _described(b)
+    ]
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.shape, str(leaf.dtype), leaf.weak_type
+    return static_key(leaf)
+
+
+def _text(leaf: Any) -> str:
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return repr(leaf)
+    shape = ",".join(map(str, leaf.shape))
+    return f"{leaf.dtype}[{shape}]" + (" (weak: a Python number)" if leaf.weak_type else "")
+
+
+def _warn(function: Callable, differences: list[str]) -> None:
+    more = len(differences) - _SHOWN
+    shown = differences[:_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    warning = RetracingWarning(
+        "A function is traced once more.",
+        where=getattr(function, "__name__", type(function).__name__),
+        got="; ".join(shown) or "static data that cannot be compared",
+        write="arguments that are alike in structure, static data, shapes and dtypes",
+    )
+    warnings.warn(warning, stacklevel=3)

@@ -1,0 +1,107 @@
+"""`statistics`: what all modules of a net return, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.core import is_array, path_name
+from pax_export.debug._capture import capture
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of one array: what its elements are like.
+
+    Attributes:
+        mean: the mean; like all but `nan`, of what is no NaN.
+        std: the standard deviation.
+        min: the least element.
+        max: the largest.
+        nan: the share of NaN.
+        zeros: the share of zeros.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> pax.debug.statistics(pax.Identity(), jnp.array([0.0, 2.0]))[""].zeros
+        0.5
+    """
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    nan: float
+    zeros: float
+
+
+class Table(dict):
+    """`Statistics` by path; it prints as a table."""
+
+    def __str__(self) -> str:
+        names = list(Statistics.__dataclass_fields__)
+        lines = [["path", *names]]
+        lines += [
+            [path or "(root)", *(f"{getattr(row, name):.4g}" for name in names)]
+            for path, row in self.items()
+        ]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+            for line in lines
+        )
+
+
+def statistics(net: Any, *inputs: Any, paths: Any = ..., **kwargs: Any) -> Table:
+    """Calls a net, and says what its modules return, in numbers.
+
+    Args:
+        net: a module.
+        *inputs: what it is called with.
+        paths: which modules, as for `capture`.
+        **kwargs: inputs by name.
+
+    Returns:
+        A dict from paths to `Statistics`, which prints as a table.  A module that
+        returns several arrays has a row for each.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> net = pax.Sequential(pax.Lambda(lambda x: x - 2), jax.nn.relu)
+        >>> print(pax.debug.statistics(net, jnp.arange(5.0)))
+        path       mean    std  min  max  nan  zeros
+        (root)      0.6    0.8    0    2    0    0.6
+        modules.0     0  1.414   -2    2    0    0.2
+        modules.1   0.6    0.8    0    2    0    0.6
+    """
+    captured = capture(net, paths)
+
+    @jax.jit
+    def numbers(arrays: list[Any]) -> list[Any]:
+        return [_numbers(array) for array in arrays]
+
+    values = captured(*inputs, **kwargs)[1]
+    named: list[tuple[str, Any]] = []
+    for path in (path for path in captured.paths if path in values):
+        for key, leaf in jax.tree_util.tree_flatten_with_path(values[path])[0]:
+            if is_array(leaf) and leaf.size and jnp.issubdtype(leaf.dtype, jnp.number):
+                named.append((".".join(filter(None, [path, path_name(key)])), leaf))
+    rows = numbers([leaf for _, leaf in named])
+    return Table((name, Statistics(*map(float, row))) for (name, _), row in zip(named, rows))
+
+
+def _numbers(array: Any) -> list[Any]:
+    values = jnp.abs(array) if jnp.iscomplexobj(array) else array
+    values = values.astype(jnp.float32)
+    nan = jnp.isnan(values)
+    return [
+        jnp.nanmean(values),
+        jnp.nanstd(values),
+        jnp.nanmin(values),
+        jnp.nanmax(values),
+        nan.mean(),
+        (values == 0).mean(),
+    ]

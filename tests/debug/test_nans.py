@@ -1,0 +1,130 @@
+"""`pax.debug.nans`: the first operation that gives NaN or infinity."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from tests.closeness import assert_close
+
+
+class Softmax(pax.Module):
+    """As it should not be written."""
+
+    def __call__(self, x):
+        e = jnp.exp(x)
+        return e / e.sum(-1, keepdims=True)
+
+
+class Net(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [pax.Linear(3, 3), pax.Linear(3, 3)]
+        self.weigh = Softmax()
+
+    def __call__(self, x):
+        return self.weigh(self.layers[1](self.layers[0](x)))
+
+
+X = np.ones((2, 3), np.float32)
+
+
+def raised(function, *args):
+    with pytest.raises(pax.debug.NonFiniteError) as caught:
+        pax.debug.nans(function)(*args)
+    return caught.value
+
+
+def test_what_is_finite_comes_as_without():
+    net = Net()
+    assert_close(pax.debug.nans(net)(X), net(X))
+    step = pax.debug.nans(lambda net, x, k: {"y": net(x) * k, "n": 3})
+    assert_close(step(net, X, 2)["y"], 2 * net(X))
+
+
+def test_the_operation_the_module_and_the_line():
+    error = raised(Net(), 1000 * X)
+    assert error.what.startswith("exp gives inf") or error.what.startswith("div gives NaN")
+    assert error.where.startswith("weigh, ")
+    assert "test_nans.py:" in error.where
+    assert "float32[2,3] from" in error.got
+
+
+def test_in_the_backward_pass_of_a_step():
+    class Norm(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = pax.Linear(3, 3, with_bias=False)
+
+        def __call__(self, x):
+            return jnp.sqrt((self.fc(x) ** 2).sum())
+
+    optimizer = optax.sgd(0.1)
+    net = pax.Sequential(Norm())
+    state = optimizer.init(net.parameters())
+
+    @jax.jit
+    def step(net, state, x):
+        gradients = pax.grad(lambda net: net(x))(net)
+        updates, state = optimizer.update(gradients.parameters(), state)
+        return net.update_parameters(optax.apply_updates(net.parameters(), updates)), state
+
+    error = raised(step, net, state, 0 * X)
+    assert "modules.0" in error.where
+    assert "out of finite numbers" in error.what
+
+
+@pytest.mark.parametrize("name", ["scan", "vmap", "cond", "while", "remat"])
+def test_inside_of_transforms(name):
+    class Log(pax.Module):
+        def __call__(self, x):
+            return jnp.log(x)
+
+    class Wrapped(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.log = Log()
+
+        def __call__(self, x):
+            if name == "scan":
+                return jax.lax.scan(lambda c, y: (c, self.log(y - c)), 0.0, x)[1]
+            if name == "vmap":
+                return jax.vmap(self.log)(x)
+            if name == "cond":
+                return jax.lax.cond(x[0] > 0, self.log, lambda x: x, x)
+            if name == "while":
+                return jax.lax.fori_loop(0, x.shape[0], lambda i, y: self.log(x) + y, x)
+            return jax.checkpoint(self.log)(x)
+
+    error = raised(Wrapped(), jnp.array([1.0, 2.0, 0.0]))
+    assert error.what == "log gives -inf out of finite numbers."
+    assert error.where.startswith("log, ")
+    if name == "scan":
+        assert error.where.endswith("round 2 of a loop")
+
+
+def test_an_argument_that_is_not_finite_is_named():
+    error = raised(lambda batch: batch["x"] * 2, {"x": np.array([1.0, np.nan], np.float32)})
+    assert (error.what, error.where) == ("An argument is not finite already.", "0.x")
+
+
+def test_infinities_that_nothing_depends_on_are_no_matter():
+    masked = pax.debug.nans(lambda x: jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf)))
+    assert_close(masked(jnp.array([1.0, -1.0])), np.array([1.0, 0.0], np.float32))
+
+
+def test_a_function_is_compiled_once():
+    calls = []
+
+    def f(x):
+        calls.append(1)
+        return x + 1
+
+    watched = pax.debug.nans(f)
+    for _ in range(3):
+        watched(X)
+    assert len(calls) == 1
