@@ -31,6 +31,7 @@ from pax_export.core._mutable import (
     store,
     take_over,
 )
+from pax_export.core._near_names import near_names
 from pax_export.core._parameters import merge, parameters_method
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pickling import picklable, remember_call, restore
