@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pax_export import checkpoint as checkpoint
     from pax_export import compat as compat
     from pax_export import debug as debug
+    from pax_export import errors as errors
     from pax_export import experimental as experimental
     from pax_export import export as export
     from pax_export import flattener as flattener
@@ -75,8 +76,8 @@ __version__ = "0.1.0"
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
 # for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
 _PUBLIC_ROOMS = frozenset(
-    "checkpoint debug experimental export inspection nets optim precision sharding transforms "
-    "utils weights".split()
+    "checkpoint debug errors experimental export inspection nets optim precision sharding "
+    "transforms utils weights".split()
 )
 _ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
 # Names that the package takes from a room.
@@ -98,7 +99,7 @@ _NAMES = {
     "weights": "load_weights save_weights",
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
-_WITHOUT_JAX = ("compat", "export")
+_WITHOUT_JAX = ("compat", "errors", "export")
 
 if not TYPE_CHECKING:  # they take the names above, and would believe in any name
     __all__ = sorted(_PUBLIC_ROOMS.union(_HOMES))

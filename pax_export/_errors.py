@@ -4,9 +4,20 @@ Every message answers four questions: *what* went wrong, *where* (the path of
 the leaf or layer), what was *got*, and what to *write* instead.  Each class
 also derives from the built-in error that callers of PAX, jax or orbax already
 catch, so that an ``except ValueError`` written years ago keeps working.
+
+The classes are written here, on the lowest floor, and handed out by `pax_export.errors`,
+which is the name that users see; a new one goes into both, and into docs/api/errors.md.
 """
 
 from __future__ import annotations
+
+_PUBLIC = "pax_export.errors"
+
+
+def _made_public(cls: type) -> None:
+    """Gives a class of this file the name by which users import it; pickles take that one."""
+    if cls.__module__ == __name__:
+        cls.__module__ = _PUBLIC
 
 
 class PaxError(Exception):
@@ -24,6 +35,12 @@ class PaxError(Exception):
           where: encoder.fc
           write: model.encoder.fc2
     """
+
+    __module__ = _PUBLIC
+
+    def __init_subclass__(cls, **arguments: object) -> None:
+        super().__init_subclass__(**arguments)
+        _made_public(cls)
 
     def __init__(
         self,
@@ -53,6 +70,12 @@ class PaxError(Exception):
 class PaxWarning(UserWarning):
     """The root of the warnings about modules; its text has the shape of a `PaxError`."""
 
+    __module__ = _PUBLIC
+
+    def __init_subclass__(cls, **arguments: object) -> None:
+        super().__init_subclass__(**arguments)
+        _made_public(cls)
+
     def __init__(self, what: str, **parts: str | None):
         super().__init__(str(PaxError(what, **parts)))
 
@@ -67,6 +90,10 @@ class RetracingWarning(PaxWarning):
 
 class NearNameWarning(PaxWarning):
     """An attribute is added whose name is nearly that of one that the module has."""
+
+
+class LoadedShapeWarning(PaxWarning):
+    """A program written for PAX loads a state that has another shape than the module's."""
 
 
 class InvalidArgumentError(PaxError, ValueError, AssertionError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._placed import Restored, placed, sharding_to_read
 from pax_export.checkpoint._saved import Entry, full_name, is_plain, named
 from pax_export.checkpoint._stored_array import StoredArray
+from pax_export.core import near_names
 from pax_export.weights import LoadReport, compare, mismatch, require_shape
 
 
@@ -164,7 +164,7 @@ class Checkpoint:
         return report
 
     def _no_such_trees(self, unknown: Sequence[str], report: LoadReport) -> WeightsMismatchError:
-        near = difflib.get_close_matches(unknown[0], self.trees, 1, 0.5) or self.trees[:1]
+        near = near_names(unknown[0], self.trees) or self.trees[:1]
         error = WeightsMismatchError(
             "The checkpoint has no tree of this name.",
             where=str(self.directory),

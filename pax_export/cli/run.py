@@ -14,8 +14,8 @@ from pax_export.export.artifact.formats import all_formats
 
 _USAGE = (
     "pax-export run DIR [--input [NAME=]FILE.npy ...] [--signature KEY] [--output FILE.npz]\n"
-    "       pax-export run program.py [argument ...]\n"
-    "       pax-export run -m module [argument ...]"
+    "       pax-export run [--compat-jax] program.py [argument ...]\n"
+    "       pax-export run [--compat-jax] -m module [argument ...]"
 )
 
 _DESCRIPTION = """\
@@ -26,8 +26,12 @@ with .tflite or .onnx): a signature of it is called with arrays out of files.
 `pax-export run DIR --help` has the options.
 
 A program: it is run as `python` would, but `import pax` and `import opax` give
-pax_export.  Everything behind its name belongs to the program.
+pax_export.  Everything behind its name belongs to the program.  With --compat-jax
+it also sees what jax has taken away since 2021 (jax.tree_map, jnp.clip(a_min=),
+jax.ops.index_update and more); modules outside of the program do not.
 """
+
+_COMPAT_JAX = "--compat-jax"
 
 
 def add(commands: Any) -> None:
@@ -51,12 +55,18 @@ def _call(options: argparse.Namespace) -> int:
     if rest[:1] in (["-h"], ["--help"]):
         options.parser.print_help()
         return 0
+    compat_jax = rest[:1] == [_COMPAT_JAX]
+    rest = rest[compat_jax:]
     if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
         options.parser.error("an export or a program is expected: a directory, a file, or -m")
-    return _run_export.main(rest) if _is_export(rest[0]) else _program(rest)
+    if not _is_export(rest[0]):
+        return _program(rest, compat_jax)
+    if compat_jax:
+        options.parser.error(f"{_COMPAT_JAX} is for programs, and {rest[0]} is an export")
+    return _run_export.main(rest)
 
 
-def _program(rest: list[str]) -> int:
+def _program(rest: list[str], compat_jax: bool) -> int:
     try:
         require("jax", "all", "a program written for pax")
     except PaxError as error:
@@ -64,7 +74,7 @@ def _program(rest: list[str]) -> int:
         return REFUSED
     from pax_export.compat import run  # with jax, which an export of TensorFlow does not need
 
-    return run(rest)  # what the program raises is the program's
+    return run(rest, compat_jax=compat_jax)  # what the program raises is the program's
 
 
 def _is_export(path: str) -> bool:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from pax_export._errors import MissingPackageError, NameTakenError, NotInPaxError
-from pax_export._optional import install
+from pax_export._optional import install, is_installed
 from pax_export.compat import spawned
 from pax_export.compat._internals import internals
 
@@ -52,6 +52,10 @@ def install_as_pax() -> None:
     for name in ("pax", "opax"):
         _require_free(name)
     sys.meta_path.insert(0, _Finder())
+    if is_installed("jax"):
+        from pax_export.core import take_loaded_shapes
+
+        take_loaded_shapes()
 
 
 def take_over(name: str) -> None:

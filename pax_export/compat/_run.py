@@ -11,19 +11,21 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pax_export.compat import spawned
 from pax_export.compat._install import install_as_pax
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], *, compat_jax: bool = False) -> int:
     """Runs a program that says ``import pax``, as ``python`` runs one.
 
     Args:
         arguments: what would stand behind ``python``: a file, or a directory or
             zip archive with a ``__main__.py``, or ``-m`` and a module; then the
             program's own arguments.
+        compat_jax: whether the program sees what jax has taken away since 2021, as the
+            migration guide lists it; modules outside of the program do not.
 
     Returns:
         The exit code: 0, or 1 after an exception, whose traceback is printed.
@@ -34,9 +36,9 @@ def run(arguments: Sequence[str]) -> int:
     install_as_pax()
     try:
         if arguments[0] == "-m":
-            _run_module(list(arguments[1:]))
+            _run_module(list(arguments[1:]), compat_jax)
         else:
-            _run_path(list(arguments))
+            _run_path(list(arguments), compat_jax)
     except SystemExit:
         raise
     except BaseException as error:
@@ -49,39 +51,52 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _run_path(argv: list[str]) -> None:
+def _run_path(argv: list[str], compat_jax: bool) -> None:
     path = argv[0]
     if not os.path.exists(path):
         _stop(f"can't open file {path!r}: no such file", 2)
     sys.argv[:] = argv
     if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
         _set_path([path])
-        runpy.run_path(path, run_name="__main__")
+        runpy.run_path(path, _builtins(path, compat_jax), run_name="__main__")
         return
-    _set_path([os.path.dirname(os.path.realpath(path))])
+    folder = os.path.dirname(os.path.realpath(path))
+    _set_path([folder])
+    own = _builtins(folder, compat_jax)
     file = os.path.abspath(path)
     with io.open_code(file) as source:
         code = compile(source.read(), file, "exec", dont_inherit=True)
-    exec(code, vars(_new_main(file)))
+    exec(code, vars(_new_main(file, own)))
 
 
-def _new_main(file: str) -> ModuleType:
+def _builtins(folder: str, compat_jax: bool) -> dict[str, Any]:
+    """The built-in names that a program has to itself, if any, as globals of its main module."""
+    if not compat_jax:
+        return {}
+    from pax_export.compat import _own_eyes  # which other programs need not load
+
+    _own_eyes.show_old_jax(folder)
+    return {"__builtins__": _own_eyes.BUILTINS}
+
+
+def _new_main(file: str, own: dict[str, Any]) -> ModuleType:
     """The module ``__main__`` of a program; it stays, as pickles and threads need it."""
     main = ModuleType("__main__")
     main.__file__ = file
     main.__loader__ = SourceFileLoader("__main__", file)
-    main.__dict__.update(__builtins__=builtins, __cached__=None)
+    main.__dict__.update({"__builtins__": builtins, "__cached__": None} | own)
     sys.modules["__main__"] = main
     return main
 
 
-def _run_module(argv: list[str]) -> None:
+def _run_module(argv: list[str], compat_jax: bool) -> None:
     if not argv:
         _stop("a module is expected after -m", 2)
     sys.argv[:] = argv
     _set_path([os.getcwd()])
+    own = _builtins(os.getcwd(), compat_jax)
     _require_module(argv[0])
-    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    runpy.run_module(argv[0], own, run_name="__main__", alter_sys=True)
 
 
 def _require_module(name: str) -> None:

@@ -31,6 +31,7 @@ from pax_export.core._mutable import (
     store,
     take_over,
 )
+from pax_export.core._near_names import near_names
 from pax_export.core._parameters import merge, parameters_method
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pickling import picklable, remember_call, restore
@@ -43,7 +44,7 @@ from pax_export.core._pure import (
     require_module,
 )
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key
-from pax_export.core._state_dict import load_state_dict, state_dict
+from pax_export.core._state_dict import load_state_dict, state_dict, take_loaded_shapes
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import aspect_of, derived, register_aspect
 from pax_export.core._summary import summary_lines

@@ -34,11 +34,11 @@ from pax_export.core._tree import (
 
 def check_modules(tree: Any) -> None:
     """Checks every module of a tree for hidden and shared nodes, in the order that PAX checks."""
-    modules, _ = modules_and_leaves(tree)
+    modules, leaves = modules_and_leaves(tree, once=True)
     one_of_each = {type(module): module for module in modules}.values()
     for module in one_of_each:
         _check_slots(type(module))
-    check_sharing(tree)
+    _refuse_sharing(tree, modules, leaves)
     for module in one_of_each:
         _check_class_attributes(module)
 
@@ -56,26 +56,19 @@ def check_sharing(tree: Any) -> list[Any]:
     Of the leaves only arrays count: small numbers and strings are shared by
     Python itself.
     """
-    modules: list[Any] = []
-    seen: set[int] = set()
+    modules, leaves = modules_and_leaves(tree, once=True)
+    _refuse_sharing(tree, modules, leaves)
+    return modules
 
-    def collect(value: Any) -> bool:
-        if not isinstance(value, Node):
-            return False
-        modules.append(value)
-        again = id(value) in seen  # perhaps in itself: there jax would find no end
-        seen.add(id(value))
-        return again
 
-    leaves = jax.tree_util.tree_leaves(tree, is_leaf=collect)
-    if len(seen) != len(modules):
+def _refuse_sharing(tree: Any, modules: list[Any], leaves: list[Any]) -> None:
+    if len(set(map(id, modules))) != len(modules):
         _raise_shared_module(tree)
     if len(set(map(id, leaves))) != len(leaves):
         arrays = [leaf for leaf in leaves if is_array(leaf)]
         repeated = [key for key, n in Counter(map(id, arrays)).items() if n > 1]
         if repeated:
             _raise_shared_array(tree, repeated[0])
-    return modules
 
 
 def _raise_shared_module(tree: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -17,6 +15,7 @@ from pax_export._errors import (
 )
 from pax_export.core._check import check_modules
 from pax_export.core._containers import copy_containers
+from pax_export.core._near_names import near_names
 from pax_export.core._state_dict import state_dict
 from pax_export.core._traversal import (
     apply_bottom_up,
@@ -73,12 +72,12 @@ def replace(module: Node, changes: dict[str, Any]) -> Any:
                 + (" or train() and eval()" if name == "training" else "")
             )
         if not _has(module, name):
-            near = nearest(name, attributes_of(module))
+            near = near_names(name, attributes_of(module))
             raise InvalidArgumentError(
                 "replace needs the name of an attribute that the module has.",
                 where=f"{type(module).__qualname__}.{name}",
                 got=f"the attributes {', '.join(attributes_of(module))}",
-                write=(f"module.replace({near}=...), or " if near else "")
+                write=(f"module.replace({near[0]}=...), or " if near else "")
                 + f"module.set_attribute({name!r}, value) to add one",
             )
     return with_attributes(module, changes)
@@ -118,8 +117,9 @@ def _own(value: Any) -> Any:
 
 def set_attribute(module: Node, name: str, value: Any) -> Any:
     """A new module with an attribute added or replaced; warns of a name that looks mistyped."""
-    names = [known for known in attributes_of(module) if not known.startswith("_")]
-    near = None if name in names or hasattr(type(module), name) else nearest(name, names)
+    names = [own for own in attributes_of(module) if not own.startswith("_")]
+    known = name in names or hasattr(type(module), name)
+    near = next(iter([] if known else near_names(name, names)), "")
     if near and _is_slip(name, near):
         warning = NearNameWarning(
             "set_attribute adds an attribute whose name is nearly that of one that the module has.",
@@ -129,12 +129,6 @@ def set_attribute(module: Node, name: str, value: Any) -> Any:
         )
         warnings.warn(warning, stacklevel=3)
     return with_attributes(module, {name: value})
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that a mistyped one may stand for, or None."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
-    return found[0] if found else None
 
 
 def _is_slip(name: str, near: str) -> bool:

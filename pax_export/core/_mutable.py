@@ -17,6 +17,7 @@ attributes makes one moduledef, not a hundred.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +25,7 @@ from typing import Any
 
 from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export._jax import trace_state
+from pax_export.core._places import call_in_progress, layer_in_training
 from pax_export.core._tree import (
     ARRAYS,
     MIXED,
@@ -162,17 +164,37 @@ def require_open(node: Node, action: str, name: str) -> None:
             got="a module opened outside of the jit, grad, vmap or scan that runs now",
             write="open it inside: jax.jit(pax.pure(f)), not pax.pure(jax.jit(f))",
         )
+    frame = sys._getframe(1)
+    layer = layer_in_training(frame) if action == "set" else None
+    if layer is not None:
+        # Most often somebody forgot `eval`, which an error about an attribute would not say.
+        raise ImmutableModuleError(
+            "Cannot set an attribute of an immutable module: in train mode this layer changes "
+            "its state at each call.",
+            where=repr(layer),
+            got="a call in train mode that no pax.pure, % or mutable() has open for change",
+            write="model.eval()(x) where nothing is trained; in training model, y = model % x",
+        )
+    caller = call_in_progress(frame)
+    if caller is not None and caller is not node:
+        where += f", in a call of {type(caller).__qualname__}"
     raise ImmutableModuleError(
         f"Cannot {action} an attribute of an immutable module.",
         where=where,
         got="a module that no pax.pure, constructor or mutable() has open",
-        write=_way_out(node, action, name),
+        write=_way_out(node, action, name, caller),
     )
 
 
-def _way_out(node: Node, action: str, name: str) -> str:
+def _way_out(node: Node, action: str, name: str, caller: Any) -> str:
     if action == "delete":
         return "a function decorated with pax.pure that deletes it and returns the module"
+    if caller is not None and caller is not node:
+        # Somebody called a model; that one of its parts is replaced would be no help.
+        return (
+            "model, output = model % x for the whole model, or a function decorated with pax.pure "
+            "that calls it and returns it"
+        )
     call = "module, output = module % x" if callable(node) else "pax.module_and_value"
     return (
         f"module = module.replace({name}=...), or change it in a function decorated "
@@ -197,6 +219,7 @@ def take_over(node: Node, other: Node) -> None:
 
 # What holds what it held if `is_as_seen` says so; of other containers nobody knows.
 _WATCHED = frozenset({list, tuple, dict})
+_NONE: frozenset[type] = frozenset()
 
 
 # --- attributes ---------------------------------------------------------------------
@@ -237,9 +260,13 @@ def refresh(node: Node, *, unseen: bool = False) -> None:
     """
     moduledef, values = known_moduledef(node)
     same = not unseen and is_as_seen(node)
-    looked_at = array_types | _WATCHED if same else array_types
+    known = _WATCHED if same else _NONE
     arrays = zip(moduledef.names[: moduledef.array_count], values)
-    changed = [n for n, v in arrays if type(v) not in looked_at and kind_of(v) is MIXED]
+    changed = [
+        name
+        for name, value in arrays
+        if type(value) not in array_types and type(value) not in known and kind_of(value) is MIXED
+    ]
     if changed:
         update_moduledef(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
     elif not same:

@@ -46,3 +46,14 @@ def fastest_unflatten(
         return otherwise
     slots = vars(moduledef)
     return _round_trip.make_unflatten(flat, slots["lazy"], slots["cls"], otherwise)
+
+
+def fastest_looks(
+    dicts: frozenset[type],
+    seen_in: Callable[[Iterable], tuple],
+    is_unchanged: Callable[[tuple], bool],
+) -> tuple[Callable[[Iterable], tuple], Callable[[tuple], bool]]:
+    """The two functions of `_watch.py`, of which `dicts` are the classes of dicts it knows."""
+    if not compiled:
+        return seen_in, is_unchanged
+    return _round_trip.make_seen_in(dicts), _round_trip.is_unchanged

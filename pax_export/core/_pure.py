@@ -16,6 +16,7 @@ from pax_export.core._check import check_sharing
 from pax_export.core._mutable import opened, refresh
 from pax_export.core._numpy_leaves import Copies, give_back, with_own_arrays
 from pax_export.core._retracing import look_for_retracing, static_before
+from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._tree import Node, attributes_now, is_node
 
 P = ParamSpec("P")
@@ -115,6 +116,9 @@ def open_copies(tree: Any, copies: Copies | None = None) -> Iterator[None]:
     try:
         with opened(modules):
             yield
+    except Exception as error:
+        explain_sharding(error, roots)
+        raise
     finally:
         if copies:
             give_back(modules, copies)

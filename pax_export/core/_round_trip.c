@@ -6,34 +6,36 @@
 
    Whatever is not as simple as that, errors included, is left to the function of
    Python that does the same.  So both ways behave alike, and this one may stay
-   away where nobody can compile it.  Nothing here is remembered between calls.
+   away where nobody can compile it.  Nothing of a program is remembered between calls.
 
    Only the stable interface of Python is used: what is built once serves every
    later Python. */
 
 #include <Python.h>
 
+/* What types of Python itself do; the same in every interpreter, found when this is loaded. */
+static descrgetfunc get_member;
+static descrsetfunc set_member;
+static newfunc object_new;
+
 /* slot.__get__(object), where slot is what Class.__dict__["name"] gives. */
 static PyObject *
 read_slot(PyObject *slot, PyObject *object)
 {
-    descrgetfunc get = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
-    return get(slot, object, NULL);
+    return get_member(slot, object, NULL);
 }
 
 /* slot.__set__(object, value) */
 static int
 fill_slot(PyObject *slot, PyObject *object, PyObject *value)
 {
-    descrsetfunc set = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
-    return set(slot, object, value);
+    return set_member(slot, object, value);
 }
 
 /* object.__new__(cls), and then its slot filled with the pair. */
 static PyObject *
 new_node(PyObject *cls, PyObject *slot, PyObject *children, PyObject *moduledef)
 {
-    newfunc object_new = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     PyObject *no_arguments = PyTuple_New(0);
     PyObject *pair = PyTuple_Pack(2, children, moduledef);
     PyObject *node = NULL;
@@ -46,33 +48,130 @@ new_node(PyObject *cls, PyObject *slot, PyObject *children, PyObject *moduledef)
     return node;
 }
 
-/* Whether each container holds what it held when somebody first saw it: see _watch.py.
+/* --- what containers hold: see _watch.py, which says the same in Python --- */
+
+/* What a dict holds, key after value; one of a class of its own may have its own order. */
+static PyObject *
+content_of_dict(PyObject *dict)
+{
+    PyObject *pairs = PyMapping_Items(dict), *content = NULL;
+    Py_ssize_t count = pairs == NULL ? 0 : PyList_Size(pairs);
+    if (pairs != NULL)
+        content = PyTuple_New(2 * count);
+    for (Py_ssize_t n = 0; content != NULL && n < 2 * count; n++) {
+        PyObject *part = PyTuple_GetItem(PyList_GetItem(pairs, n / 2), n % 2);
+        if (part == NULL)
+            Py_CLEAR(content);
+        else
+            PyTuple_SetItem(content, n, Py_NewRef(part));
+    }
+    Py_XDECREF(pairs);
+    return content;
+}
+
+/* Adds a container with its content, and those inside of it, to a list, which it makes. */
+static int
+look(PyObject *dicts, PyObject *value, PyObject **found)
+{
+    PyObject *content;
+    if (PyTuple_Check(value))
+        content = Py_NewRef(value);
+    else if (PyList_CheckExact(value))
+        content = PyList_AsTuple(value);
+    else if (PyDict_Check(value) && PySet_Contains(dicts, (PyObject *)Py_TYPE(value)) == 1)
+        content = content_of_dict(value);
+    else
+        return 0;
+    if (content == NULL)
+        return -1;
+    int status = 0;
+    if (content != value) {
+        if (*found == NULL)
+            *found = PyList_New(0);
+        if (*found == NULL || PyList_Append(*found, value) < 0 || PyList_Append(*found, content) < 0)
+            status = -1;
+    }
+    if (status == 0)
+        status = Py_EnterRecursiveCall(" in a container of a module");
+    if (status == 0) {
+        /* Keys of dicts are looked at, too: a tuple among them holds nothing that changes. */
+        for (Py_ssize_t n = 0; status == 0 && n < PyTuple_Size(content); n++)
+            status = look(dicts, PyTuple_GetItem(content, n), found);
+        Py_LeaveRecursiveCall();
+    }
+    Py_DECREF(content);
+    return status;
+}
+
+static PyObject *
+seen_in(PyObject *dicts, PyObject *values)
+{
+    PyObject *found = NULL, *each, *each_of = PyObject_GetIter(values);
+    int status = each_of == NULL ? -1 : 0;
+    while (status == 0 && (each = PyIter_Next(each_of)) != NULL) {
+        status = look(dicts, each, &found);
+        Py_DECREF(each);
+    }
+    Py_XDECREF(each_of);
+    PyObject *result = NULL;
+    if (status == 0 && !PyErr_Occurred())
+        result = found == NULL ? PyTuple_New(0) : PyList_AsTuple(found);
+    Py_XDECREF(found);
+    return result;
+}
+
+/* Whether a list or dict holds what it held: the same objects in the same places. */
+static int
+same_content(PyObject *container, PyObject *content)
+{
+    Py_ssize_t size = PyTuple_Size(content), at = 0;
+    if (PyList_CheckExact(container)) {
+        if (PyList_Size(container) != size)
+            return 0;
+        for (; at < size; at++)
+            if (PyList_GetItem(container, at) != PyTuple_GetItem(content, at))
+                return 0;
+    }
+    else if (PyDict_CheckExact(container)) {
+        PyObject *key, *value;
+        Py_ssize_t position = 0;
+        if (2 * PyDict_Size(container) != size)
+            return 0;
+        for (; at < size && PyDict_Next(container, &position, &key, &value); at += 2)
+            if (key != PyTuple_GetItem(content, at) || value != PyTuple_GetItem(content, at + 1))
+                return 0;
+    }
+    else {
+        PyObject *now = content_of_dict(container);
+        int same = now != NULL && PyTuple_Size(now) == size;
+        for (; same && at < size; at++)
+            same = PyTuple_GetItem(now, at) == PyTuple_GetItem(content, at);
+        Py_XDECREF(now);
+        return same;
+    }
+    return 1;
+}
+
+/* Whether each container holds what it held when somebody first saw it; no errors come out.
    `seen` is a tuple of a container, its content, the next container and so on. */
 static int
 unchanged(PyObject *seen)
 {
     Py_ssize_t count = PyTuple_Size(seen);
-    for (Py_ssize_t n = 0; n + 1 < count; n += 2) {
-        PyObject *container = PyTuple_GetItem(seen, n), *content = PyTuple_GetItem(seen, n + 1);
-        Py_ssize_t size = PyTuple_Size(content), at = 0;
-        if (PyList_Check(container)) {
-            if (PyList_Size(container) != size)
-                return 0;
-            for (; at < size; at++)
-                if (PyList_GetItem(container, at) != PyTuple_GetItem(content, at))
-                    return 0;
+    for (Py_ssize_t n = 0; n + 1 < count; n += 2)
+        if (!same_content(PyTuple_GetItem(seen, n), PyTuple_GetItem(seen, n + 1))) {
+            PyErr_Clear();
+            return 0;
         }
-        else {
-            PyObject *key, *value;
-            Py_ssize_t position = 0;
-            if (!PyDict_Check(container) || 2 * PyDict_Size(container) != size)
-                return 0;
-            for (; at < size && PyDict_Next(container, &position, &key, &value); at += 2)
-                if (key != PyTuple_GetItem(content, at) || value != PyTuple_GetItem(content, at + 1))
-                    return 0;
-        }
-    }
     return 1;
+}
+
+static PyObject *
+is_unchanged(PyObject *module, PyObject *seen)
+{
+    if (!PyTuple_Check(seen))
+        return PyErr_Format(PyExc_TypeError, "a tuple of containers and contents is needed");
+    return PyBool_FromLong(unchanged(seen));
 }
 
 /* The two functions.  `held` is what they close over: the arguments of the
@@ -81,16 +180,17 @@ unchanged(PyObject *seen)
 static PyObject *
 flatten(PyObject *held, PyObject *node)
 {
-    PyObject *pair = read_slot(PyTuple_GetItem(held, 0), node);
-    if (pair != NULL && PyTuple_CheckExact(pair))
-        return pair;
-    if (pair != NULL) {  /* a pair with containers that somebody may have got hold of */
-        PyObject *seen = PyObject_GetAttrString(pair, "seen");
-        int same = seen != NULL && PyTuple_Check(seen) && unchanged(seen);
-        Py_XDECREF(seen);
-        if (same)
+    PyObject *kept = read_slot(PyTuple_GetItem(held, 0), node);
+    if (kept != NULL && PyTuple_CheckExact(kept))
+        return kept;
+    if (kept != NULL) {  /* a `Watched`: a pair, and what somebody may have got hold of */
+        PyObject *pair = PyTuple_GetItem(kept, 0), *seen = PyTuple_GetItem(kept, 1);
+        if (seen != NULL && unchanged(seen)) {
+            Py_INCREF(pair);
+            Py_DECREF(kept);
             return pair;
-        Py_DECREF(pair);
+        }
+        Py_DECREF(kept);
     }
     PyErr_Clear();
     return PyObject_CallFunctionObjArgs(PyTuple_GetItem(held, 1), node, NULL);
@@ -138,12 +238,35 @@ make_unflatten(PyObject *module, PyObject *held)
     return PyCFunction_NewEx(&unflatten_method, held, NULL);
 }
 
+/* seen_in, closing over the set of the classes of dicts that are looked at. */
+static PyMethodDef seen_in_method = {"seen_in", seen_in, METH_O, NULL};
+
+static PyObject *
+make_seen_in(PyObject *module, PyObject *dicts)
+{
+    if (!PyAnySet_Check(dicts))
+        return PyErr_Format(PyExc_TypeError, "a set of classes is needed");
+    return PyCFunction_NewEx(&seen_in_method, dicts, NULL);
+}
+
 static PyMethodDef methods[] = {
+    {"is_unchanged", is_unchanged, METH_O, NULL},
+    {"make_seen_in", make_seen_in, METH_O, NULL},
     {"make_flatten", make_flatten, METH_VARARGS, NULL},
     {"make_unflatten", make_unflatten, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL}};
 
+static int
+find_members(PyObject *module)
+{
+    get_member = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
+    set_member = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
+    object_new = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
+    return get_member != NULL && set_member != NULL && object_new != NULL ? 0 : -1;
+}
+
 static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)find_members},
 #ifdef Py_GIL_DISABLED
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif

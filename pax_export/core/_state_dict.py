@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentTypeError, MissingWeightError, StructureMismatchError
+from pax_export._errors import (
+    InvalidArgumentTypeError,
+    LoadedShapeWarning,
+    MissingWeightError,
+    StructureMismatchError,
+)
 from pax_export.core._check import describe_array
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf
 from pax_export.core._traversal import join, map_attributes, one_level, path_name
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
+
+_states_take_loaded_shapes = False
+
+
+def take_loaded_shapes() -> None:
+    """From now on a state has the shape and dtype that it was saved with, as in PAX.
+
+    Programs written for PAX keep, say, the last alignment as a state, whose size is that of the
+    last batch.  A parameter of another shape is a mistake there as well.
+    """
+    global _states_take_loaded_shapes
+    _states_take_loaded_shapes = True
+
+
+@dataclass
+class _Loading:
+    """What holds for one call of `load_state_dict`.
+
+    Attributes:
+        parameters: the ids of the arrays whose shapes must be the module's; None if all must.
+        taken: what was loaded with another shape, in words.
+    """
+
+    parameters: set[int] | None = None
+    taken: list[str] = field(default_factory=list)
 
 
 def state_dict(module: Any) -> dict[str, Any]:
@@ -65,7 +97,8 @@ def load_state_dict(module: Any, weights: dict[str, Any]) -> Any:
     Raises:
         MissingWeightError: (a KeyError) an array of the module is not there.
         StructureMismatchError: (a ValueError) a container, a shape or a dtype
-            differs, or the dict has names that the module lacks.
+            differs, or the dict has names that the module lacks.  After
+            `install_as_pax` a state of another shape is taken, with a warning.
 
     Example:
         >>> import pax_export as pax
@@ -75,10 +108,22 @@ def load_state_dict(module: Any, weights: dict[str, Any]) -> Any:
         True
     """
     require_module(module, "load_weights_from_dict")
-    return _from_dict(module, weights, "")
+    loading = _Loading()
+    if _states_take_loaded_shapes:
+        loading.parameters = set(map(id, jax.tree_util.tree_leaves(module.parameters())))
+    loaded = _from_dict(module, weights, "", loading)
+    if loading.taken:
+        warning = LoadedShapeWarning(
+            "States were loaded that have other shapes than those of the module; they are taken "
+            "as they were saved, as in PAX, and jax traces anew for them.",
+            where=", ".join(loading.taken),
+            write="a state of one shape for all batches, if it need not change",
+        )
+        warnings.warn(warning, stacklevel=3)
+    return loaded
 
 
-def _from_dict(module: Node, weights: Any, path: str) -> Any:
+def _from_dict(module: Node, weights: Any, path: str, loading: _Loading) -> Any:
     names = flatten(module)[1].names
     if not isinstance(weights, dict):
         raise StructureMismatchError(
@@ -88,7 +133,9 @@ def _from_dict(module: Node, weights: Any, path: str) -> Any:
             write="a dict as module.state_dict() makes it",
         )
     _require_names(names, weights, path)
-    return map_attributes(module, lambda name, child: _load(child, weights[name], join(path, name)))
+    return map_attributes(
+        module, lambda name, child: _load(child, weights[name], join(path, name), loading)
+    )
 
 
 def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
@@ -110,20 +157,20 @@ def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
         )
 
 
-def _load(own: Any, given: Any, path: str) -> Any:
+def _load(own: Any, given: Any, path: str, loading: _Loading) -> Any:
     """Takes over one subtree of an attribute: a leaf, a module or a container."""
     if given is None or isinstance(own, StaticLeaf) or own is None:
         return own
     if isinstance(own, Node):
-        return _from_dict(own, given, path)
+        return _from_dict(own, given, path, loading)
     if isinstance(own, EmptyNode) or isinstance(given, EmptyNode):
         return given if isinstance(own, EmptyNode) else own
     if jax.tree_util.all_leaves([own]):
-        return _checked(own, given, path)
-    return _load_container(own, given, path)
+        return _checked(own, given, path, loading)
+    return _load_container(own, given, path, loading)
 
 
-def _load_container(own: Any, given: Any, path: str) -> Any:
+def _load_container(own: Any, given: Any, path: str, loading: _Loading) -> Any:
     items, treedef = one_level(own)
     others, other_def = one_level(given)
     # Only the keys matter: what a mixed container holds beside arrays is None here.
@@ -134,11 +181,13 @@ def _load_container(own: Any, given: Any, path: str) -> Any:
             got=f"{other_def} where the module has {treedef}",
             write="weights of the same kind of module",
         )
-    values = [_load(x, y, join(path, path_name(key))) for (key, x), (_, y) in zip(items, others)]
+    values = [
+        _load(x, y, join(path, path_name(key)), loading) for (key, x), (_, y) in zip(items, others)
+    ]
     return jax.tree_util.tree_unflatten(treedef, values)
 
 
-def _checked(own: Any, given: Any, path: str) -> Any:
+def _checked(own: Any, given: Any, path: str, loading: _Loading) -> Any:
     """An array of the weights, if it fits the place."""
     if not is_array(given):
         raise InvalidArgumentTypeError(
@@ -148,6 +197,9 @@ def _checked(own: Any, given: Any, path: str) -> Any:
             write=f"an array {describe_array(own)}, e.g. jnp.asarray(...)",
         )
     if is_array(own) and (own.shape != given.shape or own.dtype != given.dtype):
+        if loading.parameters is not None and id(own) not in loading.parameters:
+            loading.taken.append(f"{path}: {describe_array(given)}, not {describe_array(own)}")
+            return given
         raise StructureMismatchError(
             "An array of the weights does not fit the module.",
             where=path,

@@ -37,13 +37,22 @@ def rebuilt(tree: Any) -> Any:
     return tree_unflatten(treedef, leaves)
 
 
-def modules_and_leaves(tree: Any) -> tuple[list[Any], list[Any]]:
-    """All modules of a tree, parents first, and all its leaves."""
+def modules_and_leaves(tree: Any, *, once: bool = False) -> tuple[list[Any], list[Any]]:
+    """All modules of a tree, parents first, and all its leaves.
+
+    With `once`, what lies below a module is looked at once: met again, as in itself, where
+    jax would find no end, the module is listed again and counts as a leaf.
+    """
     modules: list[Any] = []
+    met: set[int] = set()
 
     def collect(value: Any) -> bool:
         if isinstance(value, Node):
             modules.append(value)
+            if once:
+                if id(value) in met:
+                    return True
+                met.add(id(value))
         return False
 
     leaves = jax.tree_util.tree_leaves(tree, is_leaf=collect)

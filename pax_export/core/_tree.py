@@ -36,6 +36,7 @@ from pax_export.core._watch import (
     changed,
     holds,
     in_itself,
+    is_unchanged,
     seen_in,
     warn_of_change,
     watched,
@@ -78,6 +79,8 @@ class Node:
 
     # The attributes of a class that hold random keys of the legacy kind, uint32.
     rng_attributes: ClassVar[tuple[str, ...]] = ()
+    # When a call changes the state of the module itself: "in train mode", "always"; "" is unknown.
+    _pax_changes: ClassVar[str] = ""
 
     def __getattr__(self, name: str) -> Any:
         """Serves what normal lookup misses: the slots, and unfilled attributes."""
@@ -110,10 +113,10 @@ set_owner = Node.__dict__["_pax_owner"].__set__
 
 def flatten_in_python(node: Node) -> tuple[tuple, ModuleDef]:
     """The pair for jax; a closed module whose containers were changed outside says so."""
-    pair = node._pax_flat
-    if type(pair) is Watched and changed(pair.seen):
-        return _look_again(node, pair)
-    return pair
+    kept = node._pax_flat
+    if type(kept) is not Watched:
+        return kept
+    return kept.pair if is_unchanged(kept.seen) else _look_again(node, kept)
 
 
 flatten: Callable[[Node], tuple[tuple, ModuleDef]] = fastest_flatten(
@@ -333,11 +336,12 @@ def _changing_leaves(value: Any) -> list[Any]:
 
 def is_as_seen(node: Node) -> bool:
     """True if every container of a module holds what it held at the last look."""
-    pair = _kept_flat(node)
-    if pair is not None:
-        return type(pair) is not Watched or not changed(pair.seen)
+    kept = _kept(node)
+    if kept is not None:
+        # Of a pair that replaced another one, in an open module, nothing was written down.
+        return is_unchanged(kept.seen) if type(kept) is Watched else not seen_in(kept[0])
     moduledef, seen, attributes = node._pax_moduledef, node._pax_seen, attributes_of(node)
-    if seen is None or changed(seen[0]):
+    if seen is None or not is_unchanged(seen[0]):
         return False
     subtrees = [attributes[name] for name in moduledef.names]
     return seen[1] == _leaves_key(moduledef, subtrees) and all(
@@ -352,7 +356,7 @@ def watch_again(node: Node) -> None:
     if pair is None:
         update_moduledef(node, current_kinds(node))
     else:
-        set_flat(node, watched((pair[0], pair[1])))
+        set_flat(node, watched(pair))
 
 
 def _is_open(node: Node) -> bool:
@@ -360,19 +364,19 @@ def _is_open(node: Node) -> bool:
     return owner is not None and not owner.closed
 
 
-def _look_again(node: Node, pair: Watched) -> tuple[tuple, ModuleDef]:
+def _look_again(node: Node, kept: Watched) -> tuple[tuple, ModuleDef]:
     """The pair of a module in which a container was changed; warns if that was outside."""
-    found = changed(pair.seen)
+    found = changed(kept.seen)
     if found and not _is_open(node):
-        (children, moduledef), (container, _) = pair, found
+        (children, moduledef), (container, _) = kept.pair, found
         name = next((n for n, x in zip(moduledef.names, children) if holds(x, container)), "")
         kinds = current_kinds(node)
         now = _kinds(node, {n: kind for n, kind in kinds.items() if n != name})
         kinds[name] = MIXED if now[name] is MIXED else ARRAYS
         warn_of_change(type(node), name, container)
         update_moduledef(node, kinds)
-        return node._pax_flat
-    return pair
+        return _kept_flat(node) or node._pax_flat
+    return kept.pair
 
 
 def _compare(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
@@ -380,7 +384,7 @@ def _compare(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
     before, seen = node._pax_moduledef, node._pax_seen
     if before is not None and seen is not None:
         same = before is moduledef or before == moduledef
-        found = changed(seen[0])
+        found = None if is_unchanged(seen[0]) else changed(seen[0])
         leaves_differ = before.names == moduledef.names and seen[1] != _leaves_key(
             moduledef, subtrees
         )
@@ -521,8 +525,8 @@ def unfold(node: Node) -> bool:
     return True
 
 
-def _kept_flat(node: Node) -> tuple[tuple, ModuleDef] | None:
-    """The pair for jax if it is kept, or can be made from a folded module."""
+def _kept(node: Node) -> tuple | None:
+    """What the slot holds, the pair for jax or a `Watched`, or may be made to hold."""
     for _ in range(2):
         try:
             return _get_flat(node)
@@ -531,17 +535,23 @@ def _kept_flat(node: Node) -> tuple[tuple, ModuleDef] | None:
     return None
 
 
+def _kept_flat(node: Node) -> tuple[tuple, ModuleDef] | None:
+    """The pair for jax if it is kept, or can be made from a folded module."""
+    kept = _kept(node)
+    return kept.pair if type(kept) is Watched else kept  # type: ignore[return-value]
+
+
 def fill(node: Node) -> bool:
     """Fills in the attributes of a rebuilt module; False if that was done before."""
     attributes = attributes_now(node)
     if attributes:
         return False
-    pair = _kept_flat(node)
-    if pair is None:
+    kept = _kept(node)
+    if kept is None:
         return False  # still before its constructor
-    children, moduledef = pair
-    if type(pair) is not Watched and seen_in(children):
-        set_flat(node, watched(pair))  # before anybody gets hold of a container
+    children, moduledef = kept.pair if type(kept) is Watched else kept
+    if type(kept) is not Watched and (seen := seen_in(children)):
+        set_flat(node, Watched(kept, seen))  # before anybody gets hold of a container
     # One update, so that another thread never sees half of it.
     attributes.update({**moduledef.template, **dict(zip(moduledef.names, children))})
     return True

@@ -12,32 +12,37 @@ import operator
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pax_export._errors import ChangedOutsideWarning
+from pax_export.core._native import fastest_looks
 
 Seen = tuple[Any, ...]  # a container, its content, the next container, its content
 
 DICTS = frozenset({dict, OrderedDict, defaultdict})
 
 
-class Watched(tuple):
-    """The pair for jax of a module whose containers somebody may have got hold of."""
+class Watched(NamedTuple):
+    """The pair for jax of a module whose containers somebody may have got hold of.
 
-    seen: Seen = ()
+    It stands where an exact tuple, the pair itself, stands for all other modules.
+
+    Attributes:
+        pair: ``(children, moduledef)``.
+        seen: the containers among the children, and what they held.
+    """
+
+    pair: tuple
+    seen: Seen
 
 
 def watched(pair: tuple) -> tuple:
     """The pair; with a note of the containers among its children, if there are any."""
     seen = seen_in(pair[0])
-    if not seen:
-        return pair
-    result = Watched(pair)
-    result.seen = seen
-    return result
+    return Watched(pair, seen) if seen else pair
 
 
-def seen_in(values: Iterable[Any]) -> Seen:
+def seen_in_python(values: Iterable[Any]) -> Seen:
     """The lists and dicts in the values, each followed by what it holds now."""
     found: list[Any] = []
     for value in values:
@@ -49,12 +54,9 @@ def seen_in(values: Iterable[Any]) -> Seen:
 
 def _look(value: Any, found: list[Any]) -> None:
     kind = type(value)
-    if kind is list:
-        found += (value, tuple(value))
-        parts: Iterable[Any] = value
-    elif kind in DICTS:
-        found += (value, _content(value))
-        parts = value.values()
+    if kind is list or kind in DICTS:
+        parts = _content(value)
+        found += (value, parts)
     elif isinstance(value, tuple):
         parts = value
     else:
@@ -67,6 +69,14 @@ def _content(container: Any) -> tuple:
     if isinstance(container, list):
         return tuple(container)
     return tuple([x for item in container.items() for x in item])
+
+
+def is_unchanged_in_python(seen: Seen) -> bool:
+    """True if every container holds what it held, object for object."""
+    return changed(seen) is None
+
+
+seen_in, is_unchanged = fastest_looks(DICTS, seen_in_python, is_unchanged_in_python)
 
 
 def changed(seen: Seen) -> tuple[Any, tuple] | None:

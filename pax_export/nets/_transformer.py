@@ -9,14 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import ImmutableModuleError, InvalidArgumentError
+from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module
 from pax_export.nn import (
     LayerNorm,
     Linear,
     MultiHeadAttention,
     RngSeq,
-    closed_in_train_mode,
     dropout,
     fraction,
     integer,
@@ -100,6 +99,8 @@ class Transformer(Module):
         (3, 5, 8)
     """
 
+    _pax_changes = "in train mode"
+
     def __init__(self, dim: int, num_heads: int, num_layers: int, dropout_rate: float):
         super().__init__()
         self.dim = integer(dim, "Transformer.dim", least=1)
@@ -174,10 +175,7 @@ class Transformer(Module):
     def _dropout_keys(self) -> Iterator[Any]:
         """A key for each dropout; None for each if dropout is off."""
         if self.training and self.dropout_rate > 0:
-            try:
-                return iter(self.rng_seq.next_rng_key(2 * len(self.layers)))
-            except ImmutableModuleError as error:
-                raise closed_in_train_mode(error, self) from None
+            return iter(self.rng_seq.next_rng_key(2 * len(self.layers)))
         return itertools.repeat(None)
 
     def _dropout(self, key: Any, x: jax.Array) -> jax.Array:

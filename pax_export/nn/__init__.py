@@ -11,7 +11,6 @@ from pax_export.nn._pool import avg_pool, max_pool
 from pax_export.nn._recurrent import GRU, LSTM, GRUState, LSTMState, VanillaRNN, VanillaRNNState
 from pax_export.nn._sequential import Identity, Lambda, Sequential, function_name
 from pax_export.nn._state import EMA, RngSeq
-from pax_export.nn._train_mode import closed_in_train_mode
 
 # What is imported and not listed is for other rooms of the package.
 __all__ = [

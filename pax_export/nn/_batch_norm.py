@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pax_export._errors import ImmutableModuleError, InvalidArgumentError
+from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, joined, spec_of
 from pax_export.nn._state import EMA
-from pax_export.nn._train_mode import closed_in_train_mode
 
 
 class _BatchNorm(Module):
     """BatchNorm1D and BatchNorm2D; they differ in the data format."""
 
     parameters = parameters_method("scale offset")
+    _pax_changes = "in train mode"
 
     _data_formats = ("NC", "NC")
     _features_alone = False  # whether ``[batch, num_channels]`` is an input too
@@ -124,11 +124,8 @@ class _BatchNorm(Module):
             return mean, jnp.mean(jnp.square(x - mean), axes, keepdims=True)
 
         mean, variance = computed(statistics, (x,), lambda: (PartitionSpec(), PartitionSpec()))
-        try:
-            self.ema_mean(mean)
-            self.ema_var(variance)
-        except ImmutableModuleError as error:
-            raise closed_in_train_mode(error, self) from None
+        self.ema_mean(mean)
+        self.ema_var(variance)
         return mean, variance
 
     _repr = arg.repr_method(

@@ -7,10 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import ImmutableModuleError
 from pax_export.core import StateModule, next_rng_key
 from pax_export.nn._arguments import as_array, fraction, repr_method
-from pax_export.nn._train_mode import closed_in_train_mode
 
 
 def dropout(rng_key: jax.Array, dropout_rate: float, x: Any) -> Any:
@@ -62,6 +60,7 @@ class Dropout(StateModule):
     """
 
     rng_attributes = ("rng_key",)
+    _pax_changes = "in train mode"
 
     def __init__(self, dropout_rate: float, *, name: str | None = None):
         super().__init__(name=name)
@@ -83,10 +82,7 @@ class Dropout(StateModule):
         if not self.training or self.dropout_rate == 0:
             return x
         kept, used = jax.random.split(self.rng_key)
-        try:
-            self.rng_key = kept
-        except ImmutableModuleError as error:
-            raise closed_in_train_mode(error, self) from None
+        self.rng_key = kept
         return dropout(used, self.dropout_rate, x)
 
     _repr = repr_method("dropout_rate")

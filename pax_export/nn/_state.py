@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import ImmutableModuleError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import StateModule, assert_structure_equal, is_array, parameters_method
 from pax_export.nn._arguments import fraction, integer, key_or_next
 from pax_export.nn._explicit import laid_like, on_explicit_mesh
-from pax_export.nn._train_mode import closed_in_train_mode
 
 
 class EMA(StateModule):
@@ -48,6 +47,7 @@ class EMA(StateModule):
 
     # Not even those of a module: StateModule alone would let them through.
     parameters = parameters_method(submodules=False)
+    _pax_changes = "in train mode"
 
     def __init__(
         self, initial_value: Any, decay_rate: float, debias: bool = False, allow_int: bool = False
@@ -79,12 +79,6 @@ class EMA(StateModule):
         self._require_inexact(value)
         if on_explicit_mesh(self.averages):
             value = jax.tree_util.tree_map(laid_like, value, self.averages)
-        try:
-            return self._averaged_in(value)
-        except ImmutableModuleError as error:
-            raise closed_in_train_mode(error, self) from None
-
-    def _averaged_in(self, value: Any) -> Any:
         old = self.averages
         if self.debias is not None:
             first = self.debias == 0
@@ -151,6 +145,7 @@ class RngSeq(StateModule):
     """
 
     rng_attributes = ("_rng_key",)
+    _pax_changes = "always"
 
     def __init__(self, seed: int | None = None, rng_key: Any = None):
         super().__init__()

@@ -8,7 +8,6 @@ says what it computes in, as `apply_mp_policy` leaves it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -17,7 +16,14 @@ import jax.numpy as jnp
 import jmp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PolicyError
-from pax_export.core import Module, apply_bottom_up, map_submodules, named_modules, require_module
+from pax_export.core import (
+    Module,
+    apply_bottom_up,
+    map_submodules,
+    named_modules,
+    near_names,
+    require_module,
+)
 from pax_export.precision._policy import (
     apply_mp_policy,
     canonical,
@@ -182,7 +188,7 @@ def _suggestion(each: Any, named: list[tuple[str, Any]]) -> str:
     """What the net has instead: paths alike, or its classes."""
     if isinstance(each, str):
         paths = [path for path, _ in named if path]
-        near = difflib.get_close_matches(each, paths, n=3, cutoff=0.4) or paths[:3]
+        near = near_names(each, paths, 3) or paths[:3]
         return f"a path that ends so, such as {', '.join(near) or 'one of a submodule'}"
     classes = dict.fromkeys([type(module).__qualname__ for path, module in named if path])
     return f"a filter of what the net has: {', '.join(classes) or 'no submodules'}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from jax.sharding import PartitionSpec
 
 from pax_export._errors import ShardingError
-from pax_export.core import Spec
+from pax_export.core import Spec, near_names
 from pax_export.sharding._leaf_paths import LeafPath
 from pax_export.sharding._mesh import mesh_text, names_in, parts_of
 from pax_export.sharding._rules import ClassRule, Match, PathRule, Rules, Sizes
@@ -54,7 +53,7 @@ def require_axis(name: str, sizes: Sizes, where: str, given: str) -> None:
     """Raises a ShardingError unless a mesh has an axis of this name."""
     if name in sizes:
         return
-    close = difflib.get_close_matches(name, sizes, 1) or list(sizes)[:1]
+    close = near_names(name, sizes) or list(sizes)[:1]
     raise ShardingError(
         f"The mesh has no axis {name!r}.",
         where=where,
@@ -101,7 +100,7 @@ def _for_no_leaf(rule: Rules, leaves: list[LeafPath]) -> ShardingError:
     names = [leaf.name for leaf in leaves]
     got, write = f"{len(names)} leaves", "{MyLayer: {'weight': P(None, 'model')}}"
     if isinstance(rule, PathRule):
-        close = difflib.get_close_matches(rule.pattern, names, 1, cutoff=0) or names[:1]
+        close = near_names(rule.pattern, names) or names[:1]
         got += f", such as {close[0]}" if close else ""
         write = "a pattern of the whole path ('*.weight'), or of paths in the model and then "
         write += "pax.sharding.following(model, rules) for what belongs to it"

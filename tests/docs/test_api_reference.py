@@ -41,7 +41,12 @@ def public_names() -> dict[str, object]:
 
 
 LISTED = reference()
-NAMES = {name: value for name, value in public_names().items() if callable(value)}
+NAMES = {
+    name: value
+    for name, value in public_names().items()
+    # Errors and warnings are explained in a table, which tests/test_public_errors.py reads.
+    if callable(value) and not name.startswith("pax_export.errors.")
+}
 CLASSES = {name: value for name, value in LISTED.items() if inspect.isclass(value)}
 
 

@@ -51,3 +51,51 @@ def test_a_module_that_another_trace_has_open_is_another_mistake(name):
     build, shape = LAYERS[name]
     with pytest.raises(ImmutableModuleError, match="under a jax transformation that began after"):
         pax.pure(lambda layer, x: jax.jit(lambda x: layer(x))(x))(build(), jnp.ones(shape))
+
+
+class Model(pax.Module):
+    """A user's model, with a state of its own beside layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys, self.steps = pax.RngSeq(0), jnp.zeros(())
+
+    def __call__(self, x):
+        if self.training:
+            x = x * jax.random.bernoulli(self.keys.next_rng_key(), 0.5, x.shape)
+        return x
+
+    def count(self):
+        self.steps = self.steps + 1
+
+
+def test_a_stream_of_keys_names_the_model_that_draws():
+    with pytest.raises(ImmutableModuleError) as error:
+        pax.Sequential(Model(), jnp.tanh)(jnp.ones(3))
+    assert str(error.value) == (
+        "Cannot set an attribute of an immutable module.\n"
+        "  where: RngSeq._rng_key, in a call of Model\n"
+        "  got: a module that no pax.pure, constructor or mutable() has open\n"
+        "  write: model, output = model % x for the whole model, or a function decorated with "
+        "pax.pure that calls it and returns it"
+    )
+    Model() % jnp.ones(3)  # works
+
+
+def test_a_state_of_a_users_own_is_said_to_be_one():
+    with pytest.raises(ImmutableModuleError) as error:
+        Model().count()
+    assert error.value.where == "Model.steps"
+    assert "module = module.replace(steps=...)" in error.value.write
+
+
+@each_layer
+def test_an_attribute_that_is_set_from_outside_is_no_forgotten_eval(name):
+    layer = LAYERS[name][0]()
+
+    def change(layer):
+        layer.name_of_mine = 1
+
+    for act in (change, lambda layer: setattr(layer, "name_of_mine", 1)):
+        with pytest.raises(ImmutableModuleError, match=r"replace\(name_of_mine=...\)"):
+            act(layer)

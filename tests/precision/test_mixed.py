@@ -215,8 +215,7 @@ def message_of(error_type, net, policy, exempt=()):
         (
             ("rng_seq", "attention.softmax"),
             "'attention.softmax'",
-            "a path that ends so, such as layers.0.attention, "
-            "layers.0.attention.key_projection, layers.0.attention.query_projection",
+            "a path that ends so, such as layers.0.attention",
         ),
         (
             pax.GroupNorm,

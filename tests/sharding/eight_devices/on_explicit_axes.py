@@ -161,3 +161,62 @@ def test_a_mistake_in_a_function_stays_what_it_is(mesh):
     x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("data")))
     with pytest.raises(ZeroDivisionError):
         jax.jit(pax.Lambda(lambda x: x * (1 // 0)))(x)
+
+
+class Head(pax.ParameterModule):
+    """A layer of a user's own, which multiplies as plain jax does."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.w = how, jnp.ones((8, 8))
+
+    def __call__(self, x):
+        return HOWS[self.how](x, self.w)
+
+
+HOWS = {
+    "ambiguous product": lambda x, w: x @ w,
+    "product of split by split": lambda x, w: jnp.dot(x, w),
+    "select": lambda x, w: jnp.where(x > 0, x, w),
+    "sum of two shardings": lambda x, w: x + w,
+}
+SPECS = {
+    "ambiguous product": (P(None, "data"), P("data", None)),
+    "product of split by split": (P("data", None), P(None, "data")),
+    "select": (P("data", None), P(None, "data")),
+    "sum of two shardings": (P("data", None), P(None, "data")),
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("way", ["pure", "jit of pure", "update", "pax.jit"])
+def test_jaxs_message_about_a_users_own_module_gets_a_note(how, way, mesh):
+    lies, weight_lies = SPECS[how]
+    net = pax.Sequential(pax.Identity(), Head(how))
+    head = net[1].replace(w=jax.device_put(net[1].w, NamedSharding(mesh, weight_lies)))
+    net = net.replace_node(net[1], head)
+    x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, lies))
+    with pytest.raises(Exception, match="(?i)shard|unreduced") as error:
+        if way == "pure":
+            pax.purecall(net, x)
+        elif way == "jit of pure":
+            jax.jit(lambda net, x: net % x)(net, x)
+        elif way == "pax.jit":
+            pax.transforms.jit(lambda net, x: net(x))(net, x)
+        else:
+            optimizer = pax.optim.from_optax(optax.sgd(1e-2))(net.parameters())
+            jax.jit(pax.build_update_fn(loss_fn))(net, optimizer, x)
+    (note,) = [note for note in error.value.__notes__ if note.startswith("pax_export: ")]
+    assert "asks how this result lies" in note
+    assert "where: modules.1: Head (on_explicit_axes.py:" in note
+    assert "write: out_sharding=P(...)" in note
+    assert "jax.sharding.reshard(x, P(...))" in note
+
+
+def test_other_errors_get_no_note(mesh):
+    net = pax.Sequential(pax.Lambda(lambda x: x.reshape(7)))
+    x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("data")))
+    for function, argument in ((net, x), (lambda m: (_ for _ in ()).throw(ValueError("x")), net)):
+        with pytest.raises(Exception) as error:
+            pax.pure(function)(argument)
+        assert not [n for n in getattr(error.value, "__notes__", ()) if "pax_export" in n]

@@ -1,0 +1,237 @@
+"""Functions of the jax of 2021 that are more than another name, in terms of those of today."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+def found(name: str) -> Any:
+    """What a dotted name stands for; modules on the way are imported."""
+    parts = name.split(".")
+    value, at = importlib.import_module(parts[0]), 1
+    while at < len(parts):
+        try:
+            value = getattr(value, parts[at])
+        except AttributeError:
+            value = importlib.import_module(".".join(parts[: at + 1]))
+        at += 1
+    return value
+
+
+def renamed(function: str, /, **names: str) -> Callable[..., Any]:
+    """A function of today that takes the old names of arguments as well.
+
+    Args:
+        function: its dotted name.
+        **names: old name -> new one; "" for the first argument, which has no name today.
+    """
+    now = found(function)
+
+    @functools.wraps(now)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = {names.get(name, name): value for name, value in kwargs.items()}
+        if "" in given:
+            args = (given.pop(""), *args)
+        return now(*args, **given)
+
+    return call
+
+
+def without(function: str, *names: str) -> Callable[..., Any]:
+    """A function of today to which arguments mean nothing that it had once."""
+    now = found(function)
+
+    @functools.wraps(now)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return now(*args, **{name: x for name, x in kwargs.items() if name not in names})
+
+    return call
+
+
+# --- jax ----------------------------------------------------------------------------
+
+
+def _one_row_each(devices: Sequence[Any]) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec("devices"))
+
+
+def device_put_replicated(x: Any, devices: Sequence[Any]) -> Any:
+    """A tree with a new first axis, of which each device holds one row, all of them alike."""
+    sharding = _one_row_each(devices)
+
+    def put(leaf: Any) -> jax.Array:
+        return jax.device_put(jnp.stack([jnp.asarray(leaf)] * len(devices)), sharding)
+
+    return jax.tree_util.tree_map(put, x)
+
+
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[Any]) -> Any:
+    """Trees stacked along a new first axis, of which each device holds one row."""
+    sharding = _one_row_each(devices)
+
+    def put(*leaves: Any) -> jax.Array:
+        return jax.device_put(jnp.stack([jnp.asarray(leaf) for leaf in leaves]), sharding)
+
+    return jax.tree_util.tree_map(put, *shards)
+
+
+def xla_computation(function: Callable, static_argnums: Any = ()) -> Callable[..., Any]:
+    """Makes a function of arguments that gives the program of a function in XLA's language."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        lowered = jax.jit(function, static_argnums=static_argnums).lower(*args, **kwargs)
+        return lowered.compiler_ir("hlo")
+
+    return make
+
+
+def host_ids() -> list[int]:
+    """The numbers of all processes."""
+    return list(range(jax.process_count()))
+
+
+def curry(function: Callable) -> Callable[..., Any]:
+    """Makes a function that takes some arguments now and the others later."""
+    return functools.partial(functools.partial, function)
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Does nothing: jax does it by itself."""
+
+
+# --- jax.numpy, jax.lax, jax.scipy ------------------------------------------------------
+
+
+def where(*args: Any, **kwargs: Any) -> Any:
+    """`jnp.where`, whose arguments had names."""
+    named = [kwargs.pop(name) for name in ("condition", "x", "y") if name in kwargs]
+    return jnp.where(*args, *named, **kwargs)
+
+
+def msort(a: Any) -> jax.Array:
+    """Sorts along the first axis."""
+    return jnp.sort(jnp.asarray(a), axis=0)
+
+
+def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> jax.Array:
+    """Of each element of a flat array, whether it is in another one."""
+    return jnp.isin(jnp.ravel(ar1), jnp.asarray(ar2), assume_unique=assume_unique, invert=invert)
+
+
+def issubsctype(x: Any, kind: Any) -> bool:
+    """Whether an array or a dtype is of a kind."""
+    return bool(jnp.issubdtype(getattr(x, "dtype", x), kind))
+
+
+def tie_in(x: Any, y: Any) -> Any:
+    """The second argument: it has done nothing since jax 0.2."""
+    return y
+
+
+def polar_unitary(a: Any) -> jax.Array:
+    """The unitary factor of the polar decomposition."""
+    return found("jax.scipy.linalg.polar")(a)[0]
+
+
+def solve(*args: Any, sym_pos: bool = False, **kwargs: Any) -> jax.Array:
+    """`jax.scipy.linalg.solve`, where a positive definite matrix was said in another way."""
+    if sym_pos:
+        kwargs["assume_a"] = "pos"
+    return found("jax.scipy.linalg.solve")(*args, **kwargs)
+
+
+# --- jax.ops --------------------------------------------------------------------------
+
+
+class _Index:
+    """``index[1:, 0]`` is the index itself."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+INDEX = _Index()
+
+
+def index_act(method: str) -> Callable[..., jax.Array]:
+    """Makes a function of an array, an index and values, by a method of ``x.at[index]``."""
+
+    def act(x: Any, idx: Any, y: Any, *flags: bool, **named: bool) -> jax.Array:
+        given = dict(zip(("indices_are_sorted", "unique_indices"), flags)) | named
+        return getattr(jnp.asarray(x).at[idx], method)(y, **given)
+
+    return act
+
+
+# --- jax.random -----------------------------------------------------------------------
+
+
+def shuffle(key: Any, x: Any, axis: int = 0) -> jax.Array:
+    """Shuffles elements along an axis, each row by itself."""
+    return jax.random.permutation(key, x, axis=axis, independent=True)
+
+
+def with_implementation(kind: str) -> Callable[[int], jax.Array]:
+    """Makes a function from a seed to a key of one kind."""
+    return functools.partial(jax.random.PRNGKey, impl=kind)
+
+
+# --- jax.util -------------------------------------------------------------------------
+
+
+def safe_map(function: Callable, *args: Iterable[Any]) -> list[Any]:
+    """A list of results, of arguments of one length."""
+    return [function(*each) for each in zip(*args, strict=True)]
+
+
+def safe_zip(*args: Iterable[Any]) -> list[tuple]:
+    """A list of tuples, of arguments of one length."""
+    return list(zip(*args, strict=True))
+
+
+def unzip2(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple, tuple]:
+    """The first and the second of each pair."""
+    first, second = [], []
+    for a, b in pairs:
+        first.append(a)
+        second.append(b)
+    return tuple(first), tuple(second)
+
+
+# --- jax.experimental -----------------------------------------------------------------
+
+
+def enable_x64(new_val: bool = True) -> Any:
+    """A block in which jax has 64-bit numbers, or has none."""
+    return jax.enable_x64(new_val)
+
+
+def disable_x64() -> Any:
+    """A block in which jax has no 64-bit numbers."""
+    return jax.enable_x64(False)
+
+
+def id_print(arg: Any, *, result: Any = None, tap_with_device: bool = False, **names: Any) -> Any:
+    """Prints a value while a compiled function runs, and is that value, or `result`."""
+    what = "".join(f"{name}: {value}  " for name, value in names.items())
+    jax.debug.callback(lambda value: print(what, *jax.tree_util.tree_leaves(value)), arg)
+    return arg if result is None else result
+
+
+def id_tap(tap: Callable, arg: Any, *, result: Any = None, **options: Any) -> Any:
+    """Calls a function while a compiled function runs, and is its argument, or `result`."""
+    jax.debug.callback(lambda value: tap(value, ()), arg)
+    return arg if result is None else result
+
+
+def host_call(function: Callable, arg: Any, *, result_shape: Any = None, **options: Any) -> Any:
+    """What a function of Python gives for a value of a compiled function."""
+    return found("jax.experimental.io_callback")(function, result_shape, arg)

@@ -1,0 +1,160 @@
+"""A program's own eyes for jax: it sees what jax has taken away, and nobody else does.
+
+`import` is a call of `__import__`, which Python looks up among the built-in names of the
+module that says it.  The modules of a program get built-in names of their own, in which
+`__import__` hands out views of jax: modules that have the old names as well.  Modules outside
+of the program, and what is in `sys.modules`, are as they are.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pax_export.compat._old_functions import found
+from pax_export.compat._old_jax import OLD_MODULES, OLD_NAMES
+
+_import = builtins.__import__
+
+
+def _and_above(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+# Modules that have old names, or in which such modules are.
+_SEEN_OTHERWISE = {above for name in (*OLD_NAMES, *OLD_MODULES) for above in _and_above(name)}
+_views: dict[str, ModuleType] = {}
+
+
+class _View(ModuleType):
+    """A module of jax with the names that are gone; one that is gone itself has only these."""
+
+    def __init__(self, name: str, real: ModuleType | None):
+        super().__init__(name, getattr(real, "__doc__", None))
+        vars(self)["_pax_real"] = real
+        if hasattr(real, "__path__"):
+            vars(self)["__path__"] = real.__path__
+
+    def __getattr__(self, name: str) -> Any:
+        old, path = OLD_NAMES.get(self.__name__, {}).get(name), f"{self.__name__}.{name}"
+        if old is not None:
+            value = found(old.now) if isinstance(old.now, str) else old.now()
+            vars(self)[name] = value
+            return value
+        if hasattr(self._pax_real, name):
+            value = getattr(self._pax_real, name)
+            return view(path) if isinstance(value, ModuleType) else value
+        if path in _SEEN_OTHERWISE:
+            return view(path)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__") or self._pax_real is None:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._pax_real, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._pax_real), *OLD_NAMES.get(self.__name__, ())})
+
+
+def view(name: str) -> ModuleType:
+    """A module of jax as a program sees it; the module itself where there is nothing old."""
+    if name not in _SEEN_OTHERWISE:
+        return importlib.import_module(name)
+    if name not in _views:
+        if name in OLD_MODULES:
+            _views[name] = view(OLD_MODULES[name])
+        else:
+            _views[name] = _View(name, _real(name))
+    return _views[name]
+
+
+def _real(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None  # the module itself is gone, or one above it
+
+
+def _import_as_seen(
+    name: str,
+    globals: Mapping[str, Any] | None = None,
+    locals: Mapping[str, Any] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> Any:
+    """`__import__` for the modules of a program."""
+    if level or name.split(".")[0] != "jax":
+        return _import(name, globals, locals, fromlist or (), level)
+    if name not in _SEEN_OTHERWISE:
+        _import(name, globals, locals, fromlist or (), level)
+        return view(name) if fromlist else view("jax")
+    for above in _and_above(name):
+        view(above)
+    if not fromlist:
+        return view("jax")
+    if _real(name) is not None:  # modules that are asked for by name are imported
+        _import(name, globals, locals, [each for each in fromlist if each != "*"], level)
+    return _with_all_names(view(name)) if "*" in fromlist else view(name)
+
+
+def _with_all_names(seen: ModuleType) -> ModuleType:
+    """A module whose public names stand in its dict, where ``from ... import *`` looks."""
+    module = ModuleType(seen.__name__)
+    names = [name for name in dir(seen) if not name.startswith("_")]
+    vars(module).update({name: getattr(seen, name) for name in names if hasattr(seen, name)})
+    return module
+
+
+#: The built-in names of a program's modules.
+BUILTINS = {**vars(builtins), "__import__": _import_as_seen}
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module of the program."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name)
+        vars(module)["__builtins__"] = BUILTINS
+        return module
+
+
+class _Finder:
+    """Finds the modules of the program, before anybody else does."""
+
+    def __init__(self, folders: Sequence[str]):
+        self._folders = [Path(os.path.realpath(folder)) for folder in folders]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: Any = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or type(spec.loader) is not SourceFileLoader or not spec.origin:
+            return None
+        if not self._is_programs(Path(os.path.realpath(spec.origin))):
+            return None
+        spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+    def _is_programs(self, file: Path) -> bool:
+        installed = {"site-packages", "dist-packages"} & set(file.parts)
+        ours = Path(__file__).parent.parent in file.parents
+        return not installed and not ours and any(each in file.parents for each in self._folders)
+
+
+def show_old_jax(folder: str) -> None:
+    """Gives the modules that a program imports from a folder, or PYTHONPATH, the old jax."""
+    others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    finder: Any = _Finder([folder, *others])
+    sys.meta_path.insert(1, finder)  # behind that of `pax`
