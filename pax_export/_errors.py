@@ -190,6 +190,10 @@ class NotDifferentiableError(PaxError, TypeError, ValueError):
     """A gradient is asked for with respect to something that has none."""
 
 
+class NonFiniteError(PaxError, FloatingPointError):
+    """An operation gave NaN or infinity out of finite numbers."""
+
+
 class UnknownOptionError(PaxError, AttributeError):
     """An option is set or read that does not exist."""
 

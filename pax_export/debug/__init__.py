@@ -1,13 +1,12 @@
 """Looking into a running net: in flow a net or a step, out flow its insides, or what went wrong."""
 
 from pax_export.debug._capture import Capture, capture
-from pax_export.debug._nans import NonFiniteError, nans
+from pax_export.debug._nans import nans
 from pax_export.debug._retraced import why_retraced
 from pax_export.debug._statistics import Statistics, statistics
 
 __all__ = [
     "Capture",
-    "NonFiniteError",
     "Statistics",
     "capture",
     "nans",

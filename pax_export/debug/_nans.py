@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import PaxError
+from pax_export._errors import NonFiniteError
 from pax_export._jax import call_with_constants, scan_operands
 from pax_export._jaxpr import bound, is_literal, source_of
 from pax_export.core import is_array, is_node, named_leaves
@@ -32,15 +32,6 @@ _ADVICE = {
     "dot_general": "smaller numbers, or a dtype with a larger range",
 }
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-
-
-class NonFiniteError(PaxError, FloatingPointError):
-    """An operation gave NaN or infinity out of finite numbers.
-
-    Example:
-        >>> issubclass(NonFiniteError, FloatingPointError)
-        True
-    """
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ def nans(function: Callable[..., Any]) -> Callable[..., Any]:
         >>> net = pax.Sequential(pax.Identity(), jnp.log)
         >>> try:
         ...     pax.debug.nans(net)(jnp.array([1.0, 0.0]))
-        ... except pax.debug.NonFiniteError as error:
+        ... except pax.errors.NonFiniteError as error:
         ...     print(error.what, error.got)
         log gives -inf out of finite numbers. float32[2] from 0 to 1
     """

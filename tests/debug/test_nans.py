@@ -34,7 +34,7 @@ X = np.ones((2, 3), np.float32)
 
 
 def raised(function, *args):
-    with pytest.raises(pax.debug.NonFiniteError) as caught:
+    with pytest.raises(pax.errors.NonFiniteError) as caught:
         pax.debug.nans(function)(*args)
     return caught.value
 
