@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module, aspect_of, describe_array, is_node, named_modules
+from pax_export.inspection._artifact import inspected
 from pax_export.inspection._calls import Trace, module_inputs, module_outputs, traced
 from pax_export.inspection._inspection import Inspection
 from pax_export.inspection._leaves import ROLES, STATE, Leaf, leaves_of
@@ -22,14 +25,15 @@ from pax_export.inspection._work import Work, number
 def inspect(
     net: Any, *inputs: Any, kwargs: Mapping[str, Any] | None = None, measure: bool = False
 ) -> Inspection:
-    """Says what a model is: a row for each module and array.
+    """Says what a model, or an export, is: a row for each module and array.
 
     Nothing is computed and no array is made, unless time is measured: the call is traced
     with shapes alone.  So the model may be abstract, as ``jax.eval_shape(constructor)``
     gives it, and larger than any memory.
 
     Args:
-        net: a module.
+        net: a module; or the path of an export: a SavedModel, somebody else's too, a
+            StableHLO bundle, a TFLite or ONNX model of ours.  It is read as data.
         *inputs: what its call takes: arrays, `jax.ShapeDtypeStruct`, or `export.spec`,
             whose sizes may be symbolic; counts of work are formulas then.  Without any
             the shapes of activations, and the work, are unknown.
@@ -41,7 +45,8 @@ def inspect(
         An `Inspection`.
 
     Raises:
-        InvalidArgumentTypeError: no module.
+        InvalidArgumentTypeError: no module, and no path; or inputs for an export.
+        ExportPathError: there is no export at the path.
         InvalidArgumentError: the inputs do not fit the call.
 
     Example:
@@ -58,9 +63,11 @@ def inspect(
         <BLANKLINE>
         56 parameters, all trainable, 224 B
     """
+    if isinstance(net, (str, os.PathLike)) and not (inputs or kwargs or measure):
+        return inspected(Path(net))
     if not isinstance(net, Module):
         raise InvalidArgumentTypeError(
-            "inspect needs a module.",
+            "inspect needs a module, or the path of an export alone.",
             got=f"{type(net).__name__}",
             write="pax.inspect(net), or pax.inspect(net, x) with what its call takes",
         )
