@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from pax_export._errors import MissingPackageError
+from pax_export._tensorflow_log import quiet_start
 
 _TENSORFLOW, _SAFETENSORS = "tensorflow>=2.21,<3", "safetensors>=0.7"
 #: What each extra of ``setup.cfg`` brings; under "all", what the whole library needs.
@@ -47,11 +49,20 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
         '{"a": 1}'
     """
     try:
+        if package.split(".")[0] == "tensorflow" and "tensorflow" not in sys.modules:
+            _load_tensorflow()
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != package.split(".")[0]:
             raise
         raise _missing(package, extra, purpose) from error
+
+
+def _load_tensorflow() -> None:
+    with quiet_start():
+        tensorflow = importlib.import_module("tensorflow")
+        # It looks for GPUs now, and says that there is none now.
+        tensorflow.config.list_physical_devices()
 
 
 def find(package: str, extra: str, purpose: str) -> ModuleSpec:

@@ -1,0 +1,89 @@
+"""Loading TensorFlow without the lines that it writes when it starts.
+
+They come from C++ before anything can tell it to be quiet, so the file descriptor of
+stderr is turned aside meanwhile.  What says nothing but that there is no GPU, or that
+this is TensorFlow, is dropped; everything else is written where it was to go.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_LINE = r"(?:\d{4}-\d\d-\d\d [\d:.]+: |(?=[IWEF]\d{4} [\d:.]+))"
+_INFO = re.compile(_LINE + r"I")
+_START = re.compile(
+    r"All log messages before absl::InitializeLog"
+    r"|To enable the following instructions"
+    r"|failed call to cuInit"
+    r"|Unable to register cu\w+ factory"
+    r"|Could not find TensorRT"
+    r"|computation placer already registered"
+    r"|Cannot dlopen some GPU libraries"
+    r"|Skipping registering GPU devices"
+)
+_lock = threading.Lock()
+
+
+def is_start_line(line: str) -> bool:
+    """Whether a line says no more than that TensorFlow starts.
+
+    Example:
+        >>> is_start_line("I0000 00:00:1.2  3 cudart_stub.cc:31] Could not find cuda drivers")
+        True
+        >>> is_start_line("W0000 00:00:1.2  3 allocator.cc:1] Out of memory")
+        False
+    """
+    return bool(_INFO.match(line) or _START.search(line))
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """While the block runs, start lines that anything writes to stderr are dropped.
+
+    All lines stay where ``TF_CPP_MIN_LOG_LEVEL=0`` asks for them, and all are shown if
+    the block raises.
+    """
+    if os.environ.get(_LEVEL) == "0" or not _lock.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _turned_aside():
+            yield
+    finally:
+        _lock.release()
+
+
+@contextmanager
+def _turned_aside() -> Iterator[None]:
+    try:
+        stderr = os.dup(2)
+    except OSError:  # a process without stderr
+        yield
+        return
+    failed = True
+    with tempfile.TemporaryFile() as written:
+        _flush()
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+            failed = False
+        finally:
+            _flush()
+            os.dup2(stderr, 2)
+            written.seek(0)
+            lines = written.read().decode(errors="replace").splitlines(keepends=True)
+            kept = "".join(line for line in lines if failed or not is_start_line(line))
+            os.write(stderr, kept.encode())
+            os.close(stderr)
+
+
+def _flush() -> None:
+    with suppress(AttributeError, OSError, ValueError):  # no stderr, or a closed one
+        sys.stderr.flush()

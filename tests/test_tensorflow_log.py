@@ -1,0 +1,77 @@
+"""TensorFlow's first lines stay out of the user's terminal; what else it says does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pax_export._tensorflow_log import is_start_line, quiet_start
+
+
+def test_an_export_writes_nothing_of_tensorflows_start(tmp_path):
+    code = (
+        "import pax_export as pax\n"
+        f"pax.export.to_saved_model(pax.Linear(2, 3), {str(tmp_path / 'net')!r}, "
+        "pax.export.spec('batch, 2'), validate=False)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "pax_export" not in line] == []
+
+
+def test_other_lines_pass(capfd):
+    with quiet_start():
+        os.write(2, b"I0000 00:00:1.1   9 port.cc:153] oneDNN custom operations are on.\n")
+        os.write(2, b"W0000 00:00:1.1   9 bfc.cc:1] Allocator ran out of memory\n")
+        print("of Python", file=sys.stderr)
+    assert set(capfd.readouterr().err.splitlines()) == {
+        "W0000 00:00:1.1   9 bfc.cc:1] Allocator ran out of memory",
+        "of Python",
+    }
+
+
+def test_all_lines_pass_where_the_block_fails(capfd):
+    with pytest.raises(ImportError), quiet_start():
+        os.write(2, b"I0000 00:00:1.1   9 port.cc:153] why it fails\n")
+        raise ImportError
+    assert "why it fails" in capfd.readouterr().err
+
+
+def test_who_asks_for_all_lines_gets_them(capfd, monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    with quiet_start():
+        os.write(2, b"I0000 00:00:1.1   9 port.cc:153] a line\n")
+    assert "a line" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-22 15:18:16.1: I tensorflow/core/util/port.cc:113] oneDNN custom operations",
+        "2026-11-22 15:18:16.5: E external/local_xla/cuda_dnn.cc:9261] Unable to register cuDNN "
+        "factory: Attempting to register factory for plugin cuDNN",
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "E0000 00:00:1795360691.4    9598 cuda_platform.cc:52] failed call to cuInit: INTERNAL",
+    ],
+)
+def test_lines_of_old_and_new_releases(line):
+    assert is_start_line(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-22 15:18:16.1: W tensorflow/core/framework/cpu_allocator_impl.cc:83] Allocation",
+        "Traceback (most recent call last):",
+        "I am a line of the user's",
+        "2026-11-22 15:18:16.1: F tensorflow/core/platform/env.cc:1] Check failed",
+    ],
+)
+def test_lines_that_matter(line):
+    assert not is_start_line(line)
