@@ -239,6 +239,10 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         return _summary.line(self, info)
 
+    def _repr_html_(self) -> str:
+        """What notebooks show: the rows of `pax_export.inspect`, as a tree that folds."""
+        return _summary.html(self)
+
     def summary(self, return_list: bool = False) -> str | list[str]:
         """Returns the tree of the module and its submodules as text.
 

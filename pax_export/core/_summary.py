@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jmp
@@ -24,6 +25,15 @@ def line(module: Node, info: dict[str, Any] | None = None) -> str:
         text += f"({', '.join(pairs)})"
     name = module.name  # type: ignore[attr-defined]
     return text if name is None else f"({name}) {text}"
+
+
+#: Who draws a module for notebooks: a room above this one, loaded when a notebook asks.
+_DRAWN_BY = "pax_export.inspection"
+
+
+def html(module: Node) -> str:
+    """The tree of a module as HTML that folds, with paths, shapes, roles and sizes."""
+    return importlib.import_module(_DRAWN_BY).inspect(module)._repr_html_()
 
 
 _LETTERS = {"float64": "F", "float32": "F", "float16": "H", "bfloat16": "H"}

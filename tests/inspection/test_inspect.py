@@ -206,3 +206,9 @@ def test_a_table_of_some_levels():
         "blocks.1",
         "head",
     ]
+
+
+def test_a_notebook_shows_a_module_as_a_tree():
+    net = Net()
+    assert net._repr_html_() == pax.inspect(net)._repr_html_()
+    assert "blocks.1.layers.0.weight" in net._repr_html_()
