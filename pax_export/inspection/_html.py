@@ -8,10 +8,11 @@ from pathlib import Path
 
 from pax_export._files import replacing, single_file
 from pax_export.inspection._row import Row
-from pax_export.inspection._table import COLUMNS, totals
+from pax_export.inspection._table import COLUMNS, Column, totals
 
 _MARK = "<!-- pax_export inspection -->"
 _OPEN_LEVELS = 2
+_LETTER = 0.54  # of the height of a line, on average
 _STYLE = """
 .pax-inspect { font: 13px/1.5 system-ui, sans-serif; overflow-x: auto; }
 .pax-inspect .row { display: grid; gap: 0 1.2em; white-space: nowrap; }
@@ -41,7 +42,7 @@ def page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
 def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     """What a notebook shows."""
     shown = [column for column in COLUMNS if any(column[1](row) for row in rows)]
-    columns = " ".join(["minmax(16em, 2fr)", *["minmax(5em, 1fr)"] * (len(shown) - 1)])
+    columns = " ".join(f"{_width(column, rows):.1f}em" for column in shown)
     head = "".join(
         f'<span class="{"number" if right else ""}">{title}</span>' for title, _, right in shown
     )
@@ -53,6 +54,12 @@ def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
         f".pax-inspect .row {{ grid-template-columns: {columns}; }}</style>\n"
         f'<div class="row head">{head}</div>\n{body}\n<p>{lines}</p></div>'
     )
+
+
+def _width(column: Column, rows: Sequence[Row]) -> float:
+    """So wide are the letters of the longest cell; each row is a grid of its own."""
+    title, text, _ = column
+    return _LETTER * max(len(title) + 1, *(len(text(row)) for row in rows))
 
 
 def _nested(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
