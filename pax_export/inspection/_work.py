@@ -165,9 +165,11 @@ def _arg_reduction(equation: Any) -> Any:
 
 
 def _random_bits(equation: Any) -> Any:
-    """Threefry, as its loops count; other generators are one instruction."""
-    is_threefry = "fry" in str(equation.invars[0].aval.dtype)
-    return 32 * _elements(equation.outvars) if is_threefry else 0
+    """Threefry, as its loops count: pairs of numbers, and a key; other generators are free."""
+    if "fry" not in str(equation.invars[0].aval.dtype):
+        return 0
+    count = _elements(equation.outvars)
+    return 32 * (count + count % 2 if isinstance(count, int) else count) + 76
 
 
 def _integer_power(equation: Any) -> Any:

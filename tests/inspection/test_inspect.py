@@ -10,6 +10,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.export import spec
+from tests.contract.table import ROWS, call
 
 
 class Block(pax.Module):
@@ -139,6 +140,18 @@ def test_flops_are_those_that_xla_counts(net, shape):
     counted = jax.jit(pax.purecall).lower(net, *args)
     expected = counted.cost_analysis()["flops"]
     assert abs(pax.inspect(net, *args).flops - expected) <= 0.02 * expected
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_flops_of_every_layer(row):
+    net, inputs = row.build().eval(), row.inputs(b=2)
+    if row.call is not call:
+        pytest.skip("it is used by a method")
+    counted = jax.jit(pax.purecall).lower(net, *inputs).cost_analysis()
+    expected = (counted or {}).get("flops", 0.0)
+    found = pax.inspect(net, *inputs)
+    assert abs(found.flops - expected) <= 0.02 * expected
+    assert found.uncounted == ()
 
 
 def test_a_model_that_no_memory_holds():
