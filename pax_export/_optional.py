@@ -28,6 +28,7 @@ PACKAGES = {
     "tflite": (_TENSORFLOW, "ai-edge-litert>=2.1"),
     "onnx": ("jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"),
     "rich": ("rich>=13.7",),
+    "drawing": ("fast-sugiyama>=0.5",),
     "examples": (
         _TENSORFLOW,
         "optax>=0.2.5",

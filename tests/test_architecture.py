@@ -21,7 +21,7 @@ SOURCES = sorted((ROOT / "pax_export").rglob("*.py"))
 ROOMS = {path.stem for path in (ROOT / "pax_export").iterdir()}
 
 OPTIONAL = {
-    "ai_edge_litert", "flax", "jax2onnx", "matplotlib", "onnx", "onnxruntime", "opax",
+    "ai_edge_litert", "fast_sugiyama", "flax", "jax2onnx", "matplotlib", "onnx", "onnxruntime", "opax",
     "optax", "orbax", "pax", "rich", "safetensors", "sklearn", "tensorflow", "treescope",
 }  # fmt: skip
 

@@ -33,10 +33,21 @@ class Call:
 
 @dataclass
 class Trace:
-    """What is known of a net after a call of it was traced."""
+    """What is known of a net after a call of it was traced.
+
+    Attributes:
+        calls: by path, the modules that were called.
+        work: what their operations cost.
+        program: the operations, without those whose results nobody needs.
+        inputs: the names of the inputs.
+        output_count: how many of the program's results, the last ones, are outputs.
+    """
 
     calls: dict[str, Call] = field(default_factory=dict)
     work: Work = field(default_factory=Work)
+    program: Any = None
+    inputs: tuple[str, ...] = ()
+    output_count: int = 0
 
     def called(self, path: str, module: Any, arguments: Any, output: Any) -> Any:
         """Notes a call, as a recorder of labelled modules."""
@@ -59,14 +70,17 @@ def traced(net: Any, inputs: tuple, kwargs: Mapping[str, Any]) -> Trace:
     args, named = jax.tree_util.tree_unflatten(
         resolved.tree, [entry.struct for entry in resolved.flat]
     )
-    trace = Trace()
+    trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
 
     def call(module: Any, args: tuple, named: dict) -> Any:
-        return purecall(module, *args, **named)  # a call in train mode changes state, too
+        updated, output = purecall(module, *args, **named)
+        trace.output_count = len(jax.tree_util.tree_leaves(output))
+        return updated, output  # a call in train mode changes state, too
 
     with recorded(trace):
         program = jax.make_jaxpr(call)(labelled(net), args, named)
-    trace.work = work_of(needed_part(program))
+    trace.program = needed_part(program)
+    trace.work = work_of(trace.program)
     return trace
 
 

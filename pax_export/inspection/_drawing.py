@@ -1,0 +1,238 @@
+"""A drawing of what flows between modules, as SVG; fast-sugiyama puts the nodes in layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._files import replacing, single_file
+from pax_export._optional import require
+from pax_export.core import Module, named_modules
+from pax_export.inspection._calls import traced
+from pax_export.inspection._flow import Node, flow_of
+
+_MARK = "<!-- pax_export drawing -->"
+_LETTER, _LINE, _GAP = 7.2, 16, 46  # of the text, in pixels
+_STYLE = (
+    "text { font: 12px ui-monospace, monospace; text-anchor: middle; fill: #222 }"
+    " .path, .edge { font-size: 10px; fill: #666 }"
+    " .edge { paint-order: stroke; stroke: #fff; stroke-width: 3px }"
+    " rect { stroke: #447; fill: #eef2ff } .operation rect { fill: #fff; stroke: #bbb }"
+    " .input rect, .output rect { fill: #f3f3e8; stroke: #996 }"
+    " path { fill: none; stroke: #889; marker-end: url(#tip) }"
+)
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The modules of a net as nodes, and the arrays between them as edges.
+
+    A notebook shows it.  Operations between modules are nodes as well.
+
+    Attributes:
+        nodes: each with ``kind``, ``title`` and ``path``.
+        edges: ``(number of a node, number of another, the arrays that go there)``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> net = pax.Sequential(pax.Linear(3, 4), pax.Linear(4, 2))
+        >>> drawing = pax.inspection.draw(net, pax.export.spec("batch, 3"))
+        >>> [node.path or node.title for node in drawing.nodes]
+        ['x', 'modules.0', 'modules.1', 'output']
+        >>> drawing.edges[1]
+        (1, 2, ('float32[batch,4]',))
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[int, int, tuple[str, ...]], ...]
+
+    def to_svg(self) -> str:
+        """Returns the drawing; the same net gives the same bytes.
+
+        Raises:
+            MissingPackageError: fast-sugiyama is not installed.
+        """
+        return _svg(self)
+
+    def save_svg(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes the drawing into a file, whole or not at all.
+
+        Args:
+            path: of the file.
+            overwrite: whether a drawing that was written so before is replaced.
+
+        Raises:
+            ExportPathError: (an OSError) the file cannot be written.
+        """
+        text = self.to_svg()
+        with single_file.replaced(Path(path), _is_drawing if overwrite else None) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        return Path(path)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+
+def draw(
+    net: Any, *inputs: Any, kwargs: Mapping[str, Any] | None = None, depth: int = 1
+) -> Drawing:
+    """Draws any module from a traced call of it.
+
+    Args:
+        net: a module; it may be abstract.
+        *inputs: what its call takes, as for `inspect`.
+        kwargs: inputs that are given by name.
+        depth: how many levels of modules are drawn; deeper ones are part of the node
+            around them.
+
+    Returns:
+        A `Drawing`.
+
+    Raises:
+        InvalidArgumentTypeError: no module.
+        InvalidArgumentError: no inputs, or a depth below one.
+
+    Example:
+        >>> import pax_export as pax
+        >>> net = pax.nets.ResNet18(3, 10).eval()
+        >>> drawing = pax.inspection.draw(net, pax.export.spec("batch, 3, 32, 32"))
+        >>> drawing.to_svg()[:4]
+        '<svg'
+    """
+    if not isinstance(net, Module):
+        raise InvalidArgumentTypeError(
+            "draw needs a module.",
+            got=type(net).__name__,
+            write="pax.inspection.draw(net, x) with what its call takes",
+        )
+    if not inputs and not kwargs:
+        raise InvalidArgumentError(
+            "A drawing is made of a call, which needs inputs.",
+            where=type(net).__name__,
+            write='pax.inspection.draw(net, pax.export.spec("batch, 3"))',
+        )
+    if depth < 1:
+        raise InvalidArgumentError("At least one level is drawn.", got=f"depth={depth}")
+    trace = traced(net, inputs, dict(kwargs or {}))
+    classes = {path: type(module).__name__ for path, module in named_modules(net)}
+    flow = flow_of(trace, classes, depth)
+    edges = tuple((*pair, tuple(texts)) for pair, texts in flow.edges.items())
+    return Drawing(tuple(flow.nodes), edges)
+
+
+# --- SVG ------------------------------------------------------------------------------
+
+
+def _svg(drawing: Drawing) -> str:
+    places, routes = _layout(drawing)
+    boxes = {n: _box(drawing.nodes[n]) for n in places}
+    widths = [abs(x) + boxes[n][0] / 2 for n, (x, _) in places.items()]
+    width = 2 * max(widths, default=50) + 20
+    height = max((y for _, y in places.values()), default=0) + 3 * _LINE + 20
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-width / 2:.0f} -30 {width:.0f} '
+        f'{height + 30:.0f}" width="{width:.0f}" height="{height + 30:.0f}">',
+        _MARK,
+        f"<style>{_STYLE}</style>",
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" style="fill:#889;stroke:none"/>'
+        "</marker></defs>",
+        *_edges(drawing, places, routes, boxes),
+        *(_node(drawing.nodes[n], place, boxes[n]) for n, place in places.items()),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _layout(drawing: Drawing) -> tuple[dict[int, Point], dict[tuple[int, int], list[Point]]]:
+    """Where nodes stand, from the top down, and through which points long edges go."""
+    sugiyama = require("fast_sugiyama", "drawing", "a drawing")
+    spacing = max((_box(node)[0] for node in drawing.nodes), default=0.0) + _GAP / 2
+    pairs = [(a, b) for a, b, _ in drawing.edges]
+    known = len(drawing.nodes)
+    places: dict[int, Point] = {}
+    hops: dict[int, list[int]] = {}
+    left = 0.0
+    for positions, width, height, edges in sugiyama.from_edges(
+        pairs, vertex_spacing=spacing, dummy_vertices=True, dummy_size=spacing / 4
+    ):
+        scale = (_GAP + 2 * _LINE) / spacing
+        places.update({n: (x + left, (height - y) * scale) for n, (x, y) in positions})
+        left += width + spacing
+        for a, b in edges:
+            hops.setdefault(a, []).append(b)
+    alone = [n for n in range(known) if n not in places]
+    places.update({n: (left + spacing * i, 0.0) for i, n in enumerate(alone)})
+    middle = (min(x for x, _ in places.values()) + max(x for x, _ in places.values())) / 2
+    places = {n: (x - middle, y) for n, (x, y) in places.items()}
+    routes = {(a, b): [places[n] for n in _route(a, b, hops, known)] for a, b in pairs if a in hops}
+    return {n: places[n] for n in sorted(places) if n < known}, routes
+
+
+def _route(start: int, end: int, hops: Mapping[int, list[int]], known: int) -> list[int]:
+    """The stand-ins on the way of an edge that passes layers."""
+    for first in hops.get(start, ()):
+        way, at = [], first
+        while at >= known:
+            way.append(at)
+            (at,) = hops[at][:1] or (end,)
+        if way and at == end:
+            return way
+    return []
+
+
+def _box(node: Node) -> tuple[float, float]:
+    letters = max(len(node.title), 0.85 * len(node.path))
+    lines = 2 if node.path else 1
+    return letters * _LETTER + 18, lines * _LINE + 6
+
+
+def _node(node: Node, place: Point, box: tuple[float, float]) -> str:
+    (x, y), (width, height) = place, box
+    text = (
+        f'<text x="{x:.1f}" y="{y + 4 - (7 if node.path else 0):.1f}">{escape(node.title)}</text>'
+    )
+    if node.path:
+        text += f'<text class="path" x="{x:.1f}" y="{y + 13:.1f}">{escape(node.path)}</text>'
+    return (
+        f'<g class="{node.kind}"><rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" '
+        f'width="{width:.1f}" height="{height:.1f}" rx="5"/>{text}</g>'
+    )
+
+
+def _edges(
+    drawing: Drawing,
+    places: Mapping[int, Point],
+    routes: Mapping[tuple[int, int], list[Point]],
+    boxes: Mapping[int, tuple[float, float]],
+) -> Iterator[str]:
+    for a, b, texts in drawing.edges:
+        (x, y), (to_x, to_y) = places[a], places[b]
+        y, to_y = y + boxes[a][1] / 2, to_y - boxes[b][1] / 2
+        points = [(x, y), *routes.get((a, b), ()), (to_x, to_y)]
+        yield f'<path d="{_curve(points)}"/>'
+        middle = points[len(points) // 2] if len(points) > 2 else ((x + to_x) / 2, (y + to_y) / 2)
+        label = escape(", ".join(texts))
+        yield f'<text class="edge" x="{middle[0]:.1f}" y="{middle[1] + 3:.1f}">{label}</text>'
+
+
+def _curve(points: list[Point]) -> str:
+    """A smooth line that leaves and arrives from above."""
+    (x, y), *rest = points
+    text = f"M{x:.1f} {y:.1f}"
+    for to_x, to_y in rest:
+        half = (y + to_y) / 2
+        text += f" C{x:.1f} {half:.1f} {to_x:.1f} {half:.1f} {to_x:.1f} {to_y:.1f}"
+        x, y = to_x, to_y
+    return text
+
+
+def _is_drawing(path: Path) -> replacing.Belongs | None:
+    with path.open("rb") as file:
+        return (lambda name: True) if _MARK.encode() in file.read(400) else None
