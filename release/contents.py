@@ -12,7 +12,7 @@ from pathlib import Path
 
 from release.sources import FILES, PACKAGE
 
-COMPILED = f"{PACKAGE}/core/_round_trip."
+COMPILED = (f"{PACKAGE}/core/_round_trip.", f"{PACKAGE}/weights/_crc32.")
 #: A wheel for Python 3.11 and all later ones.
 STABLE = "-cp311-abi3-"
 
@@ -34,7 +34,7 @@ def python_files(root: Path) -> set[str]:
 def c_files(root: Path) -> set[str]:
     """The files of the package that a wheel is compiled from."""
     found = {path.relative_to(root).as_posix() for path in (root / PACKAGE).rglob("*.c")}
-    return found | {f"{COMPILED}c"}
+    return found | {f"{each}c" for each in COMPILED}
 
 
 def wheel_faults(path: Path, root: Path, version: str) -> list[str]:
@@ -76,12 +76,12 @@ def compiled_faults(path: Path) -> list[str]:
     """What is wrong with the compiled files of a wheel, and with what its name says of them."""
     with zipfile.ZipFile(path) as wheel:
         compiled = {name for name in wheel.namelist() if is_compiled(name)}
-    found = []
-    if not any(name.startswith(COMPILED) for name in compiled):
-        found.append(
-            f"{path.name}: {COMPILED}c was not compiled; a compiler and Python's headers do it "
-            "(gcc and python3-dev on Debian)"
-        )
+    found = [
+        f"{path.name}: {each}c was not compiled; a compiler and Python's headers do it "
+        "(gcc and python3-dev on Debian)"
+        for each in COMPILED
+        if not any(name.startswith(each) for name in compiled)
+    ]
     found += _strays(path, {name for name in compiled if not name.startswith(COMPILED)})
     if STABLE not in path.name:
         found.append(f"{path.name}: not for the stable interface, which would be {STABLE}")

@@ -40,7 +40,7 @@ class _View(ModuleType):
     def __init__(self, name: str, real: ModuleType | None):
         super().__init__(name, getattr(real, "__doc__", None))
         vars(self)["_pax_real"] = real
-        if hasattr(real, "__path__"):
+        if real is not None and hasattr(real, "__path__"):
             vars(self)["__path__"] = real.__path__
 
     def __getattr__(self, name: str) -> Any:

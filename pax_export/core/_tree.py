@@ -148,18 +148,29 @@ jax.tree_util.register_pytree_node(
 )
 
 
-array_types: set[type] = {np.ndarray}  # and those of jax, as they are met
+array_types: set[type] = set()  # those of jax, as they are met
 
 
 def is_array(value: object) -> bool:
-    """True for jax arrays (tracers and typed keys included) and numpy arrays."""
+    """True for jax arrays (tracers and typed keys included) and numpy arrays of numbers.
+
+    Strings, dates, records and objects are nothing to jax: an array of them, such as a
+    vocabulary, is static data.
+    """
     if type(value) in array_types:
         return True
-    if not isinstance(value, (jax.Array, np.ndarray)):
+    if isinstance(value, np.ndarray):
+        return _has_numbers(value.dtype)
+    if not isinstance(value, jax.Array):
         return False
     if not is_tracer(value):  # whether a tracer is an array depends on its value
         array_types.add(type(value))
     return True
+
+
+def _has_numbers(dtype: np.dtype) -> bool:
+    # The small floats and integers of ml_dtypes are of the kind of records, "V".
+    return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
 
 
 def is_node_or_empty(value: object) -> bool:

@@ -10,11 +10,12 @@ A file without the entry has no checksums.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -33,9 +34,33 @@ _BEGIN = '{"": "'
 _RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
 
 
+def _found() -> tuple[Callable[[Any, int], int], bool]:
+    """The CRC-32 of bytes behind others, and whether it is as fast as memory is read.
+
+    ``_crc32.c`` is compiled when the package is installed, where that can be done; on
+    processors for which it has no instructions, and without it, zlib does the same.
+    """
+    try:
+        if os.environ.get("PAX_EXPORT_PURE_PYTHON", "0") in ("", "0"):
+            compiled = importlib.import_module("pax_export.weights._crc32")
+            if compiled.fast:
+                return compiled.crc32, True
+    except ImportError:  # not compiled, or for another kind of machine
+        pass
+    return zlib.crc32, False
+
+
+crc32, fast = _found()
+
+
 def of(content: Any) -> str:
     """The checksum of bytes."""
-    return f"{zlib.crc32(content):08x}"
+    return text_of(crc32(content, 0))
+
+
+def text_of(number: int) -> str:
+    """A checksum as it stands in a file."""
+    return f"{number:08x}"
 
 
 class Computed:
@@ -59,6 +84,10 @@ class Computed:
         content = array.reshape(-1).view(np.uint8)
         large = content.nbytes >= _LARGE
         self._sums[name] = self._threads.submit(of, content) if large else of(content)
+
+    def put(self, name: str, number: int) -> None:
+        """Takes over the checksum of an array that was computed elsewhere."""
+        self._sums[name] = text_of(number)
 
     def sums(self) -> dict[str, str]:
         """The checksums, in the order in which the arrays were given."""

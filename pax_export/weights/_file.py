@@ -34,6 +34,11 @@ _NOTES = "pax_export"
 #: safetensors reads no longer one.
 _LARGEST_HEADER = 100_000_000
 
+#: The checksum of an array is computed while the next one is read; that of a larger array than
+#: this, after which there may be none, chunk by chunk while it is still near the processor.
+_LARGE = 1 << 25
+_CHUNK = 1 << 20
+
 # What other files begin with; a user who mistakes one for weights is told so.
 _SIGNATURES = {
     b"": "an empty file",
@@ -196,18 +201,33 @@ class WeightsFile:
         entry = self.entries[name]
         array = np.empty(entry.shape, NUMPY_NAMES[entry.code])
         self._file.seek(entry.offset)
-        if self._file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+        if not self._fill(name, array):
             raise WeightsFileError(
                 "The file of weights became shorter while it was read.",
                 where=f"{name} in {self._path}",
                 write="a file that no other program changes; save_weights replaces files whole",
             )
-        if name in self._sums:
-            self._computed.add(name, array)
         try:
             return restored(array, entry.note)
         except (TypeError, ValueError) as error:
             raise self._damaged(f"{name} in {self._path}", str(error)) from error
+
+    def _fill(self, name: str, array: np.ndarray) -> bool:
+        """Reads an array, and begins with its checksum; False if the file is too short."""
+        content = array.reshape(-1).view(np.uint8).data
+        if name not in self._sums or not _checksums.fast or array.nbytes <= _LARGE:
+            whole = self._file.readinto(content) == array.nbytes
+            if whole and name in self._sums:
+                self._computed.add(name, array)
+            return whole
+        number = 0
+        for begin in range(0, array.nbytes, _CHUNK):
+            chunk = content[begin : begin + _CHUNK]
+            if self._file.readinto(chunk) != len(chunk):
+                return False
+            number = _checksums.crc32(chunk, number)
+        self._computed.put(name, number)
+        return True
 
     def read_for_comparison(self, name: str) -> None:
         """Reads the whole of an array that is wanted in parts, for `compare` alone."""

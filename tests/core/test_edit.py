@@ -247,6 +247,43 @@ def test_methods_that_close_over_something_make_one_class():
     assert both.twice(x).tolist() == [4, 4, 4] and both(x).tolist() == [2, 2, 2]
 
 
+def test_ten_thousand_replaced_methods_keep_nothing():
+    layer = Dense()
+
+    def scaled(n):
+        return lambda self, x: n * x
+
+    def wrapped(n):
+        @functools.wraps(shout)
+        def method(self, x, times=n):
+            return shout(self, x) * times
+
+        return method
+
+    made = {
+        "closure": lambda n: {"__call__": scaled(n)},
+        "default": lambda n: {"__call__": lambda self, x, n=n: n},
+        "partial": lambda n: {"also": functools.partial(max, n)},
+        "wrapped": lambda n: {"__call__": wrapped(n)},
+        "two": lambda n: {"__call__": scaled(n), "twice": scaled(2 * n)},
+        "nothing closed over": lambda n: {"__call__": lambda self, x: x},
+    }
+
+    def rounds(count):
+        kinds = set()
+        for make in made.values():
+            kinds |= {type(layer.replace_method(**make(n))) for n in range(count)}
+        return kinds
+
+    kinds = rounds(10)
+    gc.collect()
+    before = len(gc.get_objects())
+    assert rounds(10_000 // len(made)) == kinds
+    assert len(kinds) == 4  # which methods the modules hold, and the one that needs no holding
+    gc.collect()
+    assert len(gc.get_objects()) - before < 1000
+
+
 def test_replaced_methods_are_pickled_by_name():
     layer = Dense().replace_method(add=functools.partial(max, 3), __call__=shout)
     again = pickle.loads(pickle.dumps(layer))

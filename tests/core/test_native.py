@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import OrderedDict, defaultdict
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ import pytest
 
 import pax_export as pax
 from pax_export._errors import ChangedOutsideWarning, ImmutableModuleError
-from pax_export.core import _native, _tree, mutable
+from pax_export.core import _native, _tree, _watch, mutable
 from pax_export.core._moduledef import ModuleDef
 from tests.core.models import Dense, Net
 
@@ -206,3 +207,79 @@ def test_the_environment_turns_it_off():
         env={**os.environ, "PAX_EXPORT_PURE_PYTHON": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- what looks whether containers were changed: see _watch.py ------------------------
+
+
+class Both:
+    """The two functions of `_watch.py`, in C and in Python; all answers must be equal."""
+
+    def seen_in(self, values):
+        found = [_watch.seen_in(values), _watch.seen_in_python(values)]
+        assert len(found[0]) == len(found[1]) and all(map(same_thing, *found))
+        return found[0]
+
+    def is_unchanged(self, seen):
+        answer = _watch.is_unchanged(seen)
+        assert answer is _watch.is_unchanged_in_python(seen)
+        return answer
+
+
+def same_thing(a, b):
+    return a is b or (type(a) is type(b) is tuple and all(map(same_thing, a, b)))
+
+
+class Own(dict):
+    pass
+
+
+@needs_compiled
+def test_containers_are_seen_and_changes_noticed():
+    both, inner = Both(), [1]
+    ordered, default = OrderedDict(a=1, b=inner), defaultdict(list, k=[2])
+    values = (Dense(), jnp.ones(2), [inner, (default,)], {"x": ordered}, Own(y=[3]), None, [])
+    seen = both.seen_in(values)
+    kinds = [type(each) for each in seen[::2]]
+    assert kinds == [list, list, defaultdict, list, dict, OrderedDict, list, list]
+    assert both.is_unchanged(seen)
+    for change, back in (
+        (lambda: inner.append(2), inner.pop),
+        (lambda: default.update(m=1), lambda: default.pop("m")),
+        (lambda: ordered.move_to_end("a"), lambda: ordered.move_to_end("b")),
+        (lambda: ordered.update(a=1.0), lambda: ordered.update(a=1)),
+        (lambda: values[2].__setitem__(0, [1]), lambda: values[2].__setitem__(0, inner)),
+        (lambda: values[3].update(z=1), lambda: values[3].pop("z")),
+        (lambda: values[-1].append(None), values[-1].clear),
+    ):
+        change()
+        assert not both.is_unchanged(seen)
+        back()
+        assert both.is_unchanged(seen)
+    assert both.seen_in(()) == both.seen_in((1, "a", (2, (3,)))) == ()
+
+
+@needs_compiled
+def test_a_list_in_itself_ends_the_look():
+    inside = []
+    inside.append(inside)
+    for look in (_watch.seen_in, _watch.seen_in_python):
+        with pytest.raises(RecursionError):
+            look([inside])
+
+
+@needs_compiled
+def test_looking_leaks_nothing():
+    values = ([1, {"a": (2, [3])}], OrderedDict(b=[4]))
+
+    def rounds():
+        for _ in range(1000):
+            assert _watch.is_unchanged(_watch.seen_in(values))
+
+    rounds()
+    gc.collect()
+    before, objects = [sys.getrefcount(x) for x in values], len(gc.get_objects())
+    rounds()
+    gc.collect()
+    assert [sys.getrefcount(x) for x in values] == before
+    assert len(gc.get_objects()) - objects < 500

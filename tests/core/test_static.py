@@ -1,12 +1,15 @@
 """When two pieces of static data are the same to jax."""
 
 import functools
+import pickle
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pax_export as pax
 from pax_export.core._static import copy_containers, static_key
 
 
@@ -132,3 +135,62 @@ def test_containers_of_a_users_own_kind():
     assert type(copy) is Config and copy == value and copy is not value
     stubborn = Uncopied([1])
     assert copy_containers(stubborn) is stubborn
+
+
+RECORDS = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")])
+NO_NUMBERS = {
+    "strings": lambda: np.array(["a", "bc"]),
+    "bytes": lambda: np.array([b"a", b"bc"]),
+    "objects": lambda: np.array([1, "a", None], object),
+    "records": RECORDS.copy,
+    "dates": lambda: np.array(["2020-01-01"], "datetime64[D]"),
+    "many strings": lambda: np.array(["word"] * 20_000),
+}
+
+
+class Words(pax.Module):
+    def __init__(self, vocabulary, beside=False):
+        super().__init__()
+        self.vocabulary = [jnp.ones(1), vocabulary] if beside else vocabulary
+        self.w = np.ones(2, np.float32)
+
+    def __call__(self, x):
+        return x * self.w
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+def test_a_numpy_array_that_is_nothing_to_jax_is_static(kind, beside):
+    traces = []
+
+    @jax.jit
+    def call(module, x):
+        traces.append(1)
+        return module(x)
+
+    module = Words(NO_NUMBERS[kind](), beside)
+    assert len(jax.tree_util.tree_leaves(module)) == 1 + beside
+    for each in (module, module.eval().train(), module.copy(), pickle.loads(pickle.dumps(module))):
+        assert call(each, 2.0).tolist() == [2, 2]
+        found = each.vocabulary[1] if beside else each.vocabulary
+        assert type(found) is np.ndarray and (found == NO_NUMBERS[kind]()).all()
+    assert len(traces) == (2 if kind == "many strings" else 1)  # by identity: not after a pickle
+    assert module.load_state_dict(module.state_dict()) == module
+    updated, _ = module % 2.0
+    assert updated == module
+
+
+def test_a_vocabulary_that_is_changed_outside_is_noticed():
+    module = Words(NO_NUMBERS["strings"]())
+    jax.tree_util.tree_leaves(module)
+    module.vocabulary[0] = "z"
+    with pytest.warns(pax.errors.ChangedOutsideWarning, match="vocabulary"):
+        jax.tree_util.tree_leaves(module)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint64", "complex64", "float16", "bfloat16", "int4"]
+)
+def test_all_numbers_are_arrays(dtype):
+    module = pax.Module().set_attribute("x", np.ones(2, jnp.dtype(dtype)))
+    assert module.pytree_attributes == ("x",)

@@ -1,0 +1,101 @@
+"""The checksum by instructions of the processor is that of zlib, however the bytes come."""
+
+import importlib
+import os
+import random
+import subprocess
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.weights import _checksums, _file
+
+ROOT = Path(__file__).parent.parent.parent
+
+needs_instructions = pytest.mark.skipif(
+    not _checksums.fast,
+    reason="zlib computes checksums here: no compiler when pax_export was installed, another "
+    "kind of processor, or PAX_EXPORT_PURE_PYTHON is set",
+)
+
+
+@needs_instructions
+def test_it_is_that_of_zlib():
+    draw = random.Random(0)
+    data = draw.randbytes(1 << 17)
+    for size in [*range(300), 1023, 4096, 65535, 1 << 17]:
+        begin = draw.randrange(len(data) - size + 1)
+        part, start = memoryview(data)[begin : begin + size], draw.getrandbits(32)
+        assert _checksums.crc32(part, start) == zlib.crc32(part, start)
+        assert _checksums.crc32(part, 0) == zlib.crc32(part)
+    numbers = np.arange(1000.0)
+    assert _checksums.crc32(numbers.view(np.uint8), 0) == zlib.crc32(numbers.tobytes())
+
+
+@needs_instructions
+def test_parts_one_after_the_other_and_many_threads():
+    data, found = random.Random(1).randbytes(100_003), []
+
+    def work():
+        number = 0
+        for begin in range(0, len(data), 777):
+            number = _checksums.crc32(data[begin : begin + 777], number)
+        found.append(number)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {zlib.crc32(data)} and len(found) == 8
+
+
+@needs_instructions
+@pytest.mark.parametrize("wrong", [(), (1,), ("text",), (b"", 0, 0), (b"", "a")])
+def test_wrong_arguments(wrong):
+    with pytest.raises(TypeError):
+        importlib.import_module("pax_export.weights._crc32").crc32(*wrong)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_large_array_is_compared_chunk_by_chunk(fast, tmp_path, monkeypatch):
+    if fast and not _checksums.fast:
+        pytest.skip("zlib computes checksums here")
+    path, tree = tmp_path / "w.safetensors", {"a": jnp.arange(1000.0), "b": jnp.ones(3)}
+    pax.save_weights(tree, path)
+    monkeypatch.setattr(_checksums, "fast", fast)
+    monkeypatch.setattr(_file, "_LARGE", 100)
+    monkeypatch.setattr(_file, "_CHUNK", 64)
+    assert pax.load_weights(tree, path)["a"].tolist() == list(range(1000))
+    data = bytearray(path.read_bytes())
+    for back in (13, 13 + 64, 4000):
+        data[-back] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(pax.errors.WeightsFileError, match="differ from their checksum"):
+            pax.load_weights(tree, path)
+        data[-back] ^= 1
+
+
+def test_both_ways_write_one_file(tmp_path):
+    code = (
+        "import sys, jax.numpy as jnp, pax_export as pax\n"
+        "pax.save_weights({'a': jnp.arange(999.0)}, sys.argv[1])\n"
+        "from pax_export.weights import _checksums; print(_checksums.fast)"
+    )
+    files = []
+    for pure in ("0", "1"):
+        files.append(tmp_path / f"{pure}.safetensors")
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(files[-1])],
+            cwd=ROOT, capture_output=True, text=True, timeout=900,
+            env={**os.environ, "PAX_EXPORT_PURE_PYTHON": pure},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False"]
+    assert files[0].read_bytes() == files[1].read_bytes()
