@@ -8,6 +8,19 @@ catch, so that an ``except ValueError`` written years ago keeps working.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+
+def a_few(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many there are besides.
+
+    Example:
+        >>> a_few(["a", "b"], 3), a_few(list("abcde"), 3)
+        ('a, b', 'a, b, c, and 2 more')
+    """
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
 
 class PaxError(Exception):
     """The root of every error that this package raises on purpose.

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from pax_export._errors import UntrustedExportError
+from pax_export._errors import UntrustedExportError, a_few
 from pax_export.export.artifact import dangerous_operations as dangerous
 from pax_export.export.artifact import inspect
 
@@ -47,11 +47,10 @@ def screen(path: Path) -> None:
     with inspect.unreadable(path):
         found = list(dict.fromkeys(_found(model, path)))
     if found:
-        more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         raise UntrustedExportError(
             "This SavedModel is a program that touches files, processes or the network.",
             where=str(path),
-            got=", ".join(found[:_MOST_NAMED]) + more,
+            got=a_few(found, _MOST_NAMED),
             write="trusted=True, if you know who made it, and want it to do this",
         )
 

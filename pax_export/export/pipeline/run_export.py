@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, MissingPackageError, ValidationError
+from pax_export._errors import InvalidArgumentError, MissingPackageError, ValidationError, a_few
 from pax_export._files import directory as _directory
 from pax_export._files import replacing, single_file
 from pax_export._optional import require
@@ -171,8 +171,7 @@ def _test(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
 def not_finite(weights: Mapping[str, Any]) -> str:
     """The names of weights that hold NaN or infinity, a few of them; empty if there are none."""
     names = [name for name, value in weights.items() if not _is_finite(value)]
-    more = f", and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return ", ".join(names[:_FEW]) + more
+    return a_few(names, _FEW)
 
 
 def _is_finite(value: Any) -> bool:
