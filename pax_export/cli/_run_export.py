@@ -100,10 +100,9 @@ def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, di
 
 
 def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
-    from pax_export.export.artifact.screening import screen
+    from pax_export.export.artifact import checking
 
-    if not trusted:
-        screen(path)
+    checking.foreign(path, trusted)
     tf = require("tensorflow", "tensorflow", "run")
     try:
         model = tf.saved_model.load(str(path))

@@ -21,7 +21,7 @@ from pax_export._files import bytes_text, checksums
 from pax_export._files.replacing import Belongs, now_in
 from pax_export._optional import require
 from pax_export.export.artifact import compatibility, inspect
-from pax_export.export.artifact.checking import check_sums, write_sums
+from pax_export.export.artifact.checking import foreign, write_sums
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.ours import export_of_ours, saved_model
@@ -160,7 +160,7 @@ def retarget(
     source, place = Path(path), Path(path if out is None else out)
     # Before a place is asked for: there may be nothing to mend.
     model = inspect.read_saved_model(source, "retarget")
-    check_sums(source)
+    foreign(source, trusted=True)  # it is screened below, if it is run
     # In its own place, all files of the model are copied, whoever put them there.
     ours = now_in(source) if _same(source, place) else _mended_or_ours
     with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours) as run:
