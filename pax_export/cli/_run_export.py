@@ -72,6 +72,9 @@ def _call(options: argparse.Namespace) -> int:
 Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 
+#: TensorFlow runs them itself, with what nobody else gives them.
+_NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
+
 def _function(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
     """A signature as a function of arrays by name, and the dtypes of its inputs."""
     from pax_export.export.artifact import inspect
@@ -110,7 +113,10 @@ def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, d
         raise ExportPathError(
             "The SavedModel cannot be loaded.", where=str(path), got=str(error)[:500]
         ) from error
-    signature = model.signatures[_chosen(key, model.signatures)]
+    signatures = {name: model.signatures[name] for name in model.signatures}
+    for name in _NOT_CALLED:
+        signatures.pop(name, None)
+    signature = signatures[_chosen(key, signatures)]
     specs = signature.structured_input_signature[1]
 
     def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
