@@ -14,9 +14,9 @@ from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
+from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import make_function, make_variables, tensorflow
-from pax_export.export.formats.tflite.generated import generated_files_removed
 from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.lowered_model import lower
