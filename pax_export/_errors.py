@@ -212,6 +212,10 @@ class UntrustedExportError(PaxError, PermissionError, ValueError):
     """An export is a program that does more than compute, and nobody said that it may."""
 
 
+class SignatureError(PaxError, PermissionError, ValueError):
+    """What is to be opened is not what the holder of a key has signed."""
+
+
 class UnsupportedDtypeError(PaxError, TypeError, ValueError):
     """An array has a dtype that the target does not have, or that jax would narrow."""
 

@@ -26,6 +26,7 @@ PACKAGES = {
     "tflite": (_TENSORFLOW, "ai-edge-litert>=2.1"),
     "onnx": ("jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"),
     "rich": ("rich>=13.7",),
+    "signing": ("model-signing>=1.1", "pyOpenSSL>=25"),
     "examples": (
         _TENSORFLOW,
         "optax>=0.2.5",

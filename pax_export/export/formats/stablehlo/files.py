@@ -26,11 +26,13 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
-from pax_export._files import checksums
+from pax_export._files import checksums, signature_file
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replaced
 from pax_export._files.replacing import files, now_in
 from pax_export._optional import require
+from pax_export._signing import signer as signer_with
+from pax_export._signing import verify as verified
 from pax_export.export.artifact.report import (
     REPORT_FILE,
     Report,
@@ -175,7 +177,12 @@ def _types(
     return weights, inputs, outputs
 
 
-def renew(path: str | os.PathLike[str]) -> Report:
+def renew(
+    path: str | os.PathLike[str],
+    *,
+    sign: str | os.PathLike[str] | None = None,
+    verify: str | os.PathLike[str] | None = None,
+) -> Report:
     """Makes a StableHLO bundle again, as this jax writes it.
 
     The bytes of jax are promised to be read for half a year.  The portable
@@ -184,6 +191,10 @@ def renew(path: str | os.PathLike[str]) -> Report:
 
     Args:
         path: the folder that `to_stablehlo` wrote.
+        sign: the file of a private key to sign the new bundle with, as
+            `to_stablehlo` does; a signature of the old one is not kept.
+        verify: the file of a public key that the old bundle must be signed by, as
+            for `load`.
 
     Returns:
         The report of the new bundle.
@@ -200,7 +211,8 @@ def renew(path: str | os.PathLike[str]) -> Report:
         ...     pax.export.renew(path).versions["jax"] == jax.__version__
         True
     """
-    path = Path(path)
+    path, signer = Path(path), signer_with(sign, "renew")
+    verified(path, verify, "renew")
     report = read_report(path)
     if report.target != "stablehlo":
         raise ExportPathError(
@@ -221,6 +233,8 @@ def renew(path: str | os.PathLike[str]) -> Report:
         )
     with replaced(path, now_in(path)) as directory:
         for name in files(path):
+            if path / name == signature_file.of_folder(path):
+                continue  # it would fit no longer
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes((path / name).read_bytes())
         for key, exported in made.items():
@@ -229,4 +243,6 @@ def renew(path: str | os.PathLike[str]) -> Report:
         new = dataclasses.replace(report, versions=package_versions())
         write_report(new, directory)
         checksums.write(directory, files=checked.names)
+        if signer:
+            signer.sign_folder(directory, path.absolute().name)
     return new
