@@ -108,12 +108,20 @@ def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
         inputs = {e.name: RandomInput(e.shape, numpy_dtype(e.dtype)) for e in info.inputs}
         return list(random_calls(inputs, info.constraints, most=_MOST_ELEMENTS))
-    except (TypeError, ValueError, MemoryError, OverflowError) as error:
-        raise InvalidArgumentError(
-            "This signature takes or gives what no random array can stand for.",
-            where=key,
-            got=f"{', '.join(map(str, info.inputs))}: {error}",
-        ) from error
+    except _OF_NO_ARRAY as error:
+        raise _no_array(key, info.inputs, error) from error
+
+
+#: What making arrays and shapes raises where a report asks for what there is not.
+_OF_NO_ARRAY = (TypeError, ValueError, MemoryError, OverflowError)
+
+
+def _no_array(key: str, arrays: Sequence[ArrayInfo], error: Exception) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "This signature takes or gives what no random array can stand for.",
+        where=key,
+        got=f"{', '.join(map(str, arrays))}: {error}"[:500],
+    )
 
 
 def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
@@ -136,7 +144,10 @@ def _check(
     finite: bool,
 ) -> Check:
     got = answer.get("results", {})
-    expected = {each.name: (each.dtype, _shape(each, call.sizes)) for each in info.outputs}
+    try:
+        expected = {each.name: (each.dtype, _shape(each, call.sizes)) for each in info.outputs}
+    except _OF_NO_ARRAY as error:
+        raise _no_array(key, info.outputs, error) from error
     problem = answer.get("error") or _wrong(expected, got, info.assigns, finite)
     errors: dict[str, float] = {}
     if not problem and reference is not None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from jax import export as jax_export
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from pax_export._errors import ExportPathError, InvalidArgumentError
+from pax_export._errors import ExportPathError, InvalidArgumentError, PaxError
 from pax_export._files import checksums, signature_file
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replaced
@@ -220,9 +221,10 @@ def renew(
         )
     checked, details = checksums.check(path), details_of(report)
     checked.path(REPORT_FILE)
-    made: dict[str, Any] = {
-        key: _from_modules(checked, report, details, key) for key in report.signatures
-    }
+    with _of_what_it_says(path):
+        made: dict[str, Any] = {
+            key: _from_modules(checked, report, details, key) for key in report.signatures
+        }
     missing = [key for key, exported in made.items() if exported is None]
     if missing:
         raise ExportPathError(
@@ -239,10 +241,27 @@ def renew(
             (directory / name).write_bytes((path / name).read_bytes())
         for key, exported in made.items():
             name = details.functions[key].file
-            write_function(directory, name, exported, details.vjp_order, ())
+            with _of_what_it_says(path):
+                write_function(directory, name, exported, details.vjp_order, ())
         new = dataclasses.replace(report, versions=package_versions())
         write_report(new, directory)
         checksums.write(directory, files=checked.names)
         if signer:
             signer.sign_folder(directory, path.absolute().name)
     return new
+
+
+@contextmanager
+def _of_what_it_says(path: Path) -> Iterator[None]:
+    """Whatever jax raises where a report tells of types that there are not, as our own error."""
+    try:
+        yield
+    except (PaxError, OSError):
+        raise
+    except Exception as error:  # of a report that somebody else made or changed
+        raise ExportPathError(
+            "The report of this bundle does not fit its programs.",
+            where=str(path),
+            got=f"{type(error).__name__}: {error}"[:300],
+            write="a copy of it, as it was written",
+        ) from error
