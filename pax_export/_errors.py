@@ -11,6 +11,8 @@ which is the name that users see; a new one goes into both, and into docs/api/er
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _PUBLIC = "pax_export.errors"
 
 
@@ -18,6 +20,17 @@ def _made_public(cls: type) -> None:
     """Gives a class of this file the name by which users import it; pickles take that one."""
     if cls.__module__ == __name__:
         cls.__module__ = _PUBLIC
+
+
+def a_few(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many there are besides.
+
+    Example:
+        >>> a_few(["a", "b"], 3), a_few(list("abcde"), 3)
+        ('a, b', 'a, b, c, and 2 more')
+    """
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 class PaxError(Exception):
@@ -228,6 +241,10 @@ class ExportPathError(PaxError, OSError, ValueError):
 
 class UntrustedExportError(PaxError, PermissionError, ValueError):
     """An export is a program that does more than compute, and nobody said that it may."""
+
+
+class SignatureError(PaxError, PermissionError, ValueError):
+    """What is to be opened is not what the holder of a key has signed."""
 
 
 class UnsupportedDtypeError(PaxError, TypeError, ValueError):

@@ -29,6 +29,7 @@ PACKAGES = {
     "onnx": ("jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"),
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),
+    "signing": ("model-signing>=1.1", "pyOpenSSL>=25"),
     "examples": (
         _TENSORFLOW,
         "optax>=0.2.5",

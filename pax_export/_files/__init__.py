@@ -8,6 +8,7 @@ from pax_export._files import (
     file_types,
     leftovers,
     replacing,
+    signature_file,
     single_file,
 )
 from pax_export._files.sizes import bytes_text

@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from pax_export._files import file_types
+
 
 def read_bytes(file: Path, most: int) -> bytes:
     """The content of a regular file of so many bytes at most; an OSError otherwise.
@@ -22,7 +24,7 @@ def read_bytes(file: Path, most: int) -> bytes:
     with open(number, "rb") as content:
         about = os.fstat(number)
         if not stat.S_ISREG(about.st_mode):
-            raise OSError("this is no regular file")
+            raise OSError(f"this is no regular file, but {file_types.kind(about.st_mode)}")
         if about.st_size > most:
             raise OSError(f"it has {about.st_size} bytes, and {most} are the most that is read")
         return content.read(most)

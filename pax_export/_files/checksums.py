@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pax_export._errors import ExportPathError
-from pax_export._files import bounded
+from pax_export._files import bounded, file_types
 
 FILE = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -120,7 +120,10 @@ def is_inside(name: str) -> bool:
 
 def _check_file(directory: Path, name: str, expected: str) -> None:
     file = directory / name
-    if not file.is_file():
+    kind = file_types.unusual(file)
+    if kind is not None:
+        problem = "A file of this bundle is none that can be read."
+    elif not file.is_file():
         problem = "A file of this bundle is missing."
     elif not file.resolve().is_relative_to(directory.resolve()):
         problem = "A file of this bundle is a link to a file outside of it."
@@ -131,7 +134,7 @@ def _check_file(directory: Path, name: str, expected: str) -> None:
     raise ExportPathError(
         problem,
         where=str(file),
-        got=f"{file.stat().st_size} bytes" if file.is_file() else "no such file",
+        got=kind or (f"{file.stat().st_size} bytes" if file.is_file() else "no such file"),
         write=_COPY,
     )
 

@@ -26,13 +26,22 @@ def unusual(path: Path) -> str | None:
         OSError: the system does not tell, e.g. of links in a loop.
     """
     try:
-        mode = path.stat().st_mode
+        return kind(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def kind(mode: int) -> str | None:
+    """What has this mode, in words; None for a regular file."""
     return next((name for is_such, name in _KINDS if is_such(mode)), None)
 
 
 def first_unusual(folder: Path) -> Path | None:
-    """The first entry of a folder, at any depth, that is neither a regular file nor a folder."""
-    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    """The first entry of a folder, at any depth, that is neither a regular file nor a folder.
+
+    What a link in the folder leads to is looked at like the folder itself.
+    """
+    linked = [each for each in folder.iterdir() if each.is_symlink() and each.is_dir()]
+    walks = (os.walk(top) for top in (folder, *linked))
+    paths = (Path(parent, name) for walk in walks for parent, _, names in walk for name in names)
     return next((path for path in paths if unusual(path)), None)

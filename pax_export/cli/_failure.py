@@ -23,9 +23,17 @@ exit codes:
 #: The help of `--trusted`, wherever TensorFlow runs what is given.
 TRUSTED = "run a SavedModel whose operations touch files, processes or the network"
 
+#: The help of `--sign` and `--verify`, wherever something is written or opened.
+SIGN = "sign it with this private key; the signature is model.sig, or lies beside a single file"
+VERIFY = "refuse what was not signed with this key, or is not as it was signed"
+
 #: What errors tell a program to write, as it stands on a command line.
 _OPTIONS = {
     "trusted=True": "--trusted",
+    'sign="key.pem"': "--sign key.pem",
+    'verify="key.pub"': "--verify key.pub",
+    "verify=": "--verify",
+    "sign=": "--sign",
     "overwrite=True": "--overwrite",
     'state="update"': "--state update",
     "validate=False": "--validate no",

@@ -15,8 +15,9 @@ import numpy as np
 from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._files import file_types, replacing, single_file
 from pax_export._optional import require
+from pax_export._signing import verify
 from pax_export.cli import _factory
-from pax_export.cli._failure import DONE, EXIT_CODES, TRUSTED, told
+from pax_export.cli._failure import DONE, EXIT_CODES, TRUSTED, VERIFY, told
 
 _EPILOG = f"""\
 examples:
@@ -46,12 +47,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--signature", metavar="KEY", help="serving_default, or the only one")
     parser.add_argument("--output", metavar="FILE.npz", help="where to write what it gives")
     parser.add_argument("--trusted", action="store_true", help=TRUSTED)
+    parser.add_argument("--verify", metavar="KEY.pub", help=VERIFY)
     parser.add_argument("--json", action="store_true", help="print names, shapes, dtypes as JSON")
     return _call(parser.parse_args(arguments))
 
 
 @told
 def _call(options: argparse.Namespace) -> int:
+    verify(options.path, options.verify, "run")
     function, inputs = _function(Path(options.path), options.signature, options.trusted)
     given = _inputs(options.input, inputs)
     outputs = {name: np.asarray(value) for name, value in function(given).items()}
@@ -68,6 +71,9 @@ def _call(options: argparse.Namespace) -> int:
             print(f"{name}: {value.dtype.name}{list(value.shape)}")
     return DONE
 
+
+#: TensorFlow runs them itself, with what nobody else gives them.
+_NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
 
 Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
@@ -100,10 +106,9 @@ def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, di
 
 
 def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
-    from pax_export.export.artifact.screening import screen
+    from pax_export.export.artifact import checking
 
-    if not trusted:
-        screen(path)
+    checking.foreign(path, trusted)
     tf = require("tensorflow", "tensorflow", "run")
     try:
         model = tf.saved_model.load(str(path))
@@ -111,7 +116,10 @@ def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, d
         raise ExportPathError(
             "The SavedModel cannot be loaded.", where=str(path), got=str(error)[:500]
         ) from error
-    signature = model.signatures[_chosen(key, model.signatures)]
+    signatures = {name: model.signatures[name] for name in model.signatures}
+    for name in _NOT_CALLED:
+        signatures.pop(name, None)
+    signature = signatures[_chosen(key, signatures)]
     specs = signature.structured_input_signature[1]
 
     def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:

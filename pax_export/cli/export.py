@@ -10,7 +10,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.cli import _factory
-from pax_export.cli._failure import DONE, EXIT_CODES, told
+from pax_export.cli._failure import DONE, EXIT_CODES, SIGN, told
 from pax_export.export.artifact.formats import Format, all_formats, imported
 
 #: Options that are called otherwise than the arguments that they become.
@@ -92,6 +92,7 @@ def add(commands: Any) -> None:
         "stored variables only; here, if not given",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
+    parser.add_argument("--sign", metavar="KEY.pem", help=SIGN)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(call=_call)
 
@@ -138,6 +139,7 @@ def _given(
         "platforms": options.platform,
         "consumer": options.consumer,
         "vjp_order": options.vjp_order,
+        "sign": options.sign,
         **{name: getattr(options, name) for name in _of_formats(targets)},
     }
     taken = inspect.signature(write).parameters

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from pax_export.cli._failure import DONE, EXIT_CODES, TRUSTED, told
+from pax_export.cli._failure import DONE, EXIT_CODES, SIGN, TRUSTED, VERIFY, told
 
 _VALIDATE = {"here": True, "process": "process", "no": False}
 
@@ -34,6 +34,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--validate", choices=tuple(_VALIDATE), default="here")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
     parser.add_argument("--trusted", action="store_true", help=TRUSTED)
+    parser.add_argument("--sign", metavar="KEY.pem", help=SIGN)
+    parser.add_argument("--verify", metavar="KEY.pub", help=VERIFY)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(call=_call)
 
@@ -49,6 +51,8 @@ def _call(options: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         validate=_VALIDATE[options.validate],
         trusted=options.trusted,
+        sign=options.sign,
+        verify=options.verify,
     )
     print(json.dumps(report.as_dict(), indent=1) if options.json else report)
     return DONE

@@ -10,7 +10,7 @@ from typing import Any
 
 from pax_export._errors import ValidationError
 from pax_export.cli import _factory
-from pax_export.cli._failure import DONE, EXIT_CODES, REFUSED, TRUSTED, fail, told
+from pax_export.cli._failure import DONE, EXIT_CODES, REFUSED, TRUSTED, VERIFY, fail, told
 
 _EPILOG = f"""\
 examples:
@@ -46,6 +46,7 @@ def add(commands: Any) -> None:
         "--not-finite", action="store_true", help="NaN and infinity are no failures"
     )
     parser.add_argument("--trusted", action="store_true", help=TRUSTED)
+    parser.add_argument("--verify", metavar="KEY.pub", help=VERIFY)
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
     parser.set_defaults(call=_call)
 
@@ -57,7 +58,8 @@ def _call(options: argparse.Namespace) -> int:
     model = _factory.make(options.against) if options.against else None
     methods = _factory.methods(options.method)
     finite, trusted = not options.not_finite, options.trusted
-    checks = recheck.recheck(Path(options.path), model, methods, finite, trusted)
+    path, verify = Path(options.path), options.verify
+    checks = recheck.recheck(path, model, methods, finite, trusted, verify)
     failed = [check for check in checks if check.problem]
     if options.json:
         described = [dataclasses.asdict(each) for each in checks]

@@ -8,11 +8,17 @@ from typing import Any
 
 from pax_export._errors import ExportPathError, PaxError
 from pax_export._optional import require
+from pax_export._signing import verify as verified
 from pax_export.export.artifact import checking, formats
 from pax_export.export.artifact.report import read_report
 
 
-def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    trusted: bool = False,
+    verify: str | os.PathLike[str] | None = None,
+) -> Any:
     """Loads what `to_saved_model` or one of its sisters wrote.
 
     A SavedModel is a program, which TensorFlow runs: parts of it as soon as it is
@@ -26,6 +32,9 @@ def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Any:
         path: of the export: a directory, or a file.
         trusted: open a SavedModel whatever operations it has.  Damaged files are
             refused all the same.
+        verify: the file of a public key: an export is refused that was not signed
+            (``sign=`` of what wrote it) by the holder of its private half, or is not
+            as it was signed.  That says who wrote it, and not that it does no harm.
 
     Returns:
         A callable like the exported model: a `LoadedModel` of a SavedModel, a
@@ -36,6 +45,7 @@ def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Any:
         ExportPathError: there is no export, or it cannot be read, or it is not as
             it was written.
         UntrustedExportError: it does more than compute, and is not trusted.
+        SignatureError: it is not what the holder of the key has signed.
         MissingPackageError: what runs the export is not installed.
 
     Example:
@@ -48,6 +58,7 @@ def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Any:
         >>> doubled([[1, 2, 3]]).tolist()
         [[2.0, 4.0, 6.0]]
     """
+    verified(path, verify, "load")
     report = read_report(path)
     format = formats.find(report.target)
     if format is None:

@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
-from pax_export._files import file_types, single_file
+from pax_export._files import file_types, signature_file, single_file
 from pax_export._files.replacing import Belongs, some_names
 from pax_export._optional import require
+from pax_export._signing import Key
+from pax_export._signing import signer as signer_with
 from pax_export.weights import _checksums
 from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, described, restored
 from pax_export.weights._leaves import RESERVED
@@ -51,18 +53,25 @@ _SIGNATURES = {
 }
 
 
-def write(path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note]) -> None:
+def write(
+    path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note], sign: Key | None = None
+) -> None:
     """Writes arrays to a file, in the place of one that may be there, or a WeightsFileError."""
+    signer = signer_with(sign, "save_weights")
     library = require("safetensors.numpy", "safetensors", "save_weights")
     metadata = {_checksums.ENTRY: _checksums.text(arrays)}
     if notes:
         metadata[_NOTES] = json.dumps(notes)
     target = _target(path)
     try:
+        if signer:
+            single_file.check(signature_file.of_file(target), signature_file.recognized)
         with single_file.replaced(target, _recognized) as temporary:
             library.save_file(arrays, temporary, metadata=metadata)
             _checksums.seal(temporary)
             temporary.chmod(_mode(target, temporary.parent))
+            if signer:
+                signer.sign_file(temporary)
     except OSError as error:
         cause = error.__cause__ or error
         raise _unwritten(

@@ -12,6 +12,8 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export._jax import is_tracer
+from pax_export._signing import Key
+from pax_export._signing import verify as verified
 from pax_export.weights._dtypes import Note, describe, is_key, stored
 from pax_export.weights._file import WeightsFile, opened, write
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
@@ -19,7 +21,7 @@ from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mism
 T = TypeVar("T")
 
 
-def save_weights(module: Any, path: str | os.PathLike[str]) -> None:
+def save_weights(module: Any, path: str | os.PathLike[str], *, sign: Key | None = None) -> None:
     """Writes all arrays of a module, parameters and states alike, to a safetensors file.
 
     An array has the dotted name of its place, such as ``modules.0.weight``.  Any
@@ -37,6 +39,8 @@ def save_weights(module: Any, path: str | os.PathLike[str]) -> None:
         module: a module, or any pytree of arrays, e.g. ``{"model": model,
             "optimizer": optimizer}``.  An EmptyNode is no array.
         path: the file, usually ``*.safetensors``.  Missing directories are made.
+        sign: the file of a private key: the file of weights is signed, in another
+            beside it (``net.safetensors.sig``), for ``load_weights(..., verify=)``.
 
     Raises:
         WeightsFileError: (an OSError) the file cannot be written, or something
@@ -70,7 +74,7 @@ def save_weights(module: Any, path: str | os.PathLike[str]) -> None:
             ) from error
         if note is not None:
             notes[name] = note
-    write(Path(path), arrays, notes)
+    write(Path(path), arrays, notes, sign)
 
 
 def _require_value(name: str, leaf: Any) -> None:
@@ -107,16 +111,28 @@ def absence(leaf: Any) -> str | None:
 
 
 @overload
-def load_weights(module: T, path: str | os.PathLike[str], *, strict: Literal[True] = True) -> T: ...
+def load_weights(
+    module: T,
+    path: str | os.PathLike[str],
+    *,
+    strict: Literal[True] = True,
+    verify: Key | None = None,
+) -> T: ...
 
 
 @overload
 def load_weights(
-    module: T, path: str | os.PathLike[str], *, strict: Literal[False]
+    module: T, path: str | os.PathLike[str], *, strict: Literal[False], verify: Key | None = None
 ) -> tuple[T, LoadReport]: ...
 
 
-def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
+def load_weights(
+    module: Any,
+    path: str | os.PathLike[str],
+    *,
+    strict: bool = True,
+    verify: Key | None = None,
+) -> Any:
     """Makes a module with the arrays of a safetensors file.
 
     Args:
@@ -129,6 +145,8 @@ def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = Tr
         strict: whether the file must have exactly the arrays of the module, with
             their shapes and dtypes.  If not, what fits is loaded, the module
             keeps its own arrays elsewhere, and a report is returned as well.
+        verify: the file of a public key: a file is refused that was not signed by the
+            holder of its private half, or is not as it was signed.
 
     Returns:
         The new module; with ``strict=False``, a pair of it and a `LoadReport`.
@@ -139,6 +157,7 @@ def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = Tr
             message lists all of them; `report` holds them.
         WeightsFileError: (an OSError) no such file, or not a safetensors file,
             or not all of one, or one that is not as `save_weights` wrote it.
+        SignatureError: it is not what the holder of the key has signed.
         MissingPackageError: safetensors is not installed.
 
     Example:
@@ -153,6 +172,7 @@ def load_weights(module: Any, path: str | os.PathLike[str], *, strict: bool = Tr
         >>> report.mismatched
         {'weight': 'float32[2,3] in the file, float32[2,4] in the module', ...}
     """
+    verified(path, verify, "load_weights")
     leaves = leaves_by_name(module)
     for name, leaf in leaves.items():
         require_shape(name, leaf, "load_weights needs a module of arrays")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pax_export.export import spec, to_saved_model
+from tests.export.test_trust import of_tensorflow_1
 
 
 @pytest.fixture
@@ -76,3 +77,13 @@ def test_validate_refuses_before_a_process_is_started(posing, call, monkeypatch)
 def test_validate_runs_what_is_trusted(posing, call, quick):
     code, out, _ = call("validate", "reader", "--trusted")
     assert (code, out.count("FAILED: AttributeError: ")) == (1, 3)  # it is no export of ours
+
+
+def test_what_tensorflow_runs_itself_is_no_signature_to_call(here, call):
+    import tensorflow as tf
+
+    old = of_tensorflow_1(tf, here)
+    assert call("run", old, "--signature", "__saved_model_init_op")[2].startswith(
+        "pax-export: error: The export has no such signature. got: __saved_model_init_op; "
+        "write: --signature serving_default"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import tracemalloc
 import zipfile
@@ -69,7 +70,57 @@ def test_a_report_of_any_size(tmp_path):
 
 def test_a_report_that_waits_for_ever(tmp_path):
     os.mkfifo(tmp_path / "pax_export.json")
-    assert "this is no regular file" in refused(tmp_path)[0].got
+    error = refused(tmp_path)[0]
+    assert error.where == str(tmp_path / "pax_export.json")
+    assert "this is no regular file, but a FIFO (a named pipe)" in error.got
+
+
+def test_an_export_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "m.tflite")
+    assert "but a FIFO (a named pipe)" in refused(tmp_path / "m.tflite")[0].got
+
+
+SAVED_MODEL_FILES = (
+    "saved_model.pb", "fingerprint.pb", "variables/variables.index", "assets/words.txt",
+    "debug/saved_model_debug_info.pb", "pax_export.json", "SHA256SUMS",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAVED_MODEL_FILES)
+def test_a_file_of_a_saved_model_that_waits_for_ever(whole, tmp_path, name):
+    """TensorFlow would open it, and wait for somebody to write."""
+    path = shutil.copytree(whole / "saved", tmp_path / "m")
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    with pytest.raises(ExportPathError) as caught:
+        load(path, trusted=True)
+    assert "a FIFO (a named pipe)" in caught.value.got
+
+
+def test_a_folder_elsewhere_whose_file_waits_for_ever(whole, tmp_path):
+    path = shutil.copytree(whole / "saved", tmp_path / "m")
+    (path / "SHA256SUMS").unlink()
+    (path / "variables").rename(tmp_path / "variables")
+    (path / "variables").symlink_to(tmp_path / "variables")
+    load(path)
+    (tmp_path / "variables" / "variables.index").unlink()
+    os.mkfifo(tmp_path / "variables" / "variables.index")
+    with pytest.raises(ExportPathError) as caught:
+        load(path)
+    assert caught.value.what == "A file of this SavedModel is none that can be read."
+    assert caught.value.where == str(path / "variables" / "variables.index")
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "serving_default.jax_export"])
+def test_a_file_of_a_bundle_that_waits_for_ever(whole, tmp_path, name):
+    path = shutil.copytree(whole / "bundle", tmp_path / "m")
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(ExportPathError) as caught:
+        load(path)
+    assert caught.value.what == "A file of this bundle is none that can be read."
+    assert (caught.value.where, caught.value.got) == (str(path / name), "a FIFO (a named pipe)")
 
 
 @pytest.mark.parametrize(
@@ -106,6 +157,25 @@ def test_a_field_larger_than_a_report(tmp_path):
     error, memory = refused(tmp_path / "a.onnx")
     assert "a report of such a size is none" in error.got
     assert memory < 1 << 20
+
+
+def test_an_archive_of_a_million_files(tmp_path):
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *[0] * 11, 1, *[0] * 6) + b"x"
+    count = 400_000
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, count * len(entry), 0, 0)
+    (tmp_path / "m.tflite").write_bytes(count * entry + end)
+    error, memory = refused(tmp_path / "m.tflite")
+    assert error.got == "ValueError('an archive of so many files is none of pax_export')"
+    assert memory < 1 << 20
+
+
+@pytest.mark.parametrize("way", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_an_archive_that_is_packed_in_other_ways(tmp_path, way):
+    """A few bytes of LZMA may ask for a dictionary of 4 GiB."""
+    with zipfile.ZipFile(tmp_path / "m.tflite", "w", way) as archive:
+        archive.writestr(embedded.NAME, "{}")
+    error, _ = refused(tmp_path / "m.tflite")
+    assert "packed in a way that pax_export does not use" in error.got
 
 
 def test_an_archive_that_says_it_is_elsewhere(whole, tmp_path):

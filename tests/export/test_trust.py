@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -154,10 +155,25 @@ def in_attribute(message):
     node.attr["descriptor_source"].s = b"/etc/passwd"
 
 
+def in_attribute_of_the_caller(message):
+    """The function leaves the text open, and whoever calls it gives one."""
+    (graph,) = message.meta_graphs
+    function = graph.graph_def.library.function.add()
+    function.signature.name = "printing"
+    function.signature.attr.add(name="where", type="string")
+    add(function.node_def, "PrintV2").attr["output_stream"].placeholder = "where"
+    add(graph.graph_def.node, "printing").attr["where"].s = b"file:///tmp/evil"
+
+
+def in_what_is_printed(message):
+    node = add(message.meta_graphs[0].graph_def.node, "PrintV2")
+    node.attr["output_stream"].s = b"file:///etc/cron.d/evil"
+
+
 @pytest.mark.parametrize(
     "place",
     [in_graph, in_function, in_uncalled_function, in_gradient, in_second_graph, in_dataset,
-     in_attribute],
+     in_attribute, in_attribute_of_the_caller, in_what_is_printed],
 )  # fmt: skip
 def test_it_is_found_wherever_it_stands(model, place):
     changed(model, place)
@@ -179,7 +195,7 @@ def test_many_are_counted(model):
 
 @pytest.mark.parametrize(
     "operation",
-    ["ReadFile", "WriteFile", "PrintV2", "PyFunc", "EagerPyFunc", "PyFuncStateless", "Abort",
+    ["ReadFile", "WriteFile", "PyFunc", "EagerPyFunc", "PyFuncStateless", "Abort",
      "ExperimentalSqlDataset", "TFRecordDatasetV2", "DataServiceDatasetV4", "SnapshotDatasetV2",
      "DebugIdentityV3", "_Send", "RemoteCall", "ImmutableConst", "TextLineReaderV2",
      "CreateSummaryFileWriter", "SaveSlices", "Restore", "DatasetFromGraph", "IO>ReadParquet",
@@ -193,7 +209,8 @@ def test_what_touches_the_world_is_dangerous(operation):
     "operation",
     ["MatMul", "XlaCallModule", "StatefulPartitionedCall", "ReadVariableOp", "HashTableV2",
      "LookupTableImportV2", "LookupTableExportV2", "RestoreV2", "SaveV2", "ShardedFilename",
-     "TensorArrayWriteV3", "DecodeJpeg", "DeepCopy", "Fingerprint", "Assert", "RngReadAndSkip"],
+     "TensorArrayWriteV3", "DecodeJpeg", "DeepCopy", "Fingerprint", "Assert", "RngReadAndSkip",
+     "Print", "PrintV2"],
 )  # fmt: skip
 def test_what_computes_is_not(operation):
     assert not dangerous_operations.is_dangerous(operation)
@@ -287,6 +304,198 @@ def test_what_tensorflow_1_wrote_is_let_through(tf, tmp_path):
         builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
         builder.save()
     screen(tmp_path / "m")
+
+
+@pytest.mark.parametrize("stream", [None, "stdout", "log(info)"])
+def test_a_preprocessor_that_prints_is_let_through(tf, tmp_path, stream):
+    streams = {"stdout": sys.stdout, "log(info)": tf.compat.v1.logging.info}
+    where = {} if stream is None else {"output_stream": streams[stream]}
+
+    def preprocess(x):
+        tf.print("a batch of", tf.shape(x)[0], **where)
+        return 2 * x
+
+    to_saved_model(
+        (affine_params(), affine), tmp_path / "m", spec("n, 3"), validate=False,
+        preprocess=preprocess, preprocess_inputs=spec("n, 3"),
+    )  # fmt: skip
+    assert b"PrintV2" in (tmp_path / "m" / "saved_model.pb").read_bytes()
+    assert load(tmp_path / "m")(random(2, 3)).shape == (2, 4)
+
+
+def test_a_preprocessor_that_prints_into_a_file_is_not(tf, tmp_path):
+    def preprocess(x):
+        tf.print("a batch", output_stream=f"file://{tmp_path}/printed")
+        return x
+
+    to_saved_model(
+        (affine_params(), affine), tmp_path / "m", spec("n, 3"), validate=False,
+        preprocess=preprocess, preprocess_inputs=spec("n, 3"),
+    )  # fmt: skip
+    (tmp_path / "printed").unlink(missing_ok=True)
+    with pytest.raises(UntrustedExportError, match="PrintV2 in "):
+        load(tmp_path / "m")
+    assert not (tmp_path / "printed").exists()
+
+
+# --- vocabularies of TensorFlow 1 --------------------------------------------------------
+
+
+def of_tensorflow_1(tf, folder, listed_as="collection", runs="main_op", buckets=0):
+    """A SavedModel of a graph with a vocabulary, as builders of TensorFlow 1 write it."""
+    v1 = tf.compat.v1
+    (folder / "words.txt").write_text("good\nbad\nfilm\n")
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        text = v1.placeholder(tf.string, [None], name="text")
+        words = tf.lookup.TextFileInitializer(
+            str(folder / "words.txt"), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE,
+            tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER,
+        )  # fmt: skip
+        known = tf.lookup.StaticHashTable(words, 0)
+        table = tf.lookup.StaticVocabularyTable(words, buckets) if buckets else known
+        scores = v1.get_variable("scores", initializer=[0.0, 1.0, 2.0, 3.0], use_resource=False)
+        found = {"score": tf.gather(scores, table.lookup(text), name="scored")}
+        ready = tf.group(v1.tables_initializer(), name="ready")
+        session.run([v1.global_variables_initializer(), ready])
+        builder = v1.saved_model.Builder(str(folder / "old"))
+        builder.add_meta_graph_and_variables(
+            session, ["serve"],
+            {"serving_default": v1.saved_model.predict_signature_def({"text": text}, found)},
+            assets_collection=graph.get_collection(v1.GraphKeys.ASSET_FILEPATHS), **{runs: ready},
+        )  # fmt: skip
+        builder.save()
+    (folder / "words.txt").unlink()
+    if listed_as == "asset_file_def":
+        changed(folder / "old", with_assets_listed_in_both_ways)
+    return folder / "old"
+
+
+def with_assets_listed_in_both_ways(message):
+    """The builder lists them where TensorFlow 1 did; some wrote them where TensorFlow 2 does."""
+    (graph,) = message.meta_graphs
+    for packed in graph.collection_def["saved_model_assets"].any_list.value:
+        packed.Unpack(graph.asset_file_def.add())
+
+
+@pytest.mark.filterwarnings("ignore")  # TensorFlow's own, of what it calls deprecated
+@pytest.mark.parametrize("listed_as", ["asset_file_def", "collection"])
+@pytest.mark.parametrize("runs", ["main_op", "legacy_init_op"])
+def test_a_vocabulary_of_tensorflow_1_is_let_through(tf, tmp_path, listed_as, runs):
+    path = of_tensorflow_1(tf, tmp_path, listed_as, runs)
+    screen(path)
+    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+    scores = signature(text=tf.constant(["film", "bad", "unknown"]))["score"]
+    assert scores.numpy().tolist() == [2.0, 1.0, 0.0]
+
+
+def test_a_vocabulary_of_tensorflow_1_with_words_that_it_does_not_know(tf, tmp_path):
+    screen(of_tensorflow_1(tf, tmp_path, buckets=1))
+
+
+def test_one_that_tensorflow_2_has_loaded_and_saved_again(tf, tmp_path):
+    loaded = tf.saved_model.load(str(of_tensorflow_1(tf, tmp_path)))
+    tf.saved_model.save(loaded, str(tmp_path / "new"), signatures=dict(loaded.signatures))
+    screen(tmp_path / "new")
+
+
+@pytest.fixture(scope="module")
+def old_model(tf, tmp_path_factory):
+    return of_tensorflow_1(tf, tmp_path_factory.mktemp("old"))
+
+
+@pytest.fixture
+def old(old_model, tmp_path):
+    return shutil.copytree(old_model, tmp_path / "old")
+
+
+def table_reader(message):
+    (graph,) = message.meta_graphs
+    (found,) = (n for n in graph.graph_def.node if n.op == "InitializeTableFromTextFileV2")
+    return graph, found
+
+
+def named(graph, name):
+    (found,) = (each for each in graph.graph_def.node if each.name == name)
+    return found
+
+
+def read_by_a_signature(message):
+    """A call waits for the table to be read again, from where nobody gives another path."""
+    graph, reader = table_reader(message)
+    named(graph, "scored").input.append(f"^{reader.name}")
+
+
+def read_by_way_of_a_group(message):
+    graph, _ = table_reader(message)
+    named(graph, "scored").input.append("^ready")
+
+
+def read_by_the_saver(message):
+    graph, reader = table_reader(message)
+    named(graph, graph.saver_def.restore_op_name).input.append(f"^{reader.name}")
+
+
+def read_by_a_variable(message):
+    graph, reader = table_reader(message)
+    named(graph, "scores/Assign").input.append(f"^{reader.name}")
+
+
+def named_by_a_signature(message):
+    graph, reader = table_reader(message)
+    graph.signature_def["again"].outputs["it"].name = reader.name
+
+
+def named_in_parts(message):
+    graph, reader = table_reader(message)
+    graph.signature_def["again"].outputs["it"].coo_sparse.values_tensor_name = reader.name
+
+
+def fed_in_parts(message):
+    graph, reader = table_reader(message)
+    asset = reader.input[1] + ":0"
+    graph.signature_def["again"].inputs["it"].coo_sparse.values_tensor_name = asset
+
+
+def another_path(message):
+    graph, reader = table_reader(message)
+    constant(graph.graph_def.node, b"/etc/passwd")
+    reader.input[1] = "elsewhere"
+
+
+def read_in_a_function(message):
+    """A function is run by whoever calls it, with what stands in the graph."""
+    graph, reader = table_reader(message)
+    function = graph.graph_def.library.function.add()
+    function.signature.name = "reading"
+    for name in ("table", "file"):
+        function.signature.input_arg.add(name=name)
+    function.node_def.add().CopyFrom(reader)
+    function.node_def[0].input[:] = ["table", "file"]
+    add(graph.graph_def.node, "reading", *reader.input, name="call")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [read_by_a_signature, read_by_way_of_a_group, read_by_the_saver, read_by_a_variable,
+     named_by_a_signature, named_in_parts, fed_in_parts, another_path, read_in_a_function],
+)  # fmt: skip
+def test_a_vocabulary_of_tensorflow_1_that_looks_honest(old, change):
+    screen(old)
+    changed(old, change)
+    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+        screen(old)
+
+
+@pytest.mark.parametrize("also", [lambda message: None, with_assets_listed_in_both_ways])
+def test_an_asset_of_tensorflow_1_that_lies_elsewhere(old, also):
+    def rename(message):
+        (packed,) = message.meta_graphs[0].collection_def["saved_model_assets"].any_list.value
+        packed.value = packed.value.replace(b"\x12\x09words.txt", b"\x12\x09../secret")
+        also(message)
+
+    changed(old, rename)
+    with pytest.raises(UntrustedExportError, match="a vocabulary at '../secret'"):
+        screen(old)
 
 
 # --- what looks honest -------------------------------------------------------------------
@@ -488,9 +697,9 @@ def test_a_graph_that_nobody_can_read(model):
 def test_a_graph_that_waits_for_ever(model):
     (model / "saved_model.pb").unlink()
     os.mkfifo(model / "saved_model.pb")
-    with pytest.raises(ExportPathError, match="There is no SavedModel here") as caught:
+    with pytest.raises(ExportPathError, match="is none that can be read") as caught:
         load(model)
-    assert caught.value.got == "this is no regular file"
+    assert caught.value.got == "a FIFO (a named pipe)"
 
 
 # --- a folder that says how it was written -----------------------------------------------

@@ -31,7 +31,7 @@ import numpy as np
 #: What is imported once, for all forks.
 PACKAGES = (
     *("tensorflow", "orbax.checkpoint", "safetensors.numpy", "ai_edge_litert.interpreter"),
-    *("pax_export.export", "pax_export.checkpoint"),
+    *("pax_export.export", "pax_export.export.orbax", "pax_export.checkpoint"),
 )
 VALUES = {"one": 1.0, "two": 2.0}
 SIZE = 300
@@ -48,7 +48,7 @@ def main(folder, kills):
 
     warnings.filterwarnings("ignore", message=".*fork")
     figures = {}
-    for writer in (Weights, SavedModel, StableHlo, Tflite, Checkpoint):
+    for writer in (Weights, SavedModel, StableHlo, Tflite, Orbax, Checkpoint):
         start = time.perf_counter()
         figures[writer.__name__] = seen = trial(writer(), folder / writer.__name__, kills)
         seen["seconds"] = round(time.perf_counter() - start, 1)
@@ -196,6 +196,32 @@ class Weights(Writer):
 
     def which(self, path, whole):
         (name,) = (name for name, data in whole.items() if data == self.content(path))
+        return name
+
+
+class Orbax(Writer):
+    """TensorFlow itself writes, and makes Python files of functions of its own meanwhile."""
+
+    suffix = "ExportManager"
+
+    def save(self, path, name):
+        import tensorflow as tf
+
+        from pax_export.export import orbax
+
+        module = orbax.JaxModule(params(name), product, input_polymorphic_shape="b, ...")
+        specs = [tf.TensorSpec([None, SIZE], tf.float32, name="x")]
+        orbax.ExportManager(module, [orbax.ServingConfig("serving_default", specs)]).save(path)
+
+    def check(self, path, name):
+        import tensorflow as tf
+
+        signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+        (result,) = signature(x=tf.ones((2, SIZE))).values()
+        assert (result.numpy() == SIZE * VALUES[name]).all()
+
+    def which(self, path, whole):
+        (name,) = (name for name, files in whole.items() if files == self.content(path))
         return name
 
 

@@ -19,7 +19,7 @@ def test_what_was_there_or_what_is_new_lies_there_whole(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout)
     print(done.stdout)
-    assert len(figures) == 5
+    assert len(figures) == 6
     for seen in figures.values():
         assert seen["left"] == ["data.csv", "model"]
         assert seen["temporary"] == []

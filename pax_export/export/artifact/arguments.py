@@ -147,6 +147,8 @@ def default_of(signatures: Mapping[str, Any]) -> Any:
         return signatures[DEFAULT]
     if len(signatures) == 1:
         return next(iter(signatures.values()))
+    if not signatures:
+        raise InvalidArgumentError("This export has no signatures, so there is nothing to call.")
     raise InvalidArgumentError(
         "This export has several signatures, and none is the default.",
         got=", ".join(signatures),

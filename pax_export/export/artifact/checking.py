@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import checksums
+from pax_export._files import checksums, file_types
 from pax_export.export.artifact import embedded, formats
 from pax_export.export.artifact.inspect import GRAPH_FILE
 from pax_export.export.artifact.report import REPORT_FILE, SHA256, Report
@@ -18,6 +18,7 @@ from pax_export.export.artifact.screening import screen
 
 #: TensorFlow looks at every byte of the arrays itself: the index has a checksum of each.
 _INDEX, _ASSETS = "variables/variables.index", "assets"
+_COPY = "a copy of it, as it was written"
 
 
 def check(path: Path, report: Report, trusted: bool) -> None:
@@ -28,9 +29,33 @@ def check(path: Path, report: Report, trusted: bool) -> None:
 
 
 def saved_model(path: Path, report: Report, trusted: bool) -> None:
+    foreign(path, trusted)
+
+
+def foreign(path: Path, trusted: bool) -> None:
+    """Looks at a SavedModel, whoever wrote it, before TensorFlow opens it."""
+    _check_regular(path)
     check_sums(path)
     if not trusted:
         screen(path)
+
+
+def _check_regular(path: Path) -> None:
+    """Refuses what TensorFlow would wait for; see `file_types`."""
+    try:
+        strange = file_types.first_unusual(path)
+        kind = strange and file_types.unusual(strange)
+    except OSError as error:
+        raise ExportPathError(
+            "This SavedModel cannot be read.", where=str(path), got=error.strerror
+        ) from error
+    if kind:
+        raise ExportPathError(
+            "A file of this SavedModel is none that can be read.",
+            where=str(strange),
+            got=kind,
+            write=_COPY,
+        )
 
 
 def check_sums(path: Path) -> None:

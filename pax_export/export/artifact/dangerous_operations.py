@@ -3,7 +3,8 @@
 TensorFlow says of itself that a model is a program, which may "read and write files, send and
 receive data over the network, and even spawn additional processes" (SECURITY.md, "TensorFlow
 models are programs").  Its own list for scanning is `_OP_DENYLIST` of
-``tensorflow/python/tools/saved_model_cli.py``: WriteFile, ReadFile, PrintV2.
+``tensorflow/python/tools/saved_model_cli.py``: WriteFile, ReadFile, PrintV2.  The last one only
+prints, unless it is told to append to a file.
 
 That list names the worst only.  The one below was made by going through all 1,451 operations of
 ``tf.raw_ops`` in TensorFlow 2.21, and what each is documented to do.  A name stands for all of
@@ -13,9 +14,10 @@ its versions: ``ReadFile`` for ``ReadFileV2`` and ``ExperimentalReadFile``, too.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-#: What `saved_model_cli scan` reports.
-_OF_TENSORFLOW = "WriteFile ReadFile PrintV2"
+#: What `saved_model_cli scan` reports, besides PrintV2.
+_OF_TENSORFLOW = "WriteFile ReadFile"
 
 #: Operations that read or write a file, whose name may be a constant in the graph.
 _FILES = """
@@ -47,11 +49,28 @@ PyFunc PyFuncStateless EagerPyFunc Abort DatasetFromGraph DeserializeIterator
 RemoteFusedGraphExecute TRTEngineOp
 """
 
-#: They read a file only if this attribute does not begin with one of these; ``b""`` is empty.
+#: Where a program may print: no other process reads it as data.
+_STREAMS = (b"stderr", b"stdout", b"log(info)", b"log(warning)", b"log(error)")
+
+
+class Attribute(NamedTuple):
+    """An attribute that may name a file, and the texts of it that do not."""
+
+    name: str
+    texts: tuple[bytes, ...]
+    beginnings: tuple[bytes, ...] = ()
+
+    def names_no_file(self, text: bytes) -> bool:
+        return text in self.texts or text.startswith(self.beginnings)
+
+
+_DESCRIPTORS = Attribute("descriptor_source", (b"", b"local://"), (b"bytes://",))
+#: They touch a file only if an attribute names one; without the attribute they touch none.
 BY_ATTRIBUTE = {
-    "DecodeProto": ("descriptor_source", (b"", b"local://", b"bytes://")),
-    "EncodeProto": ("descriptor_source", (b"", b"local://", b"bytes://")),
-    "FixedUnigramCandidateSampler": ("vocab_file", (b"",)),
+    "DecodeProto": _DESCRIPTORS,
+    "EncodeProto": _DESCRIPTORS,
+    "FixedUnigramCandidateSampler": Attribute("vocab_file", (b"",)),
+    "Print": Attribute("output_stream", _STREAMS),
 }
 
 #: They read a vocabulary; the number of the input that is the name of its file.

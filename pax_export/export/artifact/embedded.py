@@ -28,6 +28,14 @@ _LENGTH_DELIMITED = 2
 _LARGEST = limits.BYTES
 #: An ONNX model has a few of these fields, and a file of others may have one in every byte.
 _MOST_FIELDS = 1 << 20
+#: The most bytes of the list of what is in an archive, of which zipfile makes objects at once.
+_LARGEST_LIST = 1 << 20
+#: The end of an archive, without the comment that may follow it.
+_END, _MARK, _LONGEST_COMMENT = struct.Struct("<4s4H2LH"), b"PK\5\6", 1 << 16
+#: What stands before that of a huge one, and how long it is.
+_OF_HUGE, _LENGTH_OF_HUGE = b"PK\6\7", 20
+#: Others unpack into any amount of memory before the first byte is out.
+_PACKED_BY = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 #: What zipfile says of archives that are none, or of a kind that we do not write.
 _OF_DAMAGED_FILES = (
     zipfile.BadZipFile,
@@ -123,9 +131,12 @@ def read(path: Path) -> str | None:
 
 def _read(path: Path) -> str | None:
     if zipfile.is_zipfile(path):
+        _check_list(path)
         with zipfile.ZipFile(path) as archive:
             if NAME not in archive.namelist():
                 return None
+            if archive.getinfo(NAME).compress_type not in _PACKED_BY:
+                raise ValueError("it is packed in a way that pax_export does not use")
             with archive.open(NAME) as entry:
                 text = entry.read(_LARGEST + 1)
                 _check_size(len(text))
@@ -142,6 +153,20 @@ def _read(path: Path) -> str | None:
     if _HASH in found and found[_HASH] != hashlib.sha256(text).hexdigest().encode():
         raise ValueError("it is not as it was written")
     return text.decode()
+
+
+def _check_list(path: Path) -> None:
+    """Refuses an archive of so many entries that their names alone fill our memory."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - _END.size - _LONGEST_COMMENT - _LENGTH_OF_HUGE))
+        tail = file.read()
+    at = len(tail) - _END.size
+    if tail[at : at + 4] != _MARK:  # as zipfile looks for it
+        at = tail.rfind(_MARK)
+    listed = _END.unpack_from(tail, at)[5] if 0 <= at <= len(tail) - _END.size else 0
+    if listed > _LARGEST_LIST or _OF_HUGE in tail[max(0, at - _LENGTH_OF_HUGE) : at]:
+        raise ValueError("an archive of so many files is none of pax_export")
 
 
 def _check_size(size: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError
-from pax_export._files import bounded, bytes_text
+from pax_export._files import bounded, bytes_text, file_types
 from pax_export.export.artifact import embedded, limits, structure
 from pax_export.export.artifact.formats import exporters, find
 
@@ -218,6 +218,8 @@ def read_report(path: str | os.PathLike[str]) -> Report:
     path = Path(path)
     file = path
     try:
+        if (kind := file_types.unusual(path)) and not path.is_dir():
+            raise OSError(f"this is no regular file, but {kind}")
         if path.is_file():
             stored = embedded.read(path)
         else:

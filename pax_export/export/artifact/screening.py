@@ -6,7 +6,9 @@ file, in any function of its library (gradients are such functions), called or n
 Two kinds of operations touch files in every honest SavedModel.  They may, where the name of the
 file can be followed back to where an honest one comes from:
 
-- a table that is read from a vocabulary: to an asset, that is, a file in the SavedModel;
+- a table that is read from a vocabulary: to an asset, that is, a file in the SavedModel.
+  TensorFlow 1 has the path on the exporting machine there, and whoever loads the model gives
+  another in its place; so nothing else may run what reads it;
 - the saver: to the tensor that whoever restores it feeds with the path of the checkpoint.
 """
 
@@ -19,7 +21,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from pax_export._errors import UntrustedExportError
+from pax_export._errors import UntrustedExportError, a_few
 from pax_export.export.artifact import dangerous_operations as dangerous
 from pax_export.export.artifact import inspect
 
@@ -30,8 +32,12 @@ _LOOKS_AT_VARIABLE = frozenset(("ReadVariableOp", "VarIsInitializedOp"))
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _FOLLOWED = _SAME | _LOOKS_AT_VARIABLE | _CALLS | {
     "Const", "Pack", "Placeholder", "PlaceholderWithDefault", "Select", "SelectV2",
-    "ShardedFilename", "StringJoin", "VarHandleOp", "AssignVariableOp",
+    "ShardedFilename", "StringJoin", "VarHandleOp", "AssignVariableOp", "NoOp",
 }  # fmt: skip
+#: What is run once, when the model is loaded, with the paths of the assets.
+_INITIALIZER = "__saved_model_init_op"
+#: Where the first releases of TensorFlow listed the assets.
+_ASSETS = "saved_model_assets"
 #: Text that leads out of the folder of a checkpoint.
 _LEADS_AWAY = re.compile(rb"^/|\.\.|://|\\")
 
@@ -47,11 +53,10 @@ def screen(path: Path) -> None:
     with inspect.unreadable(path):
         found = list(dict.fromkeys(_found(model, path)))
     if found:
-        more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         raise UntrustedExportError(
             "This SavedModel is a program that touches files, processes or the network.",
             where=str(path),
-            got=", ".join(found[:_MOST_NAMED]) + more,
+            got=a_few(found, _MOST_NAMED),
             write="trusted=True, if you know who made it, and want it to do this",
         )
 
@@ -93,19 +98,55 @@ def _kind(operation: str) -> int:
 
 
 def _names_a_file(node: Any) -> bool:
-    attribute, allowed = dangerous.BY_ATTRIBUTE[dangerous.plain_name(node.op)]
-    text = node.attr[attribute].s if attribute in node.attr else b""
-    return not any(text == each or (each and text.startswith(each)) for each in allowed)
+    attribute = dangerous.BY_ATTRIBUTE[dangerous.plain_name(node.op)]
+    if attribute.name not in node.attr:
+        return False
+    value = node.attr[attribute.name]
+    # A function may leave the text to whoever calls it.
+    return value.WhichOneof("value") != "s" or not attribute.names_no_file(value.s)
 
 
 def _assets_outside(graph: Any, path: Path) -> Iterator[str]:
     """Files that the SavedModel says are its own, and that lie elsewhere."""
     folder = path / "assets"
-    for asset in graph.asset_file_def:
+    for asset in _asset_files(graph):
         name = PurePosixPath(asset.filename)
         inside = not name.is_absolute() and ".." not in name.parts and "\\" not in asset.filename
         if not (inside and (folder / name).resolve().is_relative_to(path.resolve())):
             yield f"a vocabulary at {asset.filename!r}"
+
+
+def _asset_files(graph: Any) -> Sequence[Any]:
+    """What the loader takes for assets."""
+    if graph.asset_file_def or _ASSETS not in graph.collection_def:
+        return graph.asset_file_def
+    packed = graph.collection_def[_ASSETS].any_list.value
+    found = [type(graph)().asset_file_def.add() for _ in packed]
+    for asset, each in zip(found, packed):
+        each.Unpack(asset)
+    return found
+
+
+def _tensors_of(arrays: Mapping[str, Any]) -> set[str]:
+    """The nodes that give the tensors of a signature, of a sparse or composite one all of them."""
+    found = set()
+    for info in arrays.values():
+        sparse = info.coo_sparse
+        parts = (
+            sparse.values_tensor_name,
+            sparse.indices_tensor_name,
+            sparse.dense_shape_tensor_name,
+        )
+        components = (each.name for each in info.composite_tensor.components)
+        found.update(map(_node_of, (info.name, *parts, *components)))
+    return found
+
+
+class _Origin(NamedTuple):
+    """Where the name of a file is to come from."""
+
+    saver: bool  # from whoever saves or restores; else it is that of an asset
+    fed: bool = False  # whoever runs this gives the names of the assets
 
 
 class _Scope(NamedTuple):
@@ -134,11 +175,11 @@ class _Flow:
     def __init__(self, graph: Any, scopes: Sequence[_Scope]):
         self._graph, self._scopes = graph, scopes
         self._nodes: dict[int, dict[str, Any]] = {}
-        self._assets = {_node_of(each.tensor_info.name) for each in graph.asset_file_def}
+        self._assets = {_node_of(each.tensor_info.name) for each in _asset_files(graph)}
         self._saver = _node_of(graph.saver_def.filename_tensor_name)
         for signature in graph.signature_def.values():
             # Whoever calls a signature is not the one who loads the model.
-            given = {_node_of(each.name) for each in signature.inputs.values()}
+            given = _tensors_of(signature.inputs)
             self._assets -= given
             self._saver = "" if self._saver in given else self._saver
 
@@ -180,40 +221,73 @@ class _Flow:
             else dangerous.TABLE_FILES[dangerous.plain_name(node.op)]
         )
         inputs = _inputs(node)
+        fed = not saver and not scope.place and self._runs_only_when_loaded(node)
         return all(
-            place < len(inputs) and self._is_from(saver, scope, inputs[place], set())
+            place < len(inputs) and self._is_from(_Origin(saver, fed), scope, inputs[place], set())
             for place in places
         )
 
-    def _is_from(self, saver: bool, scope: _Scope, tensor: str, seen: set[tuple[int, str]]) -> bool:
+    def _runs_only_when_loaded(self, node: Any) -> bool:
+        """Whether nothing needs an operation of the graph but what initializes the model."""
+        found, new = {node.name}, [node.name]
+        while new:
+            for user in self._users.get(new.pop(), ()):
+                if user.op != "NoOp":
+                    return False
+                if user.name not in found:
+                    found.add(user.name)
+                    new.append(user.name)
+        return found.isdisjoint(self._run_later)
+
+    @cached_property
+    def _users(self) -> dict[str, list[Any]]:
+        """The operations of the graph that wait for one."""
+        found: dict[str, list[Any]] = {}
+        for node in self._scopes[0].nodes:
+            for each in node.input:
+                found.setdefault(_node_of(each), []).append(node)
+        return found
+
+    @cached_property
+    def _run_later(self) -> set[str]:
+        """What of the graph is run when nobody gives the names of the assets."""
+        saver = self._graph.saver_def
+        found = {_node_of(saver.save_tensor_name), saver.restore_op_name}
+        for key, signature in self._graph.signature_def.items():
+            found |= set() if key == _INITIALIZER else _tensors_of(signature.outputs)
+        return found
+
+    def _is_from(
+        self, origin: _Origin, scope: _Scope, tensor: str, seen: set[tuple[int, str]]
+    ) -> bool:
         name = _node_of(tensor)
         if (scope.place, name) in seen:
             return True  # a circle adds nothing
         seen.add((scope.place, name))
         if name in scope.arguments:
-            return self._argument_is_from(saver, scope, scope.arguments[name], seen)
+            return self._argument_is_from(origin, scope, scope.arguments[name], seen)
         node = self._named(scope, tensor)
         if node is None:
             return False
-        if not scope.place and name in ({self._saver} if saver else self._assets):
-            return self._is_fed(node)
+        if not scope.place and name in ({self._saver} if origin.saver else self._assets):
+            return self._is_fed(origin, node)
         inputs = _inputs(node)
         if node.op in _SAME and _output(tensor) < len(inputs):
-            return self._is_from(saver, scope, inputs[_output(tensor)], seen)
-        if not saver and node.op == "ReadVariableOp" and not scope.place and inputs:
+            return self._is_from(origin, scope, inputs[_output(tensor)], seen)
+        if not origin.saver and node.op == "ReadVariableOp" and not scope.place and inputs:
             return self._is_assigned_from(_node_of(inputs[0]), seen)
-        if not saver or not inputs:
+        if not origin.saver or not inputs:
             return False
         # The saver puts a path together: of what it is told, and of words that add to its end.
         if node.op == "ShardedFilename":
-            return self._is_from(saver, scope, inputs[0], seen)
+            return self._is_from(origin, scope, inputs[0], seen)
         if node.op == "StringJoin":
             first, *rest = inputs
-            return self._is_from(saver, scope, first, seen) and all(
+            return self._is_from(origin, scope, first, seen) and all(
                 self._is_word(scope, each) for each in rest
             )
         if node.op == "Pack":
-            return all(self._is_from(saver, scope, each, seen) for each in inputs)
+            return all(self._is_from(origin, scope, each, seen) for each in inputs)
         return False
 
     def _is_assigned_from(self, name: str, seen: set[tuple[int, str]]) -> bool:
@@ -237,19 +311,19 @@ class _Flow:
                 continue
             if node.op != "AssignVariableOp" or len(inputs) != 2 or _node_of(inputs[1]) == name:
                 return False  # what else may be done with it is not followed
-            if not self._is_from(False, graph, inputs[1], seen):
+            if not self._is_from(_Origin(saver=False), graph, inputs[1], seen):
                 return False
         return True
 
     def _argument_is_from(
-        self, saver: bool, scope: _Scope, place: int, seen: set[tuple[int, str]]
+        self, origin: _Origin, scope: _Scope, place: int, seen: set[tuple[int, str]]
     ) -> bool:
         callers, tangled = self._calls
-        if scope.name in tangled or not self._is_bound(saver, scope, place):
+        if scope.name in tangled or not self._is_bound(origin.saver, scope, place):
             return False
         for caller, node in callers.get(scope.name, ()):
             inputs = _inputs(node)
-            if place >= len(inputs) or not self._is_from(saver, caller, inputs[place], seen):
+            if place >= len(inputs) or not self._is_from(origin, caller, inputs[place], seen):
                 return False
         return True
 
@@ -264,10 +338,14 @@ class _Flow:
             return False
         return objects.nodes[bound[captured]].WhichOneof("kind") == "asset"
 
-    def _is_fed(self, node: Any) -> bool:
+    def _is_fed(self, origin: _Origin, node: Any) -> bool:
         """Whether the one who loads the model says the path; a default names no folder."""
         if node.op == "Placeholder":
             return True
+        if node.op == "Const":
+            return origin.fed or (
+                origin.saver and self._is_word(self._scopes[0], node.name, alone=True)
+            )
         default = _inputs(node)[:1]
         return node.op == "PlaceholderWithDefault" and all(
             self._is_word(self._scopes[0], each, alone=True) for each in default

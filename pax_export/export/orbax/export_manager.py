@@ -15,6 +15,7 @@ from pax_export._files.directory import check, check_plain, replaced
 from pax_export._files.replacing import some_names
 from pax_export.export.artifact.ours import saved_model
 from pax_export.export.artifact.report import DEFAULT
+from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.processing import trackables
 from pax_export.export.formats.saved_model.writer import canonicalize
 from pax_export.export.orbax import dtensor_utils
@@ -177,7 +178,7 @@ class ExportManager(ExportManagerBase):
             # Every process writes its shards to one place.
             tf.saved_model.save(self._module, str(path), functions, options)
         else:
-            with replaced(path, saved_model) as directory:
+            with replaced(path, saved_model) as directory, generated_files_removed():
                 tf.saved_model.save(self._module, str(directory), functions, options)
                 canonicalize(directory)
         if mesh is not None:

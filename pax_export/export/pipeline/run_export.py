@@ -19,10 +19,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, MissingPackageError, ValidationError
+from pax_export._errors import InvalidArgumentError, MissingPackageError, ValidationError, a_few
 from pax_export._files import directory as _directory
-from pax_export._files import replacing, single_file
+from pax_export._files import replacing, signature_file, single_file
 from pax_export._optional import require
+from pax_export._signing import signer
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.ours import export_of_ours
@@ -50,6 +51,7 @@ class Request:
     constraints: Sequence[str] = ()
     validate: Any = True
     overwrite: bool = False
+    sign: Any = None  # the path of a private key
 
 
 class Writer(ABC):
@@ -133,6 +135,7 @@ def run_export(writer: Writer, request: Request) -> Report:
         validate=request.validate,
         overwrite=request.overwrite,
         phases=5 if writer.loads else 4,
+        sign=request.sign,
     )
     with run:
         if writer.loads:
@@ -147,6 +150,7 @@ def run_export(writer: Writer, request: Request) -> Report:
             errors = run.tested(lambda: _test(writer, place, run))
             report = _report(writer, place, run, errors)
             writer.attach(report, place)
+            run.sign(place)
     return report
 
 
@@ -171,8 +175,7 @@ def _test(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
 def not_finite(weights: Mapping[str, Any]) -> str:
     """The names of weights that hold NaN or infinity, a few of them; empty if there are none."""
     names = [name for name, value in weights.items() if not _is_finite(value)]
-    more = f", and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return ", ".join(names[:_FEW]) + more
+    return a_few(names, _FEW)
 
 
 def _is_finite(value: Any) -> bool:
@@ -284,7 +287,7 @@ class ExportRun(Progress):
     """The phases of one export, the place that it is written to, and how it is tested.
 
     It has one phase less without a test.  With `overwrite`, it replaces what is recognised as
-    `ours`.
+    `ours`.  With the path of a private key, what it writes is signed.
     """
 
     def __init__(
@@ -296,6 +299,7 @@ class ExportRun(Progress):
         overwrite: bool,
         phases: int,
         ours: replacing.Recognize = export_of_ours,
+        sign: Any = None,
     ):
         ways = (True, False, "process", *(("variables",) if format.has_variables else ()))
         check_choice("validate", validate, ways)
@@ -307,10 +311,21 @@ class ExportRun(Progress):
         super().__init__(phases if validate else phases - 1)
         self._writing = single_file if format.suffix else _directory
         self._writing.check(self.path, self._ours)
+        self._signer = signer(sign, "an export")
+        if self._signer and format.suffix:
+            beside = signature_file.of_file(self.path)
+            single_file.check(beside, signature_file.recognized if overwrite else None)
 
     def place(self, needed: int = 0) -> AbstractContextManager[Path]:
         """A place for about so many bytes, which takes that of the path when the block is done."""
         return self._writing.replaced(self.path, self._ours, needed)
+
+    def sign(self, place: Path) -> None:
+        """Signs what lies at a place, if the user wants it: nothing of it may change afterwards."""
+        if self._signer and place.is_dir():
+            self._signer.sign_folder(place, self.path.name)
+        elif self._signer:
+            self._signer.sign_file(place)
 
     def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Tests what was written, if the user wants it; gives the largest error of each output."""

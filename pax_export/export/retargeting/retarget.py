@@ -17,11 +17,12 @@ from typing import Any, Literal
 import numpy as np
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
-from pax_export._files import bytes_text, checksums
+from pax_export._files import bytes_text, checksums, signature_file
 from pax_export._files.replacing import Belongs, now_in
 from pax_export._optional import require
+from pax_export._signing import verify as verified
 from pax_export.export.artifact import compatibility, inspect
-from pax_export.export.artifact.checking import check_sums, write_sums
+from pax_export.export.artifact.checking import foreign, write_sums
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.ours import export_of_ours, saved_model
@@ -111,6 +112,8 @@ def retarget(
     overwrite: bool = False,
     validate: bool | Literal["process"] = True,
     trusted: bool = False,
+    sign: str | os.PathLike[str] | None = None,
+    verify: str | os.PathLike[str] | None = None,
 ) -> RetargetReport:
     """Mends a SavedModel that jax2tf, orbax-export or Keras on jax wrote.
 
@@ -131,6 +134,10 @@ def retarget(
             in fresh processes without jax.
         trusted: run a model with operations that touch files, processes or the
             network; see `load`.
+        sign: the file of a private key to sign the new model with, as
+            `to_saved_model` does; a signature of the old one is not kept.
+        verify: the file of a public key that the old model must be signed by, as for
+            `load`.
 
     Returns:
         The report, which can be printed, and lies beside the model as
@@ -158,12 +165,16 @@ def retarget(
     """
     compatibility.requested(consumer)
     source, place = Path(path), Path(path if out is None else out)
+    verified(source, verify, "retarget")
     # Before a place is asked for: there may be nothing to mend.
     model = inspect.read_saved_model(source, "retarget")
-    check_sums(source)
+    foreign(source, trusted=True)  # it is screened below, if it is run
     # In its own place, all files of the model are copied, whoever put them there.
     ours = now_in(source) if _same(source, place) else _mended_or_ours
-    with ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours) as run:
+    making = ExportRun(
+        ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours, sign=sign
+    )
+    with making as run:
         with run.phase("mend"):
             modules = mend(model, source)
             oldest = _check(consumer, modules)
@@ -179,6 +190,7 @@ def retarget(
             (directory / FILE).write_text(text, encoding="utf-8")
             if (directory / checksums.FILE).is_file():
                 write_sums(directory)
+            run.sign(directory)
     return report
 
 
@@ -206,6 +218,7 @@ def _write(source: Path, directory: Path, model: Any) -> None:
     # A fingerprint holds hashes of the file that is replaced.
     without = shutil.ignore_patterns(inspect.GRAPH_FILE, "fingerprint.pb", FILE)
     shutil.copytree(source, directory, ignore=without, dirs_exist_ok=True)
+    signature_file.of_folder(directory).unlink(missing_ok=True)  # it would fit no longer
     (directory / inspect.GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
 
 

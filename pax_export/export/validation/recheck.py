@@ -7,6 +7,7 @@ given the model, it must be what the model computes.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export._optional import require
+from pax_export._signing import verify as verified
 from pax_export.export.artifact import checking, dimensions, formats
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.dtypes import is_inexact, name_of, numpy_dtype
@@ -56,13 +58,16 @@ def recheck(
     methods: Mapping[str, str] | None = None,
     finite: bool = True,
     trusted: bool = False,
+    verify: str | os.PathLike[str] | None = None,
 ) -> list[Check]:
     """Tests every signature of an export at several sizes.
 
     A model is what it was made of, to compare with; `methods` names that of each signature,
     where it is not that of the signature (or ``__call__`` for the default one).
-    It is looked at before it is run, as `load` does, if it is not `trusted`.
+    It is looked at before it is run, as `load` does, if it is not `trusted`; and its signature
+    is verified, if the file of a public key is given.
     """
+    verified(path, verify, "validate")
     report = read_report(path)
     format = formats.find(report.target)
     if format is None:
@@ -103,12 +108,20 @@ def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
         inputs = {e.name: RandomInput(e.shape, numpy_dtype(e.dtype)) for e in info.inputs}
         return list(random_calls(inputs, info.constraints, most=_MOST_ELEMENTS))
-    except (TypeError, ValueError, MemoryError, OverflowError) as error:
-        raise InvalidArgumentError(
-            "This signature takes or gives what no random array can stand for.",
-            where=key,
-            got=f"{', '.join(map(str, info.inputs))}: {error}",
-        ) from error
+    except _OF_NO_ARRAY as error:
+        raise _no_array(key, info.inputs, error) from error
+
+
+#: What making arrays and shapes raises where a report asks for what there is not.
+_OF_NO_ARRAY = (TypeError, ValueError, MemoryError, OverflowError)
+
+
+def _no_array(key: str, arrays: Sequence[ArrayInfo], error: Exception) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "This signature takes or gives what no random array can stand for.",
+        where=key,
+        got=f"{', '.join(map(str, arrays))}: {error}"[:500],
+    )
 
 
 def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
@@ -131,7 +144,10 @@ def _check(
     finite: bool,
 ) -> Check:
     got = answer.get("results", {})
-    expected = {each.name: (each.dtype, _shape(each, call.sizes)) for each in info.outputs}
+    try:
+        expected = {each.name: (each.dtype, _shape(each, call.sizes)) for each in info.outputs}
+    except _OF_NO_ARRAY as error:
+        raise _no_array(key, info.outputs, error) from error
     problem = answer.get("error") or _wrong(expected, got, info.assigns, finite)
     errors: dict[str, float] = {}
     if not problem and reference is not None:

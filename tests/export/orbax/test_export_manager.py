@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -340,3 +343,15 @@ def test_an_export_in_a_place_of_something_else(tmp_path):
     with pytest.raises(ExportPathError, match="no SavedModel, and it would be replaced"):
         manager.save(tmp_path / "work")
     assert (tmp_path / "work" / "thesis.txt").exists()
+
+
+def test_files_that_killed_saves_left_go_with_the_next(tmp_path, monkeypatch):
+    """TensorFlow makes them of functions of its own, for the time of the process."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for name in ("__autograph_generated_fileabc.py", "mine.py"):
+        (folder / name).write_text("")
+        os.utime(folder / name, (0, 0))
+    ExportManager(module(), [ServingConfig("a", [x_spec()])]).save(tmp_path / "model")
+    assert os.listdir(folder) == ["mine.py"]

@@ -48,6 +48,7 @@ def to_onnx(
     opset: int = OPSET,
     validate: bool | Literal["process"] = True,
     overwrite: bool = False,
+    sign: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Writes a model as an ONNX file, which onnxruntime and many others run.
 
@@ -68,6 +69,8 @@ def to_onnx(
             process without jax.
         overwrite: replace an export of `pax_export` that is there; nothing else is
             ever replaced.
+        sign: the file of a private key: the export is signed, in a file beside it
+            (``model.onnx.sig``), for ``load(path, verify=...)`` with the public key.
 
     Returns:
         The report, which can be printed, and lies in the file as the entry
@@ -96,7 +99,8 @@ def to_onnx(
             got=f"methods={sorted(methods)}",
             write="a file for each method",
         )
-    request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign
+    request = Request(model, path, *given)
     return run_export(_OnnxWriter(opset), request)
 
 

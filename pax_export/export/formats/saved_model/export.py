@@ -64,6 +64,7 @@ def to_saved_model(
     validate: bool | Literal["process", "variables"] = True,
     examples: Any = None,
     overwrite: bool = False,
+    sign: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Writes a model as a SavedModel that TensorFlow serves without jax.
 
@@ -123,6 +124,8 @@ def to_saved_model(
             `methods`, a dict over some of their keys.
         overwrite: replace an export of `pax_export` that is there; nothing else is
             ever replaced.
+        sign: the file of a private key: the export is signed, in `model.sig`, for
+            ``load(path, verify=...)`` with the public key.
 
     Returns:
         The report, which can be printed, and lies beside the model as
@@ -153,7 +156,8 @@ def to_saved_model(
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
-    request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign
+    request = Request(model, path, *given)
     options = state, trainable, vjp_order, step, around, platforms, consumer, calls
     return run_export(_SavedModelWriter(*options), request)
 

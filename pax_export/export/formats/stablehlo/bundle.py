@@ -22,7 +22,7 @@ from pax_export.export.artifact.arguments import Arguments, default_of
 from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.stablehlo import files
-from pax_export.export.formats.stablehlo.details import OUTPUT, WEIGHT, Names, details_of
+from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT, Names, details_of
 from pax_export.export.formats.stablehlo.exported import Exported
 from pax_export.export.formats.stablehlo.files import read_function
 from pax_export.export.tracing import dtypes
@@ -155,6 +155,7 @@ class Functions:
         self.results: dict[str, Names] = {k: details.functions[k].results for k in exported}
         for key, each in exported.items():
             self._check_counts(key, each)
+            self._check_types(key, each)
         self.arguments = {key: Arguments(key, info) for key, info in report.signatures.items()}
         self._digest = digest
         order = details.vjp_order
@@ -171,6 +172,21 @@ class Functions:
                 write=f"{said[0]} and {said[1]}, as to_stablehlo wrote it",
             )
 
+    def _check_types(self, key: str, exported: Exported) -> None:
+        """Refuses a report by which jax would be called with other arrays than it takes."""
+        said = {(WEIGHT, each.name): each for each in self.report.variables}
+        said |= {(INPUT, each.name): each for each in self.report.signatures[key].inputs}
+        for operand, aval in zip(self.operands[key], exported.in_avals):
+            entry = said[operand]
+            if not _is_of(aval, entry.shape, entry.dtype):
+                raise ExportPathError(
+                    "A function of this bundle is another than its report says.",
+                    where=f"{key}: {operand[1]}",
+                    got=aval.str_short(),
+                    write=f"{entry.dtype}[{', '.join(map(str, entry.shape))}], as to_stablehlo "
+                    "wrote it",
+                )
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Functions) and self._digest == other._digest
 
@@ -181,6 +197,18 @@ class Functions:
         order = self.report.details["vjp_order"]
         blobs = {key: bytes(each.serialize(order)) for key, each in self.exported.items()}
         return _unpickled, (self.report, blobs, self._digest)
+
+
+def _is_of(aval: Any, shape: Sequence[int | str], dtype: str) -> bool:
+    """Whether an array has this type; how a symbolic size is written differs between versions."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return True
+    sizes = zip(aval.shape, shape)
+    return (
+        len(aval.shape) == len(shape)
+        and aval.dtype == dtypes.numpy_dtype(dtype)
+        and all(not isinstance(size, int | np.integer) or size == said for size, said in sizes)
+    )
 
 
 def _unpickled(report: Report, blobs: Mapping[str, bytes], digest: str) -> Functions:

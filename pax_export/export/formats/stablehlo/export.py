@@ -44,6 +44,7 @@ def to_stablehlo(
     disabled_checks: Sequence[Any] = (),
     validate: bool | Literal["process"] = True,
     overwrite: bool = False,
+    sign: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Writes a model as a folder that jax calls without the code of the model.
 
@@ -73,6 +74,8 @@ def to_stablehlo(
             with the model; ``"process"`` does it in a fresh process.
         overwrite: replace an export of `pax_export` that is there; nothing else is
             ever replaced.
+        sign: the file of a private key: the export is signed, in `model.sig`, for
+            ``load(path, verify=...)`` with the public key.
 
     Returns:
         The report, which can be printed, and lies in the folder as
@@ -105,7 +108,8 @@ def to_stablehlo(
             got='state="update", weights="constants"',
             write='weights="arguments"',
         )
-    request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign
+    request = Request(model, path, *given)
     writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks)
     return run_export(writer, request)
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ from jax import export as jax_export
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from pax_export._errors import ExportPathError, InvalidArgumentError
-from pax_export._files import checksums
+from pax_export._errors import ExportPathError, InvalidArgumentError, PaxError
+from pax_export._files import checksums, signature_file
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replaced
 from pax_export._files.replacing import files, now_in
 from pax_export._optional import require
+from pax_export._signing import signer as signer_with
+from pax_export._signing import verify as verified
 from pax_export.export.artifact.report import (
     REPORT_FILE,
     Report,
@@ -175,7 +178,12 @@ def _types(
     return weights, inputs, outputs
 
 
-def renew(path: str | os.PathLike[str]) -> Report:
+def renew(
+    path: str | os.PathLike[str],
+    *,
+    sign: str | os.PathLike[str] | None = None,
+    verify: str | os.PathLike[str] | None = None,
+) -> Report:
     """Makes a StableHLO bundle again, as this jax writes it.
 
     The bytes of jax are promised to be read for half a year.  The portable
@@ -184,6 +192,10 @@ def renew(path: str | os.PathLike[str]) -> Report:
 
     Args:
         path: the folder that `to_stablehlo` wrote.
+        sign: the file of a private key to sign the new bundle with, as
+            `to_stablehlo` does; a signature of the old one is not kept.
+        verify: the file of a public key that the old bundle must be signed by, as
+            for `load`.
 
     Returns:
         The report of the new bundle.
@@ -200,7 +212,8 @@ def renew(path: str | os.PathLike[str]) -> Report:
         ...     pax.export.renew(path).versions["jax"] == jax.__version__
         True
     """
-    path = Path(path)
+    path, signer = Path(path), signer_with(sign, "renew")
+    verified(path, verify, "renew")
     report = read_report(path)
     if report.target != "stablehlo":
         raise ExportPathError(
@@ -208,9 +221,10 @@ def renew(path: str | os.PathLike[str]) -> Report:
         )
     checked, details = checksums.check(path), details_of(report)
     checked.path(REPORT_FILE)
-    made: dict[str, Any] = {
-        key: _from_modules(checked, report, details, key) for key in report.signatures
-    }
+    with _of_what_it_says(path):
+        made: dict[str, Any] = {
+            key: _from_modules(checked, report, details, key) for key in report.signatures
+        }
     missing = [key for key, exported in made.items() if exported is None]
     if missing:
         raise ExportPathError(
@@ -221,12 +235,33 @@ def renew(path: str | os.PathLike[str]) -> Report:
         )
     with replaced(path, now_in(path)) as directory:
         for name in files(path):
+            if path / name == signature_file.of_folder(path):
+                continue  # it would fit no longer
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes((path / name).read_bytes())
         for key, exported in made.items():
             name = details.functions[key].file
-            write_function(directory, name, exported, details.vjp_order, ())
+            with _of_what_it_says(path):
+                write_function(directory, name, exported, details.vjp_order, ())
         new = dataclasses.replace(report, versions=package_versions())
         write_report(new, directory)
         checksums.write(directory, files=checked.names)
+        if signer:
+            signer.sign_folder(directory, path.absolute().name)
     return new
+
+
+@contextmanager
+def _of_what_it_says(path: Path) -> Iterator[None]:
+    """Whatever jax raises where a report tells of types that there are not, as our own error."""
+    try:
+        yield
+    except (PaxError, OSError):
+        raise
+    except Exception as error:  # of a report that somebody else made or changed
+        raise ExportPathError(
+            "The report of this bundle does not fit its programs.",
+            where=str(path),
+            got=f"{type(error).__name__}: {error}"[:300],
+            write="a copy of it, as it was written",
+        ) from error

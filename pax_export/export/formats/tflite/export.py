@@ -14,9 +14,9 @@ from pax_export._optional import require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
+from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import make_function, make_variables, tensorflow
-from pax_export.export.formats.tflite.generated import generated_files_removed
 from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lower import Signature
 from pax_export.export.lowering.lowered_model import lower
@@ -52,6 +52,7 @@ def to_tflite(
     quantize: Literal["float16", "dynamic"] | None = None,
     validate: bool | Literal["process"] = True,
     overwrite: bool = False,
+    sign: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Writes a model as a TFLite file, which LiteRT runs on phones and small computers.
 
@@ -73,6 +74,8 @@ def to_tflite(
             without jax.
         overwrite: replace an export of `pax_export` that is there; nothing else is
             ever replaced.
+        sign: the file of a private key: the export is signed, in a file beside it
+            (``model.tflite.sig``), for ``load(path, verify=...)`` with the public key.
 
     Returns:
         The report, which can be printed, and lies in the file (``unzip -p
@@ -93,7 +96,8 @@ def to_tflite(
         [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
     """
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
-    request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign
+    request = Request(model, path, *given)
     return run_export(_TfliteWriter(quantize), request)
 
 

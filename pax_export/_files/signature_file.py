@@ -1,0 +1,44 @@
+"""Where the signature of a folder or of a file lies, and whether something is one.
+
+That of a folder is a file in it, which a folder takes along; that of a file lies beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from pax_export._files import bounded
+from pax_export._files.replacing import Belongs
+
+#: The name in a folder, which is that of the tools of model-signing.
+NAME = "model.sig"
+#: What the name of a file is followed by.
+SUFFIX = ".sig"
+#: A signature names every file, and has some 200 bytes for each.
+LARGEST = 1 << 26
+_KIND = "application/vnd.dev.sigstore.bundle"
+
+
+def of_folder(path: Path) -> Path:
+    return path / NAME
+
+
+def of_file(path: Path) -> Path:
+    """The path of the signature of a file.
+
+    Example:
+        >>> of_file(Path("served/net.tflite")).name
+        'net.tflite.sig'
+    """
+    return path.with_name(path.name + SUFFIX)
+
+
+def recognized(path: Path) -> Belongs | None:
+    """What belongs to a signature at a path, which is nothing else; None if there is none."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(bounded.read_bytes(path, LARGEST))
+        if isinstance(content, dict) and str(content.get("mediaType")).startswith(_KIND):
+            return lambda name: False
+    return None

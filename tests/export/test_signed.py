@@ -1,0 +1,197 @@
+"""Exports that are signed: every format, and what opens, replaces or makes them anew."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from pax_export._errors import (
+    ExportPathError,
+    InvalidArgumentError,
+    SignatureError,
+    UntrustedExportError,
+)
+from pax_export.export import load, renew, retarget, spec, to_saved_model, to_stablehlo, to_tflite
+from tests.closeness import assert_close
+from tests.export.models import affine, affine_params, random
+from tests.signing_keys import make_pair
+
+pytest.importorskip("model_signing", exc_type=ImportError)
+
+MODEL = (affine_params(), affine)
+X = random(2, 3)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    return make_pair(tmp_path_factory.mktemp("keys"))
+
+
+def save(write, path, **options):
+    return write(MODEL, path, spec("2, 3"), **{"validate": False, **options})
+
+
+WRITERS = {"saved": to_saved_model, "bundle": to_stablehlo, "net.tflite": to_tflite}
+
+
+@pytest.fixture(scope="module")
+def whole(keys, tmp_path_factory):
+    """A signed export of each kind."""
+    path = tmp_path_factory.mktemp("whole")
+    for name, write in WRITERS.items():
+        save(write, path / name, sign=keys.private)
+    return path
+
+
+@pytest.fixture
+def exports(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "exports")
+
+
+def signature(path):
+    return path / "model.sig" if path.is_dir() else path.with_name(path.name + ".sig")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_was_signed_is_loaded(exports, keys, name):
+    for options in ({"verify": keys.public}, {}, {"verify": keys.public, "trusted": True}):
+        assert_close(load(exports / name, **options)(X), affine(affine_params(), X), rtol=1e-5)
+    assert signature(exports / name).is_file()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_was_not_signed_is_refused(exports, keys, name, tmp_path):
+    with pytest.raises(SignatureError, match="not signed by the holder of this key"):
+        load(exports / name, verify=make_pair(tmp_path, "other").public)
+    signature(exports / name).unlink()
+    with pytest.raises(SignatureError, match="This is not signed"):
+        load(exports / name, verify=keys.public)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_signature_of_another_export(exports, keys, name, tmp_path):
+    other = tmp_path / name
+    params = {**affine_params(), "b": np.zeros(4, np.float32)}
+    WRITERS[name]((params, affine), other, spec("2, 3"), validate=False, sign=keys.private)
+    shutil.copy(signature(other), signature(exports / name))
+    with pytest.raises(SignatureError, match="This is not what was signed"):
+        load(exports / name, verify=keys.public)
+
+
+def test_files_that_no_hash_of_ours_covers(exports, keys):
+    """TensorFlow looks for what it likes: the fingerprint, information for debuggers."""
+    (exports / "saved" / "fingerprint.pb").write_bytes(b"")
+    (exports / "saved" / "debug").mkdir()
+    (exports / "saved" / "debug" / "saved_model_debug_info.pb").write_bytes(b"")
+    load(exports / "saved")
+    with pytest.raises(SignatureError) as caught:
+        load(exports / "saved", verify=keys.public)
+    assert caught.value.got == "debug/saved_model_debug_info.pb, fingerprint.pb"
+
+
+def test_who_changes_an_export_can_change_its_hashes_but_not_its_signature(exports, keys):
+    from pax_export._files import checksums
+
+    report = json.loads((exports / "bundle" / "pax_export.json").read_text())
+    report["model"] = "Other"
+    (exports / "bundle" / "pax_export.json").write_text(json.dumps(report))
+    names = checksums.names(exports / "bundle")
+    checksums.write(exports / "bundle", files=names)
+    assert load(exports / "bundle").report.model == "Other"
+    with pytest.raises(SignatureError) as caught:
+        load(exports / "bundle", verify=keys.public)
+    assert caught.value.got == "SHA256SUMS, pax_export.json"
+
+
+def test_a_signature_says_who_and_not_that_it_does_no_harm(exports, keys):
+    from pax_export._signing import Signer
+    from tests.export.test_trust import changed, in_graph
+
+    (exports / "saved" / "SHA256SUMS").unlink()
+    changed(exports / "saved", in_graph)
+    Signer(keys.private, "a test").sign_folder(exports / "saved", "saved")
+    with pytest.raises(UntrustedExportError):
+        load(exports / "saved", verify=keys.public)
+
+
+def test_nothing_is_read_before_it_is_verified(exports, keys, monkeypatch):
+    from pax_export.export import loading
+
+    monkeypatch.setattr(loading, "read_report", lambda path: pytest.fail("it was read"))
+    signature(exports / "saved").unlink()
+    with pytest.raises(SignatureError):
+        load(exports / "saved", verify=keys.public)
+
+
+def test_where_nothing_lies_it_is_said_as_ever(tmp_path, keys):
+    with pytest.raises(ExportPathError, match="There is no export of pax_export here"):
+        load(tmp_path / "nothing", verify=keys.public)
+
+
+# --- writing -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_signed_export_is_replaced(exports, keys, name):
+    save(WRITERS[name], exports / name, sign=keys.private, overwrite=True)
+    load(exports / name, verify=keys.public)
+    save(WRITERS[name], exports / name, overwrite=True)
+    load(exports / name)
+    with pytest.raises(SignatureError):
+        load(exports / name, verify=keys.public)
+
+
+def test_the_key_is_asked_for_before_the_work(tmp_path):
+    def model(params, x):
+        pytest.fail("it was traced")
+
+    start = time.perf_counter()
+    for write, path in ((to_saved_model, "m"), (to_stablehlo, "m"), (to_tflite, "m.tflite")):
+        with pytest.raises(InvalidArgumentError, match="The file of this key cannot be read"):
+            write(({}, model), tmp_path / path, spec("2, 3"), sign=tmp_path / "none.pem")
+    assert time.perf_counter() - start < 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_the_name_of_the_signature_is_not_replaced(tmp_path, keys):
+    (tmp_path / "net.tflite.sig").write_text("of a user")
+    for overwrite in (False, True):
+        with pytest.raises(ExportPathError) as caught:
+            save(to_tflite, tmp_path / "net.tflite", sign=keys.private, overwrite=overwrite)
+        assert caught.value.where == str(tmp_path / "net.tflite.sig")
+    assert [each.name for each in tmp_path.iterdir()] == ["net.tflite.sig"]
+    save(to_tflite, tmp_path / "net.tflite")
+    assert (tmp_path / "net.tflite.sig").read_text() == "of a user"
+
+
+def test_the_report_says_nothing_of_keys(whole, keys):
+    assert "key" not in str(load(whole / "saved").report)
+    assert keys.private not in (whole / "saved" / "pax_export.json").read_text()
+
+
+# --- making anew -------------------------------------------------------------------------
+
+
+def test_a_mended_model_is_signed_anew_or_not_at_all(exports, keys, tmp_path):
+    retarget(exports / "saved", out=tmp_path / "plain", validate=False, verify=keys.public)
+    assert not (tmp_path / "plain" / "model.sig").exists()
+    load(tmp_path / "plain")
+    retarget(exports / "saved", out=tmp_path / "signed", validate=False, sign=keys.private)
+    load(tmp_path / "signed", verify=keys.public)
+    with pytest.raises(SignatureError):
+        retarget(tmp_path / "plain", out=tmp_path / "no", verify=keys.public)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_renewed_bundle_is_signed_anew_or_not_at_all(exports, keys):
+    renew(exports / "bundle", verify=keys.public, sign=keys.private)
+    load(exports / "bundle", verify=keys.public)
+    renew(exports / "bundle")
+    assert not (exports / "bundle" / "model.sig").exists()
+    load(exports / "bundle")
+    with pytest.raises(SignatureError):
+        renew(exports / "bundle", verify=keys.public)
