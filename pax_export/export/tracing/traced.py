@@ -15,7 +15,12 @@ from typing import Any
 import jax
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import call_with_constants, read_arguments, symbolic_convolutions
+from pax_export._jax import (
+    call_with_constants,
+    read_arguments,
+    symbolic_convolutions,
+    symbolic_products,
+)
 from pax_export._jaxpr import jaxpr_constants, jaxpr_places, jaxpr_primitives
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
@@ -124,7 +129,7 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
         given, incoming = values[: len(operands)], values[len(operands) :]
         return pull_back(traced.with_constants, wrt, of)(given, incoming)
 
-    with symbolic_convolutions():
+    with symbolic_convolutions(), symbolic_products():
         # The gradients of a function that is called often are called as often.
         return trace(run, [*operands, *cotangents], outlined=False)
 

@@ -18,7 +18,7 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
-from pax_export.export.tracing.spec import describe, dotted, signature_names
+from pax_export.export.tracing.spec import describe, dotted, held, signature_names
 from pax_export.export.validation.cases import constraints, random_cases
 from pax_export.export.validation.validate import Case
 
@@ -255,7 +255,7 @@ def given_shardings(
         args = inputs[program.key] if several else inputs
         named = (kwargs or {}).get(program.key, {}) if several else kwargs or {}
         args = args if type(args) is tuple else (args,)
-        leaves = jax.tree_util.tree_leaves((args, dict(named)))
+        leaves = jax.tree_util.tree_leaves(held(args, dict(named)))
         found[program.key] = [getattr(leaf, "sharding", None) for leaf in leaves]
     return found
 
