@@ -18,7 +18,7 @@ from jax import lax
 from pax_export._errors import ExportPathError, InvalidArgumentError, UnsupportedOperationError
 from pax_export._files import bytes_text, checksums
 from pax_export._jaxpr import call_inlined, jaxpr_sources
-from pax_export._optional import require
+from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
@@ -106,6 +106,10 @@ class _OnnxWriter(Writer):
 
     def __init__(self, opset: int):
         self._opset = opset
+
+    def find(self, request: Request) -> None:
+        for package in ("jax2onnx", *(["onnxruntime"] if request.validate else [])):
+            find(package, "onnx", "to_onnx")
 
     def load(self, request: Request) -> None:
         require("jax2onnx", "onnx", "to_onnx")

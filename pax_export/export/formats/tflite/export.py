@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
 from pax_export._files import checksums, leftovers
-from pax_export._optional import require
+from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
@@ -104,6 +104,11 @@ class _TfliteWriter(Writer):
     def __init__(self, quantize: str | None):
         self._quantize = quantize
         self.factor = _FACTORS[quantize]
+
+    def find(self, request: Request) -> None:
+        find("tensorflow", "tensorflow", "to_tflite")
+        if request.validate:
+            find("ai_edge_litert", "tflite", "to_tflite")
 
     def load(self, request: Request) -> None:
         tensorflow("to_tflite")
