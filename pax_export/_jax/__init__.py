@@ -11,13 +11,13 @@ from pax_export._jax._trace import trace_state as trace_state
 
 if TYPE_CHECKING:
     from pax_export._jax._convolutions import symbolic_convolutions as symbolic_convolutions
+    from pax_export._jax._derivatives import symbolic_derivatives as symbolic_derivatives
     from pax_export._jax._dimensions import scope_constraints as scope_constraints
     from pax_export._jax._platforms import allow_symbolic_padding as allow_symbolic_padding
     from pax_export._jax._platforms import call_here as call_here
     from pax_export._jax._platforms import neutral_platform as neutral_platform
     from pax_export._jax._processes import devices_are_known as devices_are_known
     from pax_export._jax._processes import join_processes as join_processes
-    from pax_export._jax._products import symbolic_products as symbolic_products
     from pax_export._jax._programs import call_part as call_part
     from pax_export._jax._programs import call_with_constants as call_with_constants
     from pax_export._jax._programs import needed_part as needed_part
@@ -29,7 +29,7 @@ _HOMES = {
     "_dimensions": "scope_constraints",
     "_platforms": "allow_symbolic_padding call_here neutral_platform",
     "_processes": "devices_are_known join_processes",
-    "_products": "symbolic_products",
+    "_derivatives": "symbolic_derivatives",
     "_programs": "call_part call_with_constants needed_part read_arguments",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

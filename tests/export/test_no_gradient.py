@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pax_export._errors import GradientMismatchError, NotDifferentiableError
+from pax_export._jax import symbolic_derivatives
 from pax_export.export import load, spec, to_saved_model, to_stablehlo
 from pax_export.export.formats.saved_model import run as running
 from pax_export.export.orbax import JaxModule
@@ -171,7 +172,7 @@ def test_a_bundle_refuses_the_same_in_the_same_words(tmp_path, model):
     assert_close(found, jax.grad(lambda x: jnp.prod(x, -1).sum())(x), rtol=1e-5, atol=1e-6)
 
 
-# --- products: a gradient that jax alone cannot make of symbolic sizes ---------------------
+# --- gradients that jax alone cannot make of symbolic sizes --------------------------------
 
 
 PRODUCTS = [
@@ -209,6 +210,52 @@ def test_the_gradient_of_a_product(export, number):
     assert_close(first, jax.grad(loss)(x), rtol=1e-4, atol=1e-5)
     second = jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum())(x)
     assert_close(outer.gradient(squared, source), second, rtol=1e-3, atol=1e-4)
+
+
+def gram(x):
+    return x @ jnp.swapaxes(x, -1, -2) + 3 * jnp.eye(x.shape[-2])
+
+
+def triangular(**options):
+    return lambda p, x: jax.lax.linalg.triangular_solve(gram(x), x, left_side=True, **options)
+
+
+SYMBOLIC = {
+    "cho_solve": lambda p, x: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(gram(x)), True), x),
+    "upper": triangular(lower=False),
+    "lower, transposed": triangular(lower=True, transpose_a=True),
+    "unit": triangular(lower=True, unit_diagonal=True),
+    "right": lambda p, x: jax.lax.linalg.triangular_solve(gram(x), x.T, lower=True),
+    "cumprod": lambda p, x: jnp.cumprod(x, 0),
+    "cummax": lambda p, x: jax.lax.cummax(x, 0, reverse=True),
+    "cummin": lambda p, x: jax.lax.cummin(x, 0),
+    "cumlogsumexp": lambda p, x: jax.lax.cumlogsumexp(x, 0),
+    "forces": lambda p, x: jax.grad(lambda x: jnp.prod(jnp.tanh(x), -1).sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_the_gradient_of_symbolic_rows(export, name):
+    model = SYMBOLIC[name]
+    loaded, report = export(({}, model), spec("n, 3"), vjp_order=1)
+    assert report.signatures["serving_default"].vjp_order == 1
+    x = random(7, 3)
+    source = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        total = tf.reduce_sum(loaded(source) ** 2)
+    expected = jax.grad(lambda x: (model({}, x) ** 2).sum())(x)
+    assert_close(tape.gradient(total, source), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_jax_has_its_own_rules_again():
+    from jax.interpreters import ad
+
+    before = dict(ad.primitive_jvps)
+    with pytest.raises(ZeroDivisionError), symbolic_derivatives(), symbolic_derivatives():
+        assert ad.primitive_jvps != before
+        raise ZeroDivisionError
+    assert ad.primitive_jvps == before
 
 
 # --- a gradient that was made, and is not right where it is served --------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,10 +206,12 @@ _OF_VALUES = (
     jax.errors.TracerIntegerConversionError,
 )
 
-_PACKAGE = str(Path(__file__).parent.parent)
+_PACKAGE = Path(__file__).parents[2]
+#: Where the names of files begin that are neither a model's nor a layer's.
+_NOBODYS = (str(_PACKAGE / "export"), str(_PACKAGE / "_jax"), contextlib.__file__, "<")
 
 
-@contextmanager
+@contextlib.contextmanager
 def symbolic_errors(
     function: Callable, structs: Sequence[jax.ShapeDtypeStruct], inputs: Inputs
 ) -> Iterator[None]:
@@ -299,6 +301,6 @@ def _line(error: BaseException) -> str:
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)
-        if "jax" not in file.parts and not str(file).startswith((_PACKAGE, "<")):
+        if "jax" not in file.parts and not str(file).startswith(_NOBODYS):
             place = f"{file.name}:{line}"
     return place
