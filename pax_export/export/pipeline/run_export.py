@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from pax_export._files import directory as _directory
 from pax_export._files import replacing, single_file
 from pax_export._optional import require
 from pax_export.export.artifact.dtypes import is_inexact
-from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.artifact.ours import export_of_ours
 from pax_export.export.artifact.report import Report, Validated, VariableInfo, write_report
 from pax_export.export.tracing.exportable import Exportable, exportable
@@ -63,6 +63,8 @@ class Writer(ABC):
             of it; empty for none.
         factor: how much more than rounding its results may differ from jax's.
         tests_reported: whether a test needs the report beside what was written.
+        one_by_one: whether the format's `run` asks for one call after the other.
+        budget: what a test may cost, once it has begun.
         name: of the model.
         variables: the stored arrays, for the report.
     """
@@ -71,6 +73,8 @@ class Writer(ABC):
     loads: ClassVar[str] = ""
     factor: float = 1.0
     tests_reported: ClassVar[bool] = False
+    one_by_one: ClassVar[bool] = False
+    budget: Budget = Budget()
     name: str
     variables: Sequence[VariableInfo]
 
@@ -110,8 +114,8 @@ class Writer(ABC):
         """Writes it: into a folder, or to a file."""
 
     @abstractmethod
-    def cases(self) -> list[Case]:
-        """The calls of a test."""
+    def cases(self) -> Iterable[Case]:
+        """The calls of a test, as many as the budget has time for."""
 
     def stored(self) -> Mapping[str, Any]:
         """The stored arrays by name, where they are in memory; asked for when a test has failed."""
@@ -119,7 +123,8 @@ class Writer(ABC):
 
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Tests what was written; gives the largest error of each output."""
-        return validate(self.format, place, self.cases(), run.separate, self.factor)
+        here = imported(self.format.run) if self.one_by_one else None
+        return validate(self.format, place, self.cases(), run.separate, self.factor, here)
 
     def gives_up(self, error: ValidationError) -> bool:
         """Whether a part that nobody asked for is left out now, because its test failed so."""
@@ -177,6 +182,7 @@ def _tested(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
 
 def _test(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
     """Tests what was written; where it differs, weights that are no numbers are the reason."""
+    writer.budget = run.budget
     try:
         return writer.test(place, run)
     except ValidationError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,34 +19,51 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import DEFAULT, exportable
 from pax_export.export.tracing.programs import Program
+from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, compare
+
+#: What a call at a size of 1 may cost, in calls at another.
+_OF_ONE = 4.0
 
 
 def given_calls(
     structs: Mapping[str, jax.ShapeDtypeStruct], examples: Sequence[Arrays] = ()
-) -> Iterator[tuple[str, Arrays]]:
-    """The inputs of the calls of one signature, with a label each: examples, or random ones."""
+) -> list[tuple[str, Arrays, float]]:
+    """The inputs of the calls of one signature: the examples, or random ones at several sizes.
+
+    Each has a label, and says what it costs, in calls like the first.  Those with sizes of 1
+    come last: of products with a single row, XLA makes programs of another kind, and for a net
+    of a hundred layers that takes ten times as long.
+    """
     if examples:
-        yield from ((f"(example {number})", inputs) for number, inputs in enumerate(examples))
-        return
+        return [(f"(example {number})", given, 1.0) for number, given in enumerate(examples)]
     outside = {name: dtypes.stored(struct) for name, struct in structs.items()}
     given = {
         name: RandomInput(dtypes.shape_of(struct), np.dtype(struct.dtype))
         for name, struct in outside.items()
     }
-    for each in random_calls(given, constraints(structs.values())):
-        yield each.label, each.inputs
+    calls = [
+        (each.label, each.inputs) for each in random_calls(given, constraints(structs.values()))
+    ]
+    costs = [1.0] * (len(calls) - 1) + [_OF_ONE]
+    return [(*call, cost) for call, cost in zip([*calls[1:], *calls[:1]], costs)]
 
 
 def random_cases(
     signature: str,
     structs: Mapping[str, jax.ShapeDtypeStruct],
     expected: Callable[[Arrays], Arrays],
+    budget: Budget | None = None,
 ) -> Iterator[Case]:
-    """Random calls of one signature at several sizes."""
-    for label, inputs in given_calls(structs):
+    """Random calls of one signature: one, and as many more as a budget has time for."""
+    budget, seconds = budget or Budget(), -math.inf
+    for label, inputs, cost in given_calls(structs):
+        if budget.leaves_out(seconds * cost, f"{signature} {label}".strip()):
+            continue
+        begin = time.perf_counter()
         yield Case(signature, inputs, expected(inputs), label=label)
+        seconds = time.perf_counter() - begin
 
 
 def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
@@ -53,7 +72,7 @@ def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
 
 
-def output_cases(program: Program, store: Store) -> list[Case]:
+def output_cases(program: Program, store: Store, budget: Budget | None = None) -> list[Case]:
     """Random calls of one program, for formats that compute outputs only."""
     leaves = [store.variables[place].value for place in store.of_leaf]
 
@@ -62,7 +81,7 @@ def output_cases(program: Program, store: Store) -> list[Case]:
         return dict(zip(program.output_names, map(np.asarray, results)))
 
     structs = {entry.name: entry.struct for entry in program.inputs.flat}
-    return list(random_cases(program.key, structs, expected))
+    return list(random_cases(program.key, structs, expected, budget))
 
 
 #: What to write where random inputs may be the reason of a failure.

@@ -49,18 +49,16 @@ def model_cases(
         _OfSignature(model, *each, (examples or {}).get(each[0].key, ()))
         for each in zip(model.programs, model.pullbacks, model.signatures)
     ]
-    plans = [_Plan(part, part.steps()) for part in parts]
-    for plan in plans:
-        yield from plan.first(budget)
+    turns = [_Turns(part, part.steps()) for part in parts]
+    for turn in turns:
+        yield from turn.first(budget)
     for gradients in (True, False):
-        for plan in plans:
-            yield from plan.rest(budget, gradients)
+        for turn in turns:
+            yield from turn.rest(budget, gradients)
 
 
 #: Programs of so many bytes together, as a signature and its gradient, are compiled in no time.
 _SMALL = 9000
-#: What a call at a size of 1 may cost, in calls at another.
-_OF_ONE = 4.0
 
 
 class _RefusedError(Exception):
@@ -90,7 +88,7 @@ class _Step:
 
 
 @dataclass
-class _Plan:
+class _Turns:
     part: _OfSignature
     steps: list[_Step]
     seconds: float = 0.0  # that the first call took
@@ -158,18 +156,15 @@ class _OfSignature:
         """The calls without gradients: of the model, and of the whole with what is around it."""
         around, inputs = self._signature.processing, self._program.inputs
         examples = () if around else _examples(inputs, self._examples, self.key)
-        calls = list(given_calls(_structs(inputs), examples))
-        # Not with sizes of 1 first: of products with a single row, XLA makes programs of another
-        # kind, and of a net of a hundred layers in ten times the time.
-        order = calls if examples else [*calls[1:], *calls[:1]]
-        steps = [_Step(self._text(label), partial(self._case, label, x)) for label, x in order]
-        if len(calls) > 1 and not examples:
-            steps[-1] = dataclasses.replace(steps[-1], cost=_OF_ONE)
+        steps = [
+            _Step(self._text(label), partial(self._case, label, given), cost)
+            for label, given, cost in given_calls(_structs(inputs), examples)
+        ]
         if around is not None:
             examples = _examples(around.inputs, self._examples, self.key)
             whole = [
-                _Step(self._text(label), partial(self._processed, label, given))
-                for label, given in given_calls(_structs(around.inputs), examples)
+                _Step(self._text(label), partial(self._processed, label, given), cost)
+                for label, given, cost in given_calls(_structs(around.inputs), examples)
             ]
             # Of both kinds one comes first.
             steps = [*steps[:1], *whole[:1], *steps[1:], *whole[1:]]

@@ -46,7 +46,7 @@ def to_onnx(
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     opset: int = OPSET,
-    validate: bool | Literal["process"] = True,
+    validate: bool | Literal["full", "process"] = True,
     overwrite: bool = False,
 ) -> Report:
     """Writes a model as an ONNX file, which onnxruntime and many others run.
@@ -138,7 +138,7 @@ class _OnnxWriter(Writer):
         return {each.name: each.value for each in self._store.variables}
 
     def cases(self) -> list[Case]:
-        return output_cases(self._program, self._store)
+        return output_cases(self._program, self._store, self.budget)
 
     def facts(self, place: Path) -> dict[str, Any]:
         runs_in = f"onnxruntime, and what reads opset {self._opset}"

@@ -50,7 +50,7 @@ def to_tflite(
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     quantize: Literal["float16", "dynamic"] | None = None,
-    validate: bool | Literal["process"] = True,
+    validate: bool | Literal["full", "process"] = True,
     overwrite: bool = False,
 ) -> Report:
     """Writes a model as a TFLite file, which LiteRT runs on phones and small computers.
@@ -140,7 +140,9 @@ class _TfliteWriter(Writer):
     def cases(self) -> list[Case]:
         lowered = self._lowered
         return [
-            each for program in lowered.programs for each in output_cases(program, lowered.store)
+            each
+            for program in lowered.programs
+            for each in output_cases(program, lowered.store, self.budget)
         ]
 
     def facts(self, place: Path) -> dict[str, Any]:
