@@ -273,3 +273,7 @@ class ConsumerError(PaxError, ValueError):
 
 class ValidationError(PaxError, ValueError):
     """What was written does not compute what the model computes."""
+
+
+class GradientMismatchError(ValidationError):
+    """What was written computes what the model computes, and its gradient is another."""

@@ -11,6 +11,7 @@ from pax_export._jax._trace import trace_state as trace_state
 
 if TYPE_CHECKING:
     from pax_export._jax._convolutions import symbolic_convolutions as symbolic_convolutions
+    from pax_export._jax._derivatives import symbolic_derivatives as symbolic_derivatives
     from pax_export._jax._dimensions import scope_constraints as scope_constraints
     from pax_export._jax._platforms import allow_symbolic_padding as allow_symbolic_padding
     from pax_export._jax._platforms import call_here as call_here
@@ -29,6 +30,7 @@ _HOMES = {
     "_dimensions": "scope_constraints",
     "_platforms": "allow_symbolic_padding call_here neutral_platform",
     "_processes": "devices_are_known join_processes",
+    "_derivatives": "symbolic_derivatives",
     "_programs": "call_part call_with_constants needed_part read_arguments scan_operands",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

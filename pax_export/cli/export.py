@@ -15,7 +15,10 @@ from pax_export.export.artifact.formats import Format, all_formats, imported
 
 #: Options that are called otherwise than the arguments that they become.
 _FLAGS = {"constraints": "--constraint", "platforms": "--platform", "vjp_order": "--vjp-order"}
-_VALIDATE = {"here": True, "process": "process", "variables": "variables", "no": False}
+_VALIDATE = {
+    **{"here": True, "full": "full", "process": "process", "variables": "variables"},
+    "no": False,
+}
 
 _EPILOG = f"""\
 examples:
@@ -88,8 +91,9 @@ def add(commands: Any) -> None:
         "--validate",
         choices=tuple(_VALIDATE),
         default="here",
-        help="test calls in this process (here) or in another, or, of savedmodel, compare the "
-        "stored variables only; here, if not given",
+        help="test calls in this process, as many as take no longer than the export (here) or "
+        "all (full), or all in another process; or, of savedmodel, compare the stored variables "
+        "only; here, if not given",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
     parser.add_argument("--sign", metavar="KEY.pem", help=SIGN)

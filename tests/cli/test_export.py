@@ -270,3 +270,19 @@ def test_tflite_from_export_to_run(here, capsys, quick):
     (here / "net.tflite").write_bytes((here / "net.tflite").read_bytes()[:-9])
     assert main(["run", "net.tflite", "--input", "x.npy"]) == 1
     assert "pax-export: error: " in capsys.readouterr().err
+
+
+def test_a_wrong_shape_is_refused_before_tensorflow_is_loaded(here):
+    code = """
+import sys
+from pax_export.cli import main
+assert main(["export", "cli_factories:net", "out", "--input", "batch, 5"]) == 1
+assert "tensorflow" not in sys.modules and "orbax.checkpoint" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=900,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "pax-export: error: " in done.stderr
+    assert not (here / "out").exists()

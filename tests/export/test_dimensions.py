@@ -65,5 +65,20 @@ def test_sizes_differ_where_they_may():
         {"n": 7000}
     ]
     assert dimensions.choose([("n",)], ("n >= 2", "n <= 1")) == []
-    six = [tuple("abcdef")]
-    assert dimensions.choose(six, ("f >= 100", "a >= 100"))[0] == dict.fromkeys("abcdef", 100)
+
+
+def test_a_constraint_moves_its_own_variables_only():
+    """As ``t >= 80`` did of a batch beside it."""
+    batch = [("batch", "t", 3)]
+    assert dimensions.choose(batch, ("t >= 80",)) == [
+        {"batch": 1, "t": 81}, {"batch": 2, "t": 128}, {"batch": 5, "t": 80},
+    ]  # fmt: skip
+    assert [each["batch"] for each in dimensions.choose([("batch", "t - 90")])] == [1, 2, 5]
+    six = dimensions.choose([tuple("abcdef")], ("f >= 100", "a >= 100"))
+    assert all(each["a"] >= 100 <= each["f"] for each in six)
+    assert {each[name] for each in six for name in "bcde"} == {1, 2, 5}
+    together = dimensions.choose(batch, ("t >= 2*batch", "mod(t, 8) == 0"))
+    assert len(together) == 3
+    assert all(each["t"] >= 2 * each["batch"] and each["t"] % 8 == 0 for each in together)
+    assert min(each["batch"] for each in together) == 1
+    assert dimensions.choose(batch, ("t == batch", "t >= 7"))[0] == {"batch": 7, "t": 7}

@@ -182,15 +182,17 @@ def test_examples_take_the_place_of_random_numbers(tmp_path, monkeypatch):
 
     seen = []
     validate = export.validated
-    monkeypatch.setattr(
-        export,
-        "validated",
-        lambda *args, **options: seen.extend(args[2]) or validate(*args, **options),
-    )
+
+    def noted(format, place, cases, *args, **options):
+        seen.extend(cases)
+        return validate(format, place, seen, *args, **options)
+
+    monkeypatch.setattr(export, "validated", noted)
     example = random(7, 3)
     to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), examples=[example])
-    assert len(seen) == 1
-    np.testing.assert_array_equal(seen[0].inputs["x"], example)
+    assert [bool(case.cotangents) for case in seen] == [False, True]  # one call, and its gradient
+    for case in seen:
+        np.testing.assert_array_equal(case.inputs["x"], example)
 
 
 def test_state_is_updated_once_for_each_call(export):

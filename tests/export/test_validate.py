@@ -72,7 +72,7 @@ def test_nan_is_nan_and_rounding_is_no_difference():
 
 def shapes(struct):
     """The shapes of an input in the calls of a test."""
-    return [each.inputs["x"].shape for each in random_cases("f", {"x": struct}, lambda _: {})]
+    return sorted(each.inputs["x"].shape for each in random_cases("f", {"x": struct}, lambda _: {}))
 
 
 def test_sizes_differ_and_satisfy_the_constraints():

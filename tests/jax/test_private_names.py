@@ -17,6 +17,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: Parts of other packages that are public, and that they do not promise for ever, by the file.
 UNPROMISED = {
     "_jax/_platforms.py": {"jax.interpreters.mlir"},
+    "_jax/_derivatives.py": {"jax.interpreters.ad"},
     "_jaxpr.py": {"jax.extend.source_info_util"},
     "export/formats/stablehlo/bundle.py": {
         "jax.interpreters.ad",

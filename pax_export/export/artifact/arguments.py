@@ -11,7 +11,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.artifact import dimensions, dtypes
 from pax_export.export.artifact.report import DEFAULT, SignatureInfo
-from pax_export.export.artifact.structure import collect
+from pax_export.export.artifact.structure import collect, fixed
 
 
 class Arguments:
@@ -23,13 +23,15 @@ class Arguments:
         trees = [info.arguments[name] for name in info.positional]
         flat = len(trees) == len(info.arguments) and all("leaf" in tree for tree in trees)
         self._flat = tuple(tree["leaf"] for tree in trees) if flat else None
+        # Python values that are part of the function need not be given.
+        self._fixed = fixed(info.arguments)
 
     def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a call by the names of the inputs."""
         if self._flat is not None and len(args) == len(self._flat) and not kwargs:
             return dict(zip(self._flat, args))  # the common case, and the fast one
         info = self._info
-        given = {**dict(zip(info.positional, args)), **kwargs}
+        given = {**self._fixed, **dict(zip(info.positional, args)), **kwargs}
         if len(args) > len(info.positional) or sorted(given) != sorted(info.arguments):
             raise InvalidArgumentError(
                 "The exported model takes other arguments.",

@@ -97,9 +97,11 @@ def choose(
 ) -> list[dict[str, int]]:
     """Sizes for the variables of some shapes that their constraints allow, three at most.
 
+    A constraint moves the variables that it speaks of, and no others.
+
     Example:
         >>> choose([("n", "m")], ["m >= 20"])
-        [{'n': 20, 'm': 20}, {'n': 21, 'm': 21}, {'n': 24, 'm': 24}]
+        [{'n': 1, 'm': 21}, {'n': 2, 'm': 24}, {'n': 5, 'm': 20}]
     """
     dimensions = list(dict.fromkeys(size for shape in shapes for size in shape))
     variables = tuple(dict.fromkeys(name for size in dimensions for name in names(size)))
@@ -112,15 +114,20 @@ def choose(
         )
 
     count = len(variables)
-    # Different ones side by side; where a constraint wants more, the smallest that it allows.
-    rotated = (itertools.islice(itertools.cycle(SIZES), start, start + count) for start in range(3))
-    candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned(constraints)})
-    # All combinations, equal sizes first, for there may be very many.
-    equal = ((each,) * count for each in candidates)
-    products = itertools.product(candidates, repeat=count)
-    every = itertools.chain(map(tuple, rotated), equal, products)
-    found: dict[tuple[int, ...], dict[str, int]] = {}
     tries = min(_MOST_TRIES, _MOST_READ // (1 + len(dimensions) + len(constraints)))
+    # Those of each alone that fit it, the usual ones first; then what fits them together.
+    candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned(constraints)})
+    ordered = [*SIZES, *(size for size in candidates if size not in SIZES)]
+    tried = ordered[: max(tries // count, len(SIZES))]
+    each = list(_alone(variables, tried, dimensions, constraints))
+    rotated = (
+        tuple(sizes[(start + place) % min(3, len(sizes))] for place, sizes in enumerate(each))
+        for start in range(3 if all(each) else 0)
+    )
+    equal = ((size,) * count for size in candidates)
+    # All combinations last, for there may be very many.
+    every = itertools.chain(rotated, equal, itertools.product(*map(sorted, each)))
+    found: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes in itertools.islice(every, tries):
         chosen = dict(zip(variables, sizes))
         if allowed(chosen):
@@ -128,6 +135,32 @@ def choose(
         if len(found) == len(SIZES):
             break
     return list(found.values())
+
+
+def _alone(
+    variables: Sequence[str],
+    sizes: Sequence[int],
+    dimensions: Sequence[Size],
+    constraints: Sequence[str],
+) -> Iterator[list[int]]:
+    """The sizes that each variable may have, as far as what speaks of it alone says."""
+    own: dict[str, list[Size]] = {name: [] for name in variables}
+    rules: dict[str, list[str]] = {name: [] for name in variables}
+    for size in dimensions:
+        if len(found := names(size)) == 1:
+            own[found[0]].append(size)
+    for text in constraints:
+        found = {name for side in _RELATION.split(text) for name in names(side)}
+        if len(found) == 1 and found <= set(own):
+            rules[found.pop()].append(text)
+
+    def fits(name: str, size: int) -> bool:
+        chosen = {name: size}
+        enough = all(value(each, chosen) >= (1 if each == name else 0) for each in own[name])
+        return enough and all(holds(text, chosen) for text in rules[name])
+
+    for name in variables:
+        yield [size for size in sizes if fits(name, size)]
 
 
 def _mentioned(constraints: Iterable[str]) -> Iterator[int]:

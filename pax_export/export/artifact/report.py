@@ -50,7 +50,8 @@ class SignatureInfo:
     `arguments` and `result` hold the nested structure of the Python call, with
     names of inputs and outputs in the places of arrays.  `preprocess` is what a
     preprocessor gives to the model, `postprocess` what a postprocessor is given.
-    `constraints` is what may be assumed of the symbolic dimensions.
+    `constraints` is what may be assumed of the symbolic dimensions.  `no_gradient`
+    says why it holds fewer gradients than such an export can.
     """
 
     inputs: tuple[ArrayInfo, ...]
@@ -66,6 +67,7 @@ class SignatureInfo:
     postprocess: tuple[ArrayInfo, ...] | None = None
     vjp_order: int = 0  # how often it can be differentiated
     constraints: tuple[str, ...] = ()
+    no_gradient: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Report:
         versions: of the packages that made it.
         validated: ``"process"``, ``"here"``, ``"variables"`` for no calls, or
             ``None`` for not at all.
+        left_out: the calls that the test did not make, because they would have taken
+            longer than the export.
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
@@ -129,6 +133,7 @@ class Report:
     seconds: dict[str, float]
     target: str = "saved_model"
     details: dict[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Report:
@@ -152,10 +157,15 @@ class Report:
         for key, signature in self.signatures.items():
             lines.append(f"  {key}")
             lines += (f"    in   {entry}" for entry in signature.inputs)
+            lines += (
+                f"    with {name} = {value!r}"
+                for name, value in structure.fixed(signature.arguments).items()
+            )
             lines += (f"      to the model    {entry}" for entry in signature.preprocess or ())
             lines += (f"      from the model  {entry}" for entry in signature.postprocess or ())
             lines += (f"    out  {self._output(key, entry)}" for entry in signature.outputs)
             lines += (f"    where {text}" for text in signature.constraints)
+            lines += (f"    {text}" for text in [signature.no_gradient] if text)
             few = signature.assigns if len(signature.assigns) <= _FEW else ()
             lines += (f"    sets {name}" for name in few)
             if signature.assigns and not few:
@@ -168,6 +178,7 @@ class Report:
             f"  runs in     {self._runs_in()}",
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
             "  validated   " + self._validation(),
+            *(f"  left out    {text}" for text in self.left_out),
             "  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items()),
         ]
         return "\n".join(lines)

@@ -9,6 +9,8 @@ plain data (in the report, by `describe`) from which `rebuild` makes it again:
 
     {"leaf": "name"}            an array
     {"none": true}              None
+    {"static": {"value": 3}}    a Python value that was fixed when the model was exported, or
+    {"static": {"text": "..."}} what such a value is called, if it is no plain data
     {"list": [...]}, {"tuple": [...]}
     {"dict": [[key, ...], ...]} a dict, or the fields of any other node
 """
@@ -43,6 +45,12 @@ def check(structure: Any, names: Collection[str], where: str, depth: int = 0) ->
     elif kind in ("list", "tuple") and isinstance(content, list):
         for index, child in enumerate(content):
             check(child, names, f"{where}.{index}", depth + 1)
+    elif kind == "static":
+        text = content.get("text", "") if isinstance(content, Mapping) else None
+        if not isinstance(text, str) or len(content) != 1 or not {"value", "text"} & set(content):
+            raise ValueError(f"{where} is no structure")
+        if not isinstance(content.get("value", ""), (bool, int, float, str)):
+            raise ValueError(f"{where} is no Python value")
     elif kind != "none":
         raise ValueError(f"{where} is no structure")
 
@@ -59,6 +67,8 @@ def rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
         return leaf(content)
     if kind == "none":
         return None
+    if kind == "static":
+        return content["value"] if "value" in content else Fixed(content["text"])
     if kind == "dict":
         return {key: rebuild(child, leaf) for key, child in content}
     return {"list": list, "tuple": tuple}[kind](rebuild(child, leaf) for child in content)
@@ -71,6 +81,9 @@ def collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any], path
         into[content] = value
         return
     if kind == "none" and value is None:
+        return
+    if kind == "static":
+        _check_fixed(rebuild(structure, into.get), value, path)
         return
     if kind == "dict":
         keyed = {key: _child(value, key, path) for key, _ in content}
@@ -88,6 +101,39 @@ def collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any], path
         where=path,
         got=_brief(value),
         write=_brief(rebuild(structure, lambda name: ...)),
+    )
+
+
+def fixed(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The arguments, given by their structure, that are Python values as a whole.
+
+    Example:
+        >>> fixed({"x": {"leaf": "x"}, "batched": {"static": {"value": True}}})
+        {'batched': True}
+    """
+    return {name: rebuild(tree, str) for name, tree in arguments.items() if "static" in tree}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """In the place of a Python value of which a report has no more than the name."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _check_fixed(known: Any, value: Any, path: str) -> None:
+    """Refuses another Python value than the one that is part of the exported function."""
+    # Of what has no more than a name, nobody can tell whether it is the same.
+    if isinstance(known, Fixed) or (type(value) is type(known) and value == known):
+        return
+    raise InvalidArgumentError(
+        "This argument is a Python value that was fixed when the model was exported.",
+        where=path,
+        got=repr(value)[:100],
+        write=f"{known!r}, or nothing; another export for another value",
     )
 
 

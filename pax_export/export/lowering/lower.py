@@ -147,6 +147,7 @@ class Signature:
     assigned: tuple[int, ...]  # the variables that take the results after the outputs
     gradient: Gradient | None
     processing: Processing | None = None  # what stands around it
+    no_gradient: str = ""  # why it has no gradient, or its gradient has none
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:

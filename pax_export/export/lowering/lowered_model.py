@@ -25,7 +25,12 @@ from pax_export.export.lowering.lower import (
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
+from pax_export.export.tracing.programs import (
+    Program,
+    check_updates,
+    line_of_model,
+    refuse_changes,
+)
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced, vjp
 
@@ -70,6 +75,12 @@ class LoweredModel:
             weights[variable.name] = held if same else variable.value
         return weights
 
+    def with_reason(self, text: str) -> LoweredModel:
+        """The same, where that is why the signatures hold no gradients."""
+        said = " ".join(text.split())[:_LONGEST]
+        signatures = (dataclasses.replace(each, no_gradient=said) for each in self.signatures)
+        return dataclasses.replace(self, signatures=tuple(signatures))
+
     def signature_infos(self) -> dict[str, SignatureInfo]:
         infos = {}
         for program, signature in zip(self.programs, self.signatures):
@@ -80,6 +91,7 @@ class LoweredModel:
                 assigns=tuple(self.store.variables[place].name for place in signature.assigned),
                 differentiable=signature.gradient is not None,
                 vjp_order=len(signature.gradients),
+                no_gradient=signature.no_gradient,
                 stablehlo=compatibility.text(max(each.stablehlo for each in modules)),
                 module_bytes=sum(len(each.module) for each in modules),
             )
@@ -114,11 +126,11 @@ def lower(
     pullbacks, signatures = [], []
     for program, module, update in zip(programs, modules, updates):
         often = Order(0, 0) if program.trains else order
-        pullback, gradient = differentiate(
-            model, program, module, store, platforms, often, trainable
-        )
-        pullbacks.append(pullback)
-        signatures.append(_signature(program, module, gradient, store, update))
+        found = differentiate(model, program, module, store, platforms, often, trainable)
+        pullbacks.append(found.pullback)
+        signatures.append(_signature(program, module, found, store, update))
+    if vjp_order:
+        _refuse_none(signatures, vjp_order)
     return LoweredModel(
         model, tuple(programs), tuple(pullbacks), store, tuple(signatures), tuple(platforms)
     )
@@ -133,8 +145,19 @@ def sign(
     """
     module = _lower(program, platforms, update=False)
     order = Order.of(1 if trainable else 0, trainable)
-    _, gradient = differentiate(model, program, module, store, platforms, order, trainable)
-    return _signature(program, module, gradient, store, update=False)
+    found = differentiate(model, program, module, store, platforms, order, trainable)
+    return _signature(program, module, found, store, update=False)
+
+
+def _refuse_none(signatures: Sequence[Signature], vjp_order: int) -> None:
+    """Refuses an export that was to hold gradients where no signature of it has anything to."""
+    if not any(each.gradient for each in signatures):
+        raise NotDifferentiableError(
+            "There is nothing in the model that a gradient could be of.",
+            where=", ".join(each.key for each in signatures),
+            got=f"vjp_order={vjp_order}, and {_NOTHING}",
+            write="vjp_order=0, or no vjp_order at all",
+        )
 
 
 def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
@@ -143,7 +166,7 @@ def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
 
 
 def _signature(
-    program: Program, module: Lowered, gradient: Gradient | None, store: Store, update: bool
+    program: Program, module: Lowered, found: Differentiated, store: Store, update: bool
 ) -> Signature:
     constants = tuple(store.of_constant(value) for value in module.constants)
     return Signature(
@@ -153,7 +176,8 @@ def _signature(
         output_names=program.output_names,
         forward=Call(module, tuple(store.of_leaf), constants),
         assigned=tuple(store.of_leaf[index] for index in program.changed) if update else (),
-        gradient=gradient,
+        gradient=found.gradient,
+        no_gradient=found.why_not,
     )
 
 
@@ -191,10 +215,6 @@ def array_info(name: str, path: str, struct: jax.ShapeDtypeStruct) -> ArrayInfo:
     return ArrayInfo(name, path, dtypes.shape_of(struct), dtypes.name_of(struct.dtype))
 
 
-#: What jax raises where it cannot differentiate, or not with unknown dimensions.
-_REFUSALS = (ValueError, TypeError, NotImplementedError, PaxError)
-
-
 @dataclass(frozen=True)
 class Order:
     """How often an export is to be differentiable, and how often it must be."""
@@ -217,6 +237,18 @@ class Order:
         return cls(given, given)
 
 
+_NOTHING = "no floating-point output depends on a floating-point input or trainable variable"
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """The gradient of a program, where there is one; why there is none, or none of a gradient."""
+
+    pullback: Pullback | None = None
+    gradient: Gradient | None = None
+    why_not: str = ""
+
+
 def differentiate(
     model: Exportable,
     program: Program,
@@ -225,24 +257,26 @@ def differentiate(
     platforms: Sequence[str],
     order: Order,
     trainable: bool,
-) -> tuple[Pullback | None, Gradient | None]:
+) -> Differentiated:
     """The gradient of a program, traced and lowered; the arrays it needs go to the store.
 
     It is with respect to what the outputs read and what can have one.
     """
+    if not order.wanted:
+        return Differentiated()
 
     def has_gradient(operand: int) -> bool:
         if operand < len(model.leaves):
             return trainable and model.leaves[operand].trainable
         return dtypes.is_floating(program.traced.structs[operand].dtype)
 
-    wrt = tuple(filter(has_gradient, sorted(program.read))) if order.wanted else ()
+    wrt = tuple(filter(has_gradient, sorted(program.read)))
     of = _floating(program.outputs)
     if not (wrt and of):
-        return None, None
+        return Differentiated(why_not=f"no gradients: {_NOTHING}")
     found = _attempt(program.traced, wrt, of, program, platforms, order.required >= 1, forward)
-    if found is None:
-        return None, None
+    if isinstance(found, str):
+        return Differentiated(why_not=f"no gradients: {found}")
     first, second = found[0], None
     if order.wanted == 2:  # with respect to the same operands, and the cotangents
         count = len(first.traced.structs)
@@ -250,9 +284,11 @@ def differentiate(
         required = order.required >= 2
         second = _attempt(first.traced, wrt, of, program, platforms, required, found[1])
     gradient = _gradient(*found, store)
+    if isinstance(second, str):
+        return Differentiated(first, gradient, f"no gradients of gradients: {second}")
     if second is not None:
         gradient = dataclasses.replace(gradient, next=_gradient(*second, store))
-    return first, gradient
+    return Differentiated(first, gradient)
 
 
 def _floating(structs: Sequence[Any]) -> tuple[int, ...]:
@@ -267,24 +303,41 @@ def _attempt(
     platforms: Sequence[str],
     required: bool,
     before: Lowered,
-) -> tuple[Pullback, Lowered] | None:
+) -> tuple[Pullback, Lowered] | str:
+    """A gradient; or why there is none, where none is required."""
     try:
         pullback = Pullback(vjp(traced, wrt, of), wrt, of)
         lowered = lower_traced(pullback.traced, platforms, names=program.operand_names)
-    except _REFUSALS as error:
+    # jax, and whoever wrote a derivative of his own, may raise anything here: of an unknown
+    # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
+    except Exception as error:
         if not required:
-            return None
+            return f"jax cannot make them: {_said(error)}"
         if isinstance(error, PaxError):
             raise
         raise NotDifferentiableError(
             "jax cannot make the gradient that the export was to hold.",
             where=program.key,
-            got=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            got=_said(error),
             write="a lower vjp_order, and trainable=False if that is 0",
         ) from error
     older = compatibility.oldest_tensorflow(before.portable.stablehlo, before.calling_convention)
     newer = compatibility.oldest_tensorflow(lowered.portable.stablehlo, lowered.calling_convention)
-    return None if newer > older and not required else (pullback, lowered)
+    if newer > older and not required:
+        needs, has = compatibility.text(newer), compatibility.text(older)
+        return f"they need TensorFlow {needs}, and the model itself {has}; vjp_order= keeps them"
+    return pullback, lowered
+
+
+_LONGEST = 300
+
+
+def _said(error: Exception) -> str:
+    """The class of an error, the first line of what it says, and the line of the model."""
+    lines = str(error).strip().splitlines()
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    place = line_of_model(error)
+    return said[:_LONGEST] + (f" ({place})" if place else "")
 
 
 def _gradient(pullback: Pullback, lowered: Lowered, store: Store) -> Gradient:

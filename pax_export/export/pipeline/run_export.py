@@ -7,11 +7,12 @@ at the path before the end, and nothing is left where a phase fails.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,12 @@ from pax_export._files import replacing, signature_file, single_file
 from pax_export._optional import require
 from pax_export._signing import signer
 from pax_export.export.artifact.dtypes import is_inexact
-from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.artifact.ours import export_of_ours
 from pax_export.export.artifact.report import Report, Validated, VariableInfo, write_report
 from pax_export.export.tracing.exportable import Exportable, exportable
 from pax_export.export.tracing.programs import Program, trace_all
+from pax_export.export.validation.budget import SPARE, Budget
 from pax_export.export.validation.validate import Case, validate
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -59,9 +61,12 @@ class Writer(ABC):
 
     Attributes:
         format: its row in the table of formats.
-        loads: the package that is loaded first, as the user is told of it; empty for none.
+        loads: the package that is loaded once the model has been lowered, as the user is told
+            of it; empty for none.
         factor: how much more than rounding its results may differ from jax's.
         tests_reported: whether a test needs the report beside what was written.
+        one_by_one: whether the format's `run` asks for one call after the other.
+        budget: what a test may cost, once it has begun.
         name: of the model.
         variables: the stored arrays, for the report.
     """
@@ -70,11 +75,16 @@ class Writer(ABC):
     loads: ClassVar[str] = ""
     factor: float = 1.0
     tests_reported: ClassVar[bool] = False
+    one_by_one: ClassVar[bool] = False
+    budget: Budget = Budget()
     name: str
     variables: Sequence[VariableInfo]
 
-    def load(self, request: Request) -> None:  # noqa: B027  most formats load nothing
-        """Loads packages, before any work is done."""
+    def find(self, request: Request) -> None:  # noqa: B027  most formats load nothing
+        """Finds the packages that `load` loads, before any work is done."""
+
+    def load(self, request: Request) -> None:  # noqa: B027
+        """Loads packages, which takes longer than to find out that a model is to be refused."""
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         """Reads the model, and traces each of its methods."""
@@ -93,6 +103,9 @@ class Writer(ABC):
         self.name = model.name
         with run.phase("lower"):
             self.lower(model, programs)
+        if self.loads:
+            with run.phase(f"load {self.loads}"):
+                self.load(request)
 
     def needed(self) -> int:
         """About so many bytes will be written."""
@@ -103,8 +116,8 @@ class Writer(ABC):
         """Writes it: into a folder, or to a file."""
 
     @abstractmethod
-    def cases(self) -> list[Case]:
-        """The calls of a test."""
+    def cases(self) -> Iterable[Case]:
+        """The calls of a test, as many as the budget has time for."""
 
     def stored(self) -> Mapping[str, Any]:
         """The stored arrays by name, where they are in memory; asked for when a test has failed."""
@@ -112,7 +125,12 @@ class Writer(ABC):
 
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Tests what was written; gives the largest error of each output."""
-        return validate(self.format, place, self.cases(), run.separate, self.factor)
+        here = imported(self.format.run) if self.one_by_one else None
+        return validate(self.format, place, self.cases(), run.separate, self.factor, here)
+
+    def gives_up(self, error: ValidationError) -> bool:
+        """Whether a part that nobody asked for is left out now, because its test failed so."""
+        return False
 
     @abstractmethod
     def facts(self, place: Path) -> dict[str, Any]:
@@ -138,24 +156,37 @@ def run_export(writer: Writer, request: Request) -> Report:
         sign=request.sign,
     )
     with run:
-        if writer.loads:
-            with run.phase(f"load {writer.loads}"):
-                writer.load(request)
+        writer.find(request)
         writer.make(run, request)
         with run.place(writer.needed()) as place:
             with run.phase("write"):
                 writer.write(place)
             if writer.tests_reported:
                 writer.attach(_report(writer, place, run, {}), place)
-            errors = run.tested(lambda: _test(writer, place, run))
+            errors = _tested(writer, place, run)
             report = _report(writer, place, run, errors)
             writer.attach(report, place)
             run.sign(place)
     return report
 
 
+def _tested(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
+    """Tests what was written, and once more without what failed and nobody asked for."""
+    try:
+        return run.tested(lambda: _test(writer, place, run))
+    except ValidationError as error:
+        if not writer.gives_up(error):
+            raise
+    with run.phase("write"):
+        for each in place.iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        writer.write(place)
+    return run.tested(lambda: _test(writer, place, run))
+
+
 def _test(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
     """Tests what was written; where it differs, weights that are no numbers are the reason."""
+    writer.budget = run.budget
     try:
         return writer.test(place, run)
     except ValidationError as error:
@@ -193,6 +224,7 @@ def _report(writer: Writer, place: Path, run: ExportRun, errors: dict[str, float
         variables=tuple(writer.variables),
         variable_bytes=sum(each.bytes for each in writer.variables),
         validated=run.validated,
+        left_out=tuple(run.budget.left_out),
         largest_error=errors,
         seconds=run.wall_time,
         target=writer.format.name,
@@ -301,13 +333,16 @@ class ExportRun(Progress):
         ours: replacing.Recognize = export_of_ours,
         sign: Any = None,
     ):
-        ways = (True, False, "process", *(("variables",) if format.has_variables else ()))
+        more = ("variables",) if format.has_variables else ()
+        ways = (True, False, "full", "process", *more)
         check_choice("validate", validate, ways)
         self.path = _directory.place(path)
         if format.plain_path:
             _directory.check_plain(self.path)
         self._ours = ours if overwrite else None
         self._validate = validate
+        #: What the test may cost, once it has begun, and what it left out.
+        self.budget = Budget()
         super().__init__(phases if validate else phases - 1)
         self._writing = single_file if format.suffix else _directory
         self._writing.check(self.path, self._ours)
@@ -331,6 +366,8 @@ class ExportRun(Progress):
         """Tests what was written, if the user wants it; gives the largest error of each output."""
         if not self._validate:
             return {}
+        before = sum(self.seconds.values()) + SPARE
+        self.budget = Budget(before if self._validate is True else None)
         with self.phase("validate"):
             return test()
 
@@ -341,13 +378,13 @@ class ExportRun(Progress):
     @property
     def validated(self) -> Validated:
         """How the export was tested, as the report says it."""
-        ways: dict[Any, Validated] = {True: "here", False: None}
+        ways: dict[Any, Validated] = {True: "here", "full": "here", False: None}
         return ways.get(self._validate, self._validate)
 
     @property
     def calls(self) -> bool:
         """Whether the test makes calls, which needs the whole model in memory."""
-        return self._validate in (True, "process")
+        return self._validate in (True, "full", "process")
 
     @property
     def wall_time(self) -> dict[str, float]:

@@ -34,6 +34,7 @@ from pax_export.core import (
 )
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.static import hold, is_no_array, release
 from pax_export.transforms import All, Not, PathContains, PathIn, as_filter
 from pax_export.transforms import Any as Any_
 
@@ -125,9 +126,9 @@ def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | N
         return function if given == "__call__" else given
 
     def run(chosen: Callable, model: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
-        return chosen(model, *args, **kwargs), model
+        return chosen(release(model), *args, **kwargs), model
 
-    leaves, tree = _leaves(params, lambda path: True)
+    leaves, tree = _leaves(hold(params, is_no_array), lambda path: True)
     name = getattr(function, "__name__", type(function).__name__)
     return Exportable(name, leaves, tree, _methods(methods, "(params, function)", find, run))
 
@@ -201,11 +202,13 @@ def with_step(
         training = jax.tree_util.tree_structure(model if model.training else model.train())
         serving = enable_eval_mode
     else:
-        training, serving = chosen.tree, lambda params: params
+        training, serving = chosen.tree, _held
+    optimizer = _held(optimizer)
 
     def call(state: Any, *batch: Any) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
-        result = step(jax.tree_util.tree_unflatten(training, leaves), state[1], *batch)
+        given = jax.tree_util.tree_unflatten(training, leaves)
+        result = step(*_released(given, state[1]), *batch)
         if not (isinstance(result, tuple) and len(result) == 3):
             raise InvalidArgumentError(
                 "A step of training gives the new model, the new optimizer, and metrics.",
@@ -214,7 +217,7 @@ def with_step(
                 write="return model, optimizer, {'loss': loss}",
             )
         after, advanced, metrics = result
-        return metrics, (serving(after), advanced)
+        return metrics, (serving(after), _held(advanced))
 
     leaves, _ = _leaves(optimizer, lambda path: False)
     named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")
@@ -228,6 +231,15 @@ def with_step(
         methods=methods,
         hidden=(*chosen.hidden, *hidden),
     )
+
+
+def _held(tree: Any) -> Any:
+    """A tree with what is no array hidden; a module keeps that in its static data itself."""
+    return tree if isinstance(tree, Module) else hold(tree, is_no_array)
+
+
+def _released(*trees: Any) -> tuple[Any, ...]:
+    return tuple(tree if isinstance(tree, Module) else release(tree) for tree in trees)
 
 
 def _beside_optimizer(method: Method) -> Method:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def trace_one(model: Exportable, method: Method, inputs: Inputs) -> Program:
     def run(operands: list[Any]) -> list[Any]:
         values = [dtypes.restore(value, struct) for value, struct in zip(operands, structs)]
         leaves, flat = values[: len(model.leaves)], values[len(model.leaves) :]
-        args, kwargs = jax.tree_util.tree_unflatten(inputs.tree, flat)
+        args, kwargs = inputs.call(flat)
         output, after = model.run(method, leaves, args, kwargs)
         changed = [i for i, (old, new) in enumerate(zip(leaves, after)) if new is not old]
         outputs, seen["tree"] = jax.tree_util.tree_flatten(output)
@@ -164,9 +164,18 @@ def check_updates(program: Program, leaves: Sequence[Leaf]) -> None:
     """Refuses new state that does not fit the variable of the old."""
     for index, new in zip(program.changed, program.traced.results[len(program.output_names) :]):
         old = dtypes.stored(leaves[index].struct)
-        if (new.shape, new.dtype) != (old.shape, old.dtype):
+        if new.shape != old.shape:
             raise StateChangeError(
-                "A call changes the shape or dtype of a leaf, so no variable can hold it.",
+                "A call changes the shape of a leaf, so no variable can hold it.",
+                where=leaves[index].name,
+                got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
+                write=f"new state of shape {list(old.shape)}: a buffer of the largest size from "
+                "the start, of which a count of its own says how much is filled; or the state as "
+                "an input and an output of the model",
+            )
+        if new.dtype != old.dtype:
+            raise StateChangeError(
+                "A call changes the dtype of a leaf, so no variable can hold it.",
                 where=leaves[index].name,
                 got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
                 write=f"new state of dtype {old.dtype}, e.g. by .astype",
@@ -197,10 +206,12 @@ _OF_VALUES = (
     jax.errors.TracerIntegerConversionError,
 )
 
-_PACKAGE = str(Path(__file__).parent.parent)
+_PACKAGE = Path(__file__).parents[2]
+#: Where the names of files begin that are neither a model's nor a layer's.
+_NOBODYS = (str(_PACKAGE / "export"), str(_PACKAGE / "_jax"), contextlib.__file__, "<")
 
 
-@contextmanager
+@contextlib.contextmanager
 def symbolic_errors(
     function: Callable, structs: Sequence[jax.ShapeDtypeStruct], inputs: Inputs
 ) -> Iterator[None]:
@@ -270,11 +281,26 @@ def _reason(error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     """The innermost line that is not jax's or ours, and the layer that it belongs to."""
-    place, owners = "unknown", []
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    place, owners = _line(error) or "unknown", []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         owners.append(frame.f_locals.get("self"))
-        file = Path(frame.f_code.co_filename)
-        if "jax" not in file.parts and not str(file).startswith((_PACKAGE, "<")):
-            place = f"{file.name}:{line}"
     layer = layer_of(owners)
     return f"{layer} ({place})" if layer else place
+
+
+def line_of_model(error: Exception) -> str:
+    """The line of the model that an error of a transformed program came from, if it is known.
+
+    jax hangs the traceback of where the operation was written on such an error as its cause.
+    """
+    cause = error.__cause__
+    return (_line(cause) if cause is not None else "") or _line(error)
+
+
+def _line(error: BaseException) -> str:
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if "jax" not in file.parts and not str(file).startswith(_NOBODYS):
+            place = f"{file.name}:{line}"
+    return place

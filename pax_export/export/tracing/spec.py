@@ -19,6 +19,7 @@ from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.structure import collect
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.static import Static, described, hold, is_fixed, is_switch, release
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
 
@@ -111,8 +112,8 @@ class Inputs:
     """All that one exported method takes: the flat inputs and their structure."""
 
     flat: tuple[Input, ...]
-    tree: Any  # the treedef of `(args, kwargs)`
-    arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct
+    tree: Any  # the treedef of `(args, kwargs)`, in which Python values are hidden
+    arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct and Python values
     positional: tuple[str, ...]  # the parameters that are given by position
     constraints: tuple[str, ...] = ()  # what may be assumed of symbolic dimensions
 
@@ -120,6 +121,10 @@ class Inputs:
         """The nested structure of each argument, with the names of the flat inputs."""
         names = iter([entry.name for entry in self.flat])
         return {name: describe(tree, names) for name, tree in self.arguments.items()}
+
+    def call(self, flat: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of a call with these values of the flat inputs, by position and by name."""
+        return release(jax.tree_util.tree_unflatten(self.tree, flat))
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -145,9 +150,12 @@ def resolve(
         _refuse_shape(inputs)
     args = inputs if type(inputs) is tuple else (inputs,)
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, dict(kwargs or {})))
+    positional = _parameter_names(function, skip, args, named)
+    given, (args, named) = args, held(args, named)
     scope = _Scope((args, named), constraints)
     leaves, tree = jax.tree_util.tree_flatten_with_path((args, named))
-    positional = _parameter_names(function, skip, args, named)
+    if not leaves and any(isinstance(each, str) for each in given):
+        _refuse_shape(given)
     structs, names, paths = [], [], []
     for (which, key, *rest), leaf in leaves:
         top = positional[key.idx] if which.idx == 0 else key.key
@@ -162,6 +170,14 @@ def resolve(
     # What a user wrote of the dimensions: here, or where he made the scope.
     known = tuple(constraints) or scope_constraints(scope.scope)
     return Inputs(flat, tree, arguments, positional, known)
+
+
+def held(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with the Python values in them hidden, which are no inputs.
+
+    A number is one by position, as an array is, and none by name.
+    """
+    return hold(args, is_switch), hold(kwargs, is_fixed)
 
 
 def _parameter_names(
@@ -295,12 +311,18 @@ def bind(inputs: Inputs, given: Any, where: str) -> dict[str, Any]:
 
     It is a tuple of positional arguments, the only argument, or a dict of all by name.
     """
-    arguments, error = inputs.structure(), None
-    for reading in _readings(given, arguments, inputs.positional):
+    every, error = inputs.structure(), None
+    # Python values may be said once more, or left out.
+    arguments = {name: tree for name, tree in every.items() if "static" not in tree}
+    positional = [name for name in inputs.positional if name in arguments]
+    readings = _readings(given, arguments, positional)
+    if len(every) > len(arguments):
+        readings += _readings(given, every, inputs.positional)
+    for reading in readings:
         found: dict[str, Any] = {}
         try:
-            for name, structure in arguments.items():
-                collect(structure, reading[name], found, f"{where}: {name}")
+            for name, value in reading.items():
+                collect(every[name], value, found, f"{where}: {name}")
         except InvalidArgumentError as mistake:
             error = error or mistake
         else:
@@ -381,6 +403,8 @@ def describe(tree: Any, names: Iterable[str]) -> dict[str, Any]:
     names = iter(names)
     if tree is None:
         return {"none": True}
+    if isinstance(tree, Static):
+        return {"static": described(tree.value)}
     children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
     if [path for path, _ in children] == [()]:
         return {"leaf": next(names)}

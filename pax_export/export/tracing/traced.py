@@ -15,7 +15,12 @@ from typing import Any
 import jax
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import call_with_constants, read_arguments, symbolic_convolutions
+from pax_export._jax import (
+    call_with_constants,
+    read_arguments,
+    symbolic_convolutions,
+    symbolic_derivatives,
+)
 from pax_export._jaxpr import jaxpr_constants, jaxpr_places, jaxpr_primitives
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
@@ -74,7 +79,8 @@ def trace(
 ) -> Traced:
     """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
     jitted = lowerable = jax.jit(function)
-    traced = jitted.trace(list(structs))
+    with symbolic_convolutions(), symbolic_derivatives():
+        traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
     shorter = outline(traced.jaxpr) if outlined else None
@@ -124,9 +130,8 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
         given, incoming = values[: len(operands)], values[len(operands) :]
         return pull_back(traced.with_constants, wrt, of)(given, incoming)
 
-    with symbolic_convolutions():
-        # The gradients of a function that is called often are called as often.
-        return trace(run, [*operands, *cotangents], outlined=False)
+    # The gradients of a function that is called often are called as often.
+    return trace(run, [*operands, *cotangents], outlined=False)
 
 
 def pull_back(

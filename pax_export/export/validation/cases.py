@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,36 +15,55 @@ from pax_export._jax import scope_constraints
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
-from pax_export.export.lowering.lower import Processing, Pullback, Signature
-from pax_export.export.lowering.lowered_model import LoweredModel
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import DEFAULT, exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import Inputs, bind
-from pax_export.export.tracing.traced import pull_back
+from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, compare
+
+#: What a call at a size of 1 may cost, in calls at another.
+_OF_ONE = 4.0
+
+
+def given_calls(
+    structs: Mapping[str, jax.ShapeDtypeStruct], examples: Sequence[Arrays] = ()
+) -> list[tuple[str, Arrays, float]]:
+    """The inputs of the calls of one signature: the examples, or random ones at several sizes.
+
+    Each has a label, and says what it costs, in calls like the first.  Those with sizes of 1
+    come last: of products with a single row, XLA makes programs of another kind, and for a net
+    of a hundred layers that takes ten times as long.
+    """
+    if examples:
+        return [(f"(example {number})", given, 1.0) for number, given in enumerate(examples)]
+    outside = {name: dtypes.stored(struct) for name, struct in structs.items()}
+    given = {
+        name: RandomInput(dtypes.shape_of(struct), np.dtype(struct.dtype))
+        for name, struct in outside.items()
+    }
+    calls = [
+        (each.label, each.inputs) for each in random_calls(given, constraints(structs.values()))
+    ]
+    costs = [1.0] * (len(calls) - 1) + [_OF_ONE]
+    return [(*call, cost) for call, cost in zip([*calls[1:], *calls[:1]], costs)]
 
 
 def random_cases(
     signature: str,
     structs: Mapping[str, jax.ShapeDtypeStruct],
     expected: Callable[[Arrays], Arrays],
-    examples: Sequence[Arrays] = (),
+    budget: Budget | None = None,
 ) -> Iterator[Case]:
-    """Calls of one signature: the examples, or random ones at several sizes."""
-    for number, inputs in enumerate(examples):
-        yield Case(signature, inputs, expected(inputs), label=f"(example {number})")
-    if examples:
-        return
-    outside = {name: dtypes.stored(struct) for name, struct in structs.items()}
-    given = {
-        name: RandomInput(dtypes.shape_of(struct), np.dtype(struct.dtype))
-        for name, struct in outside.items()
-    }
-    for each in random_calls(given, constraints(structs.values())):
-        yield Case(signature, each.inputs, expected(each.inputs), label=each.label)
+    """Random calls of one signature: one, and as many more as a budget has time for."""
+    budget, seconds = budget or Budget(), -math.inf
+    for label, inputs, cost in given_calls(structs):
+        if budget.leaves_out(seconds * cost, f"{signature} {label}".strip()):
+            continue
+        begin = time.perf_counter()
+        yield Case(signature, inputs, expected(inputs), label=label)
+        seconds = time.perf_counter() - begin
 
 
 def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
@@ -51,7 +72,7 @@ def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
 
 
-def output_cases(program: Program, store: Store) -> list[Case]:
+def output_cases(program: Program, store: Store, budget: Budget | None = None) -> list[Case]:
     """Random calls of one program, for formats that compute outputs only."""
     leaves = [store.variables[place].value for place in store.of_leaf]
 
@@ -60,176 +81,11 @@ def output_cases(program: Program, store: Store) -> list[Case]:
         return dict(zip(program.output_names, map(np.asarray, results)))
 
     structs = {entry.name: entry.struct for entry in program.inputs.flat}
-    return list(random_cases(program.key, structs, expected))
+    return list(random_cases(program.key, structs, expected, budget))
 
 
-def model_cases(
-    model: LoweredModel, examples: Mapping[str, Sequence[Any]] | None = None
-) -> list[Case]:
-    """Calls of all signatures of a model, with gradients and new state.
-
-    They are made with the examples of a signature, or with random numbers.
-    """
-    calls: list[Case] = []
-    for each in zip(model.programs, model.pullbacks, model.signatures):
-        calls += _OfSignature(model, *each).cases((examples or {}).get(each[0].key, ()))
-    return calls
-
-
-#: How often rounding errors are tried out, and how much more than theirs is allowed.
-_PERTURBED, _TOLERATED = 3, 4.0
-
-
-def _perturbed(value: Any, random: np.random.Generator) -> Any:
-    if not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
-        return value
-    noise = 4 * float(jax.numpy.finfo(value.dtype).eps) * random.normal(size=value.shape)
-    return (np.asarray(value) * (1 + noise)).astype(value.dtype)
-
-
-class _OfSignature:
-    def __init__(
-        self, model: LoweredModel, program: Program, pullback: Pullback | None, signature: Signature
-    ):
-        self._model = model
-        self._program = program
-        self._pullback = pullback
-        self._signature = signature
-        names = (model.store.variables[place].name for place in model.store.of_leaf)
-        self._leaves = [model.weights[name] for name in names]
-
-    def cases(self, examples: Sequence[Any]) -> Iterator[Case]:
-        """The calls; the first of them with gradients, where there are some."""
-        program, around = self._program, self._signature.processing
-        structs = {entry.name: entry.struct for entry in program.inputs.flat}
-        given = _examples(program.inputs, examples if around is None else (), program.key)
-        pullback = self._pullback
-        for case in random_cases(program.key, structs, self._expected, given):
-            if program.trains:
-                self._add_tolerance(case)
-            if pullback is not None:
-                self._add_gradients(pullback, case)
-                pullback = None  # once: each size is one more program to compile
-            case.general = self._general(case)
-            if around is not None:
-                case.stage = "model"
-            yield case
-        if around is not None:
-            yield from self._processed(around, examples)
-
-    def _expected(self, inputs: Arrays) -> Arrays:
-        return self._named(self._program.traced.run([*self._leaves, *inputs.values()]))
-
-    def _add_tolerance(self, case: Case) -> None:
-        """Allows a step of training to differ by as much as it does under rounding errors.
-
-        A gradient that is zero but for rounding is a whole step for an
-        optimizer that scales gradients by their size, in either direction.
-        """
-        variables = self._model.store.variables
-        assigned = [variables[place] for place in self._signature.assigned]
-        case.unchanged = {f"variable:{each.name}": each.value for each in assigned}
-        exact = {**case.unchanged, **case.expected}
-        for seed in range(_PERTURBED):
-            random = np.random.default_rng(seed)
-            operands = [_perturbed(v, random) for v in (*self._leaves, *case.inputs.values())]
-            results = self._named(self._program.traced.run(operands))
-            for name, value in {**case.unchanged, **results}.items():
-                if name in case.unchanged and dtypes.is_floating(value.dtype):
-                    apart = np.abs(np.subtract(value, exact[name], dtype=np.float64))
-                    largest = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
-                    case.tolerance[name] = max(case.tolerance.get(name, 0.0), _TOLERATED * largest)
-
-    def _named(self, results: Sequence[Any]) -> Arrays:
-        names = self._program.output_names
-        outputs = dict(zip(names, map(np.asarray, results)))
-        for place, value in zip(self._signature.assigned, results[len(names) :]):
-            variable, new = self._model.store.variables[place], np.asarray(value)
-            if new.tobytes() != np.asarray(variable.value).tobytes():
-                outputs[f"variable:{variable.name}"] = new
-        return outputs
-
-    def _processed(self, around: Processing, examples: Sequence[Any]) -> Iterator[Case]:
-        """Calls of the whole; what reaches the model is known only when they have been made."""
-        names = [entry.name for entry in self._program.inputs.flat]
-        structs = {entry.name: entry.struct for entry in around.inputs.flat}
-        given = _examples(around.inputs, examples, self._program.key)
-        for case in random_cases(self._program.key, structs, lambda _: {}, given):
-
-            def expect(got: Arrays, case: Case = case) -> Arrays:
-                inputs = {name: got.pop(f"input:{place}") for place, name in enumerate(names)}
-                inner = Case(case.signature, inputs, self._expected(inputs))
-                case.general = self._general(inner)
-                return inner.expected
-
-            case.stage, case.expect = "all", expect
-            yield case
-
-    def _general(self, case: Case) -> Callable[[], Arrays] | None:
-        """The results of a call by the general rules of jax, if the export was made with them."""
-        forward, gradient = self._signature.forward.lowered, self._signature.gradient
-        if not (forward.neutral or (gradient and gradient.call.lowered.neutral)):
-            return None
-
-        def run() -> Arrays:
-            operands = [*self._leaves, *case.inputs.values()]
-            results = dict(case.expected)
-            if forward.neutral:
-                results.update(self._named(forward.run(operands)))
-            if gradient and case.cotangents and gradient.call.lowered.neutral:
-                operands += [*forward.constants, *case.cotangents.values()]
-                found = gradient.call.lowered.run(operands)
-                results.update(self._named_gradients(case, gradient.wrt, found))
-            return results
-
-        return run
-
-    def _add_gradients(self, pullback: Pullback, case: Case) -> None:
-        random = np.random.default_rng(1)
-        for index in pullback.of:
-            name = self._program.output_names[index]
-            like = case.expected[name]
-            case.cotangents[name] = random.normal(size=like.shape).astype(like.dtype)
-        # Traced again: a trace with symbolic shapes has these written all over it.
-        function = self._program.traced.function
-        gradient = jax.jit(pull_back(function, pullback.wrt, pullback.of))
-        found = gradient([*self._leaves, *case.inputs.values()], list(case.cotangents.values()))
-        case.expected.update(self._named_gradients(case, pullback.wrt, found))
-
-    def _named_gradients(self, case: Case, wrt: Sequence[int], found: Sequence[Any]) -> Arrays:
-        """Gradients by the names that runtimes give them; those not there are zero."""
-        variables, leaves = self._model.store.variables, self._model.store.of_leaf
-        signature = self._signature
-        named: dict[str, np.ndarray] = {}
-        for index, value in zip(wrt, found):
-            if index < len(leaves):
-                name = variables[leaves[index]].name
-            else:
-                name = signature.input_names[index - len(leaves)]
-            value = np.asarray(value)  # of a jax array, its own memory
-            named[name] = named[name] + value if name in named else value  # tied leaves add up
-        like = {each.name: each.value for each in variables if each.trainable}
-        for name, struct in zip(signature.input_names, signature.input_structs):
-            if dtypes.is_floating(struct.dtype):
-                like[name] = case.inputs[name]
-        for name in like.keys() - named.keys():
-            zero = np.zeros((), like[name].dtype)
-            named[name] = np.broadcast_to(zero, np.shape(like[name]))
-        return {f"gradient:{name}": named[name] for name in like}
-
-
-def _examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
-    kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
-    named = [bind(inputs, given, f"examples of {key}") for given in examples]
-    return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
-
-
-def _array(value: Any, dtype: Any) -> np.ndarray:
-    if dtype != dtypes.STRING:
-        return np.asarray(dtypes.store(value), dtype)
-    texts = np.asarray(value, object)
-    flat = [text.encode() if isinstance(text, str) else text for text in texts.ravel().tolist()]
-    return np.array(flat, object).reshape(texts.shape)
+#: What to write where random inputs may be the reason of a failure.
+EXAMPLES = "examples=[...], arguments that mean something to the model, if random ones do not"
 
 
 class ReferenceModel:

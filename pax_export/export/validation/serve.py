@@ -28,7 +28,7 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 Cases = Sequence[Mapping[str, Any]]
 #: What makes the calls of an export at a path.
-Run = Callable[[str, Cases], list[Arrays]]
+Run = Callable[[str, Any], list[Arrays]]
 
 #: What such a process cannot import, but for what its format needs of it.  A server has no
 #: Keras either, which TensorFlow would import unasked, in a third of the time that it takes.

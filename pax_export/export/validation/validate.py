@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from pax_export._errors import ValidationError
+from pax_export._errors import GradientMismatchError, PaxError, ValidationError
 from pax_export._files import leftovers
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.validation import serve
@@ -24,7 +26,7 @@ from pax_export.export.validation.serve import Arrays, Run
 def validate(
     format: Format,
     place: Path,
-    cases: Sequence[Case],
+    cases: Iterable[Case],
     separate: bool,
     factor: float = 1.0,
     here: Run | None = None,
@@ -32,30 +34,36 @@ def validate(
     """Makes all calls of an export; gives the largest difference for each result.
 
     It runs in a fresh process that cannot import jax, if it is to be `separate`, or
-    `here`.  By the factor results may differ more than rounding explains, where numbers
-    are stored with fewer bits.
+    `here`, where the next call is asked for when the last one has been made.  By the factor
+    results may differ more than rounding explains, where numbers are stored with fewer bits.
     """
+    made: list[Case] = []
     try:
-        results = call(format, place, cases, separate, here)
+        results = call(format, place, _noted(cases, made), separate, here)
+    except PaxError:
+        raise
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[-2000:]
-        if any(case.cotangents for case in cases):
+        if any(case.cotangents for case in made):
             # What is wrong with the results themselves comes first.
-            plain = [case.without_gradients() for case in cases]
+            plain = [case.without_gradients() for case in made]
             validate(format, place, plain, separate, factor, here)
-            raise ValidationError(
+            raise GradientMismatchError(
                 "The gradient of the exported model cannot be computed.",
                 got=message,
                 write="vjp_order=0, if nobody needs gradients, and please report it",
             ) from error
-        processed = any(case.stage == "all" for case in cases)
+        processed = any(case.stage == "all" for case in made)
+        advice = next((case.advice for case in made if case.advice), None)
         raise ValidationError(
             "The exported model cannot be called.",
             got=message,
-            write="examples=[...], arguments that the preprocessor can read" if processed else None,
+            write="examples=[...], arguments that the preprocessor can read"
+            if processed
+            else advice,
         ) from error
     errors: dict[str, float] = {}
-    for case, got in zip(cases, results):
+    for case, got in zip(made, results):
         if case.expect is not None:  # what is right depends on what a preprocessor gave
             case.expected = case.expect(got)
         for name, difference in compare_either(case, got, factor).items():
@@ -64,14 +72,20 @@ def validate(
     return errors
 
 
+def _noted(cases: Iterable[Case], made: list[Case]) -> Iterator[Case]:
+    for case in cases:
+        made.append(case)
+        yield case
+
+
 def call(
-    format: Format, place: Path, cases: Sequence[Case], separate: bool, here: Run | None = None
+    format: Format, place: Path, cases: Iterable[Case], separate: bool, here: Run | None = None
 ) -> list[Arrays]:
     """The results of all calls, made here or in a fresh process without jax."""
-    calls = [case.call() for case in cases]
+    calls = (case.call() for case in cases)
     if separate:
-        return [entry["results"] for entry in in_process(format, place, calls, "all")]
-    return (here or imported(format.run))(str(place), calls)
+        return [entry["results"] for entry in in_process(format, place, list(calls), "all")]
+    return here(str(place), calls) if here else imported(format.run)(str(place), list(calls))
 
 
 def in_process(
@@ -101,6 +115,7 @@ def in_process(
         return serve.load(results)
 
 
+_GRADIENT = ": gradient:"
 #: So many elements are compared at a time.
 _PIECE = 1 << 18
 #: How far two programs for one computation may differ, relative to its size.
@@ -128,10 +143,14 @@ class Case:
     #: What jax gives with the rules that the export was made with, where those
     #: are not its own for this machine.
     general: Callable[[], dict[str, np.ndarray]] | None = None
-    tolerance: dict[str, float] = field(default_factory=dict)  # beyond what the dtype explains
+    #: How far rounding alone moves what jax gives, under more and more of it: a number for each
+    #: result, or an array that says which elements of one without a fraction.
+    rounding: Callable[[], Iterable[dict[str, Any]]] | None = None
+    tolerance: dict[str, Any] = field(default_factory=dict)  # beyond what the dtype explains
     unchanged: dict[str, Any] = field(default_factory=dict)  # what a result is if none is given
     stage: str = ""  # "model": without what stands around it; "all": one after the other
     expect: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
+    advice: str = ""  # what to write where random inputs may be the reason of a failure
 
     def without_gradients(self) -> Case:
         rest = {k: v for k, v in self.expected.items() if not k.startswith("gradient:")}
@@ -147,18 +166,38 @@ class Case:
 def compare_either(
     case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0
 ) -> dict[str, float]:
-    """Compares with LAPACK where jax uses it, or else with the same algorithms as the export's.
+    """Compares with what jax gives, or else with what it may give as well.
 
-    Eigenvectors of either sign are right, and so is any solution of a system
-    that is nearly singular.
+    Where rounding alone moves its results farther than usual, they may be as far apart.
+    Where jax uses LAPACK, the algorithms of the export are as good: eigenvectors of either
+    sign are right, and so is any solution of a system that is nearly singular.
     """
     try:
         return compare(case, got, factor)
-    except ValidationError:
-        if case.general is None:
-            raise
-        general = dataclasses.replace(case, expected=case.general())
-        return compare(general, got, factor * _ILL_CONDITIONED)
+    except ValidationError as error:
+        for allowed in case.rounding() if case.rounding else ():
+            with suppress(ValidationError):
+                return compare(dataclasses.replace(case, tolerance=allowed), got, factor)
+        if case.general is not None:
+            general = dataclasses.replace(case, expected=case.general())
+            with suppress(ValidationError):
+                return compare(general, got, factor * _ILL_CONDITIONED)
+        raise _advised(error, case) from None
+
+
+def _advised(error: ValidationError, case: Case) -> ValidationError:
+    """The error, which says more where random inputs may be the reason of it."""
+    count = sum(_not_finite(value) for value in case.expected.values())
+    if case.advice:
+        error.write = f"{case.advice}; or {error.write}" if error.write else case.advice
+        if count:
+            error.got = f"{error.got}; of these inputs jax itself gives {count} NaN or infinity"
+    return error
+
+
+def _not_finite(values: np.ndarray) -> int:
+    kinds = values.dtype.name in TOLERANCE
+    return sum(int((~np.isfinite(_wide(piece))).sum()) for piece in _pieces(values)) if kinds else 0
 
 
 def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> dict[str, float]:
@@ -181,7 +220,7 @@ def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> d
             f"{where}: {name}",
             factor,
             scale if name.startswith("gradient:") else 0.0,
-            case.tolerance.get(name, 0.0),
+            case.tolerance.get(name),
         )
         for name, expected in all_expected.items()
     }
@@ -193,7 +232,7 @@ def _difference(
     where: str,
     factor: float,
     scale: float = 0.0,
-    tolerance: float = 0.0,
+    tolerance: Any = None,
 ) -> float:
     if (expected.shape, expected.dtype) != (got.shape, got.dtype):
         raise ValidationError(
@@ -204,16 +243,19 @@ def _difference(
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
     largest = max(_largest(expected), scale) if relative else 0.0
     count, difference = 0, 0.0
-    for one, other in zip(_pieces(expected), _pieces(got)):
+    exact = relative or tolerance is None
+    free: Iterable[Any] = itertools.repeat(np.False_) if exact else _pieces(np.asarray(tolerance))
+    for one, other, may_differ in zip(_pieces(expected), _pieces(got), free):
         if relative:
-            wrong, apart = _apart(one, other, factor * relative, largest, tolerance)
+            wrong, apart = _apart(one, other, factor * relative, largest, tolerance or 0.0)
         else:
-            wrong = one != other
+            wrong = (one != other) & ~may_differ
             apart = one.astype(object) - other if wrong.any() else wrong
         count += int(np.count_nonzero(wrong))
         difference = max(difference, float(np.max(np.abs(apart), initial=0.0)))
     if count:
-        raise ValidationError(
+        kind = GradientMismatchError if _GRADIENT in where else ValidationError
+        raise kind(
             "A result of the exported model differs from the model's.",
             where=where,
             got=f"{count} of {expected.size} elements differ, by {difference:.3g} at most",

@@ -18,7 +18,7 @@ from jax import lax
 from pax_export._errors import ExportPathError, InvalidArgumentError, UnsupportedOperationError
 from pax_export._files import bytes_text, checksums
 from pax_export._jaxpr import call_inlined, jaxpr_sources
-from pax_export._optional import require
+from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
@@ -46,7 +46,7 @@ def to_onnx(
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     opset: int = OPSET,
-    validate: bool | Literal["process"] = True,
+    validate: bool | Literal["full", "process"] = True,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
 ) -> Report:
@@ -111,6 +111,10 @@ class _OnnxWriter(Writer):
     def __init__(self, opset: int):
         self._opset = opset
 
+    def find(self, request: Request) -> None:
+        for package in ("jax2onnx", *(["onnxruntime"] if request.validate else [])):
+            find(package, "onnx", "to_onnx")
+
     def load(self, request: Request) -> None:
         require("jax2onnx", "onnx", "to_onnx")
         if request.validate:
@@ -138,7 +142,7 @@ class _OnnxWriter(Writer):
         return {each.name: each.value for each in self._store.variables}
 
     def cases(self) -> list[Case]:
-        return output_cases(self._program, self._store)
+        return output_cases(self._program, self._store, self.budget)
 
     def facts(self, place: Path) -> dict[str, Any]:
         runs_in = f"onnxruntime, and what reads opset {self._opset}"

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pax_export._errors import GradientMismatchError, ValidationError
+from pax_export._optional import find
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.formats import SAVED_MODEL
@@ -37,7 +39,7 @@ from pax_export.export.tracing.exportable import (
     with_step,
 )
 from pax_export.export.tracing.programs import Program, trace_all
-from pax_export.export.validation.cases import model_cases
+from pax_export.export.validation.model_cases import model_cases
 from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated
 
@@ -61,7 +63,7 @@ def to_saved_model(
     preprocess_inputs: Any = None,
     platforms: Sequence[str] = PLATFORMS,
     consumer: str | None = None,
-    validate: bool | Literal["process", "variables"] = True,
+    validate: bool | Literal["full", "process", "variables"] = True,
     examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
@@ -114,7 +116,9 @@ def to_saved_model(
             ``"tensorflow>=2.17"``; refused if the model needs a newer one.
             The export is always made for the oldest that it can be.
         validate: load what was written, make calls at several sizes and compare
-            with jax; ``"process"`` does it in a fresh process without jax.
+            with jax, as far as that takes no longer than the export itself and two
+            seconds; the report says what was left out.  ``"full"`` leaves nothing out;
+            ``"process"`` does so in a fresh process without jax.
             ``"variables"`` makes no calls and compares the variables alone, one
             after the other, for a model on several devices or on disk that is
             larger than the memory of this machine.
@@ -176,6 +180,9 @@ class _SavedModelWriter(Writer):
     consumer: str | None
     examples: Mapping[str, Any]
 
+    def find(self, request: Request) -> None:
+        find("tensorflow", "tensorflow", "to_saved_model")
+
     def load(self, request: Request) -> None:
         tensorflow("to_saved_model")
 
@@ -190,6 +197,7 @@ class _SavedModelWriter(Writer):
         return chosen, trace_all(chosen, *given, step.inputs)
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
+        self._given = model, programs
         learning = self.trainable is not False
         lowered = lower(
             marked(model, self.trainable),
@@ -216,7 +224,7 @@ class _SavedModelWriter(Writer):
         return self._lowered.weights
 
     def cases(self) -> list[Case]:
-        return model_cases(self._lowered, self.examples)
+        return list(model_cases(self._lowered, self.examples))
 
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Arrays that were deferred are read for good if calls are made."""
@@ -225,14 +233,26 @@ class _SavedModelWriter(Writer):
             checkpoint.compare(place, {each.name: each.value for each in lowered.store.variables})
             return {}
         lowered.store.gather()
-        cases = self.cases()
+        cases = model_cases(lowered, self.examples, run.budget)
         if self.around.preprocess or self.around.postprocess:
             # Functions of TensorFlow may bring variables of their own: all of them are read.
-            return validated(self.format, place, cases, run.separate)
+            return validated(self.format, place, cases, run.separate, here=run_saved_model)
         # What was written of the variables is compared; calls here share the memory of ours.
         checkpoint.compare(place, lowered.weights)
         shared = partial(run_saved_model, weights=lowered.weights)
         return validated(self.format, place, cases, run.separate, here=shared)
+
+    def gives_up(self, error: ValidationError) -> bool:
+        """Leaves gradients out that are not right in TensorFlow, if nobody asked for them."""
+        asked = self.vjp_order is not None or self.trainable is not False
+        if asked or not isinstance(error, GradientMismatchError):
+            return False
+        self.vjp_order = 0
+        self.lower(*self._given)
+        said = f"{error.where}: {error.got}" if error.where else error.got
+        how = "differ from jax's" if error.where else "cannot be computed"
+        self._lowered = self._lowered.with_reason(f"no gradients: in TensorFlow they {how}: {said}")
+        return True
 
     def attach(self, report: Report, place: Path) -> None:
         super().attach(report, place)

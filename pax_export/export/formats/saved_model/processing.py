@@ -106,7 +106,7 @@ def _preprocess(processor: Any, inputs: Inputs, program: Program, signature: Sig
     wanted = dict(zip(signature.input_names, input_specs(signature)))
 
     def preprocess(*flat: Any) -> list[Any]:
-        args, kwargs = jax.tree_util.tree_unflatten(inputs.tree, flat)
+        args, kwargs = inputs.call(flat)
         given = call(*args, **kwargs)
         named = bind(program.inputs, given, f"{program.key}: what the preprocessor gives")
         return [_fitting(tf, named[name], wanted[name], name, program) for name in wanted]

@@ -6,7 +6,7 @@ A fresh process that can import neither jax nor this package loads this file by 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ _PIECE = 1 << 20
 
 
 def run(
-    directory: str, cases: Sequence[Mapping[str, Any]], weights: Mapping[str, Any] | None = None
+    directory: str, cases: Iterable[Mapping[str, Any]], weights: Mapping[str, Any] | None = None
 ) -> list[Arrays]:
-    """Loads an export and makes calls of its signatures.
+    """Loads an export and makes calls of its signatures; one is asked for after the other.
 
     A case has ``signature``, ``inputs`` (arrays by name), and perhaps ``cotangents`` (arrays by
     the name of an output), for which gradients are wanted.  Of each come the outputs by name; the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,7 @@ def to_stablehlo(
     weights: Literal["arguments", "constants"] = "arguments",
     platforms: Sequence[str] = PLATFORMS,
     disabled_checks: Sequence[Any] = (),
-    validate: bool | Literal["process"] = True,
+    validate: bool | Literal["full", "process"] = True,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
 ) -> Report:
@@ -118,6 +118,7 @@ def to_stablehlo(
 class _BundleWriter(Writer):
     format = STABLEHLO
     tests_reported = True
+    one_by_one = True
 
     update: bool
     order: int
@@ -171,8 +172,9 @@ class _BundleWriter(Writer):
     def stored(self) -> Mapping[str, Any]:
         return self._values
 
-    def cases(self) -> list[Case]:
-        return [case for function in self._functions.values() for case in function.cases()]
+    def cases(self) -> Iterator[Case]:
+        for function in self._functions.values():
+            yield from function.cases(self.budget)
 
     def facts(self, place: Path) -> dict[str, Any]:
         made = self._functions

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 from jax import export as jax_export
 
-from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import neutral_platform
+from pax_export._errors import NotDifferentiableError, PaxError, UnsupportedOperationError
+from pax_export._jax import neutral_platform, symbolic_convolutions, symbolic_derivatives
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import XLA_EXPANDS, Portable, portable
+from pax_export.export.tracing.programs import line_of_model
 
 Exported = jax_export.Exported
 Structs = Mapping[str, jax.ShapeDtypeStruct]
@@ -53,11 +54,29 @@ def make(
         raise
 
 
+def _gradient(exported: Exported) -> Exported:
+    """The gradient of a function, which was asked for by `vjp_order`."""
+    try:
+        with symbolic_convolutions(), symbolic_derivatives():
+            return exported.vjp()
+    except PaxError:
+        raise
+    except Exception as error:  # of jax, or of a derivative that somebody wrote
+        line = line_of_model(error)
+        said = str(error).strip().splitlines()[:1]
+        raise NotDifferentiableError(
+            "jax cannot make the gradient that the export was to hold.",
+            where=f"{exported.fun_name} ({line})" if line else exported.fun_name,
+            got=": ".join((type(error).__name__, *said)),
+            write="a lower vjp_order",
+        ) from error
+
+
 def widened(exported: Exported, order: int) -> Exported:
     """The same functions in the oldest StableHLO that says them, for older readers."""
     if exported.nr_devices > 1:
         return exported  # its shardings are written in a dialect of their own
-    gradient = widened(exported.vjp(), order - 1) if order else None
+    gradient = widened(_gradient(exported), order - 1) if order else None
     try:
         # What jax's calls of it may hold is jax's own check.
         module = portable(exported.mlir_module_serialized, allowed=None).module
@@ -88,7 +107,7 @@ def modules(
             break
         found.append(Module(module, tuple(kept), neutral is not None))
         if len(found) <= order:
-            current, neutral = current.vjp(), neutral and neutral.vjp()
+            current, neutral = _gradient(current), neutral and _gradient(neutral)
     return tuple(found)
 
 
@@ -111,7 +130,7 @@ def _neutral(function: Callable, weights: Structs, inputs: Structs, order: int) 
     try:
         exported = make(function, weights, inputs, (neutral_platform(),), (unchecked,))
         for _ in range(order):
-            exported = exported.vjp()
+            exported = _gradient(exported)
         return exported
     except (NotImplementedError, UnsupportedOperationError):
         return None

@@ -18,7 +18,8 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
-from pax_export.export.tracing.spec import describe, dotted, signature_names
+from pax_export.export.tracing.spec import describe, dotted, held, signature_names
+from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import constraints, random_cases
 from pax_export.export.validation.validate import Case
 
@@ -52,7 +53,7 @@ class Function:
             "neutral": [module.neutral for module in modules],
         }
 
-    def cases(self) -> Iterator[Case]:
+    def cases(self, budget: Budget | None = None) -> Iterator[Case]:
         """Random calls with what they must give; the first with gradients, if there are any."""
         avals = dict(zip(self.operands, self.exported.in_avals))
         structs = {
@@ -63,7 +64,7 @@ class Function:
         if self.exported.nr_devices > 1:
             return  # it runs where there are as many devices, not here
         order = self.order
-        for case in random_cases(self.key, structs, self._expected):
+        for case in random_cases(self.key, structs, self._expected, budget):
             if order:
                 self._add_gradients(case)
                 order = 0  # once: each size is one more program to compile
@@ -255,7 +256,7 @@ def given_shardings(
         args = inputs[program.key] if several else inputs
         named = (kwargs or {}).get(program.key, {}) if several else kwargs or {}
         args = args if type(args) is tuple else (args,)
-        leaves = jax.tree_util.tree_leaves((args, dict(named)))
+        leaves = jax.tree_util.tree_leaves(held(args, dict(named)))
         found[program.key] = [getattr(leaf, "sharding", None) for leaf in leaves]
     return found
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
 from pax_export._files import checksums, leftovers
-from pax_export._optional import require
+from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
@@ -50,7 +50,7 @@ def to_tflite(
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     quantize: Literal["float16", "dynamic"] | None = None,
-    validate: bool | Literal["process"] = True,
+    validate: bool | Literal["full", "process"] = True,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
 ) -> Report:
@@ -109,6 +109,11 @@ class _TfliteWriter(Writer):
         self._quantize = quantize
         self.factor = _FACTORS[quantize]
 
+    def find(self, request: Request) -> None:
+        find("tensorflow", "tensorflow", "to_tflite")
+        if request.validate:
+            find("ai_edge_litert", "tflite", "to_tflite")
+
     def load(self, request: Request) -> None:
         tensorflow("to_tflite")
         if request.validate:
@@ -139,7 +144,9 @@ class _TfliteWriter(Writer):
     def cases(self) -> list[Case]:
         lowered = self._lowered
         return [
-            each for program in lowered.programs for each in output_cases(program, lowered.store)
+            each
+            for program in lowered.programs
+            for each in output_cases(program, lowered.store, self.budget)
         ]
 
     def facts(self, place: Path) -> dict[str, Any]:

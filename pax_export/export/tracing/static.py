@@ -1,0 +1,106 @@
+"""Python values among arrays: they stay what they are, and are no part of what is traced.
+
+A function in an equinox module, the name of a mode, a flag: jax takes such leaves for
+arrays, or refuses them.  `hold` hides them from it within the tree itself, so that the tree
+keeps its shape, and `release` gives them back to whoever is called.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class Static:
+    """A value in the place of a leaf: a node of the tree that has no leaves."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+class _Known:
+    """A value as part of a treedef; values that cannot be compared are equal to themselves."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and (self.value is other.value or self._is_like(other))
+
+    def _is_like(self, other: _Known) -> bool:
+        try:
+            return type(self.value) is type(other.value) and bool(self.value == other.value)
+        except Exception:  # of whatever it is
+            return False
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+jax.tree_util.register_pytree_node(
+    Static, lambda static: ((), _Known(static.value)), lambda known, _: Static(known.value)
+)
+
+
+def hold(tree: Any, is_static: Callable[[Any], bool]) -> Any:
+    """The tree with the leaves hidden that are static; the same object if there are none."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    if not any(map(is_static, leaves)):
+        return tree
+    held = [Static(leaf) if is_static(leaf) else leaf for leaf in leaves]
+    return jax.tree_util.tree_unflatten(structure, held)
+
+
+def release(tree: Any) -> Any:
+    """The tree with the hidden leaves in their places."""
+    return jax.tree_util.tree_map(
+        lambda leaf: leaf.value if isinstance(leaf, Static) else leaf,
+        tree,
+        is_leaf=lambda leaf: isinstance(leaf, Static),
+    )
+
+
+def is_no_array(value: Any) -> bool:
+    """Whether a leaf of params is neither an array nor a number, nor something that is like one."""
+    if isinstance(value, bool):
+        return True  # a flag, which Python decides with
+    number = isinstance(value, (int, float, complex, np.generic))
+    return not (number or (hasattr(value, "shape") and hasattr(value, "dtype")))
+
+
+#: What Python decides with, and no array stands for.
+_SWITCHES = (bool, str, bytes, enum.Enum, type, np.dtype)
+
+
+def is_switch(value: Any) -> bool:
+    """Whether an argument is a Python value that is no input: a flag, a name, a function."""
+    if isinstance(value, str):
+        return "," not in value  # with one, it was to be a shape
+    return isinstance(value, _SWITCHES) or (callable(value) and not hasattr(value, "shape"))
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether a keyword argument is a Python value that is no input; a number is one, too."""
+    number = isinstance(value, (int, float, complex)) and not isinstance(value, np.generic)
+    return number or is_switch(value)
+
+
+_LARGEST = 2**53
+
+
+def described(value: Any) -> dict[str, Any]:
+    """A Python value as a report has it: itself, if it is plain data, or what it is called."""
+    plain = type(value) in (bool, str) or (
+        type(value) in (int, float) and abs(value) < _LARGEST  # NaN and infinity are no JSON
+    )
+    if plain:
+        return {"value": value}
+    name = getattr(value, "__qualname__", None)
+    return {"text": f"{getattr(value, '__module__', '')}.{name}" if name else str(value)}

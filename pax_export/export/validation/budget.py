@@ -1,0 +1,29 @@
+"""What a test may cost, and what it leaves out to keep to that."""
+
+from __future__ import annotations
+
+import time
+
+#: A test may take so many seconds more than what comes before it.
+SPARE = 2.0
+
+
+class Budget:
+    """The seconds of a test; without end, if none are given.
+
+    Example:
+        >>> Budget().leaves_out(1e6, "everything"), Budget(0.0).leaves_out(1.0, "gradients")
+        (False, True)
+    """
+
+    def __init__(self, seconds: float | None = None):
+        self._end = None if seconds is None else time.perf_counter() + seconds
+        #: What was left out, in words.
+        self.left_out: list[str] = []
+
+    def leaves_out(self, seconds: float, what: str) -> bool:
+        """Whether there is no time left for something that will take about so long."""
+        if self._end is None or time.perf_counter() + seconds <= self._end:
+            return False
+        self.left_out.append(what)
+        return True

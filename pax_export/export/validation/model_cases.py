@@ -1,0 +1,330 @@
+"""What a test calls of a whole model: each signature, its gradients, and what stands around it.
+
+One call of each signature comes first, then gradients, then calls at other sizes.  Each is one
+more program that XLA compiles, here and where the export runs, and the programs of gradients
+are the largest: for a net of a hundred layers, that takes much longer than the export.  So the
+cost of a call is told from the first, and those that the budget has no time for are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import PaxError, ValidationError
+from pax_export.export.lowering.lower import Call, Gradient, Pullback, Signature
+from pax_export.export.lowering.lowered_model import LoweredModel
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.spec import Inputs, bind
+from pax_export.export.tracing.traced import pull_back
+from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.cases import EXAMPLES, given_calls
+from pax_export.export.validation.sensitivity import tolerances
+from pax_export.export.validation.serve import Arrays
+from pax_export.export.validation.validate import Case
+
+
+def model_cases(
+    model: LoweredModel,
+    examples: Mapping[str, Sequence[Any]] | None = None,
+    budget: Budget | None = None,
+) -> Iterator[Case]:
+    """Calls of all signatures of a model, with gradients and new state.
+
+    They are made with the examples of a signature, or with random numbers.  The next is to be
+    asked for when the last one has been made, wherever the export runs: that is how the budget
+    knows what it cost.
+    """
+    budget = budget or Budget()
+    parts = [
+        _OfSignature(model, *each, (examples or {}).get(each[0].key, ()))
+        for each in zip(model.programs, model.pullbacks, model.signatures)
+    ]
+    turns = [_Turns(part, part.steps()) for part in parts]
+    for turn in turns:
+        yield from turn.first(budget)
+    for gradients in (True, False):
+        for turn in turns:
+            yield from turn.rest(budget, gradients)
+
+
+#: Programs of so many bytes together, as a signature and its gradient, are compiled in no time.
+_SMALL = 9000
+
+
+class _RefusedError(Exception):
+    """Jax itself cannot make this call of the model."""
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns what jax or the model raises, which was traced for any size, into a `_RefusedError`."""
+    try:
+        yield
+    except PaxError:
+        raise
+    except Exception as error:
+        line = str(error).strip().splitlines()[:1]
+        raise _RefusedError(": ".join((type(error).__name__, *line))[:300]) from error
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call; what it costs, in calls like the first."""
+
+    what: str
+    make: Callable[[], Case]
+    cost: float = 1.0
+    is_gradient: bool = False
+
+
+@dataclass
+class _Turns:
+    part: _OfSignature
+    steps: list[_Step]
+    seconds: float = 0.0  # that the first call took
+
+    def first(self, budget: Budget) -> Iterator[Case]:
+        """The first call that jax does not refuse."""
+        refused = None
+        while self.steps:
+            step, begin = self.steps.pop(0), time.perf_counter()
+            try:
+                case = step.make()
+            except _RefusedError as error:
+                refused = error
+                budget.left_out.append(f"{step.what}, which jax refuses: {error}")
+                continue
+            yield case
+            self.seconds = time.perf_counter() - begin
+            self.steps = [*self.part.gradient_steps(case), *self.steps]
+            return
+        if refused is not None:
+            raise ValidationError(
+                "The model itself cannot be called, so there is nothing to compare with.",
+                where=self.part.key,
+                got=str(refused),
+                write=self.part.advice or "examples that the model can be called with",
+            ) from refused.__cause__
+
+    def rest(self, budget: Budget, gradients: bool) -> Iterator[Case]:
+        for step in self.steps:
+            if step.is_gradient != gradients:
+                continue
+            is_small = self.part.is_small
+            if not is_small and budget.leaves_out(self.seconds * step.cost, step.what):
+                continue
+            try:
+                case = step.make()
+            except _RefusedError as error:
+                budget.left_out.append(f"{step.what}, which jax refuses: {error}")
+                continue
+            yield case
+
+
+class _OfSignature:
+    """The calls of one signature, and what jax says of them."""
+
+    def __init__(
+        self,
+        model: LoweredModel,
+        program: Program,
+        pullback: Pullback | None,
+        signature: Signature,
+        examples: Sequence[Any],
+    ):
+        self.key = program.key
+        self.advice = "" if examples else EXAMPLES
+        self._model = model
+        self._program = program
+        self._pullback = pullback
+        self._signature = signature
+        self._examples = examples
+        names = (model.store.variables[place].name for place in model.store.of_leaf)
+        self._leaves = [model.weights[name] for name in names]
+
+    def steps(self) -> list[_Step]:
+        """The calls without gradients: of the model, and of the whole with what is around it."""
+        around, inputs = self._signature.processing, self._program.inputs
+        examples = () if around else _examples(inputs, self._examples, self.key)
+        steps = [
+            _Step(self._text(label), partial(self._case, label, given), cost)
+            for label, given, cost in given_calls(_structs(inputs), examples)
+        ]
+        if around is not None:
+            examples = _examples(around.inputs, self._examples, self.key)
+            whole = [
+                _Step(self._text(label), partial(self._processed, label, given), cost)
+                for label, given, cost in given_calls(_structs(around.inputs), examples)
+            ]
+            # Of both kinds one comes first.
+            steps = [*steps[:1], *whole[:1], *steps[1:], *whole[1:]]
+        return steps
+
+    def _text(self, label: str) -> str:
+        return f"{self.key} {label}".strip()
+
+    def _case(self, label: str, inputs: Arrays) -> Case:
+        with _refusals():
+            expected = self._expected(inputs)
+        case = Case(self.key, inputs, expected, label=label, advice=self.advice)
+        if self._program.trains:
+            assigned = [self._model.store.variables[i] for i in self._signature.assigned]
+            case.unchanged = {f"variable:{each.name}": each.value for each in assigned}
+        case.rounding = self._rounding(case)
+        case.general = self._general(case)
+        case.stage = "model" if self._signature.processing is not None else ""
+        return case
+
+    def gradient_steps(self, case: Case) -> Iterator[_Step]:
+        """The call once more, with gradients, where there are some."""
+        gradient, pullback = self._signature.gradient, self._pullback
+        if pullback is not None and gradient is not None:
+            # XLA needs more for a larger program than in proportion to its size.
+            before, after = map(_size, (self._signature.forward, gradient.call))
+            make = partial(self._with_gradients, pullback, gradient, case)
+            cost = 1.0 + (after / before) ** 2
+            yield _Step(f"the gradients of {self.key}", make, cost, is_gradient=True)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether no call of this signature takes long, so that all of them are made."""
+        gradient = self._signature.gradient
+        calls = [self._signature.forward, *([gradient.call] if gradient else [])]
+        return sum(map(_size, calls)) <= _SMALL
+
+    def _expected(self, inputs: Arrays) -> Arrays:
+        return self._named(self._program.traced.run([*self._leaves, *inputs.values()]))
+
+    def _rounding(
+        self, case: Case, gradients: Callable[[Sequence[Any]], Arrays] | None = None
+    ) -> Callable[[], Iterator[dict[str, Any]]]:
+        """How far rounding moves the results of a call.
+
+        A step of training, too: a gradient that is zero but for rounding is a whole step for
+        an optimizer that scales gradients by their size, in either direction.
+        """
+
+        def run(operands: Sequence[Any]) -> Arrays:
+            results = self._named(self._program.traced.run(operands))
+            return {**case.unchanged, **results, **(gradients(operands) if gradients else {})}
+
+        def tried() -> Iterator[dict[str, Any]]:
+            exact = {**case.unchanged, **case.expected}
+            return tolerances(run, [*self._leaves, *case.inputs.values()], exact)
+
+        return tried
+
+    def _named(self, results: Sequence[Any]) -> Arrays:
+        names = self._program.output_names
+        outputs = dict(zip(names, map(np.asarray, results)))
+        for place, value in zip(self._signature.assigned, results[len(names) :]):
+            variable, new = self._model.store.variables[place], np.asarray(value)
+            if new.tobytes() != np.asarray(variable.value).tobytes():
+                outputs[f"variable:{variable.name}"] = new
+        return outputs
+
+    def _processed(self, label: str, inputs: Arrays) -> Case:
+        """A call of the whole; what reaches the model is known only when it has been made."""
+        names = [entry.name for entry in self._program.inputs.flat]
+        case = Case(self.key, inputs, {}, label=label, stage="all", advice=self.advice)
+
+        def expect(got: Arrays) -> Arrays:
+            given = {name: got.pop(f"input:{place}") for place, name in enumerate(names)}
+            inner = Case(case.signature, given, self._expected(given))
+            case.rounding, case.general = self._rounding(inner), self._general(inner)
+            return inner.expected
+
+        case.expect = expect
+        return case
+
+    def _general(self, case: Case) -> Callable[[], Arrays] | None:
+        """The results of a call by the general rules of jax, if the export was made with them."""
+        forward, gradient = self._signature.forward.lowered, self._signature.gradient
+        if not (forward.neutral or (gradient and gradient.call.lowered.neutral)):
+            return None
+
+        def run() -> Arrays:
+            operands = [*self._leaves, *case.inputs.values()]
+            results = dict(case.expected)
+            if forward.neutral:
+                results.update(self._named(forward.run(operands)))
+            if gradient and case.cotangents and gradient.call.lowered.neutral:
+                operands += [*forward.constants, *case.cotangents.values()]
+                found = gradient.call.lowered.run(operands)
+                results.update(self._named_gradients(case, gradient.wrt, found))
+            return results
+
+        return run
+
+    def _with_gradients(self, pullback: Pullback, gradient: Gradient, case: Case) -> Case:
+        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
+        random = np.random.default_rng(1)
+        for index in pullback.of:
+            name = self._program.output_names[index]
+            like = case.expected[name]
+            case.cotangents[name] = random.normal(size=like.shape).astype(like.dtype)
+        # Traced again: a trace with symbolic shapes has these written all over it.
+        function = jax.jit(pull_back(self._program.traced.function, pullback.wrt, pullback.of))
+        cotangents = list(case.cotangents.values())
+
+        def run(operands: Sequence[Any]) -> Arrays:
+            found = function(list(operands), cotangents)
+            return self._named_gradients(case, pullback.wrt, found)
+
+        with _refusals():
+            case.expected.update(run([*self._leaves, *case.inputs.values()]))
+        case.rounding, case.general = self._rounding(case, run), self._general(case)
+        return case
+
+    def _named_gradients(self, case: Case, wrt: Sequence[int], found: Sequence[Any]) -> Arrays:
+        """Gradients by the names that runtimes give them; those not there are zero."""
+        variables, leaves = self._model.store.variables, self._model.store.of_leaf
+        signature = self._signature
+        named: dict[str, np.ndarray] = {}
+        for index, value in zip(wrt, found):
+            if index < len(leaves):
+                name = variables[leaves[index]].name
+            else:
+                name = signature.input_names[index - len(leaves)]
+            value = np.asarray(value)  # of a jax array, its own memory
+            named[name] = named[name] + value if name in named else value  # tied leaves add up
+        like = {each.name: each.value for each in variables if each.trainable}
+        for name, struct in zip(signature.input_names, signature.input_structs):
+            if dtypes.is_floating(struct.dtype):
+                like[name] = case.inputs[name]
+        for name in like.keys() - named.keys():
+            zero = np.zeros((), like[name].dtype)
+            named[name] = np.broadcast_to(zero, np.shape(like[name]))
+        return {f"gradient:{name}": named[name] for name in like}
+
+
+def _size(call: Call) -> int:
+    return len(call.lowered.portable.module)
+
+
+def _structs(inputs: Inputs) -> dict[str, jax.ShapeDtypeStruct]:
+    return {entry.name: entry.struct for entry in inputs.flat}
+
+
+def _examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
+    kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
+    named = [bind(inputs, given, f"examples of {key}") for given in examples]
+    return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
+
+
+def _array(value: Any, dtype: Any) -> np.ndarray:
+    if dtype != dtypes.STRING:
+        return np.asarray(dtypes.store(value), dtype)
+    texts = np.asarray(value, object)
+    flat = [text.encode() if isinstance(text, str) else text for text in texts.ravel().tolist()]
+    return np.array(flat, object).reshape(texts.shape)

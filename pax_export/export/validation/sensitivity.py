@@ -1,0 +1,68 @@
+"""How far rounding alone moves what jax computes.
+
+At a kink (of a leaky relu, a maximum, a clip) a gradient jumps, and at a step (of `argmax`, a
+comparison, `round`) a result does, when an input moves by its last bit.  An export rounds in
+other places than jax, and so may be on the other side.  Whether it may is what jax says itself:
+its results are computed again with operands that are moved as little, and as far as they go
+apart, the export may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.validation.serve import Arrays
+from pax_export.export.validation.validate import TOLERANCE
+
+#: How large the noise is, in units of the last bit: as of one operation, and of many in a row.
+_SIZES = (4, 32, 256)
+#: How often each is tried, and how much more than what jax's results move is allowed.
+_TRIES, _ALLOWED = 3, 4.0
+#: Noise is at most this part of what results may differ by anyway.
+_PART = 0.15
+
+Run = Callable[[Sequence[Any]], Mapping[str, Any]]
+
+
+def tolerances(run: Run, operands: Sequence[Any], exact: Arrays) -> Iterator[dict[str, Any]]:
+    """What each result may differ by: first under a little noise, and then under more.
+
+    A number for results with a fraction; for others an array that says which elements may.
+    """
+    allowed: dict[str, Any] = {}
+    for size in _SIZES:
+        for seed in range(_TRIES):
+            random = np.random.default_rng(seed)
+            moved = run([_moved(value, size, random) for value in operands])
+            for name, value in moved.items():
+                if name in exact:
+                    allowed[name] = _more(allowed.get(name), exact[name], np.asarray(value))
+        yield allowed
+
+
+def _moved(value: Any, size: int, random: np.random.Generator) -> Any:
+    if not jax.numpy.issubdtype(value.dtype, jax.numpy.inexact):
+        return value
+    bit = float(jax.numpy.finfo(value.dtype).eps)
+    most = _PART * TOLERANCE.get(np.dtype(value.dtype).name, 0.0)
+    noise = max(_SIZES[0] * bit, min(size * bit, most)) * random.normal(size=value.shape)
+    return (np.asarray(value) * (1 + noise)).astype(value.dtype)
+
+
+def _more(before: Any, exact: np.ndarray, moved: np.ndarray) -> Any:
+    """The tolerance of a result, given one more that jax computed."""
+    if exact.dtype.name not in TOLERANCE:
+        differs = np.asarray(exact != moved)
+        return differs if before is None else before | differs
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(_wide(exact) - _wide(moved))
+    largest = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
+    return max(before or 0.0, _ALLOWED * largest)
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)

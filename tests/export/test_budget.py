@@ -1,0 +1,125 @@
+"""What the default validation costs, and what it leaves out to keep to that."""
+
+from __future__ import annotations
+
+import pytest
+
+from pax_export._errors import InvalidArgumentError, ValidationError
+from pax_export.cli import main
+from pax_export.export import Report, spec, to_saved_model, to_stablehlo
+from pax_export.export.formats.saved_model import writer as saved_model
+from pax_export.export.pipeline import run_export
+from pax_export.export.validation import model_cases
+from pax_export.export.validation.budget import Budget
+from tests.export.models import affine, affine_params
+
+MODEL = (affine_params(), affine)
+ALL = [
+    "the gradients of serving_default",
+    "serving_default (n=5)",
+    "serving_default (n=1)",
+]
+
+
+@pytest.fixture
+def no_time(monkeypatch):
+    """As for a model that takes minutes to compile."""
+    monkeypatch.setattr(model_cases, "_SMALL", 0)
+    monkeypatch.setattr(run_export, "SPARE", -1e6)
+
+
+def test_of_a_small_model_everything_is_tested(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_export, "SPARE", -1e6)  # on however slow a machine
+    report = to_saved_model(MODEL, tmp_path / "m", spec("n, 3"))
+    assert report.left_out == ()
+    assert "left out" not in str(report)
+    assert "serving_default: gradient:x" in report.largest_error
+
+
+def test_without_time_one_call_is_made_and_the_report_says_what_is_left_out(tmp_path, no_time):
+    report = to_saved_model(MODEL, tmp_path / "m", spec("n, 3"))
+    assert report.validated == "here"
+    assert list(report.left_out) == ALL
+    assert list(report.largest_error) == ["serving_default: output"]
+    for text in ALL:
+        assert f"\n  left out    {text}\n" in str(report)
+    assert Report.read(tmp_path / "m") == report
+
+
+@pytest.mark.parametrize("validate", ["full", "process"])
+def test_a_full_test_leaves_nothing_out(tmp_path, no_time, validate):
+    report = to_saved_model(MODEL, tmp_path / "m", spec("n, 3"), validate=validate)
+    assert report.left_out == ()
+    assert "serving_default: gradient:x" in report.largest_error
+    assert report.validated == ("here" if validate == "full" else "process")
+
+
+def test_each_signature_is_called_at_least_once(tmp_path, no_time, monkeypatch):
+    report = to_saved_model(
+        MODEL, tmp_path / "m", {"a": spec("n, 3"), "b": spec("n, 3")},
+        methods={"a": affine, "b": lambda p, x: -affine(p, x)},
+    )  # fmt: skip
+    assert list(report.largest_error) == ["a: output", "b: output"]
+    assert "the gradients of a" in report.left_out
+    assert "the gradients of b" in report.left_out
+    write = saved_model.write
+
+    def damaged(directory, store, signatures):
+        write(directory, store, (signatures[0], signatures[0]))
+
+    monkeypatch.setattr(saved_model, "write", damaged)
+    with pytest.raises((ValidationError, KeyError)):
+        to_saved_model(
+            MODEL, tmp_path / "n", {"a": spec("n, 3"), "b": spec("n, 3")},
+            methods={"a": affine, "b": lambda p, x: -affine(p, x)},
+        )  # fmt: skip
+
+
+def test_a_size_that_jax_itself_refuses_is_no_failure_of_the_export(tmp_path):
+    def pairs(params, x):
+        if isinstance(x.shape[0], int) and x.shape[0] < 2:
+            raise ValueError("two rows at least")
+        return x * 2
+
+    report = to_saved_model(({}, pairs), tmp_path / "m", spec("n, 3"))
+    assert report.left_out == (
+        "serving_default (n=1), which jax refuses: ValueError: two rows at least",
+    )
+
+    def never(params, x):
+        if isinstance(x.shape[0], int):
+            raise ValueError("no number will do")
+        return x * 2
+
+    with pytest.raises(ValidationError) as caught:
+        to_saved_model(({}, never), tmp_path / "n", spec("n, 3"))
+    assert caught.value.what.startswith("The model itself cannot be called, so there is nothing")
+    assert caught.value.got == "ValueError: no number will do"
+    assert caught.value.write.startswith("examples=[...]")
+
+
+def test_other_formats_and_the_command_line_know_the_full_test(tmp_path, monkeypatch, capsys):
+    report = to_stablehlo(MODEL, tmp_path / "bundle", spec("n, 3"), validate="full")
+    assert (report.validated, report.left_out) == ("here", ())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "budget_models.py").write_text(
+        "from tests.export.models import affine, affine_params\n"
+        "def make():\n    return affine_params(), affine\n"
+    )
+    arguments = ["export", "budget_models:make", "out", "--input", "n, 3"]
+    assert main([*arguments, "--validate", "full"]) == 0
+    assert "validated   in this process" in capsys.readouterr().out
+
+
+def test_a_word_that_means_nothing_names_the_others(tmp_path):
+    with pytest.raises(InvalidArgumentError) as caught:
+        to_saved_model(MODEL, tmp_path / "m", spec("n, 3"), validate="quick")
+    assert "validate='full'" in caught.value.write
+
+
+def test_a_budget():
+    budget = Budget(10.0)
+    assert not budget.leaves_out(1.0, "short")
+    assert budget.leaves_out(20.0, "long")
+    assert budget.left_out == ["long"]
+    assert not Budget().leaves_out(1e9, "anything")

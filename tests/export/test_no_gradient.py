@@ -1,0 +1,300 @@
+"""Gradients that nobody asked for are what an export can hold; the report says what it cannot."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pax_export._errors import GradientMismatchError, NotDifferentiableError
+from pax_export._jax import symbolic_derivatives
+from pax_export.export import load, spec, to_saved_model, to_stablehlo
+from pax_export.export.formats.saved_model import run as running
+from pax_export.export.orbax import JaxModule
+from tests.closeness import assert_close
+from tests.export.models import affine, affine_params, random
+
+tf = pytest.importorskip("tensorflow")
+
+
+def compares(params, x):
+    """Its derivative compares two sizes, which nobody knows."""
+
+    @jax.custom_jvp
+    def function(x):
+        return x * 2
+
+    @function.defjvp
+    def derivative(primals, tangents):
+        (x,), (t,) = primals, tangents
+        return function(x), 2 * t if x.shape[0] > 3 else t + t
+
+    return function(x)
+
+
+def shapeless(params, x):
+    """Its derivative is of another shape than the input."""
+
+    @jax.custom_vjp
+    def function(x):
+        return x * 2
+
+    function.defvjp(lambda x: (2 * x, x), lambda x, g: (g.sum(),))
+    return function(x)
+
+
+def raising(params, x):
+    @jax.custom_vjp
+    def function(x):
+        return x * 2
+
+    def backward(x, g):
+        raise RuntimeError("nobody wrote this")
+
+    function.defvjp(lambda x: (2 * x, x), backward)
+    return function(x)
+
+
+def until(params, x):
+    return jax.lax.while_loop(lambda c: (c**2).sum() < 10, lambda c: 2 * c + 0.1, x)
+
+
+def calls_back(params, x):
+    """Its derivative calls into Python, which no export can."""
+
+    @jax.custom_vjp
+    def function(x):
+        return x * 2
+
+    def backward(x, g):
+        return (jax.pure_callback(lambda g: g, jax.ShapeDtypeStruct(g.shape, g.dtype), g),)
+
+    function.defvjp(lambda x: (2 * x, x), backward)
+    return function(x)
+
+
+def solved(params, x):
+    factor = jnp.linalg.cholesky(x @ x.T + 3 * jnp.eye(4))
+    return jax.scipy.linalg.cho_solve((factor, True), x)
+
+
+FAILING = {
+    compares: "InconclusiveDimensionOperation: ",
+    shapeless: "Custom VJP bwd rule",
+    raising: "RuntimeError: nobody wrote this",
+    until: "Reverse-mode differentiation",
+    calls_back: "The model calls back into Python",
+}
+
+
+@pytest.mark.parametrize("model", FAILING)
+def test_without_a_gradient_there_is_a_whole_export_that_says_why(export, model):
+    loaded, report = export(({}, model), spec("n, 4"), validate=True)
+    info = report.signatures["serving_default"]
+    assert (info.vjp_order, info.differentiable) == (0, False)
+    assert info.no_gradient.startswith("no gradients: jax cannot make them: ")
+    assert FAILING[model] in info.no_gradient
+    assert "\n" not in info.no_gradient
+    assert f"    {info.no_gradient}\n" in str(report)
+    x = random(2, 4)
+    assert_close(loaded(x), model({}, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("model", FAILING)
+def test_one_that_was_asked_for_is_refused(tmp_path, model):
+    with pytest.raises((NotDifferentiableError, NotImplementedError), match=r"where: |cannot"):
+        to_saved_model(({}, model), tmp_path / "model", spec("n, 4"), vjp_order=1)
+    assert not list(tmp_path.iterdir())
+    module = JaxModule(
+        {"w": jnp.ones(4)}, lambda p, x: model({}, x * p["w"]), trainable=True,
+        input_polymorphic_shape="n, ...",
+    )  # fmt: skip
+    with pytest.raises((NotDifferentiableError, NotImplementedError)):
+        module.methods[JaxModule.DEFAULT_METHOD_KEY].get_concrete_function(tf.TensorSpec([None, 4]))
+
+
+def test_the_line_of_the_model_is_named(export):
+    _, report = export(({}, until), spec("n, 4"))
+    line = until.__code__.co_firstlineno + 1
+    assert f"(test_no_gradient.py:{line})" in report.signatures["serving_default"].no_gradient
+
+
+def test_integers_have_none_and_to_ask_for_it_is_a_mistake(tmp_path, export):
+    def double(params, n):
+        return 2 * n
+
+    _, report = export(({}, double), spec("k", "int32"))
+    assert report.signatures["serving_default"].no_gradient == (
+        "no gradients: no floating-point output depends on a floating-point input or trainable "
+        "variable"
+    )
+    with pytest.raises(NotDifferentiableError) as caught:
+        to_saved_model(({}, double), tmp_path / "b", spec("k", "int32"), vjp_order=1)
+    assert caught.value.what == "There is nothing in the model that a gradient could be of."
+    assert (caught.value.where, caught.value.write) == (
+        "serving_default", "vjp_order=0, or no vjp_order at all",
+    )  # fmt: skip
+
+
+def test_nothing_is_said_where_nothing_is_missing(export):
+    _, report = export((affine_params(), affine), spec("n, 3"), trainable=True)
+    assert report.signatures["serving_default"].no_gradient == ""
+    _, report = export(
+        (affine_params(), affine), spec("n, 3"), vjp_order=0, overwrite=True
+    )  # asked for
+    assert report.signatures["serving_default"].no_gradient == ""
+
+
+def test_second_order_that_is_missing_is_said(export):
+    def once(params, x):
+        @jax.custom_vjp
+        def function(x):
+            return x * 2
+
+        function.defvjp(lambda x: (2 * x, x), lambda x, g: (until(None, x) * g,))
+        return function(x * params["w"])
+
+    _, report = export(({"w": jnp.ones(4)}, once), spec("n, 4"), trainable=True)
+    info = report.signatures["serving_default"]
+    assert info.vjp_order == 1
+    assert info.no_gradient.startswith("no gradients of gradients: jax cannot make them: ")
+
+
+@pytest.mark.parametrize("model", [until, compares, raising])
+def test_a_bundle_refuses_the_same_in_the_same_words(tmp_path, model):
+    with pytest.raises(NotDifferentiableError, match="jax cannot make the gradient") as caught:
+        to_stablehlo(({}, model), tmp_path / "model", spec("n, 4"), vjp_order=1)
+    assert caught.value.write == "a lower vjp_order"
+    to_stablehlo(({}, lambda p, x: jnp.prod(x, -1)), tmp_path / "m", spec("n, 4"), vjp_order=1)
+    x = random(3, 4)
+    found = jax.grad(lambda x: load(tmp_path / "m")(x).sum())(x)
+    assert_close(found, jax.grad(lambda x: jnp.prod(x, -1).sum())(x), rtol=1e-5, atol=1e-6)
+
+
+# --- gradients that jax alone cannot make of symbolic sizes --------------------------------
+
+
+PRODUCTS = [
+    (lambda p, x: jnp.prod(x, -1), "n, 5"),
+    (lambda p, x: jnp.prod(x, 0), "n, 3"),
+    (lambda p, x: jnp.prod(x), "n, 3"),
+    (lambda p, x: jax.vmap(jnp.prod)(x), "n, 4"),
+    (lambda p, x: jax.lax.scan(lambda c, r: (c, jnp.prod(r * c)), 1.5, x)[1], "n, 3"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(PRODUCTS)))
+def test_the_gradient_of_a_product(export, number):
+    model, shape = PRODUCTS[number]
+    loaded, report = export(({}, model), spec(shape), vjp_order=2)
+    assert report.signatures["serving_default"].vjp_order == 2
+    x = random(3, int(shape[-1]))
+    x[0, 0] = x[1, 1] = x[1, 2] = 0.0  # one zero, and two: no division will do
+    source = tf.constant(x)
+
+    def loss(x):
+        return jnp.sum(model({}, x) * jnp.arange(1.0, 1.0 + np.size(model({}, x))).reshape(
+            np.shape(model({}, x))))  # fmt: skip
+
+    with tf.GradientTape() as outer:
+        outer.watch(source)
+        with tf.GradientTape() as inner:
+            inner.watch(source)
+            value = loaded(source)
+            total = tf.reduce_sum(
+                value * tf.reshape(tf.range(1.0, 1.0 + tf.size(value, tf.float32)), value.shape)
+            )
+        first = inner.gradient(total, source)
+        squared = tf.reduce_sum(first**2)
+    assert_close(first, jax.grad(loss)(x), rtol=1e-4, atol=1e-5)
+    second = jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum())(x)
+    assert_close(outer.gradient(squared, source), second, rtol=1e-3, atol=1e-4)
+
+
+def gram(x):
+    return x @ jnp.swapaxes(x, -1, -2) + 3 * jnp.eye(x.shape[-2])
+
+
+def triangular(**options):
+    return lambda p, x: jax.lax.linalg.triangular_solve(gram(x), x, left_side=True, **options)
+
+
+SYMBOLIC = {
+    "cho_solve": lambda p, x: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(gram(x)), True), x),
+    "upper": triangular(lower=False),
+    "lower, transposed": triangular(lower=True, transpose_a=True),
+    "unit": triangular(lower=True, unit_diagonal=True),
+    "right": lambda p, x: jax.lax.linalg.triangular_solve(gram(x), x.T, lower=True),
+    "cumprod": lambda p, x: jnp.cumprod(x, 0),
+    "cummax": lambda p, x: jax.lax.cummax(x, 0, reverse=True),
+    "cummin": lambda p, x: jax.lax.cummin(x, 0),
+    "cumlogsumexp": lambda p, x: jax.lax.cumlogsumexp(x, 0),
+    "forces": lambda p, x: jax.grad(lambda x: jnp.prod(jnp.tanh(x), -1).sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_the_gradient_of_symbolic_rows(export, name):
+    model = SYMBOLIC[name]
+    loaded, report = export(({}, model), spec("n, 3"), vjp_order=1)
+    assert report.signatures["serving_default"].vjp_order == 1
+    x = random(7, 3)
+    source = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        total = tf.reduce_sum(loaded(source) ** 2)
+    expected = jax.grad(lambda x: (model({}, x) ** 2).sum())(x)
+    assert_close(tape.gradient(total, source), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_jax_has_its_own_rules_again():
+    from jax.interpreters import ad
+
+    before = dict(ad.primitive_jvps)
+    with pytest.raises(ZeroDivisionError), symbolic_derivatives(), symbolic_derivatives():
+        assert ad.primitive_jvps != before
+        raise ZeroDivisionError
+    assert ad.primitive_jvps == before
+
+
+# --- a gradient that was made, and is not right where it is served --------------------------
+
+
+@pytest.fixture
+def broken_gradients(monkeypatch):
+    """TensorFlow fails to compute gradients, or computes others, and is right otherwise."""
+
+    def install(change):
+        call = running._call
+
+        def damaged(tf, model, case, function=None):
+            results = call(tf, model, case, function)
+            return change(results) if case.get("cotangents") else results
+
+        monkeypatch.setattr(running, "_call", damaged)
+
+    return install
+
+
+def wrong(results):
+    return {name: x + 1 if name.startswith("gradient:") else x for name, x in results.items()}
+
+
+def fails(results):
+    raise RuntimeError("no kernel for this gradient")
+
+
+@pytest.mark.parametrize("change", [wrong, fails])
+def test_one_that_fails_where_it_is_served_is_left_out(tmp_path, broken_gradients, change):
+    broken_gradients(change)
+    model = (affine_params(), affine)
+    report = to_saved_model(model, tmp_path / "model", spec("n, 3"))
+    info = report.signatures["serving_default"]
+    assert info.vjp_order == 0
+    assert info.no_gradient.startswith("no gradients: in TensorFlow they ")
+    assert report.largest_error["serving_default: output"] < 1e-5
+    for options in ({"vjp_order": 1}, {"trainable": True}):
+        with pytest.raises(GradientMismatchError):
+            to_saved_model(model, tmp_path / "other", spec("n, 3"), **options)
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]

@@ -1,0 +1,229 @@
+"""Python values among params and arguments stay what they are."""
+
+from __future__ import annotations
+
+import enum
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    StateChangeError,
+    UnsupportedDtypeError,
+)
+from pax_export.export import load, spec, to_saved_model, to_stablehlo
+from pax_export.export.artifact import structure
+from pax_export.export.tracing.exportable import exportable, marked
+from tests.closeness import assert_close
+from tests.export.models import random
+
+# --- params -------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Layer:
+    """A layer as other libraries have it: its activation and its flags are leaves."""
+
+    def __init__(self, weight, activation, mode="plain", frozen=False):
+        self.__dict__.update(weight=weight, activation=activation, mode=mode, frozen=frozen)
+
+    def tree_flatten_with_keys(self):
+        names = ("weight", "activation", "mode", "frozen")
+        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+    def __call__(self, x):
+        y = x @ self.weight
+        if self.frozen:
+            y = jax.lax.stop_gradient(y)
+        return y if self.mode == "linear" else self.activation(y)
+
+
+def layers():
+    return [
+        Layer(jnp.asarray(random(3, 4)), jax.nn.relu),
+        Layer(jnp.asarray(random(4, 2)), jnp.tanh, mode="linear", frozen=True),
+    ]
+
+
+def apply(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def test_leaves_that_are_no_arrays_stay_in_the_function(export):
+    loaded, report = export((layers(), apply), spec("n, 3"), trainable=True, validate=True)
+    assert [each.name for each in report.variables] == ["0.weight", "1.weight"]
+    x = random(5, 3)
+    assert_close(loaded(x), apply(layers(), x), atol=1e-5)
+
+
+def test_a_bundle_and_a_file_take_them_as_well(tmp_path):
+    to_stablehlo((layers(), apply), tmp_path / "bundle", spec("n, 3"))
+    x = random(2, 3)
+    assert_close(load(tmp_path / "bundle")(x), apply(layers(), x), atol=1e-5)
+
+
+def test_they_are_chosen_by_prefix_and_by_name():
+    model = exportable((layers(), apply), None)
+    for chosen in ("0", [True, False]):
+        trainable = [leaf.name for leaf in marked(model, chosen).leaves if leaf.trainable]
+        assert trainable == ["0.weight"]
+    each = jax.tree.map(lambda leaf: hasattr(leaf, "ndim") and leaf.shape == (4, 2), layers())
+    assert [x.name for x in marked(model, each).leaves if x.trainable] == ["1.weight"]
+
+
+def test_a_step_of_training_is_given_them_too(tmp_path):
+    rule = optax.sgd(0.1)
+    params = [Layer(jnp.asarray(random(3, 2)), jnp.tanh)]
+
+    def step(params, state, x):
+        assert params[0].activation is jnp.tanh
+        assert state["name"] == "sgd"
+        weights = [layer.weight for layer in params]
+
+        def loss(weights):
+            return (apply([Layer(w, jnp.tanh) for w in weights], x) ** 2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        updates, _ = rule.update(gradients, rule.init(weights))
+        new = optax.apply_updates(weights, updates)
+        count = {"count": state["count"] + 1, "name": "sgd"}
+        return [Layer(w, jnp.tanh) for w in new], count, value
+
+    to_saved_model(
+        (params, apply), tmp_path / "m", spec("n, 3"), train_step=step,
+        optimizer={"count": jnp.zeros((), jnp.int32), "name": "sgd"},
+        train_inputs=spec("n, 3"),
+    )  # fmt: skip
+    loaded = load(tmp_path / "m")
+    losses = [float(loaded.signatures["train_step"](random(4, 3))) for _ in range(5)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_what_only_looks_like_an_array_is_refused(tmp_path):
+    for value in (jax.ShapeDtypeStruct((3,), np.float32), np.array([None, 1])):
+        with pytest.raises(UnsupportedDtypeError) as caught:
+            to_saved_model(({"w": value}, lambda p, x: x), tmp_path / "m", spec("n"))
+        assert caught.value.where == "w"
+
+
+# --- arguments ----------------------------------------------------------------------------
+
+
+class Mode(enum.Enum):
+    SUM = 1
+    MEAN = 2
+
+
+def reduce(params, x, mode="sum", *, axis=0, batched=False, how=None, function=None):
+    x = x * params["w"]
+    if batched:
+        x = x[None]
+    if function is not None:
+        x = function(x)
+    how = how or (Mode.SUM if mode == "sum" else Mode.MEAN)
+    return x.sum(axis) if how is Mode.SUM else x.mean(axis)
+
+
+PARAMS = {"w": jnp.arange(1.0, 4.0)}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kwargs"),
+    [
+        ((spec("n, 3"),), {"batched": True}),
+        ((spec("n, 3"), "mean"), {"axis": 1}),
+        ((spec("n, 3"),), {"axis": -1, "batched": True, "mode": "mean"}),
+        ((spec("n, 3"),), {"how": Mode.MEAN, "function": jnp.tanh}),
+    ],
+)
+def test_python_arguments_are_static(export, inputs, kwargs):
+    loaded, report = export((PARAMS, reduce), inputs, kwargs=kwargs, validate=True)
+    info = report.signatures["serving_default"]
+    assert [entry.name for entry in info.inputs] == ["x"]
+    x = random(4, 3)
+    expected = reduce(PARAMS, x, *inputs[1:], **kwargs)
+    assert_close(loaded(x), expected, atol=1e-5)  # they need not be said again
+    assert_close(loaded(x, *inputs[1:], **kwargs), expected, atol=1e-5)
+    for name in kwargs:
+        assert f"    with {name} = " in str(report)
+
+
+def test_another_value_than_the_exported_one_is_refused(export):
+    loaded, _ = export((PARAMS, reduce), spec("n, 3"), kwargs={"batched": True})
+    with pytest.raises(InvalidArgumentError) as caught:
+        loaded(random(4, 3), batched=False)
+    assert caught.value.what == (
+        "This argument is a Python value that was fixed when the model was exported."
+    )
+    assert (caught.value.where, caught.value.got) == ("batched", "False")
+    assert caught.value.write == "True, or nothing; another export for another value"
+
+
+def test_values_within_arguments_and_examples(export, tmp_path):
+    def model(params, batch, *, scale):
+        x = batch["x"] if batch["norm"] else batch["x"] / 2
+        return x * scale
+
+    inputs = {"x": spec("n, 3"), "norm": False}
+    x = random(2, 3)
+    loaded, report = export(
+        ({}, model), inputs, kwargs={"scale": 2.0}, validate=True,
+        examples=[({"x": x, "norm": False},), {"batch": {"x": x, "norm": False}, "scale": 2.0}],
+    )  # fmt: skip
+    assert_close(loaded({"x": x, "norm": False}), x, atol=1e-6)
+    assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["batch.x"]
+    to_stablehlo(({}, model), tmp_path / "bundle", inputs, kwargs={"scale": 2.0})
+    assert_close(load(tmp_path / "bundle")({"x": x, "norm": False}, scale=2.0), x, atol=1e-6)
+
+
+def test_a_number_by_position_is_an_input_as_ever(export):
+    _, report = export(({}, lambda p, x, y: x + y), (spec("n"), 1.5))
+    assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["x", "y"]
+
+
+@pytest.mark.parametrize("inputs", ["n", ("n",), ("batch", 8), ("batch, 8",)])
+def test_text_that_was_to_be_a_shape_is_still_refused(tmp_path, inputs):
+    with pytest.raises(InvalidArgumentTypeError):
+        to_saved_model(({}, lambda p, x: x), tmp_path / "m", inputs)
+
+
+def test_a_report_with_them_is_read_with_its_types_checked():
+    structure.check({"static": {"value": True}}, (), "x")
+    structure.check({"static": {"text": "Mode.SUM"}}, (), "x")
+    for content in ({}, {"value": [1]}, {"text": 3}, {"value": 1, "text": "a"}, 3, {"other": 1}):
+        with pytest.raises(ValueError, match="x is no"):
+            structure.check(json.loads(json.dumps({"static": content})), (), "x")
+
+
+# --- new state ----------------------------------------------------------------------------
+
+
+def test_state_of_another_shape_is_told_what_to_do_about_shapes(tmp_path):
+    class Growing(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = jnp.zeros((1,))
+
+        def __call__(self, x):
+            self.seen = jnp.zeros((4, 6)) + x.sum()
+            return self.seen.sum() + x
+
+    with pytest.raises(StateChangeError) as caught:
+        to_saved_model(Growing(), tmp_path / "m", spec("n"), state="update")
+    assert caught.value.what == "A call changes the shape of a leaf, so no variable can hold it."
+    assert (caught.value.where, caught.value.got) == ("seen", "float32[4, 6] after float32[1]")
+    assert caught.value.write.startswith("new state of shape [1]: a buffer of the largest size")
+    assert "astype" not in caught.value.write

@@ -1,0 +1,46 @@
+"""What a trace finds out is said before anything slow is loaded."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from pax_export._errors import MissingPackageError, NotDifferentiableError, StateChangeError
+from pax_export.export import spec, to_saved_model, to_tflite
+from pax_export.export.formats.saved_model import export as saved_model
+from pax_export.export.formats.tflite import export as tflite
+from tests.export.models import Counter, affine, affine_params
+
+
+def slow(*_):
+    raise AssertionError("TensorFlow was loaded")
+
+
+@pytest.fixture(autouse=True)
+def no_tensorflow(monkeypatch):
+    monkeypatch.setattr(saved_model, "tensorflow", slow)
+    monkeypatch.setattr(tflite, "tensorflow", slow)
+
+
+@pytest.mark.parametrize("export", [to_saved_model, to_tflite])
+def test_a_model_that_cannot_be_traced_loads_nothing(tmp_path, export):
+    with pytest.raises(TypeError, match="contracting dimensions"):
+        export((affine_params(), affine), tmp_path / "m", spec("n, 5"))
+    with pytest.raises(StateChangeError):
+        export(Counter(), tmp_path / "m", spec("n"))
+
+
+def test_nor_does_one_without_the_gradient_that_was_asked_for(tmp_path):
+    with pytest.raises(NotDifferentiableError):
+        to_saved_model(({}, lambda p, n: n), tmp_path / "m", spec("k", "int32"), vjp_order=1)
+
+
+@pytest.mark.parametrize("export", [to_saved_model, to_tflite])
+def test_a_missing_package_is_said_before_any_work(tmp_path, monkeypatch, export):
+    def trace(*_):
+        raise AssertionError("it was traced")
+
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(MissingPackageError, match="needs the package 'tensorflow'"):
+        export(({}, trace), tmp_path / "m", spec("n"))
