@@ -1,0 +1,167 @@
+"""Loops and branches, and what solves by a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer, flat, together
+from pax_export.export.formats.onnx.registry import complex_rule, rule
+from pax_export.export.formats.onnx.rules.shapes import cpu_branch, one_value
+from pax_export.export.formats.onnx.values import AnyValue, Value
+
+Results = Sequence[Any]
+
+
+@complex_rule("cond")
+@rule("cond")
+def cond(
+    writer: Writer,
+    results: Results,
+    index: AnyValue,
+    *operands: AnyValue,
+    branches: Sequence[Any],
+    branches_platforms: Any = None,
+    **_: Any,
+) -> list[AnyValue]:
+    if branches_platforms is not None:
+        return writer.inline(branches[cpu_branch(branches_platforms)], operands)
+    which = one_value(index)
+    if which.known is not None:
+        place = int(np.clip(int(which.known), 0, len(branches) - 1))
+        return writer.inline(branches[place], operands)
+    return _branched(writer, results, which, operands, branches)
+
+
+def _branched(
+    writer: Writer,
+    results: Results,
+    which: Value,
+    operands: Sequence[AnyValue],
+    branches: Sequence[Any],
+) -> list[AnyValue]:
+    """The first branch, or those that are left: ONNX chooses between two."""
+    if len(branches) == 1:
+        return writer.inline(branches[0], operands)
+    one = which.name
+    if which.dtype == np.bool_:
+        is_first = writer("Not", one)
+    else:
+        is_first = writer("LessOrEqual", one, writer.like(0, which))
+    with writer.body() as first:
+        made = flat(writer.inline(branches[0], operands))
+    then = writer.graph(first, [], made)
+    with writer.body() as rest:
+        if which.dtype != np.bool_ and len(branches) > 2:
+            less = Value(writer("Sub", one, writer.like(1, which)), which.dtype, ())
+            made = flat(_branched(writer, results, less, operands, branches[1:]))
+        else:
+            made = flat(writer.inline(branches[1], operands))
+    otherwise = writer.graph(rest, [], made)
+    names = writer(
+        "If", is_first, results=len(made), then_branch=then, else_branch=otherwise
+    )
+    return together(results, [names] if isinstance(names, str) else names)
+
+
+@complex_rule("while")
+@rule("while")
+def while_(
+    writer: Writer,
+    results: Results,
+    *operands: AnyValue,
+    cond_jaxpr: Any,
+    body_jaxpr: Any,
+    cond_nconsts: int,
+    body_nconsts: int,
+    **_: Any,
+) -> list[AnyValue]:
+    of_cond = operands[:cond_nconsts]
+    of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
+    state = operands[cond_nconsts + body_nconsts :]
+    if not state:
+        return []
+    (start,) = writer.inline(cond_jaxpr, [*of_cond, *state])
+    inside = [writer.fresh(result.dtype, result.shape) for result in results]
+    with writer.body() as nodes:
+        after = writer.inline(body_jaxpr, [*of_body, *inside])
+        (more,) = writer.inline(cond_jaxpr, [*of_cond, *after])
+    bodies = flat(inside)
+    turn, again = writer.new_name("turn"), writer.new_name("again")
+    given = [
+        writer.entry(turn, np.int64, ()),
+        writer.entry(again, np.bool_, ()),
+        *(writer.entry(each.name, each.carrier, each.shape) for each in bodies),
+    ]
+    body = writer.graph(nodes, given, [one_value(more), *flat(after)])
+    names = writer("Loop", None, start, *flat(state), results=len(bodies), body=body)
+    return together(results, [names] if isinstance(names, str) else names)
+
+
+@complex_rule("scan")
+@rule("scan")
+def scan(
+    writer: Writer,
+    results: Results,
+    *operands: AnyValue,
+    jaxpr: Any,
+    length: Any,
+    reverse: bool,
+    **_: Any,
+) -> list[AnyValue]:
+    """A scan of ONNX; without arrays to go through, over numbers that nobody reads."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    # How many are constants, state and rows, versions of jax say in different ways.
+    num_carry = sum(map(_same_rank, inner.outvars, results))
+    num_rows = len(operands) - sum(map(_same_rank, inner.invars, operands))
+    num_consts = len(operands) - num_rows - num_carry
+    consts = operands[:num_consts]
+    state = operands[num_consts : num_consts + num_carry]
+    rows = list(operands[num_consts + num_carry :])
+    carried = [writer.fresh(each.dtype, each.shape) for each in results[:num_carry]]
+    pieces = [writer.fresh(each.dtype, each.shape[1:]) for each in rows]
+    with writer.body() as nodes:
+        made = writer.inline(jaxpr, [*consts, *carried, *pieces])
+    scanned, taken = flat(rows), flat(pieces)
+    if not scanned:
+        steps = writer.name(writer.arange(length))
+        scanned = [Value(steps, np.dtype(np.int64), (length,))]
+        taken = [Value(writer.new_name("turn"), np.dtype(np.int64), ())]
+    given = [*flat(carried), *taken]
+    entries = [writer.entry(each.name, each.carrier, each.shape) for each in given]
+    body = writer.graph(nodes, entries, flat(made))
+    stacked = len(flat(made)) - len(flat(carried))
+    names = writer(
+        "Scan",
+        *flat(state),
+        *scanned,
+        results=len(flat(made)),
+        body=body,
+        num_scan_inputs=len(scanned),
+        scan_input_directions=[int(reverse)] * len(scanned),
+        **({"scan_output_directions": [int(reverse)] * stacked} if stacked else {}),
+    )
+    return together(results, [names] if isinstance(names, str) else names)
+
+
+def _same_rank(inside: Any, outside: Any) -> bool:
+    return len(inside.aval.shape) == len(outside.shape)
+
+
+@rule("custom_linear_solve")
+def custom_linear_solve(
+    writer: Writer,
+    results: Results,
+    *operands: AnyValue,
+    const_lengths: Any,
+    jaxprs: Any,
+    **_: Any,
+) -> list[AnyValue]:
+    """The program that solves, with the arrays that are for it."""
+    lengths = [const_lengths.matvec, const_lengths.vecmat, const_lengths.solve]
+    begin = lengths[0] + lengths[1]
+    consts = operands[begin : begin + lengths[2]]
+    given = operands[sum(lengths) + const_lengths.transpose_solve :]
+    return writer.inline(jaxprs.solve, [*consts, *given])
