@@ -164,7 +164,9 @@ def test_conversions(path):
             "brain": x.astype(jnp.bfloat16).astype(jnp.float32),
             "reduced": lax.reduce_precision(x, 8, 7),
             "bits": lax.bitcast_convert_type(x, jnp.int32),
-            "from bits": lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32), jnp.float32),
+            "from bits": lax.bitcast_convert_type(
+                lax.bitcast_convert_type(x, jnp.uint32), jnp.float32
+            ),
         }
 
     check(path, run, (rows(ODD, 2), rows(WHOLE, 2)), specs=(spec("n, 10"), spec("n, 10", "int32")))
@@ -287,13 +289,17 @@ def test_products(path):
             "dense": x @ w,
             "vector": x @ w[:, 0],
             "dot": x[0, 0] @ w[:, 0],
-            "heads": jnp.einsum("bihd,bjhd->bhij", x.reshape(*x.shape[:2], 2, 2), x.reshape(*x.shape[:2], 2, 2)),
+            "heads": jnp.einsum(
+                "bihd,bjhd->bhij", x.reshape(*x.shape[:2], 2, 2), x.reshape(*x.shape[:2], 2, 2)
+            ),
             "outer": jnp.einsum("bi,bj->bij", x[:, 0], x[:, 0]),
             "all": jnp.einsum("bij,bij->b", x, x),
             "many": jnp.einsum("bij,jk,kl->bil", x, w, w.T),
             "tensordot": jnp.tensordot(w.T, x, ((1,), (2,))),
             "whole": whole @ whole.T,
-            "wide": lax.dot_general(whole, whole, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32),
+            "wide": lax.dot_general(
+                whole, whole, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+            ),
         }
 
     whole = np.arange(12, dtype=np.int8).reshape(3, 4) * 11
@@ -318,11 +324,19 @@ def test_convolutions(path, dtype):
                 x, kernel, window_strides=(1, 1), padding=((1, 2), (2, 1)), lhs_dilation=(2, 2)
             ),
             "grouped": conv(
-                x, w.reshape(3, 3, 1, 8), window_strides=(1, 1), padding="SAME", feature_group_count=2
+                x,
+                w.reshape(3, 3, 1, 8),
+                window_strides=(1, 1),
+                padding="SAME",
+                feature_group_count=2,
             ),
             "cut": conv(x, kernel, window_strides=(1, 1), padding=((-1, 0), (0, -1))),
             "line": lax.conv_general_dilated(
-                x[:, :, 0], w.reshape(9, 2, 4), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+                x[:, :, 0],
+                w.reshape(9, 2, 4),
+                (1,),
+                "SAME",
+                dimension_numbers=("NWC", "WIO", "NWC"),
             ),
         }
         return {name: each.astype(jnp.float32) for name, each in found.items()}
@@ -364,9 +378,7 @@ def test_gathers(path):
             "along": jnp.take_along_axis(x, at[None, :, None] % x.shape[1], axis=1),
             "windows": jax.vmap(lambda i: lax.dynamic_slice(x, (0, i, 0), (1, 2, 3)))(at),
             "each": jax.vmap(lambda row, i: row[i])(x, at[:3]),
-            "per row": jax.vmap(lambda row, i: lax.dynamic_slice(row, (i, 0), (2, 3)))(
-                x, at[:3]
-            ),
+            "per row": jax.vmap(lambda row, i: lax.dynamic_slice(row, (i, 0), (2, 3)))(x, at[:3]),
             "picked": x[:, 1, at % 3],
             "corner": x[..., -1, ::2],
         }
@@ -378,7 +390,12 @@ def test_gathers(path):
     def symbolic(x, at):
         return [x[at], x[:, at], jnp.take_along_axis(x, at[:, None, None], 1), x[at, at], x[0]]
 
-    check(path.with_suffix(".2"), symbolic, (random(5, 4, 3), at), specs=(spec("n, 4, 3"), spec("n", "int32")))
+    check(
+        path.with_suffix(".2"),
+        symbolic,
+        (random(5, 4, 3), at),
+        specs=(spec("n, 4, 3"), spec("n", "int32")),
+    )
 
 
 def test_scatters(path):
@@ -443,6 +460,8 @@ def test_loops_and_branches(path):
             ),
             "platform": lax.platform_dependent(x, cpu=lambda y: y + 1, default=lambda y: y + 1),
             "associative": lax.associative_scan(jnp.add, x[:, :3], axis=1),
+            "all but one": lax.scan(step, start, x[1:], reverse=True),
+            "products": jnp.cumprod(x[1:], 0),
             "captured": lax.scan(lambda c, _: (c + x.sum(), None), 0.0, None, length=4)[0],
         }
 
@@ -507,7 +526,10 @@ def test_random_numbers_are_those_of_jax(path):
             "data": jax.random.key_data(jax.random.split(key, 3)),
             "each": jax.vmap(lambda k: jax.random.normal(k, (2,)))(jax.random.split(key, 3)),
             "loop": lax.fori_loop(
-                0, 3, lambda i, s: (s[0] + jax.random.uniform(s[1]), jax.random.split(s[1])[0]), (0.0, key)
+                0,
+                3,
+                lambda i, s: (s[0] + jax.random.uniform(s[1]), jax.random.split(s[1])[0]),
+                (0.0, key),
             )[0],
             "category": jax.random.categorical(one, x),
         }
@@ -526,7 +548,9 @@ def test_linear_algebra(path):
             "solve": jnp.linalg.solve(x, b),
             "triangular": jax.scipy.linalg.solve_triangular(low, b, lower=True),
             "transposed": jax.scipy.linalg.solve_triangular(low, b, lower=True, trans=1),
-            "cho": jax.vmap(lambda s, y: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(s), True), y))(spd, b),
+            "cho": jax.vmap(
+                lambda s, y: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(s), True), y)
+            )(spd, b),
             "det": jnp.linalg.det(x),
             "slogdet": jnp.linalg.slogdet(x)[1],
             "inv": jnp.linalg.inv(x),
@@ -539,5 +563,10 @@ def test_linear_algebra(path):
         }
 
     check(
-        path, run, (random(2, 3, 3), random(2, 3, 2)), specs=(spec("n, 3, 3"), spec("n, 3, 2")), rtol=2e-3, atol=1e-4
+        path,
+        run,
+        (random(2, 3, 3), random(2, 3, 2)),
+        specs=(spec("n, 3, 3"), spec("n, 3, 2")),
+        rtol=2e-3,
+        atol=1e-4,
     )

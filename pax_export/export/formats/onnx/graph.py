@@ -67,9 +67,7 @@ class Writer:
     ) -> Any:
         names = [self.name(operand) for operand in operands]
         made = [self.new_name() for _ in range(results)]
-        nodes.append(
-            self.onnx.helper.make_node(operator, names, made, name=made[0], **attributes)
-        )
+        nodes.append(self.onnx.helper.make_node(operator, names, made, name=made[0], **attributes))
         return made[0] if results == 1 else made
 
     def name(self, operand: Any) -> str:
@@ -215,9 +213,7 @@ class Writer:
         sizes = [int(size) if is_number(size) else None for size in shape]
         return self.onnx.helper.make_tensor_value_info(name, self.type(dtype), sizes)
 
-    def graph(
-        self, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Value]
-    ) -> Any:
+    def graph(self, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Value]) -> Any:
         """A body of these operators, whose results are these values."""
         nodes = needed(nodes, {value.name for value in outputs})
         entries = []
@@ -227,6 +223,30 @@ class Writer:
             nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name], name=name))
             entries.append(self.entry(name, value.carrier, value.shape))
         return self.onnx.helper.make_graph(nodes, self.new_name("body"), inputs, entries)
+
+    def branched(
+        self,
+        condition: Any,
+        then: Callable[[], Sequence[Value]],
+        otherwise: Callable[[], Sequence[Value]],
+    ) -> list[str]:
+        """The names of what one of two bodies makes."""
+        graphs, count = [], 0
+        for make in (then, otherwise):
+            with self.body() as nodes:
+                made = make()
+            count = len(made)
+            graphs.append(self.graph(nodes, [], made))
+        names = self("If", condition, results=count, then_branch=graphs[0], else_branch=graphs[1])
+        return [names] if isinstance(names, str) else names
+
+    def is_some(self, size: Any) -> str | None:
+        """The name of whether a size is not 0; None where it never is."""
+        text = str(size)
+        # jax says that a variable alone is 1 or more.
+        if text.isidentifier() or (is_number(size) and size > 0):
+            return None
+        return self("Greater", self.squeeze(self.sizes.one(size), [0]), np.array(0, np.int64))
 
     def fresh(self, dtype: Any, shape: Sequence[Any]) -> AnyValue:
         """What a body is given: values that no operator makes."""
@@ -266,9 +286,7 @@ def needed(nodes: Sequence[Any], wanted: Collection[str]) -> list[Any]:
 def flat(values: Sequence[AnyValue]) -> list[Value]:
     """All arrays of some values, those that are two as two."""
     return [
-        each
-        for value in values
-        for each in (value.parts if isinstance(value, Parts) else (value,))
+        each for value in values for each in (value.parts if isinstance(value, Parts) else (value,))
     ]
 
 

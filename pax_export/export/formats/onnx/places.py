@@ -27,8 +27,8 @@ def place_of(program: Program, equation: Any, callers: Sequence[Any]) -> str:
     users = (_users_frame(each) for each in (equation, *reversed(callers)))
     user = next(filter(None, users), None)
     parts = [_layer(program, (*callers, equation)[0], user), line]
-    if user is not None and (text := _text(*user)) != line:
-        parts.append(f"from {text}")
+    if user is not None and not line.startswith(f"{Path(user[0]).name}:{user[1]}:"):
+        parts.append(f"from {_text(*user)}")
     return ", ".join(filter(None, parts))
 
 

@@ -144,7 +144,7 @@ _PYTHON: dict[str, Callable[[int, int], int]] = {
 
 
 def _python(text: str) -> str:
-    """jax writes a power with another sign than Python."""
+    """The same for Python, which writes a power with another sign than jax."""
     return text.strip().replace("^", "**")
 
 

@@ -4,9 +4,10 @@ from pax_export.export.formats.onnx.rules import arithmetic as arithmetic
 from pax_export.export.formats.onnx.rules import bits as bits
 from pax_export.export.formats.onnx.rules import complex_numbers as complex_numbers
 from pax_export.export.formats.onnx.rules import control as control
-from pax_export.export.formats.onnx.rules import convolutions as convolutions
 from pax_export.export.formats.onnx.rules import conversions as conversions
+from pax_export.export.formats.onnx.rules import convolutions as convolutions
 from pax_export.export.formats.onnx.rules import decompositions as decompositions
+from pax_export.export.formats.onnx.rules import expansions as expansions
 from pax_export.export.formats.onnx.rules import fourier as fourier
 from pax_export.export.formats.onnx.rules import functions as functions
 from pax_export.export.formats.onnx.rules import gathering as gathering

@@ -241,15 +241,11 @@ def square(writer: Writer, results: Results, x: Value) -> str:
 @rule("one_minus_square")
 def one_minus_square(writer: Writer, results: Results, x: Value) -> str:
     one = writer.like(1, x)
-    return writer.fit(
-        writer("Mul", writer("Add", one, x), writer("Sub", one, x)), results[0].dtype
-    )
+    return writer.fit(writer("Mul", writer("Add", one, x), writer("Sub", one, x)), results[0].dtype)
 
 
 @rule("polynomial")
-def polynomial(
-    writer: Writer, results: Results, x: Value, *coefficients: Value, **_: Any
-) -> str:
+def polynomial(writer: Writer, results: Results, x: Value, *coefficients: Value, **_: Any) -> str:
     (result,) = results
     made = coefficients[-1].name
     for each in reversed(coefficients[:-1]):

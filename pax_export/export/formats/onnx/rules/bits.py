@@ -116,10 +116,7 @@ _LAYOUTS = {"float32": (8, 23, 127), "float16": (5, 10, 15), "bfloat16": (8, 7, 
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(
-    writer: Writer, results: Results, x: Value, *, new_dtype: Any
-) -> Any:
-    (result,) = results
+def bitcast_convert_type(writer: Writer, results: Results, x: Value, *, new_dtype: Any) -> Any:
     before, after = np.dtype(x.dtype), np.dtype(new_dtype)
     if before == after:
         return x

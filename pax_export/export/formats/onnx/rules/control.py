@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,20 +51,15 @@ def _branched(
         is_first = writer("Not", one)
     else:
         is_first = writer("LessOrEqual", one, writer.like(0, which))
-    with writer.body() as first:
-        made = flat(writer.inline(branches[0], operands))
-    then = writer.graph(first, [], made)
-    with writer.body() as rest:
+
+    def rest() -> list[Value]:
         if which.dtype != np.bool_ and len(branches) > 2:
             less = Value(writer("Sub", one, writer.like(1, which)), which.dtype, ())
-            made = flat(_branched(writer, results, less, operands, branches[1:]))
-        else:
-            made = flat(writer.inline(branches[1], operands))
-    otherwise = writer.graph(rest, [], made)
-    names = writer(
-        "If", is_first, results=len(made), then_branch=then, else_branch=otherwise
-    )
-    return together(results, [names] if isinstance(names, str) else names)
+            return flat(_branched(writer, results, less, operands, branches[1:]))
+        return flat(writer.inline(branches[1], operands))
+
+    names = writer.branched(is_first, lambda: flat(writer.inline(branches[0], operands)), rest)
+    return together(results, names)
 
 
 @complex_rule("while")
@@ -132,18 +128,36 @@ def scan(
     given = [*flat(carried), *taken]
     entries = [writer.entry(each.name, each.carrier, each.shape) for each in given]
     body = writer.graph(nodes, entries, flat(made))
-    stacked = len(flat(made)) - len(flat(carried))
-    names = writer(
-        "Scan",
-        *flat(state),
-        *scanned,
-        results=len(flat(made)),
-        body=body,
-        num_scan_inputs=len(scanned),
-        scan_input_directions=[int(reverse)] * len(scanned),
-        **({"scan_output_directions": [int(reverse)] * stacked} if stacked else {}),
-    )
-    return together(results, [names] if isinstance(names, str) else names)
+    counts = len(flat(made)), len(flat(carried))
+    ways = {"scan_input_directions": [int(reverse)] * len(scanned)}
+    if counts[0] > counts[1]:
+        ways["scan_output_directions"] = [int(reverse)] * (counts[0] - counts[1])
+
+    def scanning() -> list[Value]:
+        names = writer(
+            "Scan",
+            *flat(state),
+            *scanned,
+            results=counts[0],
+            body=body,
+            num_scan_inputs=len(scanned),
+            **ways,
+        )
+        return flat(together(results, [names] if isinstance(names, str) else names))
+
+    def nothing() -> list[Value]:
+        """What is left where there are no rows, which onnxruntime does not go through."""
+        stacked = flat(together(results[num_carry:], [""] * (counts[0] - counts[1])))
+        zeros = [
+            dataclasses.replace(each, name=writer.expand(np.zeros((), each.carrier), each.shape))
+            for each in stacked
+        ]
+        return [*flat(state), *zeros]
+
+    some = writer.is_some(length)
+    if some is None:
+        return together(results, [each.name for each in scanning()])
+    return together(results, writer.branched(some, scanning, nothing))
 
 
 def _same_rank(inside: Any, outside: Any) -> bool:

@@ -74,9 +74,7 @@ def _transformed(
         made = writer("DFT", pair, None, np.array(axis, np.int64), inverse=int(inverse))
     else:
         made = writer("DFT", pair, axis=axis, inverse=int(inverse))
-    return [
-        writer("Gather", made, np.array(index, np.int64), axis=rank) for index in range(2)
-    ]
+    return [writer("Gather", made, np.array(index, np.int64), axis=rank) for index in range(2)]
 
 
 def _by_matrix(

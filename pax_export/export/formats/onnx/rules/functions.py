@@ -188,9 +188,7 @@ def lgamma(writer: Writer, results: Results, x: Value) -> str:
     left = writer("Sub", writer("Sub", writer("Log", pi), sine), right)
     made = writer("Where", reflected, left, right)
     infinite = writer("IsInf", x)
-    return writer.fit(
-        writer("Where", infinite, writer.like(np.inf, x), made), results[0].dtype
-    )
+    return writer.fit(writer("Where", infinite, writer.like(np.inf, x), made), results[0].dtype)
 
 
 @rule("digamma")

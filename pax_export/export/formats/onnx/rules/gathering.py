@@ -33,19 +33,17 @@ def gather(
     numbers = dimension_numbers
     places = Places(writer, x, indices, numbers.start_index_map, slice_sizes, mode)
     name, axes = _narrowed(writer, x, slice_sizes, numbers)
-    batch = [axis for axis in range(indices.rank - 1)]
+    batch = list(range(indices.rank - 1))
     collapsed = numbers.collapsed_slice_dims
     windows = [int(axis) for axis in numbers.start_index_map if axis not in collapsed]
     operand_batch = list(numbers.operand_batching_dims)
     indices_batch = list(numbers.start_indices_batching_dims)
-    rest = [
-        axis for axis in axes if axis not in (*numbers.start_index_map, *operand_batch)
-    ]
+    rest = [axis for axis in axes if axis not in (*numbers.start_index_map, *operand_batch)]
     if len(numbers.start_index_map) == 1 and not operand_batch:
         (axis,) = numbers.start_index_map
         at = axes.index(axis)
         made = writer("Gather", name, places.numbered(windows, squeezed=True), axis=at)
-        before = [each for each in axes[:at]]
+        before = axes[:at]
         order = [*before, *(_batch(each) for each in batch), *windows]
         order += [each for each in rest if each not in before]
     else:

@@ -51,9 +51,7 @@ def sort(
         if order is not None:
             key = writer("GatherElements", key, order, axis=dimension)
         found = _order(writer, key, each, dimension, size)
-        order = found if order is None else writer(
-            "GatherElements", order, found, axis=dimension
-        )
+        order = found if order is None else writer("GatherElements", order, found, axis=dimension)
     names = [writer("GatherElements", x, order, axis=dimension) for x in flat(operands)]
     return together(results, names)
 

@@ -166,19 +166,26 @@ def _scanned(
     entries = [writer.entry(name, x.carrier, inner) for name in (state, piece)]
     body = writer.graph(nodes, entries, [value, value])
     flag = [int(reverse)]
-    _, made = writer(
-        "Scan",
-        start,
-        x,
-        results=2,
-        body=body,
-        num_scan_inputs=1,
-        scan_input_axes=[axis],
-        scan_output_axes=[axis],
-        scan_input_directions=flag,
-        scan_output_directions=flag,
-    )
-    return made
+
+    def scanning() -> list[Value]:
+        _, made = writer(
+            "Scan",
+            start,
+            x,
+            results=2,
+            body=body,
+            num_scan_inputs=1,
+            scan_input_axes=[axis],
+            scan_output_axes=[axis],
+            scan_input_directions=flag,
+            scan_output_directions=flag,
+        )
+        return [Value(made, x.dtype, x.shape)]
+
+    some = writer.is_some(x.shape[axis])
+    if some is None:
+        return scanning()[0].name
+    return writer.branched(some, scanning, lambda: [x])[0]
 
 
 def _least(x: Value) -> Any:
@@ -202,4 +209,3 @@ rule("cumprod")(_cumulative(lambda w, x, y, _: w("Mul", x, y), lambda _: 1))
 rule("cummax")(_cumulative(lambda w, x, y, v: extreme(w, "Max", x, y, v.is_float), _least))
 rule("cummin")(_cumulative(lambda w, x, y, v: extreme(w, "Min", x, y, v.is_float), _largest))
 rule("cumlogsumexp")(_cumulative(_log_sum, _least))
-

@@ -165,9 +165,7 @@ def _written(
     return writer.slice(made, 0, 0, sizes[0])
 
 
-def _reduced(
-    writer: Writer, name: Any, index: Any, updates: Any, reduction: str, x: Value
-) -> Any:
+def _reduced(writer: Writer, name: Any, index: Any, updates: Any, reduction: str, x: Value) -> Any:
     if x.dtype != np.bool_ or reduction == "none":
         return writer("ScatterND", name, index, updates, reduction=reduction)
     numbers = [writer.cast(each, np.int32) for each in (name, updates)]

@@ -121,7 +121,9 @@ def tile(writer: Writer, results: Results, x: Value, *, reps: Sequence[Any]) -> 
 @rule("concatenate", part_by_part=True)
 def concatenate(writer: Writer, results: Results, *operands: Value, dimension: int) -> Any:
     if all(each.known is not None for each in operands):
-        made = np.concatenate([each.known for each in operands if each.known is not None], dimension)
+        made = np.concatenate(
+            [each.known for each in operands if each.known is not None], dimension
+        )
         return Value(writer.constant(made), operands[0].dtype, made.shape, made)
     if len(operands) == 1:
         return operands[0]
@@ -136,8 +138,7 @@ def stack(writer: Writer, results: Results, *operands: Value, axis: int) -> str:
 @rule("unstack", part_by_part=True)
 def unstack(writer: Writer, results: Results, x: Value, *, axis: int, **_: Any) -> list[str]:
     return [
-        writer("Gather", x, np.array(index, np.int64), axis=axis)
-        for index in range(len(results))
+        writer("Gather", x, np.array(index, np.int64), axis=axis) for index in range(len(results))
     ]
 
 
@@ -152,9 +153,7 @@ def split(
 
 
 @rule("iota")
-def iota(
-    writer: Writer, results: Results, *dynamic: Value, dimension: int, **_: Any
-) -> Value:
+def iota(writer: Writer, results: Results, *dynamic: Value, dimension: int, **_: Any) -> Value:
     if dynamic:
         raise Refused("of sizes that are arrays")
     (result,) = results
@@ -189,9 +188,7 @@ def dim_as_value(writer: Writer, results: Results, *, dim: Any) -> str:
 
 
 @rule("dimension_size")
-def dimension_size(
-    writer: Writer, results: Results, x: Value, *, dimension: int, **_: Any
-) -> str:
+def dimension_size(writer: Writer, results: Results, x: Value, *, dimension: int, **_: Any) -> str:
     return dim_as_value(writer, results, dim=x.shape[dimension])
 
 

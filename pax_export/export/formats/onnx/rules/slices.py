@@ -97,9 +97,7 @@ def padded(writer: Writer, name: Any, pairs: Sequence[Sequence[Any]], value: Any
     return writer("Pad", name, writer.sizes.shape([*lows, *highs]), value)
 
 
-def spaced(
-    writer: Writer, name: Any, shape: Sequence[Any], gaps: Sequence[int], value: Any
-) -> Any:
+def spaced(writer: Writer, name: Any, shape: Sequence[Any], gaps: Sequence[int], value: Any) -> Any:
     """Puts so many elements between those that are neighbours along each axis."""
     shape = list(shape)
     for axis, gap in enumerate(gaps):
