@@ -453,6 +453,11 @@ def test_loops_and_branches(path):
             "without": lax.fori_loop(0, 3, lambda i, y: y * 1.1 + i, x),
             "counted": lax.fori_loop(0, count, lambda i, y: y + x.shape[0], x),
             "while": lax.while_loop(lambda s: s[0] < count, lambda s: (s[0] + 1, s[1] * 2), (0, x)),
+            "each": jax.vmap(
+                lambda y: lax.while_loop(
+                    lambda s: s[0].sum() < count, lambda s: (s[0] + 1, s[1] * 2), (y, y)
+                )
+            )(x),
             "cond": lax.cond(count > 2, lambda y: y * 2, lambda y: y, x),
             "switch": lax.switch(count, [lambda y: y, lambda y: y + 1, lambda y: y * 3], x),
             "nested": lax.map(

@@ -15,6 +15,7 @@ from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx.model import converted
+from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
@@ -113,7 +114,8 @@ class _OnnxWriter(Writer):
             require("onnxruntime", "onnx", "to_onnx")
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
-        (self._program,) = programs
+        (program,) = programs
+        self._program = with_names_of_their_own(program)
         refuse_changes(self._program, model.leaves, set(self._program.read))
         self._store = Store(model.leaves, (), trainable=True)
         constants = map(self._store.of_constant, self._program.traced.constants)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from pax_export.export.formats.onnx.convert import Converter, NotInOnnxError
 from pax_export.export.formats.onnx.graph import Writer, bodies, flat, needed, read_in
 from pax_export.export.formats.onnx.places import place_of
 from pax_export.export.formats.onnx.registry import Refused
-from pax_export.export.formats.onnx.run import OUTPUT_NAMES
 from pax_export.export.formats.onnx.values import (
     AnyValue,
     Parts,
@@ -63,7 +61,7 @@ class _Model:
         self._converter = Converter(onnx, opset, self._constants)
         self._writer: Writer = self._converter.writer
         self._inputs = [entry.name for entry in program.inputs.flat]
-        self._outputs = _apart(program.output_names, self._inputs)
+        self._outputs = list(program.output_names)
         self._weights = weights
         self._names = names
 
@@ -96,9 +94,6 @@ class _Model:
         versions = [onnx.helper.make_opsetid("", self._opset)]
         model = onnx.helper.make_model(graph, producer_name="pax_export", opset_imports=versions)
         model.ir_version = onnx.helper.find_min_ir_version_for(versions)
-        if self._outputs != list(self._program.output_names):
-            renamed = json.dumps(dict(zip(self._outputs, self._program.output_names)))
-            onnx.helper.set_model_props(model, {OUTPUT_NAMES: renamed})
         return model
 
     def _taken(self, name: str, struct: Any) -> AnyValue:
@@ -150,21 +145,6 @@ class _Model:
         shape = [int(size) if is_number(size) else str(size) for size in struct.shape]
         number = self._writer.type(struct.dtype)
         return self._onnx.helper.make_tensor_value_info(name, number, shape)
-
-
-def _apart(outputs: Sequence[str], inputs: Sequence[str]) -> list[str]:
-    """The names of outputs, other ones where an input has them: a graph has each name once."""
-    taken, made = {*inputs, *outputs}, []
-    for name in outputs:
-        free, number = name, 1
-        if name in inputs:
-            free = f"{name}_output"
-            while free in taken:
-                number += 1
-                free = f"{name}_output_{number}"
-            taken.add(free)
-        made.append(free)
-    return made
 
 
 def _refuse_complex(struct: Any, where: str) -> None:

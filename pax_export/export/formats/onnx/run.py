@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-
-#: The entry of the metadata that has the names of the model's outputs, where an input has the
-#: same: a graph has each name once.
-OUTPUT_NAMES = "pax_export.outputs"
 
 #: What onnxruntime makes no arrays of numpy of: its name of the type, that of the dtype, the
 #: number that ONNX has for it, and whole numbers of as many bits.
@@ -34,20 +29,18 @@ def opened(file: str) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; warnings are about what conversion left over
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    found = session.get_modelmeta().custom_metadata_map.get(OUTPUT_NAMES)
-    meant = json.loads(found) if found else {}
     names = [output.name for output in session.get_outputs()]
     taken = {entry.name: entry.type for entry in session.get_inputs()}
     in_bits = not _BITS.keys().isdisjoint({*taken.values(), *_types(session)})
 
     def call(key: str, inputs: Arrays) -> Arrays:
         # A model that does not read an input has no such input.
-        given = {name: value for name, value in inputs.items() if name in taken}
+        given = {name: np.asarray(value) for name, value in inputs.items() if name in taken}
         if in_bits:
             results = _run_bits(onnxruntime, session, given, taken)
         else:
             results = session.run(names, given)
-        return {meant.get(name, name): value for name, value in zip(names, results)}
+        return dict(zip(names, results))
 
     return session, call
 

@@ -188,6 +188,10 @@ def dot_general(
     def times(left: Value, right: Value) -> Any:
         return product(writer, left, right, dimension_numbers, result.shape, half)
 
-    (a, b), (c, d) = _parts(x), _parts(y)
+    if isinstance(x, Value):
+        return _made(result, *(times(x, each) for each in _parts(y)))
+    if isinstance(y, Value):
+        return _made(result, *(times(each, y) for each in x.parts))
+    (a, b), (c, d) = x.parts, y.parts
     real_part = writer("Sub", times(a, c), times(b, d))
     return _made(result, real_part, writer("Add", times(a, d), times(b, c)))

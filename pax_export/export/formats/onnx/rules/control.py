@@ -10,8 +10,9 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer, flat, together
 from pax_export.export.formats.onnx.registry import complex_rule, rule
+from pax_export.export.formats.onnx.rules.arithmetic import choose
 from pax_export.export.formats.onnx.rules.shapes import cpu_branch, one_value
-from pax_export.export.formats.onnx.values import AnyValue, Value
+from pax_export.export.formats.onnx.values import AnyValue, Parts, Value
 
 Results = Sequence[Any]
 
@@ -83,7 +84,12 @@ def while_(
     inside = [writer.fresh(result.dtype, result.shape) for result in results]
     with writer.body() as nodes:
         after = writer.inline(body_jaxpr, [*of_body, *inside])
+        if start.rank:  # of a batch, some are done before others
+            (going,) = writer.inline(cond_jaxpr, [*of_cond, *inside])
+            after = [_kept(writer, going, *each) for each in zip(after, inside)]
         (more,) = writer.inline(cond_jaxpr, [*of_cond, *after])
+        more = _any(writer, more)
+    start = _any(writer, start)
     bodies = flat(inside)
     turn, again = writer.new_name("turn"), writer.new_name("again")
     given = [
@@ -94,6 +100,25 @@ def while_(
     body = writer.graph(nodes, given, [one_value(more), *flat(after)])
     names = writer("Loop", None, start, *flat(state), results=len(bodies), body=body)
     return together(results, [names] if isinstance(names, str) else names)
+
+
+def _any(writer: Writer, flags: AnyValue) -> Value:
+    """Whether one of a batch holds."""
+    one = one_value(flags)
+    if not one.rank:
+        return one
+    found = writer("ReduceMax", writer.cast(one, np.int32), keepdims=0)
+    return Value(writer.cast(found, np.bool_), one.dtype, ())
+
+
+def _kept(writer: Writer, going: AnyValue, new: AnyValue, old: AnyValue) -> AnyValue:
+    """The new state of what goes on, the old one of what is done."""
+    flags, made = one_value(going), []
+    for one, other in zip(flat([new]), flat([old])):
+        wide = writer.unsqueeze(flags, range(flags.rank, other.rank))
+        name = choose(writer, wide, one, other, other.dtype)
+        made.append(dataclasses.replace(other, name=name))
+    return Parts((made[0], made[1]), new.dtype) if isinstance(new, Parts) else made[0]
 
 
 @complex_rule("scan")

@@ -34,8 +34,6 @@ def conv_general_dilated(
     **_: Any,
 ) -> Any:
     (result,) = results
-    if not is_number(feature_group_count):
-        raise Refused("with a number of groups that is symbolic")
     kind, zero = carrier(result.dtype), np.zeros((), carrier(result.dtype))
     x_spec, kernel_spec, out_spec = dimension_numbers
     left = writer.transpose(_as(writer, x, kind), x_spec)
@@ -43,12 +41,12 @@ def conv_general_dilated(
     sizes = [x.shape[axis] for axis in x_spec]
     taps = [kernel.shape[axis] for axis in kernel_spec]
     left = spaced(writer, left, sizes, [0, 0, *(each - 1 for each in lhs_dilation)], zero)
-    groups = int(feature_group_count)
+    groups: Any = feature_group_count
     if batch_group_count != 1:
         left, sizes = _groups_as_features(writer, left, sizes, batch_group_count, lhs_dilation)
         groups = batch_group_count
     count = len(window_strides)
-    plain = kind == np.float32 and 1 <= count <= _MOST_AXES
+    plain = kind == np.float32 and 1 <= count <= _MOST_AXES and is_number(groups)
     simple = plain and all(is_number(n) and n >= 0 for pair in padding for n in pair)
     if not simple:
         left = padded(writer, left, [(0, 0), (0, 0), *padding], zero)
@@ -62,7 +60,7 @@ def conv_general_dilated(
             strides=list(window_strides),
             dilations=list(rhs_dilation),
             pads=[int(each) for each in pads],
-            group=groups,
+            group=int(groups),
         )
     else:
         out = [result.shape[axis] for axis in out_spec]
@@ -97,13 +95,13 @@ def _by_products(
     out: Sequence[Any],
     strides: Sequence[int],
     dilations: Sequence[int],
-    groups: int,
+    groups: Any,
 ) -> Any:
     """A sum over the places of the kernel, each a product of matrices."""
-    batch, features, space = sizes[0], sizes[1], out[2:]
-    if not all(map(is_number, taps)):
+    batch, space = sizes[0], out[2:]
+    if not all(map(is_number, taps[2:])):
         raise Refused("with a kernel of symbolic size")
-    deep, wide = features // groups, taps[0] // groups
+    deep, wide = taps[1], taps[0] // groups
     total: Any = None
     for place in np.ndindex(*taps[2:]):
         piece, weight = left, right

@@ -22,7 +22,6 @@ _DIRECT = {
     "sin": "Sin",
     "cos": "Cos",
     "tanh": "Tanh",
-    "logistic": "Sigmoid",
 }
 #: Operators that onnxruntime has for float32 only.
 _NARROW = {
@@ -48,6 +47,16 @@ def _direct(operator: str) -> Callable:
 
 for _name, _operator in (_DIRECT | _NARROW).items():
     rule(_name)(_direct(_operator))
+
+
+@rule("logistic")
+def logistic(writer: Writer, results: Results, x: Value, **_: Any) -> str:
+    """By its definition: `Sigmoid` of onnxruntime is never below 1e-8.
+
+    And so it is, to the last bit, what a softmax of two gives, as in jax.
+    """
+    total = writer("Add", writer("Exp", writer("Neg", x)), writer.like(1, x))
+    return writer.fit(writer("Reciprocal", total), results[0].dtype)
 
 
 @rule("rsqrt")
