@@ -122,12 +122,101 @@ def test_what_onnx_has_not_is_named_with_its_place(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_operators_that_the_opset_has_not_yet_are_named(tmp_path):
+def test_bits_need_no_operator_of_a_newer_opset(tmp_path):
     bits = jax.lax.bitcast_convert_type
     model = ({}, lambda params, x: bits(x, jnp.float32))
-    with pytest.raises(_errors.UnsupportedOperationError, match="BitCast") as caught:
-        to_onnx(model, tmp_path / "m.onnx", spec("2", "uint32"))
-    assert "opset=26" in caught.value.write
+    to_onnx(model, tmp_path / "m.onnx", spec("2", "uint32"), opset=18)
+    x = np.array([0x3F800000, 0xC0490FDB], np.uint32)
+    np.testing.assert_array_equal(load(tmp_path / "m.onnx")(x), x.view(np.float32))
+
+
+def test_opsets_without_what_models_need_are_refused(tmp_path):
+    model = (affine_params(), affine)
+    with pytest.raises(_errors.UnsupportedOperationError, match="opset 18 and newer") as caught:
+        to_onnx(model, tmp_path / "m.onnx", spec("n, 3"), opset=17)
+    assert (caught.value.got, caught.value.write) == ("opset=17", "opset=18")
+
+
+def test_nothing_of_an_export_outlives_it(tmp_path):
+    """As a converter does that exchanges functions of jax for its own."""
+    rooms = (jax, jnp, jax.nn, jax.lax, jax.numpy.linalg, np)
+    before = [dict(vars(room)) for room in rooms]
+    model = ({}, lambda params, x: jnp.cumsum(jax.nn.relu(x), 1))
+    to_onnx(model, tmp_path / "m.onnx", spec("n, 3"))
+    for room, names in zip(rooms, before):
+        assert all(vars(room)[name] is value for name, value in names.items())
+    assert_close(jnp.cumsum(jnp.ones(3), 0), [1, 2, 3])
+
+
+def test_an_output_may_be_called_like_an_input_or_be_it(tmp_path):
+    model = ({}, lambda params, x, y: {"x": x + 1, "y": y, "again": y, "x_output": x * 2})
+    to_onnx(model, tmp_path / "m.onnx", (spec("n"), spec("n")), validate="process")
+    x, y = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
+    found = load(tmp_path / "m.onnx")(x, y)
+    expected = {"x": x + 1, "y": y, "again": y, "x_output": x * 2}
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    assert [entry.name for entry in graph.input] == ["x", "y"]
+    names = {entry.name for entry in graph.output}
+    assert names == {"x_output", "x_output_2", "y_output", "again"}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8"])
+def test_small_numbers_go_in_and_out(dtype, tmp_path):
+    weights = {"w": jnp.asarray(np.arange(6).reshape(3, 2) - 2, dtype)}
+    model = (weights, lambda params, x: (x.astype("float32") @ params["w"].astype("float32"), x))
+    for way in (True, "process"):
+        to_onnx(model, tmp_path / "m.onnx", spec("n, 3", dtype), validate=way, overwrite=True)
+    x = jnp.asarray(np.arange(6).reshape(2, 3), dtype)
+    product, same = load(tmp_path / "m.onnx")(x)
+    assert same.dtype == x.dtype
+    assert_close(product, model[1](weights, x)[0], rtol=1e-2)
+
+
+def test_an_empty_batch_gives_empty_results(tmp_path):
+    to_onnx(Net(), tmp_path / "m.onnx", spec("batch, 3"))
+    assert load(tmp_path / "m.onnx")(np.zeros((0, 3), np.float32)).shape == (0, 4)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    (found,) = session.run(["output"], {"x": np.zeros((0, 3), np.float32)})
+    assert found.shape == (0, 4)
+
+
+def test_what_is_left_of_an_empty_batch_is_refused(tmp_path):
+    model = ({}, lambda params, x: {"rows": 2 * x, "total": x.sum(0)})
+    to_onnx(model, tmp_path / "m.onnx", spec("batch, 3"))
+    with pytest.raises(_errors.InvalidArgumentError) as caught:
+        load(tmp_path / "m.onnx")(np.zeros((0, 3), np.float32))
+    assert caught.value.write == "[batch, 3], batch at least 1"
+
+
+def test_complex_inputs_and_outputs_are_refused(tmp_path):
+    model = ({}, lambda params, x: {"z": jax.lax.complex(x, x)})
+    with pytest.raises(_errors.UnsupportedDtypeError, match="no complex numbers") as caught:
+        to_onnx(model, tmp_path / "m.onnx", spec("n"))
+    assert caught.value.where == "output z"
+
+
+class Pooling(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [pax.Linear(3, 3), Slope()]
+
+    def __call__(self, x):
+        return self.layers[1](self.layers[0](x))
+
+
+class Slope(pax.Module):
+    def __call__(self, x):
+        return jax.lax.nextafter(x, x + 1)
+
+
+def test_a_refusal_names_the_operation_the_layer_and_the_line(tmp_path):
+    with pytest.raises(_errors.UnsupportedOperationError) as caught:
+        to_onnx(Pooling(), tmp_path / "m.onnx", spec("n, 3"))
+    assert caught.value.what == "ONNX has no rule for the operation nextafter."
+    assert caught.value.where.startswith("layers.1: Slope, test_to_onnx.py:")
+    assert caught.value.where.endswith("(Slope.__call__)")
 
 
 def test_validation_in_a_process_without_jax(tmp_path):

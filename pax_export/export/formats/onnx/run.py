@@ -5,6 +5,7 @@ A fresh process that can import neither jax nor this package loads this file by 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,14 @@ from typing import Any
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
+
+#: What onnxruntime makes no arrays of numpy of: its name of the type, that of the dtype, the
+#: number that ONNX has for it, and whole numbers of as many bits.
+_BITS = {
+    "tensor(bfloat16)": ("bfloat16", 16, np.uint16),
+    "tensor(float8e4m3fn)": ("float8_e4m3fn", 17, np.uint8),
+    "tensor(float8e5m2)": ("float8_e5m2", 19, np.uint8),
+}
 
 
 def opened(file: str) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
@@ -21,14 +30,49 @@ def opened(file: str) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
     options.log_severity_level = 3  # errors; warnings are about what conversion left over
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    taken = {entry.name for entry in session.get_inputs()}
+    taken = {entry.name: entry.type for entry in session.get_inputs()}
+    in_bits = not _BITS.keys().isdisjoint({*taken.values(), *_types(session)})
 
     def call(key: str, inputs: Arrays) -> Arrays:
         # A model that does not read an input has no such input.
-        given = {name: value for name, value in inputs.items() if name in taken}
-        return dict(zip(names, session.run(names, given)))
+        given = {name: np.asarray(value) for name, value in inputs.items() if name in taken}
+        if in_bits:
+            results = _run_bits(onnxruntime, session, given, taken)
+        else:
+            results = session.run(names, given)
+        return dict(zip(names, results))
 
     return session, call
+
+
+def _types(session: Any) -> list[str]:
+    return [output.type for output in session.get_outputs()]
+
+
+def _run_bits(
+    onnxruntime: Any, session: Any, given: Arrays, types: Mapping[str, str]
+) -> list[np.ndarray]:
+    """A call with numbers that numpy has from another package only, by their bits."""
+    make = onnxruntime.OrtValue
+    values = {}
+    for name, value in given.items():
+        value = np.ascontiguousarray(value)
+        if types[name] in _BITS:
+            _, number, bits = _BITS[types[name]]
+            values[name] = make.ortvalue_from_numpy_with_onnx_type(value.view(bits), number)
+        else:
+            values[name] = make.ortvalue_from_numpy(value)
+    names = [output.name for output in session.get_outputs()]
+    results = session.run_with_ort_values(names, values)
+    return [_array(*each) for each in zip(results, _types(session))]
+
+
+def _array(value: Any, type: str) -> np.ndarray:
+    if type not in _BITS:
+        return value.numpy()
+    importlib.import_module("ml_dtypes")
+    content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(content, np.dtype(_BITS[type][0])).reshape(value.shape()).copy()
 
 
 def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:

@@ -1,0 +1,145 @@
+"""A traced program in, the operators of an ONNX graph out: each operation by its rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export._jaxpr import inner_programs, is_literal
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import (
+    COMPLEX_RULES,
+    PART_BY_PART,
+    RULES,
+    Refused,
+)
+from pax_export.export.formats.onnx.values import AnyValue, Parts, Value, part_dtype
+
+#: Operations that only call a program: the program takes their place.
+_CALLS = frozenset(
+    "jit pjit closed_call core_call call checkpoint remat remat2 custom_jvp_call "
+    "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call composite xla_metadata_call "
+    "compute_on linear_call".split()
+)
+
+
+class NotInOnnxError(Exception):
+    """An operation cannot be written; `equation` is it, and `callers` what it stands in."""
+
+    def __init__(self, reason: str, equation: Any, callers: Sequence[Any]):
+        super().__init__(reason)
+        self.reason = reason
+        self.equation = equation
+        self.callers = tuple(callers)
+
+
+class Converter:
+    """Writes programs of jax with a `Writer`; `constants` has the stored arrays by `id`."""
+
+    def __init__(self, onnx: Any, opset: int, constants: Mapping[int, AnyValue]):
+        self.writer = Writer(onnx, opset, self.inline)
+        self._constants = constants
+        self._callers: list[Any] = []
+
+    def inline(
+        self, program: Any, arguments: Sequence[AnyValue], wanted: Collection[int] | None = None
+    ) -> list[Any]:
+        """Writes a program; gives its results, None for those that are not wanted."""
+        jaxpr = getattr(program, "jaxpr", program)
+        constants = [self._constant(value) for value in getattr(program, "consts", ())]
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
+
+        def read(atom: Any) -> Any:
+            return self.writer.literal(atom.val) if is_literal(atom) else values.get(atom)
+
+        wished = range(len(jaxpr.outvars)) if wanted is None else wanted
+        for equation, used in _needed(jaxpr, wished):
+            operands = [read(atom) for atom in equation.invars]
+            values.update(zip(equation.outvars, self._written(equation, operands, used)))
+        return [read(atom) if i in wished else None for i, atom in enumerate(jaxpr.outvars)]
+
+    def _constant(self, value: Any) -> AnyValue:
+        found = self._constants.get(id(value))
+        return self.writer.literal(value) if found is None else found
+
+    def _written(self, equation: Any, operands: list[Any], used: Collection[int]) -> list[Any]:
+        self._callers.append(equation)
+        try:
+            if equation.primitive.name in _CALLS:
+                return self.inline(next(inner_programs(equation)), operands, used)
+            self.writer.operation = equation.primitive.name
+            return _by_rule(self.writer, equation, operands)
+        except NotInOnnxError:
+            raise
+        except Refused as error:
+            raise NotInOnnxError(str(error), equation, self._callers[:-1]) from error
+        except Exception as error:  # a rule that meets what it does not know
+            reason = f"{type(error).__name__}: {error}"
+            raise NotInOnnxError(reason, equation, self._callers[:-1]) from error
+        finally:
+            self._callers.pop()
+
+
+def _needed(jaxpr: Any, wished: Collection[int]) -> list[tuple[Any, list[int]]]:
+    """The equations that the wished results need, each with the results that are used."""
+    used = {jaxpr.outvars[i] for i in wished if not is_literal(jaxpr.outvars[i])}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        live = [index for index, var in enumerate(equation.outvars) if var in used]
+        if live:
+            used.update(atom for atom in equation.invars if not is_literal(atom))
+            kept.append((equation, live))
+    return kept[::-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The shape and dtype of what a rule makes."""
+
+    shape: tuple[Any, ...]
+    dtype: Any
+
+
+def _by_rule(writer: Writer, equation: Any, operands: Sequence[Any]) -> list[AnyValue]:
+    name, parameters = equation.primitive.name, equation.params
+    results = [Result(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
+    in_parts = any(isinstance(each, Parts) for each in operands) or any(
+        part_dtype(each.dtype) for each in results
+    )
+    if not in_parts:
+        if name not in RULES:
+            raise Refused("")
+        return _values(RULES[name](writer, results, *operands, **parameters), results)
+    if name in COMPLEX_RULES:
+        return _values(COMPLEX_RULES[name](writer, results, *operands, **parameters), results)
+    if name not in PART_BY_PART:
+        raise Refused(f"of {_kind(operands, results)}")
+    both = []
+    for index in range(2):
+        chosen = [each.parts[index] if isinstance(each, Parts) else each for each in operands]
+        reals = [Result(each.shape, part_dtype(each.dtype) or each.dtype) for each in results]
+        both.append(_values(RULES[name](writer, reals, *chosen, **parameters), reals))
+    return [Parts((one, other), each.dtype) for one, other, each in zip(*both, results)]
+
+
+def _values(made: Any, results: Sequence[Result]) -> list[Any]:
+    """What a rule gave, as values of the shapes and dtypes that jax says."""
+    several = made if isinstance(made, (list, tuple)) else [made]
+    values: list[AnyValue] = []
+    for each, result in zip(several, results, strict=True):
+        if isinstance(each, Parts):
+            values.append(each)
+        elif isinstance(each, Value):
+            shaped = {"dtype": np.dtype(result.dtype), "shape": result.shape}
+            values.append(dataclasses.replace(each, **shaped))
+        else:
+            values.append(Value(each, np.dtype(result.dtype), result.shape))
+    return values
+
+
+def _kind(operands: Sequence[Any], results: Sequence[Result]) -> str:
+    dtypes = [each.dtype for each in (*operands, *results) if part_dtype(each.dtype)]
+    return f"{dtypes[0]} numbers"

@@ -1,0 +1,309 @@
+"""An ONNX graph as it is written: operators, constants, bodies of loops and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.formats.onnx.registry import Refused
+from pax_export.export.formats.onnx.sizes import Sizes
+from pax_export.export.formats.onnx.values import (
+    AnyValue,
+    Parts,
+    Value,
+    carrier,
+    is_number,
+    is_rounded,
+    part_dtype,
+    same_shape,
+)
+
+_MASK = np.int64(0xFFFFFFFF)
+
+#: Converts a program of jax: (program, arguments) to results.
+Inline = Callable[[Any, Sequence[AnyValue]], list[AnyValue]]
+
+
+class Writer:
+    """Writes the operators of one model; the rules are given it, and call it.
+
+    ``writer("Add", x, y)`` adds an operator and gives the name of its result.  Operands are
+    names, `Value`s, arrays of numpy, which become constants, or None for one left out.
+    """
+
+    def __init__(self, onnx: Any, opset: int, inline: Inline):
+        self.onnx = onnx
+        self.opset = opset
+        self.inline = inline
+        self.operation = ""  # the primitive that is being written
+        self.initializers: dict[str, Any] = {}
+        self._constants: dict[tuple, str] = {}
+        self._count = 0
+        self._root: list[Any] = []
+        self._nodes = self._root
+        self.sizes = Sizes(self._in_root)
+
+    @property
+    def nodes(self) -> list[Any]:
+        return self._nodes
+
+    def new_name(self, kind: str = "") -> str:
+        self._count += 1
+        # No input, output or weight has a colon in its name.
+        return f"{kind or self.operation}:{self._count}"
+
+    def __call__(self, operator: str, *operands: Any, results: int = 1, **attributes: Any) -> Any:
+        return self._add(self._nodes, operator, operands, results, attributes)
+
+    def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> str:
+        return self._add(self._root, operator, operands, 1, attributes)
+
+    def _add(
+        self, nodes: list, operator: str, operands: Sequence, results: int, attributes: dict
+    ) -> Any:
+        names = [self.name(operand) for operand in operands]
+        made = [self.new_name() for _ in range(results)]
+        nodes.append(self.onnx.helper.make_node(operator, names, made, name=made[0], **attributes))
+        return made[0] if results == 1 else made
+
+    def name(self, operand: Any) -> str:
+        """The name of an operand; constants are stored."""
+        if operand is None:
+            return ""
+        if isinstance(operand, str):
+            return operand
+        if isinstance(operand, Value):
+            return operand.name
+        return self.constant(np.asarray(operand))
+
+    def constant(self, array: np.ndarray) -> str:
+        """The name of a stored array; equal ones are stored once."""
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self.store(array, self.new_name("constant"))
+        return self._constants[key]
+
+    def store(self, array: np.ndarray, name: str) -> str:
+        """Stores an array under a name."""
+        self.initializers[name] = self.onnx.numpy_helper.from_array(np.array(array), name)
+        return name
+
+    def type(self, dtype: Any) -> int:
+        """The number that ONNX has for a dtype."""
+        return self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+    def cast(self, operand: Any, dtype: Any) -> str:
+        return self("Cast", operand, to=self.type(dtype))
+
+    def literal(self, value: Any) -> AnyValue:
+        """An array of jax or numpy that stands in the program."""
+        dtype = jax.numpy.result_type(value)
+        halves = part_dtype(dtype)
+        if halves is None:
+            array = np.asarray(value).astype(carrier(dtype))
+            return Value(self.constant(array), np.dtype(dtype), array.shape, array)
+        if np.dtype(halves) == np.uint32:
+            data = np.asarray(jax.random.key_data(value))
+            _check_key(data.shape[-1])
+            pieces = (data[..., 0], data[..., 1])
+        else:
+            pieces = (np.real(value), np.imag(value))
+        one, other = (self.literal(np.asarray(piece).astype(halves)) for piece in pieces)
+        assert isinstance(one, Value)
+        assert isinstance(other, Value)
+        return Parts((one, other), dtype)
+
+    def like(self, value: Any, operand: Value) -> np.ndarray:
+        """A number of the type that carries an operand."""
+        return np.asarray(value, operand.carrier)
+
+    def fit(self, name: str, dtype: Any) -> str:
+        """Rounds or wraps what was calculated to the numbers of a dtype."""
+        dtype = np.dtype(dtype)
+        if not is_rounded(dtype):
+            return name
+        if dtype == np.uint32:
+            return self("BitwiseAnd", name, np.array(_MASK))
+        if dtype == np.uint64:
+            return name
+        if dtype.name in ("int4", "int2", "uint4", "uint2"):
+            bits = int(dtype.name[-1])
+            low = -(1 << (bits - 1)) if dtype.name.startswith("int") else 0
+            moved = self("Sub", name, np.array(low, np.int32))
+            moved = self("BitwiseAnd", moved, np.array((1 << bits) - 1, np.int32))
+            return self("Add", moved, np.array(low, np.int32))
+        return self.cast(self.cast(name, dtype), carrier(dtype))
+
+    # Shapes.
+
+    def reshape(self, name: Any, shape: Sequence[Any]) -> str:
+        """Gives another shape to an array of as many elements."""
+        symbolic = [index for index, size in enumerate(shape) if not is_number(size)]
+        if len(symbolic) == 1 and all(size for size in shape if is_number(size)):
+            sizes = [size if is_number(size) else -1 for size in shape]
+            return self("Reshape", name, np.array(sizes, np.int64))
+        return self("Reshape", name, self.sizes.shape(shape), allowzero=1)
+
+    def transpose(self, name: Any, order: Sequence[int]) -> Any:
+        if list(order) == list(range(len(order))):
+            return name
+        return self("Transpose", name, perm=list(order))
+
+    def unsqueeze(self, name: Any, axes: Sequence[int]) -> Any:
+        return self("Unsqueeze", name, np.array(axes, np.int64)) if len(axes) else name
+
+    def squeeze(self, name: Any, axes: Sequence[int]) -> Any:
+        return self("Squeeze", name, np.array(axes, np.int64)) if len(axes) else name
+
+    def expand(self, name: Any, shape: Sequence[Any]) -> str:
+        return self("Expand", name, self.sizes.shape(shape))
+
+    def slice(self, name: Any, axis: int, start: Any, end: Any, step: int = 1) -> str:
+        """Part of an array along one axis; `start` and `end` are sizes, or names."""
+        ends = [
+            each if isinstance(each, (str, np.ndarray)) else self.sizes.one(each)
+            for each in (start, end)
+        ]
+        at = np.array([axis], np.int64)
+        return self("Slice", name, *ends, at, np.array([step], np.int64))
+
+    def arange(self, size: Any) -> Any:
+        """0, 1, 2... as int64."""
+        if is_number(size):
+            return np.arange(size, dtype=np.int64)
+        scalar = self("Squeeze", self.sizes.one(size), np.array([0], np.int64))
+        return self("Range", np.array(0, np.int64), scalar, np.array(1, np.int64))
+
+    def within(self, name: Any, last: Any) -> str:
+        """Whole numbers of int64, moved to between 0 and others.
+
+        Not by `Max` and `Min`, of which onnxruntime compares some bits only.
+        """
+        name = self("Where", self("Less", name, last), name, last)
+        zero = np.zeros((), np.int64)
+        return self("Where", self("Greater", name, zero), name, zero)
+
+    def spread(self, shape: Sequence[Any], *operands: Value) -> list[str]:
+        """The names of operands that together broadcast to a shape, small where they can be."""
+        full = any(each.thin is None and same_shape(each.shape, shape) for each in operands)
+        names = []
+        for each in operands:
+            use_thin = each.thin is not None and full
+            names.append(each.thin if use_thin and each.thin else each.name)
+            full = full or (not use_thin and same_shape(each.shape, shape))
+        return names
+
+    # Bodies.
+
+    @contextmanager
+    def body(self) -> Iterator[list[Any]]:
+        """Operators that are written in the block belong to a body of their own."""
+        outside, self._nodes = self._nodes, []
+        try:
+            yield self._nodes
+        finally:
+            self._nodes = outside
+
+    def entry(self, name: str, dtype: Any, shape: Sequence[Any]) -> Any:
+        """What a graph says of its inputs and outputs; symbolic sizes are left open."""
+        sizes = [int(size) if is_number(size) else None for size in shape]
+        return self.onnx.helper.make_tensor_value_info(name, self.type(dtype), sizes)
+
+    def graph(self, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Value]) -> Any:
+        """A body of these operators, whose results are these values."""
+        nodes = needed(nodes, {value.name for value in outputs})
+        entries = []
+        for value in outputs:
+            # A result has to be made inside, and once.
+            name = self.new_name("result")
+            nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name], name=name))
+            entries.append(self.entry(name, value.carrier, value.shape))
+        return self.onnx.helper.make_graph(nodes, self.new_name("body"), inputs, entries)
+
+    def branched(
+        self,
+        condition: Any,
+        then: Callable[[], Sequence[Value]],
+        otherwise: Callable[[], Sequence[Value]],
+    ) -> list[str]:
+        """The names of what one of two bodies makes."""
+        graphs, count = [], 0
+        for make in (then, otherwise):
+            with self.body() as nodes:
+                made = make()
+            count = len(made)
+            graphs.append(self.graph(nodes, [], made))
+        names = self("If", condition, results=count, then_branch=graphs[0], else_branch=graphs[1])
+        return [names] if isinstance(names, str) else names
+
+    def is_some(self, size: Any) -> str | None:
+        """The name of whether a size is not 0; None where it never is."""
+        text = str(size)
+        # jax says that a variable alone is 1 or more.
+        if text.isidentifier() or (is_number(size) and size > 0):
+            return None
+        return self("Greater", self.squeeze(self.sizes.one(size), [0]), np.array(0, np.int64))
+
+    def fresh(self, dtype: Any, shape: Sequence[Any]) -> AnyValue:
+        """What a body is given: values that no operator makes."""
+        halves = part_dtype(dtype)
+        if halves is None:
+            return Value(self.new_name("given"), np.dtype(dtype), tuple(shape))
+        one, other = (Value(self.new_name("given"), halves, tuple(shape)) for _ in range(2))
+        return Parts((one, other), dtype)
+
+
+def bodies(node: Any) -> Iterator[Any]:
+    """The graphs in an operator."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def read_in(node: Any) -> Iterator[str]:
+    """The names that an operator reads, in its bodies as well."""
+    yield from node.input
+    for body in bodies(node):
+        for inner in body.node:
+            yield from read_in(inner)
+
+
+def needed(nodes: Sequence[Any], wanted: Collection[str]) -> list[Any]:
+    """The operators that these results need, in order."""
+    wanted, kept = set(wanted), []
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.output):
+            kept.append(node)
+            wanted.update(read_in(node))
+    return kept[::-1]
+
+
+def flat(values: Sequence[AnyValue]) -> list[Value]:
+    """All arrays of some values, those that are two as two."""
+    return [
+        each for value in values for each in (value.parts if isinstance(value, Parts) else (value,))
+    ]
+
+
+def together(structs: Sequence[Any], names: Sequence[str]) -> list[AnyValue]:
+    """The inverse of `flat`: values of these shapes and dtypes, of arrays by name."""
+    left = iter(names)
+    made: list[AnyValue] = []
+    for struct in structs:
+        halves, shape = part_dtype(struct.dtype), tuple(struct.shape)
+        if halves is None:
+            made.append(Value(next(left), np.dtype(struct.dtype), shape))
+        else:
+            both = Value(next(left), halves, shape), Value(next(left), halves, shape)
+            made.append(Parts(both, struct.dtype))
+    return made
+
+
+def _check_key(words: int) -> None:
+    if words != 2:
+        raise Refused("random keys of another kind than threefry2x32")

@@ -1,0 +1,48 @@
+"""The rules that write operations of jax as operators of ONNX, by the names of the primitives.
+
+A rule is a function ``rule(writer, results, *operands, **parameters)``: `operands` are
+`Value`s, `results` are the shapes and dtypes of what it makes, `parameters` are those of the
+primitive.  It gives the name of its only result, or one for each.  What ONNX cannot do it
+refuses with `Refused`; who refused what, and where, is added by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Rule = Callable[..., Any]
+
+#: By the name of the primitive.
+RULES: dict[str, Rule] = {}
+#: Those for complex numbers: operands may be `Parts`, and so may what they give.
+COMPLEX_RULES: dict[str, Rule] = {}
+#: Those that only move numbers, or add them: what is two arrays takes them twice.
+PART_BY_PART: set[str] = set()
+
+
+class Refused(Exception):
+    """A rule cannot write this in ONNX; the text says what."""
+
+
+def rule(*names: str, part_by_part: bool = False) -> Callable[[Rule], Rule]:
+    """Makes a function the rule of these primitives."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+            if part_by_part:
+                PART_BY_PART.add(name)
+        return function
+
+    return register
+
+
+def complex_rule(*names: str) -> Callable[[Rule], Rule]:
+    """Makes a function the rule of these primitives for complex numbers, or for keys."""
+
+    def register(function: Rule) -> Rule:
+        COMPLEX_RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register

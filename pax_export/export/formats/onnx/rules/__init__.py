@@ -1,0 +1,21 @@
+"""The rules, a family of operations in each file; importing this registers all of them."""
+
+from pax_export.export.formats.onnx.rules import arithmetic as arithmetic
+from pax_export.export.formats.onnx.rules import bits as bits
+from pax_export.export.formats.onnx.rules import complex_numbers as complex_numbers
+from pax_export.export.formats.onnx.rules import control as control
+from pax_export.export.formats.onnx.rules import conversions as conversions
+from pax_export.export.formats.onnx.rules import convolutions as convolutions
+from pax_export.export.formats.onnx.rules import decompositions as decompositions
+from pax_export.export.formats.onnx.rules import expansions as expansions
+from pax_export.export.formats.onnx.rules import fourier as fourier
+from pax_export.export.formats.onnx.rules import functions as functions
+from pax_export.export.formats.onnx.rules import gathering as gathering
+from pax_export.export.formats.onnx.rules import ordering as ordering
+from pax_export.export.formats.onnx.rules import products as products
+from pax_export.export.formats.onnx.rules import random_keys as random_keys
+from pax_export.export.formats.onnx.rules import reductions as reductions
+from pax_export.export.formats.onnx.rules import scattering as scattering
+from pax_export.export.formats.onnx.rules import shapes as shapes
+from pax_export.export.formats.onnx.rules import slices as slices
+from pax_export.export.formats.onnx.rules import windows as windows

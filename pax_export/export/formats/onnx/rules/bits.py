@@ -1,0 +1,191 @@
+"""The bits of whole numbers, and those of floating point numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.values import Value, carrier
+
+Results = Sequence[Any]
+
+
+def _bits(dtype: Any) -> int:
+    return jax.numpy.iinfo(dtype).bits
+
+
+def _unsigned(writer: Writer, name: str, x: Value) -> str:
+    """Whole numbers as those of int64 that have the same lowest bits, and no others."""
+    bits = _bits(x.dtype)
+    wide = name if x.carrier == np.int64 else writer.cast(name, np.int64)
+    if bits == 64 or str(x.dtype).startswith("uint"):
+        return wide
+    return writer("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
+
+
+def _narrow(writer: Writer, wide: str, dtype: Any) -> str:
+    """The dtype that has these lowest bits."""
+    if carrier(dtype) == np.int64:
+        return writer.fit(wide, dtype)
+    return writer.fit(writer.cast(wide, np.int32), dtype)
+
+
+def shifted(writer: Writer, wide: Any, amount: Any, direction: str) -> str:
+    """Shifts numbers of int64 as those without a sign."""
+    both = [writer.cast(each, np.uint64) for each in (wide, amount)]
+    return writer.cast(writer("BitShift", *both, direction=direction), np.int64)
+
+
+def _shift(direction: str) -> Callable:
+    def apply(writer: Writer, results: Results, x: Value, y: Value) -> str:
+        (result,) = results
+        name, count = writer.spread(result.shape, x, y)
+        bits = _bits(x.dtype)
+        amount = count if y.carrier == np.int64 else writer.cast(count, np.int64)
+        made = shifted(writer, _unsigned(writer, name, x), amount, direction)
+        if y.known is None or np.any((y.known < 0) | (y.known >= bits)):
+            limits = [np.array(0, np.int64), np.array(bits - 1, np.int64)]
+            inside = writer("Equal", amount, writer("Clip", amount, *limits))
+            made = writer("Where", inside, made, np.array(0, np.int64))
+        return _narrow(writer, made, result.dtype)
+
+    return apply
+
+
+rule("shift_left")(_shift("LEFT"))
+rule("shift_right_logical")(_shift("RIGHT"))
+
+
+@rule("shift_right_arithmetic")
+def shift_right_arithmetic(writer: Writer, results: Results, x: Value, y: Value) -> str:
+    """What is negative is shifted as its complement, which is not."""
+    (result,) = results
+    name, count = writer.spread(result.shape, x, y)
+    wide = name if x.carrier == np.int64 else writer.cast(name, np.int64)
+    amount = count if y.carrier == np.int64 else writer.cast(count, np.int64)
+    limits = [np.array(0, np.int64), np.array(_bits(x.dtype) - 1, np.int64)]
+    negative = writer("Less", wide, np.array(0, np.int64))
+    positive = writer("Where", negative, writer("BitwiseNot", wide), wide)
+    made = shifted(writer, positive, writer("Clip", amount, *limits), "RIGHT")
+    made = writer("Where", negative, writer("BitwiseNot", made), made)
+    return _narrow(writer, made, result.dtype)
+
+
+def _ones(writer: Writer, x: Value) -> str:
+    """For each number its bits, in a new last axis."""
+    places = np.arange(_bits(x.dtype), dtype=np.int64)
+    wide = writer.unsqueeze(_unsigned(writer, x.name, x), [x.rank])
+    return writer("BitwiseAnd", shifted(writer, wide, places, "RIGHT"), np.array(1, np.int64))
+
+
+@rule("population_count")
+def population_count(writer: Writer, results: Results, x: Value) -> str:
+    count = writer("ReduceSum", _ones(writer, x), np.array([x.rank], np.int64), keepdims=0)
+    return writer.cast(count, carrier(results[0].dtype))
+
+
+@rule("clz")
+def clz(writer: Writer, results: Results, x: Value) -> str:
+    bits = _bits(x.dtype)
+    places = np.arange(1, bits + 1, dtype=np.int64)
+    highest = writer("Mul", _ones(writer, x), places)
+    found = writer("ReduceMax", highest, np.array([x.rank], np.int64), keepdims=0)
+    return writer.cast(writer("Sub", np.array(bits, np.int64), found), carrier(results[0].dtype))
+
+
+@rule("mulhi")
+def mulhi(writer: Writer, results: Results, x: Value, y: Value) -> str:
+    (result,) = results
+    if _bits(x.dtype) > 32:
+        raise Refused("of 64 bits")
+    names = [
+        each if x.carrier == np.int64 else writer.cast(each, np.int64)
+        for each in writer.spread(result.shape, x, y)
+    ]
+    high = shifted(writer, writer("Mul", *names), np.array(_bits(x.dtype), np.int64), "RIGHT")
+    return _narrow(writer, high, result.dtype)
+
+
+#: How many bits the exponent and the fraction have, and what is added to the exponent.
+_LAYOUTS = {"float32": (8, 23, 127), "float16": (5, 10, 15), "bfloat16": (8, 7, 127)}
+
+
+@rule("bitcast_convert_type")
+def bitcast_convert_type(writer: Writer, results: Results, x: Value, *, new_dtype: Any) -> Any:
+    before, after = np.dtype(x.dtype), np.dtype(new_dtype)
+    if before == after:
+        return x
+    if before.itemsize != after.itemsize or np.bool_ in (before, after):
+        raise Refused(f"from {before.name} to {after.name}")
+    if after.name in _LAYOUTS and before.kind in "iu":
+        wide = _unsigned(writer, x.name, x)
+        return _from_bits(writer, wide, *_LAYOUTS[after.name])
+    if before.name in _LAYOUTS and after.kind in "iu":
+        return _narrow(writer, _to_bits(writer, x, *_LAYOUTS[before.name]), after)
+    if before.kind in "iu" and after.kind in "iu":
+        return _narrow(writer, _unsigned(writer, x.name, x), after)
+    raise Refused(f"from {before.name} to {after.name}")
+
+
+def _from_bits(writer: Writer, wide: str, exponent_bits: int, bits: int, bias: int) -> str:
+    """Sign, exponent and fraction are taken apart, and multiplied; no step rounds."""
+    fraction = writer("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
+    top = (1 << exponent_bits) - 1
+    moved = shifted(writer, wide, np.array(bits, np.int64), "RIGHT")
+    exponent = writer("BitwiseAnd", moved, np.array(top, np.int64))
+    sign = shifted(writer, wide, np.array(bits + exponent_bits, np.int64), "RIGHT")
+    small = writer("Equal", exponent, np.array(0, np.int64))
+    hidden = writer("Where", small, np.array(0, np.int64), np.array(1 << bits, np.int64))
+    number = writer.cast(writer("Add", fraction, hidden), np.float32)
+    powers = [2.0 ** (max(each, 1) - bias - bits) for each in range(top)]
+    scale = writer("Gather", np.array([*powers, np.inf], np.float32), exponent, axis=0)
+    size = writer("Mul", number, scale)
+    is_nan = writer(
+        "And",
+        writer("Equal", exponent, np.array(top, np.int64)),
+        writer("Greater", fraction, np.array(0, np.int64)),
+    )
+    size = writer("Where", is_nan, np.array(np.nan, np.float32), size)
+    negative = writer("Greater", sign, np.array(0, np.int64))
+    return writer("Where", negative, writer("Neg", size), size)
+
+
+def _to_bits(writer: Writer, x: Value, exponent_bits: int, bits: int, bias: int) -> str:
+    """The exponent is counted: so many powers of two are not larger."""
+    size = writer("Abs", x)
+    top = (1 << exponent_bits) - 1
+    powers = np.array([2.0 ** (each - bias) for each in range(1, top)], np.float32)
+    reached = writer("GreaterOrEqual", writer.unsqueeze(size, [x.rank]), powers)
+    count = writer.cast(reached, np.int64)
+    exponent = writer("ReduceSum", count, np.array([x.rank], np.int64), keepdims=0)
+    scales = [2.0 ** (bias + bits - max(each, 1)) for each in range(top)]
+    # Beyond the largest power is infinity, which has a fraction of 0.
+    scale = writer("Gather", np.array([*scales, 1.0], np.float64), exponent, axis=0)
+    number = writer("Mul", writer.cast(size, np.float64), scale)
+    special = writer("Or", writer("IsInf", x), writer("IsNaN", x))
+    number = writer("Where", special, np.array(0.0, np.float64), number)
+    fraction = writer(
+        "BitwiseAnd", writer.cast(number, np.int64), np.array((1 << bits) - 1, np.int64)
+    )
+    exponent = writer("Where", special, np.array(top, np.int64), exponent)
+    quiet = writer(
+        "Where",
+        writer("IsNaN", x),
+        np.array(1 << (bits - 1), np.int64),
+        fraction,
+    )
+    sign = writer.cast(_is_negative(writer, x), np.int64)
+    high = writer("Mul", sign, np.array(1 << (bits + exponent_bits), np.int64))
+    middle = writer("Mul", exponent, np.array(1 << bits, np.int64))
+    return writer("Add", high, writer("Add", middle, quiet))
+
+
+def _is_negative(writer: Writer, x: Value) -> str:
+    """Also of zeros: one divided by the negative one is below zero."""
+    zero = writer.like(0, x)
+    return writer("Or", writer("Less", writer("Reciprocal", x), zero), writer("Less", x, zero))

@@ -1,0 +1,124 @@
+"""Convolutions: by onnxruntime's own for float32, by sums of products for other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.rules.slices import padded, spaced
+from pax_export.export.formats.onnx.values import Value, carrier, is_number
+
+Results = Sequence[Any]
+#: Over more axes than this onnxruntime does not convolve.
+_MOST_AXES = 3
+
+
+@rule("conv_general_dilated")
+def conv_general_dilated(
+    writer: Writer,
+    results: Results,
+    x: Value,
+    kernel: Value,
+    *,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[Any, Any]],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    dimension_numbers: Any,
+    feature_group_count: int,
+    batch_group_count: int,
+    **_: Any,
+) -> Any:
+    (result,) = results
+    kind, zero = carrier(result.dtype), np.zeros((), carrier(result.dtype))
+    x_spec, kernel_spec, out_spec = dimension_numbers
+    left = writer.transpose(_as(writer, x, kind), x_spec)
+    right = writer.transpose(_as(writer, kernel, kind), kernel_spec)
+    sizes = [x.shape[axis] for axis in x_spec]
+    taps = [kernel.shape[axis] for axis in kernel_spec]
+    left = spaced(writer, left, sizes, [0, 0, *(each - 1 for each in lhs_dilation)], zero)
+    groups: Any = feature_group_count
+    if batch_group_count != 1:
+        left, sizes = _groups_as_features(writer, left, sizes, batch_group_count, lhs_dilation)
+        groups = batch_group_count
+    count = len(window_strides)
+    plain = kind == np.float32 and 1 <= count <= _MOST_AXES and is_number(groups)
+    simple = plain and all(is_number(n) and n >= 0 for pair in padding for n in pair)
+    if not simple:
+        left = padded(writer, left, [(0, 0), (0, 0), *padding], zero)
+    if plain and all(map(is_number, taps[2:])):
+        pads = [pair[side] for side in (0, 1) for pair in padding] if simple else [0] * 2 * count
+        made = writer(
+            "Conv",
+            left,
+            right,
+            kernel_shape=[int(each) for each in taps[2:]],
+            strides=list(window_strides),
+            dilations=list(rhs_dilation),
+            pads=[int(each) for each in pads],
+            group=int(groups),
+        )
+    else:
+        out = [result.shape[axis] for axis in out_spec]
+        made = _by_products(
+            writer, left, right, sizes, taps, out, window_strides, rhs_dilation, groups
+        )
+    back = np.argsort(out_spec)
+    return writer.fit(writer.transpose(made, [int(axis) for axis in back]), result.dtype)
+
+
+def _as(writer: Writer, x: Value, kind: Any) -> Any:
+    return x.name if x.carrier == kind else writer.cast(x, kind)
+
+
+def _groups_as_features(
+    writer: Writer, left: Any, sizes: list, count: int, dilation: Sequence[int]
+) -> tuple[Any, list]:
+    """Groups of examples beside each other, as groups of features."""
+    space = [(size - 1) * gap + 1 for size, gap in zip(sizes[2:], dilation)]
+    few = sizes[0] // count
+    apart = writer.reshape(left, [count, few, sizes[1], *space])
+    beside = writer.transpose(apart, [1, 0, *range(2, len(sizes) + 1)])
+    return writer.reshape(beside, [few, count * sizes[1], *space]), [few, count * sizes[1], *space]
+
+
+def _by_products(
+    writer: Writer,
+    left: Any,
+    right: Any,
+    sizes: Sequence[Any],
+    taps: Sequence[Any],
+    out: Sequence[Any],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    groups: Any,
+) -> Any:
+    """A sum over the places of the kernel, each a product of matrices."""
+    batch, space = sizes[0], out[2:]
+    if not all(map(is_number, taps[2:])):
+        raise Refused("with a kernel of symbolic size")
+    deep, wide = taps[1], taps[0] // groups
+    total: Any = None
+    for place in np.ndindex(*taps[2:]):
+        piece, weight = left, right
+        for index, at in enumerate(place):
+            start = at * dilations[index]
+            end = start + (space[index] - 1) * strides[index] + 1
+            piece = writer.slice(piece, index + 2, start, end, strides[index])
+            weight = writer.slice(weight, index + 2, at, at + 1)
+        columns = writer.reshape(piece, [batch, groups, deep, _count(space)])
+        matrix = writer.reshape(weight, [1, groups, wide, deep])
+        term = writer("MatMul", matrix, columns)
+        total = term if total is None else writer("Add", total, term)
+    return writer.reshape(total, out)
+
+
+def _count(sizes: Sequence[Any]) -> Any:
+    count: Any = 1
+    for size in sizes:
+        count = count * size
+    return count

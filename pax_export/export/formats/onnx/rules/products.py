@@ -1,0 +1,91 @@
+"""Products of matrices and tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.values import Value, carrier
+
+Results = Sequence[Any]
+
+
+@rule("dot_general")
+def dot_general(
+    writer: Writer, results: Results, x: Value, y: Value, *, dimension_numbers: Any, **_: Any
+) -> Any:
+    (result,) = results
+    made = product(writer, x, y, dimension_numbers, result.shape, carrier(result.dtype))
+    return writer.fit(made, result.dtype)
+
+
+def product(
+    writer: Writer, x: Value, y: Value, dimension_numbers: Any, shape: Sequence, kind: Any
+) -> Any:
+    """The name of the product in numbers of a kind, which carries them."""
+    (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
+    x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]
+    y_free = [axis for axis in range(y.rank) if axis not in (*y_sum, *y_batch)]
+    left = writer.transpose(_as(writer, x, kind), [*x_batch, *x_free, *x_sum])
+    right = writer.transpose(_as(writer, y, kind), [*y_batch, *y_sum, *y_free])
+    batch = [x.shape[axis] for axis in x_batch]
+    rows = [x.shape[axis] for axis in x_free]
+    columns = [y.shape[axis] for axis in y_free]
+    inner = [x.shape[axis] for axis in x_sum]
+    # Several rows need no reshape where the other side is one matrix.
+    as_is = len(inner) == 1 and len(columns) == 1 and not batch and len(rows) >= 1
+    if not as_is:
+        if len(inner) != 1 or len(rows) != 1:
+            left = writer.reshape(left, [*batch, _product(rows), _product(inner)])
+        if len(inner) != 1 or len(columns) != 1:
+            right = writer.reshape(right, [*batch, _product(inner), _product(columns)])
+    made = writer("MatMul", left, right)
+    if not as_is and (len(rows) != 1 or len(columns) != 1):
+        made = writer.reshape(made, shape)
+    return made
+
+
+def _as(writer: Writer, x: Value, kind: Any) -> Any:
+    return x.name if x.carrier == kind else writer.cast(x, kind)
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    return math.prod(sizes)
+
+
+@rule("ragged_dot_general")
+def ragged_dot_general(
+    writer: Writer,
+    results: Results,
+    x: Value,
+    y: Value,
+    groups: Value,
+    *,
+    ragged_dot_dimension_numbers: Any,
+    **_: Any,
+) -> Any:
+    """Rows of groups of different sizes, each group times a matrix of its own."""
+    numbers = ragged_dot_dimension_numbers
+    plain = (((1,), (1,)), ((), ()))
+    dims = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
+    if dims != plain or tuple(numbers.lhs_ragged_dimensions) != (0,) or groups.rank != 1:
+        raise Refused("in this arrangement")
+    (result,) = results
+    ends = writer("CumSum", groups, np.array(0, np.int64))
+    rows = writer.cast(writer.arange(x.shape[0]), groups.carrier)
+    behind = writer("LessOrEqual", writer.unsqueeze(ends, [0]), writer.unsqueeze(rows, [1]))
+    group = writer("ReduceSum", writer.cast(behind, np.int64), np.array([1], np.int64), keepdims=0)
+    last = writer("Sub", writer.sizes.one(y.shape[0]), np.array([1], np.int64))
+    chosen = writer("Gather", y, writer.within(group, last), axis=0)
+    kind = carrier(result.dtype)
+    left = writer.unsqueeze(_as(writer, x, kind), [1])
+    made = writer.squeeze(writer("MatMul", left, writer.cast(chosen, kind)), [1])
+    within = writer("LessOrEqual", group, last)
+    zero = np.zeros((), kind)
+    made = writer("Where", writer.unsqueeze(within, [1]), made, zero)
+    return writer.fit(made, result.dtype)

@@ -1,0 +1,174 @@
+"""Updates of elements and windows at places that are arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.rules.gathering import Places
+from pax_export.export.formats.onnx.values import Value, same_size
+
+Results = Sequence[Any]
+
+
+def _scatter(reduction: str) -> Callable:
+    def apply(
+        writer: Writer,
+        results: Results,
+        x: Value,
+        indices: Value,
+        updates: Value,
+        *,
+        dimension_numbers: Any,
+        mode: Any,
+        update_jaxpr: Any = None,
+        **_: Any,
+    ) -> Any:
+        if reduction == "none" and update_jaxpr is not None:
+            raise Refused("with a function of the old numbers")
+        made = scattered(writer, x, indices, updates, dimension_numbers, mode, reduction)
+        return writer.fit(made, x.dtype)
+
+    return apply
+
+
+rule("scatter", part_by_part=True)(_scatter("none"))
+rule("scatter-add", "scatter_add", part_by_part=True)(_scatter("add"))
+rule("scatter-mul", "scatter_mul")(_scatter("mul"))
+rule("scatter-max", "scatter_max")(_scatter("max"))
+rule("scatter-min", "scatter_min")(_scatter("min"))
+
+
+@rule("scatter-sub", "scatter_sub", part_by_part=True)
+def scatter_sub(
+    writer: Writer, results: Results, x: Value, indices: Value, updates: Value, **parameters: Any
+) -> Any:
+    minus = Value(writer("Neg", updates), updates.dtype, updates.shape)
+    return _scatter("add")(writer, results, x, indices, minus, **parameters)
+
+
+def scattered(
+    writer: Writer,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    numbers: Any,
+    mode: Any,
+    reduction: str,
+) -> Any:
+    """All axes that places are for come first; batches of places are places, too."""
+    batching = list(numbers.operand_batching_dims)
+    inserted = (*numbers.inserted_window_dims, *batching)
+    window_axes = [axis for axis in range(x.rank) if axis not in inserted]
+    width = dict.fromkeys(range(x.rank), 1)
+    width |= {
+        axis: updates.shape[at]
+        for axis, at in zip(window_axes, numbers.update_window_dims, strict=True)
+    }
+    placed = list(numbers.scatter_dims_to_operand_dims)
+    # What covers part of an axis, and has no place, is at its beginning.
+    partial = [
+        axis
+        for axis in window_axes
+        if axis not in placed and not same_size(width[axis], x.shape[axis])
+    ]
+    axes = [*placed, *partial]
+    whole = [axis for axis in window_axes if axis not in axes]
+    places = Places(writer, x, _with_zeros(writer, indices, len(partial)), axes, width, mode)
+    windows = [axis for axis in axes if axis in window_axes]
+    index = places.numbered(windows)
+    batch = list(range(indices.rank - 1))
+    if batching:
+        index = _with_batches(writer, index, indices, numbers, len(windows), len(axes))
+    batch_at = [axis for axis in range(updates.rank) if axis not in numbers.update_window_dims]
+    window_at = dict(zip(window_axes, numbers.update_window_dims))
+    order = [*batch_at, *(window_at[axis] for axis in (*windows, *whole))]
+    given = writer.transpose(updates, order)
+    first = [*batching, *axes, *whole]
+    if not first:
+        return _alone(writer, x, updates, reduction)
+    turned = writer.transpose(x, first)
+    sizes = [x.shape[axis] for axis in first]
+    if not (batching or axes):
+        turned, sizes = writer.unsqueeze(turned, [0]), [1, *sizes]
+        zeros = [*(indices.shape[axis] for axis in batch), 1]
+        index = writer.expand(np.zeros(1, np.int64), zeros)
+    made = _written(writer, turned, sizes, index, given, places, len(windows), reduction, x)
+    if not (batching or axes):
+        made = writer.squeeze(made, [0])
+    return writer.transpose(made, [int(axis) for axis in np.argsort(first)])
+
+
+def _alone(writer: Writer, x: Value, updates: Value, reduction: str) -> Any:
+    """One number, and one that takes its place or is added."""
+    if updates.rank:
+        raise Refused("of several numbers to one")
+    operators = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
+    return updates.name if reduction == "none" else writer(operators[reduction], x, updates)
+
+
+def _with_zeros(writer: Writer, indices: Value, count: int) -> Value:
+    if not count:
+        return indices
+    shape = (*indices.shape[:-1], count)
+    zeros = writer.expand(np.zeros((), indices.carrier), shape)
+    name = writer("Concat", indices, zeros, axis=indices.rank - 1)
+    return Value(name, indices.dtype, (*indices.shape[:-1], indices.shape[-1] + count))
+
+
+def _with_batches(
+    writer: Writer, index: Any, indices: Value, numbers: Any, windows: int, count: int
+) -> Any:
+    """Puts the number of each batch before the places in it."""
+    rank = indices.rank - 1 + windows + 1
+    shape = writer("Shape", index)
+    front = writer.slice(shape, 0, 0, rank - 1)
+    full = writer("Concat", front, np.array([1], np.int64), axis=0)
+    pieces = []
+    for axis in numbers.scatter_indices_batching_dims:
+        line: list[Any] = [1] * rank
+        line[axis] = indices.shape[axis]
+        row = writer.reshape(writer.arange(indices.shape[axis]), line)
+        pieces.append(writer("Expand", row, full))
+    return writer("Concat", *pieces, index, axis=rank - 1)
+
+
+def _written(
+    writer: Writer,
+    turned: Any,
+    sizes: Sequence[Any],
+    index: Any,
+    updates: Any,
+    places: Places,
+    windows: int,
+    reduction: str,
+    x: Value,
+) -> Any:
+    """Scatters; what is outside goes to a row of its own, which is dropped."""
+    if places.inside is None:
+        return _reduced(writer, turned, index, updates, reduction, x)
+    pads = np.zeros(2 * len(sizes), np.int64)
+    pads[len(sizes)] = 1
+    wider = writer("Pad", turned, pads, np.zeros((), x.carrier))
+    inside = writer.unsqueeze(
+        places.inside, range(places.batch_rank, places.batch_rank + windows + 1)
+    )
+    first = writer.slice(index, -1, 0, 1)
+    rest = writer.slice(index, -1, 1, np.array([np.iinfo(np.int64).max], np.int64))
+    first = writer("Where", inside, first, writer.sizes.one(sizes[0]))
+    index = writer("Concat", first, rest, axis=-1)
+    made = _reduced(writer, wider, index, updates, reduction, x)
+    return writer.slice(made, 0, 0, sizes[0])
+
+
+def _reduced(writer: Writer, name: Any, index: Any, updates: Any, reduction: str, x: Value) -> Any:
+    if x.dtype != np.bool_ or reduction == "none":
+        return writer("ScatterND", name, index, updates, reduction=reduction)
+    numbers = [writer.cast(each, np.int32) for each in (name, updates)]
+    kind = {"add": "max", "mul": "min"}.get(reduction, reduction)
+    made = writer("ScatterND", numbers[0], index, numbers[1], reduction=kind)
+    return writer.cast(made, np.bool_)

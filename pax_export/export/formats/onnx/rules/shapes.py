@@ -1,0 +1,213 @@
+"""Operations that give arrays other shapes, and make arrays of a number or of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.values import AnyValue, Value, carrier, is_number, same_size
+
+Results = Sequence[Any]
+
+
+@rule(
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "sharding_constraint",
+    "reshard",
+    "mesh_cast",
+    "layout_constraint",
+    "name",
+    "pvary",
+    "stage",
+    part_by_part=True,
+)
+def unchanged(writer: Writer, results: Results, x: Value, **_: Any) -> Value:
+    return x
+
+
+@rule("optimization_barrier", "device_put", part_by_part=True)
+def all_unchanged(writer: Writer, results: Results, *operands: Value, **_: Any) -> list[Value]:
+    return list(operands)
+
+
+@rule("tie", part_by_part=True)
+def tie(writer: Writer, results: Results, x: Value, y: Value) -> Value:
+    return y
+
+
+@rule("reshape", part_by_part=True)
+def reshape(writer: Writer, results: Results, x: Value, *, dimensions: Any, **_: Any) -> Any:
+    (result,) = results
+    if x.known is not None and all(map(is_number, result.shape)) and dimensions is None:
+        made = x.known.reshape(result.shape)
+        return Value(writer.constant(made), x.dtype, made.shape, made)
+    name = x.name if dimensions is None else writer.transpose(x, dimensions)
+    return writer.reshape(name, result.shape)
+
+
+@rule("squeeze", part_by_part=True)
+def squeeze(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
+    if x.known is not None:
+        made = x.known.reshape(results[0].shape)
+        return Value(writer.constant(made), x.dtype, made.shape, made)
+    return writer.squeeze(x, dimensions)
+
+
+@rule("expand_dims", part_by_part=True)
+def expand_dims(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
+    return writer.unsqueeze(x, dimensions)
+
+
+@rule("transpose", part_by_part=True)
+def transpose(writer: Writer, results: Results, x: Value, *, permutation: Sequence[int]) -> Any:
+    return writer.transpose(x, permutation)
+
+
+@rule("broadcast_in_dim", part_by_part=True)
+def broadcast_in_dim(
+    writer: Writer,
+    results: Results,
+    x: Value,
+    *dynamic: Value,
+    broadcast_dimensions: Sequence[int],
+    **_: Any,
+) -> Any:
+    if dynamic:
+        raise Refused("to sizes that are arrays")
+    (result,) = results
+    return broadcast(writer, x, result, broadcast_dimensions)
+
+
+#: Constants of more elements than this are broadcast when the model runs.
+_SMALL = 64
+
+
+def broadcast(writer: Writer, x: Value, result: Any, places: Sequence[int]) -> Value:
+    """Puts the axes of an array at these places of a larger shape."""
+    shape = tuple(result.shape)
+    dtype = np.dtype(result.dtype)
+    made = None
+    if x.known is not None and all(map(is_number, shape)) and np.prod(shape) <= _SMALL:
+        between = [1] * len(shape)
+        for axis, place in enumerate(places):
+            between[place] = x.known.shape[axis]
+        made = np.ascontiguousarray(np.broadcast_to(x.known.reshape(between), shape))
+        return Value(writer.constant(made), dtype, shape, made)
+    added = [axis for axis in range(len(shape)) if axis not in places]
+    source = x.thin if x.thin is not None else x.name
+    thin = source if x.rank == 0 and x.thin is None else writer.unsqueeze(source, added)
+    grows = len(added) != 0 or any(
+        not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places)
+    )
+    if not grows and x.thin is None:
+        return Value(thin, dtype, shape)
+    return Value(writer.expand(thin, shape), dtype, shape, None, thin)
+
+
+@rule("tile", part_by_part=True)
+def tile(writer: Writer, results: Results, x: Value, *, reps: Sequence[Any]) -> Any:
+    name: Any = x.name
+    if len(reps) > x.rank:
+        name = writer.unsqueeze(name, range(len(reps) - x.rank))
+    return writer("Tile", name, writer.sizes.shape(reps))
+
+
+@rule("concatenate", part_by_part=True)
+def concatenate(writer: Writer, results: Results, *operands: Value, dimension: int) -> Any:
+    if all(each.known is not None for each in operands):
+        made = np.concatenate(
+            [each.known for each in operands if each.known is not None], dimension
+        )
+        return Value(writer.constant(made), operands[0].dtype, made.shape, made)
+    if len(operands) == 1:
+        return operands[0]
+    return writer("Concat", *operands, axis=dimension)
+
+
+@rule("stack", part_by_part=True)
+def stack(writer: Writer, results: Results, *operands: Value, axis: int) -> str:
+    return writer("Concat", *(writer.unsqueeze(each, [axis]) for each in operands), axis=axis)
+
+
+@rule("unstack", part_by_part=True)
+def unstack(writer: Writer, results: Results, x: Value, *, axis: int, **_: Any) -> list[str]:
+    return [
+        writer("Gather", x, np.array(index, np.int64), axis=axis) for index in range(len(results))
+    ]
+
+
+@rule("split", part_by_part=True)
+def split(
+    writer: Writer, results: Results, x: Value, *, sizes: Sequence[Any], axis: int
+) -> list[Any]:
+    if len(sizes) == 1:
+        return [x]
+    lengths = writer.sizes.shape(sizes)
+    return list(writer("Split", x, lengths, results=len(sizes), axis=axis))
+
+
+@rule("iota")
+def iota(writer: Writer, results: Results, *dynamic: Value, dimension: int, **_: Any) -> Value:
+    if dynamic:
+        raise Refused("of sizes that are arrays")
+    (result,) = results
+    size, shape = result.shape[dimension], tuple(result.shape)
+    numbers: Any = writer.arange(size)
+    line = carrier(result.dtype)
+    if isinstance(numbers, np.ndarray):
+        made = numbers.astype(result.dtype).astype(line)
+        row = Value(writer.constant(made), np.dtype(result.dtype), (size,), made)
+    else:
+        name = writer.fit(writer.cast(numbers, line), result.dtype)
+        row = Value(name, np.dtype(result.dtype), (size,))
+    return row if len(shape) == 1 else broadcast(writer, row, result, [dimension])
+
+
+@rule("empty", "empty2")
+def empty(writer: Writer, results: Results, **_: Any) -> str:
+    (result,) = results
+    return writer.expand(np.zeros((), carrier(result.dtype)), result.shape)
+
+
+@rule("zeros_like", part_by_part=True)
+def zeros_like(writer: Writer, results: Results, x: Value) -> str:
+    return writer.expand(np.zeros((), x.carrier), results[0].shape)
+
+
+@rule("dim_as_value")
+def dim_as_value(writer: Writer, results: Results, *, dim: Any) -> str:
+    (result,) = results
+    size = writer.sizes.one(dim)
+    return writer.cast(writer.squeeze(size, [0]), carrier(result.dtype))
+
+
+@rule("dimension_size")
+def dimension_size(writer: Writer, results: Results, x: Value, *, dimension: int, **_: Any) -> str:
+    return dim_as_value(writer, results, dim=x.shape[dimension])
+
+
+@rule("platform_index")
+def platform_index(writer: Writer, results: Results, *, platforms: Sequence[Any]) -> Value:
+    number = np.asarray(cpu_branch(platforms), np.int32)
+    return Value(writer.constant(number), np.dtype(np.int32), (), number)
+
+
+def cpu_branch(platforms: Sequence[Any]) -> int:
+    """Which of several programs is for the CPU, whose plain operations every machine has."""
+    for index, names in enumerate(platforms):
+        if names is None or "cpu" in names:
+            return index
+    raise Refused("of a program that is for other machines than CPUs")
+
+
+def one_value(value: AnyValue) -> Value:
+    """A value that is one array."""
+    if not isinstance(value, Value):
+        raise Refused(f"of {value.dtype} numbers")
+    return value

@@ -1,0 +1,163 @@
+"""Parts of arrays at places that are known, or known only when the model runs; padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.values import Value, is_number, same_size
+
+Results = Sequence[Any]
+
+_BEFORE_ALL = np.array([np.iinfo(np.int64).min + 1], np.int64)
+
+
+@rule("slice", part_by_part=True)
+def slice_(
+    writer: Writer,
+    results: Results,
+    x: Value,
+    *,
+    start_indices: Sequence[Any],
+    limit_indices: Sequence[Any],
+    strides: Sequence[Any] | None,
+) -> Any:
+    steps = strides or [1] * x.rank
+    axes = [
+        axis
+        for axis, size in enumerate(x.shape)
+        if not (
+            same_size(start_indices[axis], 0)
+            and same_size(limit_indices[axis], size)
+            and same_size(steps[axis], 1)
+        )
+    ]
+    if not axes:
+        return x
+    if x.known is not None:
+        made = x.known[tuple(map(slice, start_indices, limit_indices, steps))]
+        return Value(writer.constant(made), x.dtype, made.shape, made)
+    return writer(
+        "Slice",
+        x,
+        writer.sizes.shape([start_indices[axis] for axis in axes]),
+        writer.sizes.shape([limit_indices[axis] for axis in axes]),
+        np.array(axes, np.int64),
+        writer.sizes.shape([steps[axis] for axis in axes]),
+    )
+
+
+@rule("rev", part_by_part=True)
+def rev(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
+    return backwards(writer, x, dimensions)
+
+
+def backwards(writer: Writer, x: Any, axes: Sequence[int]) -> Any:
+    if not len(axes):
+        return x
+    count = len(axes)
+    minus = np.full(count, -1, np.int64)
+    ends = np.repeat(_BEFORE_ALL, count)
+    return writer("Slice", x, minus, ends, np.array(axes, np.int64), minus)
+
+
+@rule("pad", part_by_part=True)
+def pad(
+    writer: Writer,
+    results: Results,
+    x: Value,
+    value: Value,
+    *,
+    padding_config: Sequence[tuple[Any, Any, int]],
+) -> Any:
+    name = spaced(writer, x.name, x.shape, [each[2] for each in padding_config], value.name)
+    return padded(writer, name, [each[:2] for each in padding_config], value.name)
+
+
+def padded(writer: Writer, name: Any, pairs: Sequence[Sequence[Any]], value: Any) -> Any:
+    """So many elements more, or less, at the beginning and at the end of each axis."""
+    lows, highs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if all(same_size(each, 0) for each in (*lows, *highs)):
+        return name
+    if all(map(is_number, (*lows, *highs))):
+        for axis, pair in enumerate(pairs):
+            if min(pair) < 0:
+                start = np.array([max(-pair[0], 0)], np.int64)
+                end = np.array([pair[1] if pair[1] < 0 else np.iinfo(np.int64).max], np.int64)
+                name = writer(
+                    "Slice", name, start, end, np.array([axis], np.int64), np.array([1], np.int64)
+                )
+        lows, highs = [max(each, 0) for each in lows], [max(each, 0) for each in highs]
+        if not any((*lows, *highs)):
+            return name
+    return writer("Pad", name, writer.sizes.shape([*lows, *highs]), value)
+
+
+def spaced(writer: Writer, name: Any, shape: Sequence[Any], gaps: Sequence[int], value: Any) -> Any:
+    """Puts so many elements between those that are neighbours along each axis."""
+    shape = list(shape)
+    for axis, gap in enumerate(gaps):
+        if not gap:
+            continue
+        rank = len(shape)
+        wide = writer.unsqueeze(name, [axis + 1])
+        pairs = [(0, 0)] * (axis + 1) + [(0, gap)] + [(0, 0)] * (rank - axis - 1)
+        wide = padded(writer, wide, pairs, value)
+        merged = [*shape[:axis], shape[axis] * (gap + 1), *shape[axis + 1 :]]
+        name = writer.reshape(wide, merged)
+        shape[axis] = merged[axis] - gap
+        name = writer.slice(name, axis, 0, np.array([-gap], np.int64))
+    return name
+
+
+def start_of(writer: Writer, start: Value, size: Any, taken: Any) -> Any:
+    """A start as an array with one element, moved to where so much can be taken."""
+    if same_size(size, taken):
+        return np.zeros(1, np.int64)
+    if start.known is not None and is_number(size) and is_number(taken):
+        number = int(np.clip(int(start.known), 0, size - taken))
+        return np.array([number], np.int64)
+    name = writer.cast(start, np.int64) if start.carrier != np.int64 else start.name
+    return writer.within(name, writer.sizes.one(size - taken))
+
+
+@rule("dynamic_slice", part_by_part=True)
+def dynamic_slice(
+    writer: Writer, results: Results, x: Value, *starts: Value, slice_sizes: Sequence[Any]
+) -> Any:
+    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], slice_sizes[axis])]
+    if not axes:
+        return x
+    places = [start_of(writer, starts[a], x.shape[a], slice_sizes[a]) for a in axes]
+    begin = places[0] if len(places) == 1 else writer("Concat", *places, axis=0)
+    end = writer("Add", begin, writer.sizes.shape([slice_sizes[axis] for axis in axes]))
+    return writer("Slice", x, begin, end, np.array(axes, np.int64))
+
+
+@rule("dynamic_update_slice", part_by_part=True)
+def dynamic_update_slice(
+    writer: Writer, results: Results, x: Value, update: Value, *starts: Value
+) -> Any:
+    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
+    places = {a: start_of(writer, starts[a], x.shape[a], update.shape[a]) for a in axes}
+    return _updated(writer, x.name, update, axes, places)
+
+
+def _updated(
+    writer: Writer, name: str, update: Value, axes: Sequence[int], places: dict[int, Any]
+) -> str:
+    """What is before, what takes the place, and what is after: along one axis after another."""
+    if not axes:
+        return update.name
+    axis, begin = axes[0], places[axes[0]]
+    at = np.array([axis], np.int64)
+    end = writer("Add", begin, writer.sizes.one(update.shape[axis]))
+    within = writer("Slice", name, begin, end, at) if len(axes) > 1 else name
+    within = _updated(writer, within, update, axes[1:], places)
+    before = writer("Slice", name, np.zeros(1, np.int64), begin, at)
+    after = writer("Slice", name, end, np.array([np.iinfo(np.int64).max], np.int64), at)
+    return writer("Concat", before, within, after, axis=axis)

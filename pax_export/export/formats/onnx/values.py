@@ -1,0 +1,113 @@
+"""What stands for the arrays of a traced program in an ONNX graph.
+
+The kernels of onnxruntime know few types, and not the same ones for each operator.  So every
+array is carried as one of five types that nearly all of them know; where jax would round to
+half precision or wrap around, so does the graph, after each operation.  Complex numbers and
+random keys are two arrays each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+_INTEGERS = {"int32": np.int32, "int64": np.int64, "uint32": np.int64, "uint64": np.int64}
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One array: its name in the graph, and its dtype and shape in jax.
+
+    Attributes:
+        known: its numbers, where the program says them; of the type that carries them.
+        thin: the name of a smaller array that broadcasts to it, if there is one.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[Any, ...]
+    known: np.ndarray | None = None
+    thin: str | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def carrier(self) -> np.dtype:
+        return carrier(self.dtype)
+
+    @property
+    def is_float(self) -> bool:
+        return self.carrier.kind == "f"
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """One array that is two of equal shape: real and imaginary, or the halves of random keys."""
+
+    parts: tuple[Value, Value]
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.parts[0].shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+AnyValue = Value | Parts
+
+
+def is_key(dtype: Any) -> bool:
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def is_complex(dtype: Any) -> bool:
+    return not is_key(dtype) and np.dtype(dtype).kind == "c"
+
+
+def part_dtype(dtype: Any) -> np.dtype | None:
+    """The dtype of the two arrays that an array of this dtype is; None where it is one."""
+    if is_key(dtype):
+        return np.dtype(np.uint32)
+    if is_complex(dtype):
+        return np.dtype(np.float32 if np.dtype(dtype).itemsize == 8 else np.float64)
+    return None
+
+
+def carrier(dtype: Any) -> np.dtype:
+    """The type that carries a dtype in the graph."""
+    dtype = np.dtype(dtype)
+    if dtype == np.bool_ or dtype == np.float64:
+        return dtype
+    if jax.numpy.issubdtype(dtype, jax.numpy.floating):
+        return np.dtype(np.float32)
+    return np.dtype(_INTEGERS.get(dtype.name, np.int32))
+
+
+def is_rounded(dtype: Any) -> bool:
+    """Whether numbers of this dtype have fewer bits than what carries them."""
+    return np.dtype(dtype) != carrier(dtype)
+
+
+def same_size(one: Any, other: Any) -> bool:
+    """Whether two sizes are one; jax writes equal symbolic ones alike."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return str(one) == str(other)
+
+
+def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(same_size, one, other))
+
+
+def is_number(size: Any) -> bool:
+    """Whether a size is known, and no symbolic dimension."""
+    return isinstance(size, (int, np.integer))
