@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from tests.models import page
 from tests.models.formats import FORMATS, NEEDS
 from tests.models.registry import FRAMEWORKS, Model, all_models
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _warm({form for form, _ in pairs})
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(options.jobs) as pool:
         options.kept = Path(kept)
+        _keep_compiled(options.kept / "compiled")
         runs = [(form, model, pool.submit(_in_fork, model, form, options)) for form, model in pairs]
         for form, model, run in runs:
             outcome = run.result()
@@ -111,6 +114,14 @@ def _warm(formats: Collection[str]) -> None:
             continue
         if _installed(top) and _installed(name):
             importlib.import_module(name)
+
+
+def _keep_compiled(folder: Path) -> None:
+    """What XLA compiles for one trial, it need not compile for the next."""
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _in_fork(model: Model, form: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -172,6 +172,7 @@ def saved_model(subject: Subject, path: Path) -> Served:
     import tensorflow as tf
 
     report = pax.export.to_saved_model(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
     root = tf.saved_model.load(str(path))
     info = report.signatures[DEFAULT]
 
@@ -217,6 +218,7 @@ def gradients(subject: Subject, path: Path) -> Served:
 def bundle(subject: Subject, path: Path) -> Served:
     """Served by jax, through `load`."""
     report = pax.export.to_stablehlo(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
     return Served({"load": _through_load(path)}, report)
 
 
@@ -226,6 +228,7 @@ def tflite(subject: Subject, path: Path) -> Served:
 
     path = path.with_suffix(".tflite")
     report = pax.export.to_tflite(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
     interpreter = tf.lite.Interpreter(model_path=str(path))
     runner = interpreter.get_signature_runner(DEFAULT)
     info = report.signatures[DEFAULT]
@@ -243,12 +246,12 @@ def onnx(subject: Subject, path: Path) -> Served:
     """Served by onnxruntime alone, and by `load`."""
     path = path.with_suffix(".onnx")
     report = pax.export.to_onnx(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
     names = [each.name for each in report.signatures[DEFAULT].inputs]
     wanted = [each.name for each in report.signatures[DEFAULT].outputs]
     return Served(
         {"onnxruntime": _onnxruntime(str(path), names, wanted), "load": _through_load(path)}, report
     )
-    subject.written = True
 
 
 def jax2tf(subject: Subject, path: Path) -> Served:
