@@ -24,7 +24,14 @@ def ctc_greedy():
     return {}, apply
 
 
-@model("jax", "batch, length, 6", lengths("length"), ints(5, "batch, 3"), differentiable=True)
+@model(
+    "jax",
+    "batch, length, 6",
+    lengths("length"),
+    ints(5, "batch, 3"),
+    differentiable=True,
+    constraints=("length >= 2",),
+)
 def ctc_loss():
     """The negative log-likelihood of labels, over all alignments."""
 
@@ -75,7 +82,13 @@ def crf_viterbi():
     return {"moves": w(5, 5)}, apply
 
 
-@model("jax", "batch, length, 5", ints(5, "batch, length"), differentiable=True)
+@model(
+    "jax",
+    "batch, length, 5",
+    ints(5, "batch, length"),
+    differentiable=True,
+    constraints=("length >= 2",),
+)
 def crf_likelihood():
     """The log-likelihood of tags: the score of a path less the logarithm of all paths."""
     w = weights(2)

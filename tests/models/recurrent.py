@@ -57,7 +57,7 @@ def nnx_lstm():
     return state, lambda state, x: nnx.merge(graph, state)(x)
 
 
-@model("haiku", "length, batch, 4", differentiable=True)
+@model("haiku", "7, batch, 4", differentiable=True)
 def haiku_deep_rnn():
     import haiku as hk
 

@@ -74,7 +74,7 @@ def kalman_filter():
     return params, lambda p, seen: jax.vmap(lambda y: one(p, y))(seen)
 
 
-@model("jax", "batch, time, 1")
+@model("jax", "batch, time, 1", constraints=("time >= 2",))
 def kalman_smoother():
     """There, and back with a scan in reverse."""
 

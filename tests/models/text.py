@@ -281,7 +281,7 @@ def _mamba_params(seed):
     }  # fmt: skip
 
 
-@model("jax", "batch, length, 8", differentiable=True)
+@model("jax", "batch, 11, 8", differentiable=True)
 def mamba():
     """The selective state space of Mamba, all steps at once by an associative scan."""
 
