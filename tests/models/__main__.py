@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     stored = page.read(options.output) if options.output else page.empty()
     page.describe(stored, models)
     pairs = list(_pairs(models, options.formats))
+    if options.resume:
+        known = {(form, name) for form, o in stored["outcomes"].items() for name in o}
+        pairs = [(form, model) for form, model in pairs if (form, model.name) not in known]
     _warm({form for form, _ in pairs})
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(options.jobs) as pool:
         options.kept = Path(kept)
@@ -77,6 +80,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         help="leave out the test that an export makes of itself",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="JSON", help="add what was found to this")
+    parser.add_argument("--resume", action="store_true", help="leave out what stands there")
     parser.add_argument("--timeout", type=float, default=240, help="of one trial, in seconds")
     parser.add_argument("--jobs", type=int, default=1, help="trials at once")
     parser.add_argument("-v", "--verbose", action="store_true", help="print whole messages")
@@ -96,8 +100,7 @@ def _pairs(models: Sequence[Model], formats: Sequence[str]) -> Any:
             print(f"{form} is left out: no {', '.join(missing)}", file=sys.stderr)
             continue
         for model in models:
-            wanted = model.only is None or form in model.only
-            if wanted and model.framework in have and (form != "gradients" or model.differentiable):
+            if model.framework in have and (form != "gradients" or model.differentiable):
                 yield form, model
 
 

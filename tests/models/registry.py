@@ -117,7 +117,6 @@ class Model:
     sizes: tuple[Mapping[str, int], ...]
     constraints: tuple[str, ...]
     rtol: float
-    only: tuple[str, ...] | None
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -183,7 +182,6 @@ def model(
     sizes: Sequence[Mapping[str, int]] | None = None,
     constraints: Sequence[str] = (),
     rtol: float = 1e-4,
-    only: Sequence[str] | None = None,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Registers a model.
 
@@ -195,7 +193,6 @@ def model(
         sizes: the symbolic dimensions of two normal calls, and of the odd ones.
         constraints: what may be assumed of them.
         rtol: how far it may be from jax, as a part of the largest number of an output.
-        only: the formats it is tried in, where others cannot hold it by what they are.
     """
     taken = tuple(real(each) if isinstance(each, str) else each for each in inputs)
     symbols = {name for each in taken for name in names_in(each.shape)}
@@ -219,7 +216,6 @@ def model(
             sizes=tuple(numbers),
             constraints=tuple(constraints),
             rtol=rtol,
-            only=None if only is None else tuple(only),
         )
         return build
 

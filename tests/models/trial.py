@@ -77,7 +77,10 @@ def attempt(
     found = _tried(Subject(model, False, validate), form, kept)
     if found.outcome == RIGHT or not static_too or not model.symbols:
         return found
-    fixed = _tried(Subject(model, True, validate), form, kept)
+    try:
+        fixed = _tried(Subject(model, True, validate), form, kept)
+    except Exception as error:  # of jax alone, after the trial before
+        return Outcome(RAW, f"jax fails after this: {type(error).__name__}: {error}", form)
     if fixed.outcome == RIGHT:
         found.symbolic = found.outcome
         found.outcome = found.outcome if found.outcome in BAD else STATIC
