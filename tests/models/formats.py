@@ -1,0 +1,349 @@
+"""What writes a model in each format, and the real runtimes that then serve it.
+
+A writer takes a `Subject` and a path; it gives servers, by name: each takes the arrays of a call
+and gives all outputs as arrays, in jax's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import pax_export as pax
+from pax_export.export import load, spec
+from pax_export.export.artifact.report import DEFAULT, Report
+from tests.models.registry import Model
+
+Outputs = list[np.ndarray]
+Server = Callable[[Sequence[np.ndarray]], Outputs]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a writer wrote: what serves it, and pax_export's report."""
+
+    servers: Mapping[str, Server]
+    report: Report | None = None
+
+
+class Subject:
+    """A model that is built, with symbolic sizes or those of its first call."""
+
+    def __init__(self, model: Model, static: bool = False, validate: bool = True):
+        self.model, self.static = model, static
+        self.validate = validate  # by the exporter itself, as it does for users
+        self.written = False
+        self.given = model.build()
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The specs for an exporter of ours."""
+        if self.static:
+            return self.structs
+        return tuple(spec(each.shape, each.dtype) for each in self.model.inputs)
+
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        return () if self.static else self.model.constraints
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every exporter of ours is told."""
+        return {"constraints": self.constraints, "validate": self.validate}
+
+    @property
+    def structs(self) -> tuple[Any, ...]:
+        """The specs for others: structs of jax, with symbolic sizes or numbers."""
+        if self.static:
+            return tuple(each.struct(self.model.sizes[0]) for each in self.model.inputs)
+        scope = jax.export.SymbolicScope(self.constraints)
+        shapes = [jax.export.symbolic_shape(each.shape, scope=scope) for each in self.model.inputs]
+        return tuple(
+            jax.ShapeDtypeStruct(shape, np.dtype(each.dtype))
+            for shape, each in zip(shapes, self.model.inputs)
+        )
+
+    def calls(self) -> list[tuple[str, tuple[np.ndarray, ...]]]:
+        return self.model.calls(self.static)
+
+    @cached_property
+    def _parts(self) -> tuple[list[Any], Callable[..., Any]]:
+        """The arrays of the model, and a function of these and the inputs."""
+        params, function = self.given if isinstance(self.given, tuple) else (self.given, None)
+        leaves, tree = jax.tree.flatten(params)
+        is_array = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
+        rest = [None if known else leaf for known, leaf in zip(is_array, leaves)]
+
+        def call(arrays: Sequence[Any], *inputs: Any) -> Any:
+            given = iter(arrays)
+            filled = [next(given) if known else leaf for known, leaf in zip(is_array, rest)]
+            whole = jax.tree.unflatten(tree, filled)
+            return whole(*inputs) if function is None else function(whole, *inputs)
+
+        return [leaf for known, leaf in zip(is_array, leaves) if known], call
+
+    @property
+    def arrays(self) -> list[Any]:
+        return self._parts[0]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """A function of `arrays` and the inputs."""
+        return self._parts[1]
+
+    def alone(self, *inputs: Any) -> Any:
+        """The model as a function of its inputs: what somebody hands to another converter."""
+        return self.function(self.arrays, *inputs)
+
+    @cached_property
+    def _jitted(self) -> Callable[..., Any]:
+        return jax.jit(self.function)
+
+    def expected(self, inputs: Sequence[np.ndarray]) -> Outputs:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(self._jitted(self.arrays, *inputs))]
+
+    def nothing(self, inputs: Sequence[np.ndarray]) -> Outputs | None:
+        """What a call with no examples gives, if nothing is left of any output."""
+        try:
+            shapes = jax.tree.leaves(jax.eval_shape(self.function, self.arrays, *inputs))
+        except Exception:  # jax itself has no answer: the maximum of nothing
+            return None
+        empty = all(not all(each.shape) for each in shapes)
+        return [np.zeros(each.shape, each.dtype) for each in shapes] if empty else None
+
+    @cached_property
+    def trained(self) -> list[bool]:
+        """Which arrays an export may train: floats, and of a module its parameters."""
+        known = None
+        if not isinstance(self.given, tuple):
+            known = {id(leaf) for leaf in jax.tree.leaves(self.given.parameters())}
+        return [_is_float(a) and (known is None or id(a) in known) for a in self.arrays]
+
+    @cached_property
+    def slopes(self) -> Callable[..., Any]:
+        """Slopes of the `weighed` outputs of a call: for trained arrays, then float inputs."""
+
+        def loss(moved: list[Any], *operands: Any) -> Any:
+            given = iter(moved)
+            which = [*self.trained, *map(_is_float, operands[len(self.trained) :])]
+            every = [next(given) if moves else each for moves, each in zip(which, operands)]
+            outputs = self.function(every[: len(self.trained)], *every[len(self.trained) :])
+            return weighed(jax.tree.leaves(outputs), jax.numpy)
+
+        gradient = jax.jit(jax.grad(loss))
+
+        def slopes(inputs: Sequence[np.ndarray]) -> Outputs:
+            floats = [each for each in inputs if _is_float(each)]
+            moved = [a for a, trains in zip(self.arrays, self.trained) if trains] + floats
+            return [np.asarray(s) for s in gradient(moved, *self.arrays, *inputs)]
+
+        return slopes
+
+
+def _is_float(value: Any) -> bool:
+    return jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
+
+
+def weighed(outputs: Sequence[Any], library: Any) -> Any:
+    """One number out of all outputs of floats: each with a weight of its own."""
+    total: Any = 0.0
+    for leaf in outputs:
+        shape = tuple(leaf.shape)
+        name = getattr(leaf.dtype, "name", str(leaf.dtype))
+        if "float" not in name or not all(shape):
+            continue
+        weight = np.cos(np.arange(int(np.prod(shape, dtype=int)))).reshape(shape)
+        weight = weight.astype(np.float32)
+        if library is jax.numpy:
+            total = total + (leaf.astype("float32") * weight).sum()
+        else:
+            total = total + library.reduce_sum(library.cast(leaf, "float32") * weight)
+    return total
+
+
+def saved_model(subject: Subject, path: Path) -> Served:
+    """Served by TensorFlow alone, and by `load`."""
+    import tensorflow as tf
+
+    report = pax.export.to_saved_model(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
+    root = tf.saved_model.load(str(path))
+    info = report.signatures[DEFAULT]
+
+    def tensorflow(inputs: Sequence[np.ndarray]) -> Outputs:
+        named = {each.name: tf.constant(array) for each, array in zip(info.inputs, inputs)}
+        found = root.signatures[DEFAULT](**named)
+        return [found[each.name].numpy() for each in info.outputs]
+
+    return Served({"TensorFlow": tensorflow, "load": _through_load(path)}, report)
+
+
+def gradients(subject: Subject, path: Path) -> Served:
+    """Slopes by `tf.GradientTape` with respect to variables and inputs."""
+    import tensorflow as tf
+
+    report = pax.export.to_saved_model(
+        subject.given,
+        path,
+        subject.inputs,
+        **subject.options,
+        trainable=True,
+        vjp_order=1,
+    )
+    subject.written = True
+    root = tf.saved_model.load(str(path))
+    info = report.signatures[DEFAULT]
+    variables = [root.leaves[each.name] for each in report.variables if each.trainable]
+
+    def tape(inputs: Sequence[np.ndarray]) -> Outputs:
+        tensors = [tf.constant(array) for array in inputs]
+        floats = [each for each in tensors if each.dtype.is_floating]
+        with tf.GradientTape() as recorded:
+            recorded.watch(floats)
+            named = {each.name: tensor for each, tensor in zip(info.inputs, tensors)}
+            found = root.signatures[DEFAULT](**named)
+            loss = weighed([found[each.name] for each in info.outputs], tf)
+        slopes = recorded.gradient(loss, [*variables, *floats], unconnected_gradients="zero")
+        return [tf.convert_to_tensor(slope).numpy() for slope in slopes]
+
+    return Served({"tf.GradientTape": tape}, report)
+
+
+def bundle(subject: Subject, path: Path) -> Served:
+    """Served by jax, through `load`."""
+    report = pax.export.to_stablehlo(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
+    return Served({"load": _through_load(path)}, report)
+
+
+def tflite(subject: Subject, path: Path) -> Served:
+    """Served by `tf.lite` alone, and by `load` with LiteRT."""
+    import tensorflow as tf
+
+    path = path.with_suffix(".tflite")
+    report = pax.export.to_tflite(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
+    interpreter = tf.lite.Interpreter(model_path=str(path))
+    runner = interpreter.get_signature_runner(DEFAULT)
+    info = report.signatures[DEFAULT]
+
+    def lite(inputs: Sequence[np.ndarray]) -> Outputs:
+        named = {each.name: array for each, array in zip(info.inputs, inputs)}
+        taken = runner.get_input_details()
+        found = runner(**{name: array for name, array in named.items() if name in taken})
+        return [np.array(found[each.name]) for each in info.outputs]
+
+    return Served({"tf.lite": lite, "load": _through_load(path)}, report)
+
+
+def onnx(subject: Subject, path: Path) -> Served:
+    """Served by onnxruntime alone, and by `load`."""
+    path = path.with_suffix(".onnx")
+    report = pax.export.to_onnx(subject.given, path, subject.inputs, **subject.options)
+    subject.written = True
+    names = [each.name for each in report.signatures[DEFAULT].inputs]
+    wanted = [each.name for each in report.signatures[DEFAULT].outputs]
+    return Served(
+        {"onnxruntime": _onnxruntime(str(path), names, wanted), "load": _through_load(path)}, report
+    )
+
+
+def jax2tf(subject: Subject, path: Path) -> Served:
+    """Plain jax2tf, as its guide says: a SavedModel with gradients, served by TensorFlow."""
+    import tensorflow as tf
+    from jax.experimental import jax2tf as library
+
+    shapes = None if subject.static else [each.shape for each in subject.model.inputs]
+    module = tf.Module()
+    converted = library.convert(
+        lambda *inputs: jax.tree.leaves(subject.alone(*inputs)),
+        polymorphic_shapes=shapes,
+        polymorphic_constraints=subject.constraints,
+        with_gradient=True,
+    )
+
+    def call(*tensors: Any) -> dict[str, Any]:
+        return {f"y{index}": leaf for index, leaf in enumerate(converted(*tensors))}
+
+    signature = [
+        tf.TensorSpec(
+            [size if isinstance(size, int) else None for size in struct.shape],
+            tf.dtypes.as_dtype(struct.dtype),
+            name=f"x{index}",
+        )
+        for index, struct in enumerate(subject.structs)
+    ]
+    module.call = tf.function(call, input_signature=signature, autograph=False)
+    tf.saved_model.save(module, str(path), signatures=module.call)
+    subject.written = True
+    serve = tf.saved_model.load(str(path)).signatures[DEFAULT]
+
+    def tensorflow(inputs: Sequence[np.ndarray]) -> Outputs:
+        found = serve(**{f"x{index}": tf.constant(array) for index, array in enumerate(inputs)})
+        return [found[f"y{index}"].numpy() for index in range(len(found))]
+
+    return Served({"TensorFlow": tensorflow})
+
+
+def jax2onnx(subject: Subject, path: Path) -> Served:
+    """Plain jax2onnx, as its guide says, served by onnxruntime."""
+    from jax2onnx import to_onnx
+
+    path = path.with_suffix(".onnx")
+    names = [f"x{index}" for index in range(len(subject.structs))]
+    model = to_onnx(
+        lambda *inputs: jax.tree.leaves(subject.alone(*inputs)),
+        list(subject.structs),
+        input_names=names,
+    )
+    path.write_bytes(model.SerializeToString())
+    subject.written = True
+    return Served({"onnxruntime": _onnxruntime(str(path), names, None)})
+
+
+def _onnxruntime(path: str, names: Sequence[str], wanted: Sequence[str] | None) -> Server:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    taken = {each.name for each in session.get_inputs()}
+
+    def run(inputs: Sequence[np.ndarray]) -> Outputs:
+        return session.run(wanted, {n: a for n, a in zip(names, inputs) if n in taken})
+
+    return run
+
+
+def _through_load(path: Path) -> Server:
+    loaded = load(path)
+    return lambda inputs: [np.asarray(leaf) for leaf in jax.tree.leaves(loaded(*inputs))]
+
+
+FORMATS: dict[str, Callable[[Subject, Path], Served]] = {
+    "saved_model": saved_model,
+    "gradients": gradients,
+    "bundle": bundle,
+    "tflite": tflite,
+    "onnx": onnx,
+    "jax2tf": jax2tf,
+    "jax2onnx": jax2onnx,
+}
+#: What each needs beside jax.
+NEEDS = {
+    "saved_model": ("tensorflow",),
+    "gradients": ("tensorflow",),
+    "bundle": ("safetensors",),
+    "tflite": ("tensorflow", "ai_edge_litert"),
+    "onnx": ("jax2onnx", "onnxruntime"),
+    "jax2tf": ("tensorflow",),
+    "jax2onnx": ("jax2onnx", "onnxruntime"),
+}
+#: Those of other projects, to compare with.
+OTHERS = ("jax2tf", "jax2onnx")
