@@ -186,6 +186,19 @@ def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
             yield next(filter(None, places), "").rsplit("/", 1)[-1]
 
 
+def source_of(equations: Sequence[Any]) -> str:
+    """Where the innermost of some equations comes from, each of which calls the next.
+
+    ``encoder/attention: model.py:12 (Attention.__call__)``; what jax jits by itself has no
+    line of the user's, and then the call of it has.
+    """
+    sources = (_source(each).rsplit("/", 1)[-1] for each in reversed(equations))
+    line = next(filter(None, sources), "unknown")
+    names = [str(each.source_info.name_stack) for each in equations]
+    scope = "/".join(filter(None, names))
+    return f"{scope}: {line}" if scope else line
+
+
 def _source(equation: Any) -> str:
     from jax.extend import source_info_util
 

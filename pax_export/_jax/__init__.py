@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import call_with_constants as call_with_constants
     from pax_export._jax._programs import needed_part as needed_part
     from pax_export._jax._programs import read_arguments as read_arguments
+    from pax_export._jax._programs import scan_operands as scan_operands
 
 # Every program imports this room, and only exporters and many processes need more of it.
 _HOMES = {
@@ -28,7 +29,7 @@ _HOMES = {
     "_dimensions": "scope_constraints",
     "_platforms": "allow_symbolic_padding call_here neutral_platform",
     "_processes": "devices_are_known join_processes",
-    "_programs": "call_part call_with_constants needed_part read_arguments",
+    "_programs": "call_part call_with_constants needed_part read_arguments scan_operands",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

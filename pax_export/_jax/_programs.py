@@ -80,12 +80,17 @@ def _remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
     return jax.checkpoint(lambda *values: run(params["jaxpr"], values), **options)(*given)
 
 
-def _scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
+def scan_operands(params: Any, given: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """The operands of a `scan`: what its steps share, where they start, and one slice for each."""
     if "ft_in" in params:  # since jax 0.12
         constants, start, inputs = map(list, params["ft_in"].update(given).unpack())
-    else:
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-        constants, start, inputs = given[:first], given[first:last], given[last:]
+        return constants, start, inputs
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return given[:first], given[first:last], given[last:]
+
+
+def _scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
+    constants, start, inputs = scan_operands(params, given)
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         results = run(params["jaxpr"], [*constants, *carry, *xs])
