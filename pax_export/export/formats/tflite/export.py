@@ -169,6 +169,8 @@ def _converted(store: Store, programs: Sequence[Program], quantize: str | None) 
         tf.saved_model.save(root, folder, signatures=functions)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        # Infinity would become the largest number.
+        converter.canonicalizing_inf_as_min_max_float = False
         if quantize is not None:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if quantize == "float16":

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
+from pax_export._jax import expanded
 from pax_export._jaxpr import bound, evaluate, inner_programs, source_of
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.rule import (
@@ -170,6 +171,8 @@ class _Graph:
             elif found is not None:
                 _check_dtypes(operation)
                 results = _applied(found, operation, [_now(value) for value in operands])
+            elif (expand := expanded(equation)) is not None:
+                results = self.call(expand, atoms, operands)
             else:
                 results = self.run(_called(equation), operands)
         except NotInTfliteError as error:
@@ -255,7 +258,27 @@ def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any
             return [Pair(*each) for each in zip(real, imag)]
         return [Pair(real, imag)]
     results = found.function(operation, *operands)
-    return results if isinstance(results, list) else [results]
+    results = results if isinstance(results, list) else [results]
+    if operation.name in _EXACT:
+        return results
+    return [_rounded(value, struct) for value, struct in zip(results, operation.results)]
+
+
+#: What gives numbers that it was given, which need no rounding.
+_EXACT = frozenset(
+    "max min neg abs clamp select_n copy reshape transpose squeeze broadcast_in_dim concatenate "
+    "slice dynamic_slice dynamic_update_slice gather pad rev sort top_k reduce_max reduce_min "
+    "split while scan cond cummax cummin reduce_window_max convert_element_type stack unstack "
+    "optimization_barrier scatter iota floor ceil round sign".split()
+)
+
+
+def _rounded(value: Any, struct: Any) -> Any:
+    """Halves are computed as float32; each operation of jax rounds its result."""
+    name = kind(struct)
+    if name not in ("float16", "bfloat16"):
+        return value
+    return tf.cast(tf.cast(value, name), tf.float32)
 
 
 def _part(value: Any, name: str) -> Any:

@@ -107,6 +107,9 @@ class Sizes:
 
 
 def reshape(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
+    if tensor.op.type == "Const" and all(map(is_static, shape)):
+        # So that what looks for numbers that are known now finds it.
+        return tf.constant(np.reshape(tf.get_static_value(tensor), [int(s) for s in shape]))
     unknown = [index for index, size in enumerate(shape) if not is_static(size)]
     static = [int(size) if is_static(size) else None for size in shape]
     if tensor.shape.rank == len(static) and tensor.shape.as_list() == static and len(unknown) < 2:

@@ -88,6 +88,8 @@ def rem(op: Operation, x: Any, y: Any) -> Any:
         finite = tf.logical_and(tf.math.is_finite(x), _is_infinite(y))
         size = broadcast(tf.where, finite, tf.abs(x), size)
         return broadcast(tf.where, tf.less(x, like(x, 0)), -size, size)
+    if op.dtype == "uint32" and single(y) is None:
+        return _unsigned_rest(x, y)
     quotient, divisor = _quotient(op, x, y)
     return broadcast(tf.where, tf.equal(y, like(y, 0)), x, x - quotient * divisor)
 
@@ -104,7 +106,7 @@ def _quotient(op: Operation, x: Any, y: Any) -> tuple[Any, Any]:
             return _unsigned_quotient(x, int(value)), y
         return _divided(x, y), y
     if op.dtype == "uint32":
-        raise NotInTfliteError("unsigned numbers can be divided by a constant only.")
+        raise NotInTfliteError("unsigned numbers are divided by a constant only.")
     # The least number by -1 ends it, too.
     safe = tf.where(tf.logical_or(tf.equal(y, like(y, 0)), tf.equal(y, like(y, -1))), like(y, 1), y)
     quotient = _divided(x, safe)
@@ -131,6 +133,13 @@ def _unsigned_quotient(x: Any, value: int) -> Any:
         ),
     )
     return quotient + tf.cast(over, tf.int32)
+
+
+def _unsigned_rest(x: Any, y: Any) -> Any:
+    wide_x, wide_y = (converted(each, "uint32", "int64") for each in (x, y))
+    safe = tf.where(tf.equal(wide_y, like(wide_y, 0)), like(wide_y, 1), wide_y)
+    rest = tf.cast(broadcast(tf.math.floormod, wide_x, safe), tf.int32)
+    return broadcast(tf.where, tf.equal(y, 0), x, rest)
 
 
 def logical_shift(x: Any, bits: int) -> Any:
@@ -286,6 +295,8 @@ def converted(x: Any, old: str, new: str) -> Any:
         if old == "uint32":
             wide = tf.cast(x, tf.float32)
             return tf.where(tf.less(x, like(x, 0)), wide + 4294967296.0, wide)
+        if old in _FLOATS and new == "float32":
+            return _unrounded(x)
         x = x if x.dtype == tf.float32 else tf.cast(x, tf.float32)
         return tf.cast(tf.cast(x, new), tf.float32) if new != "float32" else x
     if old in _FLOATS:
@@ -300,6 +311,17 @@ def converted(x: Any, old: str, new: str) -> Any:
             else wide
         )
     return tf.cast(x, tf.int32)
+
+
+def _unrounded(x: Any) -> Any:
+    """A product of halves that becomes float32 is one at once, as XLA has it."""
+    if x.op.type != "Cast" or x.op.inputs[0].op.type != "Cast":
+        return x
+    exact = x.op.inputs[0].op.inputs[0]
+    source = exact.op
+    while source.type in ("Reshape", "Transpose"):
+        source = source.inputs[0].op
+    return exact if source.type in ("MatMul", "BatchMatMulV2", "Conv2D") else x
 
 
 def _carrier(name: str) -> Any:

@@ -17,8 +17,13 @@ def _plain(name: str, function: Callable[[Any], Any]) -> None:
     rule(name, thin=True)(lambda op, x: function(x))
 
 
+def exp(x: Any) -> Any:
+    """LiteRT's fast kernel makes 0 of NaN."""
+    return tf.where(tf.not_equal(x, x), x, tf.exp(x))
+
+
 for _name, _function in {
-    "exp": lambda x: tf.exp(x),
+    "exp": lambda x: exp(x),
     "log": lambda x: tf.math.log(x),
     "tanh": lambda x: tf.tanh(x),
     "logistic": lambda x: tf.sigmoid(x),
@@ -49,7 +54,7 @@ def _cut(x: Any, most: float) -> Any:
 @rule("expm1", thin=True)
 def expm1(op: Operation, x: Any) -> Any:
     near = x * horner(x, [1 / math.factorial(n) for n in range(9, 0, -1)])
-    return tf.where(tf.less(tf.abs(x), like(x, 0.5)), near, tf.exp(x) - 1.0)
+    return tf.where(tf.less(tf.abs(x), like(x, 0.5)), near, exp(x) - 1.0)
 
 
 @rule("log1p", thin=True)

@@ -344,18 +344,27 @@ def _combined(op: Operation, flat: Any, places: Any, rows: Any, count: Any, many
         shape = tf.stack([tf.convert_to_tensor(count + 1), tf.shape(flat)[1]])
         sums = tf.scatter_nd(places[:, None], rows, shape)[:-1]
         return wrapped(flat + sums if name == "scatter_add" else flat - sums, op.dtype)
+    written, last = _last(places, count, many)
     if name == "scatter":
-        order = tf.range(many) if not is_static(many) else constant(np.arange(many, dtype=np.int32))
-        last = tf.math.unsorted_segment_max(order, places, count + 1)[:-1]
-        written = tf.greater_equal(last, 0)
         if not is_static(many):  # nothing to look up in no update
             rows = tf.concat([rows, flat[:1]], 0)
-        found = tf.gather(rows, tf.maximum(last, 0))
-        return tf.where(written[:, None], found, flat)
+        return tf.where(written, tf.gather(rows, last), flat)
     if op.dtype == "uint32" or flat.dtype == tf.bool:
         raise NotInTfliteError(f"it has none for {op.dtype}.")
     if name == "scatter_mul":
         return wrapped(flat * tf.math.unsorted_segment_prod(rows, places, count + 1)[:-1], op.dtype)
-    if name == "scatter_max":
-        return larger(op, flat, tf.math.unsorted_segment_max(rows, places, count + 1)[:-1])
-    return smaller(op, flat, tf.math.unsorted_segment_min(rows, places, count + 1)[:-1])
+    largest = name == "scatter_max"
+    segment = tf.math.unsorted_segment_max if largest else tf.math.unsorted_segment_min
+    found = tf.where(written, segment(rows, places, count + 1)[:-1], flat)
+    if is_float(op):  # which kernels lose
+        nan = tf.cast(tf.not_equal(rows, rows), tf.float32)
+        counts = tf.math.unsorted_segment_sum(nan, places, count + 1)[:-1]
+        found = tf.where(tf.greater(counts, 0.0), tf.constant(np.nan, tf.float32), found)
+    return larger(op, flat, found) if largest else smaller(op, flat, found)
+
+
+def _last(places: Any, count: Any, many: Any) -> tuple[Any, Any]:
+    """Which rows are written, and the number of the last update of each."""
+    order = constant(np.arange(many, dtype=np.int32)) if is_static(many) else tf.range(many)
+    last = tf.math.unsorted_segment_max(order, places, count + 1)[:-1]
+    return tf.greater_equal(last, 0)[:, None], tf.maximum(last, 0)

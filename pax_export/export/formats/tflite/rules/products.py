@@ -22,37 +22,66 @@ _EXACT = 1024
 
 @rule("dot_general", parts=False)
 def dot_general(op: Operation, x: Any, y: Any) -> Any:
-    x_struct, y_struct = op.operands[:2]
     (x_sum, y_sum), (x_batch, y_batch) = op.params["dimension_numbers"]
     result_kind = op.results[0].dtype.name
     carrier = CARRIERS[result_kind]
-    x = converted(x, x_struct.dtype.name, result_kind) if x.dtype != carrier else x
-    y = converted(y, y_struct.dtype.name, result_kind) if y.dtype != carrier else y
-    x_free = [a for a in range(len(x_struct.shape)) if a not in (*x_sum, *x_batch)]
-    y_free = [a for a in range(len(y_struct.shape)) if a not in (*y_sum, *y_batch)]
-    sizes = [x_struct.shape[a] for a in x_batch]
-    result = [*sizes, *(x_struct.shape[a] for a in x_free), *(y_struct.shape[a] for a in y_free)]
-    inner = product([x_struct.shape[a] for a in x_sum])
-    left = [*sizes, product([x_struct.shape[a] for a in x_free]), inner]
-    right = [*sizes, inner, product([y_struct.shape[a] for a in y_free])]
-    if (
-        not x_batch
-        and list(y_sum) == [0]
-        and len(x_sum) == 1
-        and x_sum[0] == len(x_struct.shape) - 1
-    ):
-        # Rows by a matrix, the usual layer: TFLite keeps the other axes.
-        left = list(x_struct.shape) if len(x_struct.shape) in (2, 3, 4) else left
-    x = reshape(transpose(x, [*x_batch, *x_free, *x_sum]), _few(left), op.sizes)
-    y = reshape(
-        transpose(y, [*y_batch, *y_free, *y_sum]), _few([*sizes, right[-1], inner]), op.sizes
-    )
-    if carrier == "float32":
-        found = _matmul(x, y)
+    one = _Side(op, 0, _carried(op, 0, x, result_kind), x_batch, x_sum)
+    other = _Side(op, 1, _carried(op, 1, y, result_kind), y_batch, y_sum)
+    small = {op.operands[0].dtype.name, op.operands[1].dtype.name} <= {"int8", "uint8", "bool"}
+
+    def multiplied(left: _Side, right: _Side) -> Any:
+        if carrier == "float32":
+            return _matmul(left, right)
+        return _whole_numbers(left, right, small)
+
+    if not x_batch and one.is_static and not other.is_static:
+        # A fixed matrix stands behind in TFLite, and the converter errs where it must turn it.
+        turned = reshape(multiplied(other, one), [*other.outer, *one.outer], op.sizes)
+        count = len(other.outer)
+        rank = count + len(one.outer)
+        found = transpose(turned, [*range(count, rank), *range(count)])
     else:
-        small = {x_struct.dtype.name, y_struct.dtype.name} <= {"int8", "uint8", "bool"}
-        found = _whole_numbers(x, y, inner, small)
-    return wrapped(reshape(found, result, op.sizes), result_kind)
+        result = [*one.batch, *one.outer, *other.outer]
+        found = reshape(multiplied(one, other), result, op.sizes)
+    return wrapped(found, result_kind)
+
+
+def _carried(op: Operation, place: int, x: Any, kind: str) -> Any:
+    old = op.operands[place].dtype.name
+    return converted(x, old, kind) if x.dtype != CARRIERS[kind] else x
+
+
+class _Side:
+    """One operand of a product: as rows of what is summed, or as columns where that is nearer."""
+
+    def __init__(self, op: Operation, place: int, x: Any, batch: Any, summed: Any):
+        shape = op.operands[place].shape
+        free = [axis for axis in range(len(shape)) if axis not in (*batch, *summed)]
+        self.batch = [shape[axis] for axis in batch]
+        self.outer = [shape[axis] for axis in free]
+        self.inner = [shape[axis] for axis in summed]
+        self.is_static = all(map(is_static, shape))
+        self.columns = [*batch, *summed, *free] == list(range(len(shape))) and bool(free)
+        order = [*batch, *summed, *free] if self.columns else [*batch, *free, *summed]
+        rows, count = product(self.outer), product(self.inner)
+        ends = [count, rows] if self.columns else [rows, count]
+        few = [product(self.batch)] if len(batch) > 2 else self.batch
+        if place == 0 and not (batch or self.columns) and len(summed) == 1 and 1 < len(free) < 4:
+            few, ends = [], [*self.outer, count]  # TFLite keeps the other axes of a usual layer
+        self._sizes, self._several = op.sizes, len(ends) > 2
+        self.tensor = reshape(transpose(x, order), [*few, *ends], op.sizes)
+
+    def as_rows(self) -> Any:
+        rank = self.tensor.shape.rank
+        swapped = [*range(rank - 2), rank - 1, rank - 2]
+        return transpose(self.tensor, swapped) if self.columns else self.tensor
+
+    def flat(self) -> _Side:
+        """With all outer axes in one, as a batch or a second side of more than a matrix needs."""
+        if self._several:
+            shape = [product(self.outer), product(self.inner)]
+            self.tensor, self._several = reshape(self.tensor, shape, self._sizes), False
+        return self
 
 
 def product(shape: Sequence[Any]) -> Any:
@@ -62,28 +91,23 @@ def product(shape: Sequence[Any]) -> Any:
     return result
 
 
-def _few(shape: Sequence[Any]) -> list[Any]:
-    """All axes of the batch as one: kernels take few."""
-    if len(shape) <= 4:
-        return list(shape)
-    return [product(shape[:-2]), *shape[-2:]]
+def _matmul(x: _Side, y: _Side) -> Any:
+    y = y.flat()
+    return tf.matmul(x.tensor, y.tensor, transpose_a=x.columns, transpose_b=not y.columns)
 
 
-def _matmul(x: Any, y: Any) -> Any:
-    """Rows of x by rows of y."""
-    return tf.matmul(x, y, transpose_b=True)
-
-
-def _whole_numbers(x: Any, y: Any, inner: Any, small: bool) -> Any:
+def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
     """TFLite multiplies no matrices of integers, so float32 does where it is exact."""
+    left, right = x.flat().as_rows(), y.flat().as_rows()
+    inner = product(x.inner)
     if small and is_static(inner):
         total = None
         for start in range(0, max(int(inner), 1), _EXACT):
-            pieces = [tf.cast(each[..., start : start + _EXACT], tf.float32) for each in (x, y)]
-            part = tf.cast(_matmul(*pieces), x.dtype)
+            pieces = [tf.cast(e[..., start : start + _EXACT], tf.float32) for e in (left, right)]
+            part = tf.cast(tf.matmul(*pieces, transpose_b=True), left.dtype)
             total = part if total is None else total + part
         return total
-    return tf.reduce_sum(x[..., :, None, :] * y[..., None, :, :], -1)
+    return tf.reduce_sum(left[..., :, None, :] * right[..., None, :, :], -1)
 
 
 @rule("ragged_dot_general")
