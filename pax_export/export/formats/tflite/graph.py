@@ -163,9 +163,9 @@ class _Graph:
             self.run,
             self.call,
         )
-        found = _rule(operation)
         self._callers.append(equation)
         try:
+            found = _rule(operation)
             if _moves_keys(operation):
                 results = self._of_words(equation, operands)
             elif found is not None:

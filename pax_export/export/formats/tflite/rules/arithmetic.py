@@ -196,20 +196,21 @@ def minimum(op: Operation, x: Any, y: Any) -> Any:
 
 
 def larger(op: Operation, x: Any, y: Any) -> Any:
-    return _chosen(op, tf.less, tf.maximum, tf.logical_or, x, y)
+    return _chosen(op, tf.less, tf.logical_or, x, y)
 
 
 def smaller(op: Operation, x: Any, y: Any) -> Any:
-    return _chosen(op, tf.greater, tf.minimum, tf.logical_and, x, y)
+    return _chosen(op, tf.greater, tf.logical_and, x, y)
 
 
-def _chosen(op: Operation, before: Any, plain: Any, of_truth: Any, x: Any, y: Any) -> Any:
+def _chosen(op: Operation, before: Any, of_truth: Any, x: Any, y: Any) -> Any:
     if op.dtype == "bool":
         return broadcast(of_truth, x, y)
     if op.dtype == "uint32":
         return broadcast(tf.where, broadcast(before, signed(x), signed(y)), y, x)
     if not is_float(op):
-        return broadcast(plain, x, y)
+        # Not by TFLite's own, of which the converter makes ReLU6, which it has not for integers.
+        return broadcast(lambda a, b: tf.where(before(a, b), b, a), x, y)
     # TFLite loses NaN, or not, by the side that it stands on.
     if (value := single(x)) is not None and not np.isnan(value):
         x, y = y, x

@@ -13,9 +13,11 @@ from pax_export.export.formats.tflite.rules.indexing import updated
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     Pair,
+    broadcast,
     constant,
     full,
     is_static,
+    single,
     tf,
 )
 from pax_export.export.tracing import dtypes
@@ -74,19 +76,38 @@ def while_loop(op: Operation, *given: Any) -> list[Any]:
     structs = op.results
     start = _flat(op, given[last:], structs)
 
+    each = _structs(op.params["cond_jaxpr"])[1][0].shape  # of loops side by side, by vmap
+
+    def going(state: Any) -> Any:
+        values = _values(state, structs)
+        (found,) = op.run(op.params["cond_jaxpr"], [*given[:first], *values])
+        return full(found() if callable(found) else found, each, op.sizes)
+
     def holds(*state: Any) -> Any:
-        (found,) = op.run(op.params["cond_jaxpr"], [*given[:first], *_values(state, structs)])
-        return tf.reshape(found, [])
+        return tf.reduce_any(going(state))
 
     def body(*state: Any) -> Any:
-        results = op.run(op.params["body_jaxpr"], [*given[first:last], *_values(state, structs)])
-        return _flat(op, results, structs)
+        values = _values(state, structs)
+        results = op.run(op.params["body_jaxpr"], [*given[first:last], *values])
+        new = _flat(op, results, structs)
+        if not each:
+            return new
+        # Those that are done keep what they have.
+        going_on = going(state)
+        return [_where_going(going_on, *pair) for pair in zip(new, state)]
 
     if not start:
         return []
     shapes = _invariants(start, structs)
     results = tf.while_loop(holds, body, start, shape_invariants=shapes)
     return _values(results, structs)
+
+
+def _where_going(going: Any, new: Any, old: Any) -> Any:
+    shape = tf.concat([tf.shape(going), [1] * (new.shape.rank - going.shape.rank)], 0)
+    thin = tf.reshape(going, shape)
+    thin.set_shape([*going.shape, *[1] * (new.shape.rank - going.shape.rank)])
+    return broadcast(tf.where, thin, new, old)
 
 
 @rule("scan", thin=True)
@@ -100,7 +121,9 @@ def scan(op: Operation, *given: Any) -> list[Any]:
     start = _flat(op, carry, op.results[: len(carry)])
     whole = _flat(op, inputs, input_structs)
     count = op.sizes.of(length)
-    buffers = [_zeros(op, struct) for struct in rows for _ in _parts(struct)]
+    # A loop of no step is prepared, too, and then there must be a place for what it would write.
+    room = count if is_static(count) else tf.maximum(count, 1)
+    buffers = [_zeros(op, struct, room) for struct in rows for _ in _parts(struct)]
 
     def body(step: Any, *state: Any) -> Any:
         place = count - 1 - step if op.params["reverse"] else step
@@ -130,7 +153,10 @@ def scan(op: Operation, *given: Any) -> list[Any]:
         [tf.constant(0), *flat],
         shape_invariants=shapes,
     )
-    return _values(results[1:], structs)
+    results = list(results[1:])
+    if not is_static(count):
+        results[len(start) :] = [each[:count] for each in results[len(start) :]]
+    return _values(results, structs)
 
 
 #: A loop of so few steps is written out.
@@ -145,13 +171,15 @@ def _row(x: Any, place: Any) -> Any:
     return tf.gather(x, place)
 
 
-def _zeros(op: Operation, struct: Any) -> Any:
+def _zeros(op: Operation, struct: Any, room: Any) -> Any:
     if dtypes.is_key(struct.dtype):
         raise NotInTfliteError("it collects no random keys.")
     carrier = CARRIERS[kind(struct)]
     if all(map(is_static, struct.shape)):
         return tf.zeros([int(size) for size in struct.shape], carrier)
-    result = tf.fill(op.sizes.vector(struct.shape), constant(0, np.dtype(carrier)))
+    sizes = [room, *(op.sizes.of(size) for size in struct.shape[1:])]
+    sizes = tf.stack([tf.constant(n, tf.int32) if is_static(n) else n for n in sizes])
+    result = tf.fill(sizes, constant(0, np.dtype(carrier)))
     result.set_shape([int(n) if is_static(n) else None for n in struct.shape])
     return result
 
@@ -168,6 +196,9 @@ def cond(op: Operation, which: Any, *given: Any) -> list[Any]:
     which = tf.reshape(which, [])
     if which.dtype == tf.bool:
         which = tf.cast(which, tf.int32)
+    known = single(which)
+    if known is not None:
+        return op.run(branches[min(max(int(known), 0), len(branches) - 1)], list(given))
     function = run(branches[-1])
     for number in reversed(range(len(branches) - 1)):
         function = _either(which, number, run(branches[number]), function)
@@ -176,6 +207,14 @@ def cond(op: Operation, which: Any, *given: Any) -> list[Any]:
 
 def _either(which: Any, number: int, here: Any, after: Any) -> Any:
     return lambda: tf.cond(tf.less_equal(which, number), here, after)
+
+
+@rule("platform_index", thin=True)
+def platform_index(op: Operation) -> Any:
+    """The branch for CPUs, or the one for all others."""
+    platforms = op.params["platforms"]
+    mine = (n for n, names in enumerate(platforms) if names is None or "cpu" in names)
+    return tf.constant(next(mine))
 
 
 @rule("custom_linear_solve", "linear_solve", thin=True)

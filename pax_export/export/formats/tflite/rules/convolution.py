@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def convolution(op: Operation, x: Any, kernel: Any) -> Any:
     kernel_axes = [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]]
     shape = [op.operands[0].shape[axis] for axis in x_axes]
     window = [op.operands[1].shape[axis] for axis in kernel_axes]
-    if not all(map(is_static, window)):
+    if not all(map(is_static, window[:-2])):
         raise NotInTfliteError("the kernel must have sizes that are numbers.")
     carried = CARRIERS[result_kind]
     if carried != "float32":
@@ -59,7 +60,11 @@ def _padded(size: Any, width: Sequence[Any]) -> Any:
 
 
 def _grouped(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[Any]) -> Any:
-    batches = int(op.params["batch_group_count"])
+    batches = op.params["batch_group_count"]
+    if not (is_static(op.params["feature_group_count"]) and is_static(batches)):
+        return _by_position(op, x, kernel, shape, window)
+    if not all(map(is_static, (shape[-1], *window[-2:]))):
+        raise NotInTfliteError("the channels must have sizes that are numbers.")
     if batches > 1:
         return _by_batch(op, x, kernel, shape, window, batches)
     groups = int(op.params["feature_group_count"])
@@ -75,6 +80,34 @@ def _grouped(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[
         filters = kernel[..., group * made : (group + 1) * made]
         pieces.append(_convolved(op, part, filters, [*shape[:-1], each], [*window[:-1], made]))
     return tf.concat(pieces, -1)
+
+
+def _by_position(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[Any]) -> Any:
+    """As many groups as there are examples: by products, one for each place in the kernel."""
+    groups = op.params["feature_group_count"]
+    if not (is_static(op.params["batch_group_count"]) and op.params["batch_group_count"] == 1):
+        raise NotInTfliteError("groups of a batch of any size.")
+    strides, dilation = _steps(op)
+    inner, made = window[-2], window[-1] // groups
+    spatial = list(zip(shape[1:-1], window[:-2], strides, dilation))
+    sizes = [(n - (w - 1) * apart - 1) // step + 1 for n, w, step, apart in spatial]
+    many = shape[0]
+    for size in sizes:
+        many = many * size
+    count, total = len(sizes), None
+    for place in itertools.product(*(range(int(width)) for width in window[:-2])):
+        part = x
+        for axis, (at, size, step, apart) in enumerate(zip(place, sizes, strides, dilation), 1):
+            index: list[Any] = [slice(None)] * (count + 2)
+            start = at * apart
+            index[axis] = slice(start, op.sizes.of(start + (size - 1) * step + 1), step)
+            part = part[tuple(index)]
+        part = transpose(reshape(part, [many, groups, inner], op.sizes), [1, 0, 2])
+        filters = transpose(reshape(kernel[place], [inner, groups, made], op.sizes), [1, 0, 2])
+        found = tf.matmul(part, filters)
+        total = found if total is None else total + found
+    total = transpose(total, [1, 0, 2])
+    return reshape(total, [shape[0], *sizes, window[-1]], op.sizes)
 
 
 def _by_batch(op: Operation, x: Any, kernel: Any, shape: Any, window: Any, groups: int) -> Any:

@@ -12,8 +12,8 @@ from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, r
 from pax_export.export.formats.tflite.tensors import is_static
 
 
-def _sized(op: Operation) -> None:
-    if not all(map(is_static, op.operands[0].shape[-2:])):
+def _sized(op: Operation, symbolic: bool = False) -> None:
+    if not symbolic and not all(map(is_static, op.operands[0].shape[-2:])):
         raise NotInTfliteError("the matrices must have sizes that are numbers.")
     if op.operands[0].dtype.name not in ("float32", "float16", "bfloat16"):
         raise NotInTfliteError(f"it decomposes no matrices of {op.operands[0].dtype.name}.")
@@ -25,7 +25,7 @@ def _structs(op: Operation) -> list[Any]:
 
 @rule("cholesky")
 def cholesky(op: Operation, x: Any) -> Any:
-    _sized(op)
+    _sized(op, symbolic=True)
     return op.call(_cholesky, _structs(op), [x])
 
 
@@ -47,7 +47,7 @@ def _cholesky(matrix: Any) -> Any:
 
 @rule("triangular_solve")
 def triangular_solve(op: Operation, a: Any, b: Any) -> Any:
-    _sized(op)
+    _sized(op, symbolic=True)
     params = op.params
 
     def solve(a: Any, b: Any) -> Any:
@@ -82,14 +82,14 @@ def _solved(a: Any, b: Any, lower: bool, unit: bool) -> Any:
 
 @rule("lu")
 def lu(op: Operation, x: Any) -> Any:
-    _sized(op)
+    _sized(op, symbolic=True)
     return op.call(_lu, _structs(op), [x])
 
 
 def _lu(matrix: Any) -> Any:
     rows, columns = matrix.shape[-2:]
     batch = matrix.shape[:-2]
-    steps = min(rows, columns)
+    steps = rows if rows == columns else min(rows, columns)
     numbers, across = jnp.arange(rows), jnp.arange(columns)
 
     def step(j: Any, state: Any) -> Any:
@@ -121,6 +121,23 @@ def _exchanged(a: Any, j: Any, pivot: Any, numbers: Any) -> Any:
     there = jnp.where(is_pivot, a, jnp.zeros_like(a)).sum(-2, keepdims=True).astype(a.dtype)
     a = jnp.where(is_pivot, here, a)
     return jnp.where((numbers == j)[:, None], there, a)
+
+
+@rule("lu_pivots_to_permutation")
+def permutation(op: Operation, pivots: Any) -> Any:
+    size = op.params["permutation_size"]
+
+    def permute(pivots: Any) -> Any:
+        numbers = jnp.arange(size, dtype=jnp.int32)
+        start = jnp.broadcast_to(numbers, (*pivots.shape[:-1], size))
+
+        def step(j: Any, order: Any) -> Any:
+            pivot = lax.dynamic_index_in_dim(pivots, j, -1)
+            return _exchanged(order[..., None], j, pivot, numbers)[..., 0]
+
+        return lax.fori_loop(0, pivots.shape[-1], step, start)
+
+    return op.call(permute, _structs(op), [pivots])
 
 
 @rule("geqrf")

@@ -25,7 +25,9 @@ from pax_export.export.formats.tflite.tensors import (
 
 
 def _at_least_zero(start: Any, most: Any) -> Any:
-    return tf.maximum(tf.minimum(start, most), 0)
+    # Not by minimum and maximum, of which the converter may make a ReLU6 of integers.
+    below = tf.where(tf.less(start, most), start, most)
+    return tf.where(tf.less(below, 0), tf.zeros_like(below), below)
 
 
 def _starts(op: Operation, given: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:

@@ -64,7 +64,7 @@ def transposed(op: Operation, x: Any) -> Any:
 
 @rule("concatenate", parts=True)
 def concatenate(op: Operation, *xs: Any) -> Any:
-    axis = op.params["dimension"]
+    axis = int(op.params["dimension"])
     return xs[0] if len(xs) == 1 else tf.concat(list(xs), axis)
 
 

@@ -22,13 +22,13 @@ from pax_export.export.formats.tflite.tensors import constant, tf, wrapped
 
 @rule("reduce_sum", parts=True)
 def reduce_sum(op: Operation, x: Any, **_: Any) -> Any:
-    axes = list(op.params["axes"])
+    axes = [int(axis) for axis in op.params["axes"]]
     return wrapped(tf.reduce_sum(x, axes), op.dtype) if axes else x
 
 
 @rule("reduce_prod")
 def reduce_prod(op: Operation, x: Any) -> Any:
-    axes = list(op.params["axes"])
+    axes = [int(axis) for axis in op.params["axes"]]
     return wrapped(tf.reduce_prod(x, axes), op.dtype) if axes else x
 
 
@@ -43,7 +43,7 @@ def reduce_min(op: Operation, x: Any) -> Any:
 
 
 def _largest(op: Operation, x: Any, function: Callable, of_truth: Callable) -> Any:
-    axes = list(op.params["axes"])
+    axes = [int(axis) for axis in op.params["axes"]]
     if not axes:
         return x
     if op.dtype == "bool":
@@ -79,7 +79,7 @@ def reduce_xor(op: Operation, x: Any) -> Any:
 def _of_truth(op: Operation, x: Any, function: Callable) -> Any:
     if op.dtype != "bool":
         raise NotInTfliteError("it combines truth values only, and no bits of numbers.")
-    axes = list(op.params["axes"])
+    axes = [int(axis) for axis in op.params["axes"]]
     return function(x, axes) if axes else x
 
 
@@ -98,7 +98,7 @@ def argmin(op: Operation, x: Any) -> Any:
 
 def _place(op: Operation, keys: Any) -> Any:
     (axis,) = op.params["axes"]
-    found = tf.argmax(keys, axis, output_type=tf.int32)
+    found = tf.argmax(keys, int(axis), output_type=tf.int32)
     return tf.cast(found, tf.int64) if np.dtype(op.params["index_dtype"]).name == "int64" else found
 
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.tensors import (
-    constant,
-    is_static,
     reshape,
     tf,
     transpose,
@@ -76,23 +74,3 @@ def top_k(op: Operation, x: Any) -> list[Any]:
     kind = np.dtype(op.results[1].dtype).name
     places = tf.cast(places, tf.int64) if kind == "int64" else places
     return [transpose(reshape(each, moved, op.sizes), back) for each in (values, places)]
-
-
-@rule("lu_pivots_to_permutation")
-def permutation(op: Operation, pivots: Any) -> Any:
-    size = op.params["permutation_size"]
-    count = op.operands[0].shape[-1]
-    if not (is_static(size) and is_static(count)):
-        raise NotInTfliteError("the size of the matrix must be a number.")
-    numbers = constant(
-        np.arange(int(size), dtype=np.int32).reshape([1] * (len(op.shape) - 1) + [-1])
-    )
-    result = op.full(numbers, op.shape)
-    places = numbers
-    for step in range(int(count)):
-        here = pivots[..., step : step + 1]
-        there = tf.reduce_sum(tf.where(tf.equal(places, here), result, 0), -1, keepdims=True)
-        own = result[..., step : step + 1]
-        result = tf.where(tf.equal(places, here), own, result)
-        result = tf.where(tf.equal(places, step), there, result)
-    return result
