@@ -174,7 +174,7 @@ def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
     """Where a program has an operation: ``file.py:line (Layer.__call__)``."""
     for equation, _ in _equations(program):
         if equation.primitive.name == primitive:
-            yield source_of(equation).rsplit("/", 1)[-1]
+            yield line_of(equation).rsplit("/", 1)[-1]
 
 
 def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
@@ -182,11 +182,24 @@ def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
     for equation, callers in _equations(program):
         if equation.primitive.name == primitive:
             # What jax jits by itself has no line of the user's; the call of it has.
-            places = (source_of(each).split(" ")[0] for each in (equation, *reversed(callers)))
+            places = (line_of(each).split(" ")[0] for each in (equation, *reversed(callers)))
             yield next(filter(None, places), "").rsplit("/", 1)[-1]
 
 
-def source_of(equation: Any) -> str:
+def source_of(equations: Sequence[Any]) -> str:
+    """Where the innermost of some equations comes from, each of which calls the next.
+
+    ``encoder/attention: model.py:12 (Attention.__call__)``; what jax jits by itself has no
+    line of the user's, and then the call of it has.
+    """
+    sources = (line_of(each).rsplit("/", 1)[-1] for each in reversed(equations))
+    line = next(filter(None, sources), "unknown")
+    names = [str(each.source_info.name_stack) for each in equations]
+    scope = "/".join(filter(None, names))
+    return f"{scope}: {line}" if scope else line
+
+
+def line_of(equation: Any) -> str:
     """The line of the user's code that an operation is from: ``path/file.py:line (function)``."""
     from jax.extend import source_info_util
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pax_export._jax._processes import join_processes as join_processes
     from pax_export._jax._programs import call_part as call_part
     from pax_export._jax._programs import call_with_constants as call_with_constants
+    from pax_export._jax._programs import expanded as expanded
     from pax_export._jax._programs import needed_part as needed_part
     from pax_export._jax._programs import read_arguments as read_arguments
     from pax_export._jax._programs import scan_operands as scan_operands
@@ -31,7 +32,7 @@ _HOMES = {
     "_platforms": "allow_symbolic_padding call_here neutral_platform",
     "_processes": "devices_are_known join_processes",
     "_derivatives": "symbolic_derivatives",
-    "_programs": "call_part call_with_constants needed_part read_arguments scan_operands",
+    "_programs": "call_part call_with_constants expanded needed_part read_arguments scan_operands",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

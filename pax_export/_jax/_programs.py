@@ -70,6 +70,19 @@ def call_part(
     return lambda *values: eval_jaxpr(part, (), *values)
 
 
+def expanded(equation: Any) -> Callable[..., list[Any]] | None:
+    """What an operation of jax's newer kind is made of, as a function; None for all others."""
+    primitive = equation.params.get("_prim")
+    if not hasattr(primitive, "expand"):
+        return None
+
+    def function(*operands: Any) -> list[Any]:
+        result = primitive.expand(*jax.tree.unflatten(primitive.in_tree, operands))
+        return jax.tree.leaves(result)
+
+    return function
+
+
 def _wrapper(run: Any, params: Any, given: list[Any]) -> list[Any]:
     inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
     return run(inner, given)

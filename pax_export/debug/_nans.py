@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import NonFiniteError
 from pax_export._jax import call_with_constants, scan_operands
-from pax_export._jaxpr import bound, is_literal, source_of
+from pax_export._jaxpr import bound, is_literal, line_of
 from pax_export.core import is_array, is_node, named_leaves
 from pax_export.inspection import labelled, path_in
 
@@ -134,7 +134,7 @@ def _explain(call: Callable[..., Any], data: list[Any], given: Any) -> None:
             )
     program = jax.make_jaxpr(functools.partial(call, around=_labelled_all))(data)
     found = _first(program, data, "")
-    name, source = found.equation.primitive.name, source_of(found.equation)
+    name, source = found.equation.primitive.name, line_of(found.equation)
     bad = next(value for value in found.results if _is_bad(value))
     kind = _kind(bad)
     rounds = "".join(f", round {number} of a loop" for number in found.rounds)

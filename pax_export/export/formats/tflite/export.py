@@ -16,10 +16,10 @@ from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.loaded_file import LoadedFile
-from pax_export.export.formats.tf_functions import make_function, make_variables, tensorflow
+from pax_export.export.formats.tf_functions import make_variables, tensorflow
+from pax_export.export.formats.tflite.graph import make_function
 from pax_export.export.formats.tflite.run import opened
-from pax_export.export.lowering.lower import Signature
-from pax_export.export.lowering.lowered_model import lower
+from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.run_export import (
     Request,
@@ -29,7 +29,7 @@ from pax_export.export.pipeline.run_export import (
     run_export,
 )
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.programs import Program, refuse_changes
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.validate import Case
 
@@ -38,7 +38,7 @@ _LITERT = "ai_edge_litert.interpreter"
 _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
 #: How much farther from jax than rounding the numbers of a quantised model are.
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
-_OPERATION = re.compile(r"\b(?:tf|stablehlo|mhlo|chlo|vhlo)\.(\w+)")
+_OPERATION = re.compile(r"\btf\.(?!Const\b)(\w+)")
 
 
 def to_tflite(
@@ -120,14 +120,20 @@ class _TfliteWriter(Writer):
             require(_LITERT, "tflite", "to_tflite")
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
-        self._lowered = lower(model, programs, "frozen", False, ("cpu",), vjp_order=0)
-        self.variables = self._lowered.store.infos()
+        read = {index for each in programs for index in each.read}
+        for each in programs:
+            refuse_changes(each, model.leaves, read)
+        self._programs = programs
+        self._store = Store(model.leaves, (), trainable=False)
+        for each in programs:
+            for value in each.traced.constants:
+                self._store.of_constant(value)
+        self.variables = self._store.infos()
 
     def needed(self) -> int:
         return int(super().needed() * _SIZES[self._quantize])
 
     def write(self, place: Path) -> None:
-        lowered = self._lowered
         if self._quantize == "dynamic" and (names := not_finite(self.stored())):
             # TensorFlow's converter would end the process, or write numbers that mean nothing.
             raise UnsupportedOperationError(
@@ -136,22 +142,21 @@ class _TfliteWriter(Writer):
                 got='quantize="dynamic"',
                 write="finite weights, from before the training diverged",
             )
-        place.write_bytes(_converted(lowered.store, lowered.signatures, self._quantize))
+        place.write_bytes(_converted(self._store, self._programs, self._quantize))
 
     def stored(self) -> Mapping[str, Any]:
-        return self._lowered.weights
+        return {each.name: each.value for each in self._store.variables}
 
     def cases(self) -> list[Case]:
-        lowered = self._lowered
         return [
             each
-            for program in lowered.programs
-            for each in output_cases(program, lowered.store, self.budget)
+            for program in self._programs
+            for each in output_cases(program, self._store, self.budget)
         ]
 
     def facts(self, place: Path) -> dict[str, Any]:
         return {
-            "signatures": self._lowered.signature_infos(),
+            "signatures": {each.key: signature_info(each) for each in self._programs},
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu",),
             "versions": package_versions("tensorflow"),
@@ -163,20 +168,22 @@ class _TfliteWriter(Writer):
         append_zip(place, report_text(report))
 
 
-def _converted(store: Store, signatures: Sequence[Signature], quantize: str | None) -> bytes:
-    """Converts signatures to one TFLite model, with nothing but built-in operations."""
-    tf = require("tensorflow", "tflite", "to_tflite")
+def _converted(store: Store, programs: Sequence[Program], quantize: str | None) -> bytes:
+    """Converts programs to one TFLite model, with nothing but built-in operations."""
+    tf = tensorflow("to_tflite")
     variables = make_variables(store)
     root = tf.Module()
     root.leaves = variables
     functions = {
-        each.key: make_function(each, variables).get_concrete_function() for each in signatures
+        each.key: make_function(each, store, variables).get_concrete_function() for each in programs
     }
     with leftovers.scratch() as place, generated_files_removed():
         folder = str(place)
         tf.saved_model.save(root, folder, signatures=functions)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        # Infinity would become the largest number.
+        converter.canonicalizing_inf_as_min_max_float = False
         if quantize is not None:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if quantize == "float16":
@@ -190,9 +197,7 @@ def _converted(store: Store, signatures: Sequence[Signature], quantize: str | No
 def _refused(error: Exception) -> UnsupportedOperationError:
     """Names the operations, out of a text of many lines of MLIR."""
     text = str(error)
-    names = dict.fromkeys(
-        name for name in _OPERATION.findall(text) if not name.startswith(("XlaCallModule", "func"))
-    )
+    names = dict.fromkeys(_OPERATION.findall(text))
     return UnsupportedOperationError(
         "TFLite cannot express this model"
         + (f": it has no {', '.join(names)} like this." if names else "."),

@@ -1,0 +1,301 @@
+"""A traced program as a TensorFlow function of operations that TFLite has."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export._jax import expanded
+from pax_export._jaxpr import bound, evaluate, inner_programs, source_of
+from pax_export.export.formats.tflite import rules
+from pax_export.export.formats.tflite.rule import (
+    COMPLEX_RULES,
+    RULES,
+    NotInTfliteError,
+    Operation,
+    Rule,
+    kind,
+)
+from pax_export.export.formats.tflite.sizes import sizes_of
+from pax_export.export.formats.tflite.tensors import (
+    CARRIERS,
+    Pair,
+    Sizes,
+    constant,
+    full,
+    given,
+    is_static,
+    taken,
+    tf,
+)
+from pax_export.export.lowering.variables import Store
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.programs import Program
+
+_WRITE = (
+    "the same in other operations of jax.numpy and jax.lax, or another target, e.g. to_saved_model"
+)
+
+
+def make_function(program: Program, store: Store, variables: Sequence[Any]) -> Any:
+    """A `tf.function` of the inputs of a program, by position; gives the outputs by name."""
+    traced, entries = program.traced, program.inputs.flat
+    places = [store.of_constant(value) for value in traced.constants]
+    leaves = len(traced.structs) - len(entries)
+    names = program.output_names
+
+    def function(*inputs: Any) -> dict[str, Any]:
+        structs = traced.structs[leaves:]
+        _check_places(program)
+        sizes = sizes_of([struct.shape for struct in structs], inputs)
+        read = _Weights(variables)
+        constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
+        graph = _Graph(sizes, constants, read)
+        operands = [functools.partial(read, place) for place in store.of_leaf[:leaves]]
+        arrays = [taken(tensor, kind(dtypes.stored(s))) for tensor, s in zip(inputs, structs)]
+        results = graph.run(traced.program, [*operands, *arrays])[: len(names)]
+        outputs = {}
+        for name, value, struct in zip(names, results, traced.results):
+            dtype = kind(dtypes.stored(struct))
+            value = full(_now(value), struct.shape, sizes)
+            # A result that is an input or a weight needs a tensor of its own.
+            outputs[name] = tf.identity(given(value, dtype))
+        return outputs
+
+    specs = [
+        tf.TensorSpec(
+            [size if is_static(size) else None for size in entry.struct.shape],
+            tf.as_dtype(dtypes.name_of(dtypes.stored(entry.struct).dtype)),
+            name=entry.name,
+        )
+        for entry in entries
+    ]
+    return tf.function(function, input_signature=specs, autograph=False)
+
+
+def _check_places(program: Program) -> None:
+    """Refuses inputs and outputs of dtypes that TFLite does not compute with."""
+    structs = program.traced.structs[len(program.traced.structs) - len(program.inputs.flat) :]
+    places = [(f"input {each.name}", struct) for each, struct in zip(program.inputs.flat, structs)]
+    places += [(f"output {n}", s) for n, s in zip(program.output_names, program.traced.results)]
+    for place, struct in places:
+        name = kind(dtypes.stored(struct))
+        if name not in CARRIERS:
+            raise UnsupportedOperationError(
+                f"TFLite does not compute with {name}.",
+                where=place,
+                write="float32, int32 or another dtype of at most 32 bits, or another target, "
+                "e.g. to_saved_model",
+            )
+        if name == "complex64" and place.startswith("output"):
+            raise UnsupportedOperationError(
+                "TFLite cannot return complex numbers.",
+                where=place,
+                write="the real and the imaginary part, each as an output",
+            )
+
+
+def _now(value: Any) -> Any:
+    return value() if callable(value) else value
+
+
+class _Weights:
+    """Variables, each read once and only if something needs it."""
+
+    def __init__(self, variables: Sequence[Any]):
+        self._variables = variables
+        self._graph = tf.compat.v1.get_default_graph()
+        self._read: dict[int, Any] = {}
+
+    def __call__(self, place: int) -> Any:
+        if place not in self._read:
+            with self._graph.as_default():
+                variable = self._variables[place]
+                self._read[place] = taken(variable.read_value(), variable.dtype.name)
+        return self._read[place]
+
+
+class _Graph:
+    def __init__(self, sizes: Sizes, constants: Mapping[int, tuple[int, Any]], read: _Weights):
+        self._sizes = sizes
+        self._constants = constants
+        self._read = read
+        self._callers: list[Any] = []
+        _load_rules()
+
+    def run(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        """Operation by operation, what a traced program is made of; calls are written out."""
+        jaxpr = getattr(program, "jaxpr", program)
+        constants = map(self._constant, getattr(program, "consts", ()))
+        return evaluate(jaxpr, constants, operands, self._operate, self._constant)
+
+    def _constant(self, value: Any) -> Any:
+        if id(value) in self._constants:
+            return self._read(self._constants[id(value)][0])
+        value = getattr(value, "val", value)
+        if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        value = np.asarray(value)
+        if value.dtype.name == "float64" and not jax.config.read("jax_enable_x64"):
+            value = value.astype(np.float32)
+        if value.dtype.name == "int64" and not jax.config.read("jax_enable_x64"):
+            value = value.astype(np.int32)
+        if value.dtype.name not in CARRIERS:
+            return value  # what uses it says that this is none of TFLite's dtypes
+        return constant(value)
+
+    def _operate(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        name = equation.primitive.name
+        atoms = [atom.aval for atom in equation.invars]
+        operation = Operation(
+            name,
+            equation.params,
+            atoms,
+            [variable.aval for variable in equation.outvars],
+            self._sizes,
+            self.run,
+            self.call,
+        )
+        self._callers.append(equation)
+        try:
+            found = _rule(operation)
+            if _moves_keys(operation):
+                results = self._of_words(equation, operands)
+            elif found is not None:
+                _check_dtypes(operation)
+                results = _applied(found, operation, [_now(value) for value in operands])
+            elif (expand := expanded(equation)) is not None:
+                results = self.call(expand, atoms, operands)
+            else:
+                results = self.run(_called(equation), operands)
+        except NotInTfliteError as error:
+            raise self._refused(name, str(error)) from error
+        except (ValueError, TypeError, NotImplementedError, KeyError, IndexError) as error:
+            if isinstance(error, UnsupportedOperationError):
+                raise
+            raise self._refused(
+                name, f"TensorFlow does not take it: {type(error).__name__}: {str(error)[:300]}"
+            ) from error
+        finally:
+            self._callers.pop()
+        return results
+
+    def _of_words(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """Moves random keys as it moves arrays: each of their words alike."""
+        atoms = [atom.aval for atom in equation.invars]
+        axes = [-1 if dtypes.is_key(atom.dtype) else None for atom in atoms]
+        structs = [
+            jax.ShapeDtypeStruct((*atom.shape, 2), "uint32") if axis else atom
+            for atom, axis in zip(atoms, axes)
+        ]
+
+        def moved(*values: Any) -> Any:
+            function = jax.vmap(lambda *each: bound(equation, each), in_axes=axes, out_axes=-1)
+            return function(*values)
+
+        return self.call(moved, structs, operands)
+
+    def call(
+        self, function: Callable, structs: Sequence[Any], operands: Sequence[Any]
+    ) -> list[Any]:
+        """Traces a function of jax, and runs it here."""
+        return self.run(jax.make_jaxpr(function)(*structs), operands)
+
+    def _refused(self, name: str, reason: str) -> UnsupportedOperationError:
+        return UnsupportedOperationError(
+            f"TFLite cannot express the operation {name}" + (f": {reason}" if reason else "."),
+            where=source_of(self._callers),
+            write=_WRITE,
+        )
+
+
+def _rule(operation: Operation) -> Rule | None:
+    structs = [*operation.operands, *operation.results]
+    if any(kind(struct) == "complex64" for struct in structs if hasattr(struct, "dtype")):
+        found = COMPLEX_RULES.get(operation.name)
+        if found is not None:
+            return found
+        found = RULES.get(operation.name)
+        if found is not None and not found.parts:
+            raise NotInTfliteError("it has none for complex numbers.")
+        return found
+    return RULES.get(operation.name)
+
+
+def _moves_keys(operation: Operation) -> bool:
+    """Whether this moves random keys about, and neither makes nor uses them."""
+    is_loop = operation.name in ("scan", "while", "cond", "copy", "name", "optimization_barrier")
+    if is_loop or operation.name.startswith("random_") or operation.name not in RULES:
+        return False
+    return any(dtypes.is_key(struct.dtype) for struct in operation.operands)
+
+
+def _check_dtypes(operation: Operation) -> None:
+    for struct in (*operation.operands, *operation.results):
+        name = kind(struct)
+        if name not in CARRIERS and not dtypes.is_key(struct.dtype):
+            raise NotInTfliteError(f"it does not compute with {name}.")
+
+
+def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any]:
+    if not found.thin:
+        shapes = [struct.shape for struct in operation.operands]
+        operands = [
+            value if dtypes.is_key(struct.dtype) else full(value, shape, operation.sizes)
+            for value, shape, struct in zip(operands, shapes, operation.operands)
+        ]
+    if found.parts and any(isinstance(value, Pair) for value in operands):
+        real = found.function(operation, *(_part(value, "real") for value in operands))
+        imag = found.function(operation, *(_part(value, "imag") for value in operands))
+        if isinstance(real, list):
+            return [Pair(*each) for each in zip(real, imag)]
+        return [Pair(real, imag)]
+    results = found.function(operation, *operands)
+    results = results if isinstance(results, list) else [results]
+    if operation.name in _EXACT:
+        return results
+    return [_rounded(value, struct) for value, struct in zip(results, operation.results)]
+
+
+#: What gives numbers that it was given, which need no rounding.
+_EXACT = frozenset(
+    "max min neg abs clamp select_n copy reshape transpose squeeze broadcast_in_dim concatenate "
+    "slice dynamic_slice dynamic_update_slice gather pad rev sort top_k reduce_max reduce_min "
+    "split while scan cond cummax cummin reduce_window_max convert_element_type stack unstack "
+    "optimization_barrier scatter iota floor ceil round sign".split()
+)
+
+
+def _rounded(value: Any, struct: Any) -> Any:
+    """Halves are computed as float32; each operation of jax rounds its result."""
+    name = kind(struct)
+    if name not in ("float16", "bfloat16"):
+        return value
+    return tf.cast(tf.cast(value, name), tf.float32)
+
+
+def _part(value: Any, name: str) -> Any:
+    return getattr(value, name) if isinstance(value, Pair) else value
+
+
+def _called(equation: Any) -> Any:
+    """The only program in an operation that is nothing but a call of it."""
+    programs = list(inner_programs(equation))
+    if len(programs) == 1:
+        jaxpr = getattr(programs[0], "jaxpr", programs[0])
+        counts = (len(jaxpr.invars), len(jaxpr.outvars))
+        if counts == (len(equation.invars), len(equation.outvars)):
+            return programs[0]
+    raise NotInTfliteError("")
+
+
+def _load_rules() -> None:
+    for module in pkgutil.iter_modules(rules.__path__):
+        importlib.import_module(f"{rules.__name__}.{module.name}")

@@ -1,0 +1,85 @@
+"""What a rule is: how one operation of jax is said in operations that TFLite has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pax_export.export.formats.tflite import tensors
+from pax_export.export.formats.tflite.tensors import Sizes
+
+
+class NotInTfliteError(Exception):
+    """Raised by a rule for what it cannot say; the message ends a sentence about the operation."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    function: Callable[..., Any]
+    thin: bool  # takes operands as they are; others have all dimensions written out
+    parts: bool  # of complex numbers it treats real and imaginary parts alike
+
+
+RULES: dict[str, Rule] = {}
+#: Rules of operations of which an operand or a result is complex.
+COMPLEX_RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str, thin: bool = False, parts: bool = False) -> Callable[[Callable], Callable]:
+    """Makes a function the rule of the operations with these names.
+
+    It is called with an `Operation` and its operands, and gives the result, or a list of them.
+    """
+
+    def register(function: Callable) -> Callable:
+        RULES.update(dict.fromkeys(names, Rule(function, thin, parts)))
+        return function
+
+    return register
+
+
+def complex_rule(*names: str, thin: bool = False) -> Callable[[Callable], Callable]:
+    """The same, for operations of which an operand or a result is complex."""
+
+    def register(function: Callable) -> Callable:
+        COMPLEX_RULES.update(dict.fromkeys(names, Rule(function, thin, False)))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a traced program."""
+
+    name: str
+    params: Any
+    operands: Sequence[Any]  # their shapes and dtypes
+    results: Sequence[Any]
+    sizes: Sizes
+    #: Runs a traced program with these operands here: `run(program, operands)`.
+    run: Callable[[Any, Sequence[Any]], list[Any]]
+    #: Runs a function of jax, traced for arrays like these, here: `call(function, structs, operands)`.
+    call: Callable[[Callable, Sequence[Any], Sequence[Any]], list[Any]]
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Of the first result."""
+        return self.results[0].shape
+
+    @property
+    def dtype(self) -> str:
+        """Of the first operand."""
+        return kind(self.operands[0])
+
+    def reshape(self, tensor: Any, shape: Sequence[Any]) -> Any:
+        return tensors.reshape(tensor, shape, self.sizes)
+
+    def full(self, tensor: Any, shape: Sequence[Any]) -> Any:
+        return tensors.full(tensor, shape, self.sizes)
+
+
+def kind(struct: Any) -> str:
+    """The name of a dtype."""
+    return getattr(struct.dtype, "name", str(struct.dtype))

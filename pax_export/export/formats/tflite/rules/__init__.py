@@ -1,0 +1,1 @@
+"""How each operation of jax is said in TFLite's: a file for each family."""

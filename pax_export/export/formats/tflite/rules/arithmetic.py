@@ -1,0 +1,379 @@
+"""Sums, products, quotients, and what else is made of them element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.tensors import (
+    NARROW,
+    Sizes,
+    broadcast,
+    constant,
+    is_static,
+    single,
+    tf,
+    wrapped,
+)
+
+_FLOATS = ("float32", "float16", "bfloat16")
+
+
+def is_float(op: Operation) -> bool:
+    return op.dtype in _FLOATS
+
+
+def like(x: Any, value: float) -> Any:
+    return tf.constant(value, x.dtype)
+
+
+@rule("add", "add_any", thin=True)
+def add(op: Operation, x: Any, y: Any) -> Any:
+    return wrapped(broadcast(tf.add, x, y), op.dtype)
+
+
+@rule("sub", thin=True)
+def sub(op: Operation, x: Any, y: Any) -> Any:
+    return wrapped(broadcast(tf.subtract, x, y), op.dtype)
+
+
+@rule("mul", thin=True)
+def mul(op: Operation, x: Any, y: Any) -> Any:
+    return wrapped(broadcast(tf.multiply, x, y), op.dtype)
+
+
+@rule("neg", thin=True)
+def neg(op: Operation, x: Any) -> Any:
+    return wrapped(tf.negative(x), op.dtype)
+
+
+@rule("abs", thin=True)
+def absolute(op: Operation, x: Any) -> Any:
+    return wrapped(tf.abs(x), op.dtype)
+
+
+@rule("square", thin=True)
+def square(op: Operation, x: Any) -> Any:
+    return wrapped(tf.multiply(x, x), op.dtype)
+
+
+@rule("one_minus_square", thin=True)
+def one_minus_square(op: Operation, x: Any) -> Any:
+    return wrapped((1 - x) * (1 + x), op.dtype)
+
+
+@rule("sign", thin=True)
+def sign(op: Operation, x: Any) -> Any:
+    if op.dtype.startswith("uint"):
+        return tf.where(tf.equal(x, 0), x, tf.ones_like(x))
+    # NaN is neither, and stays.
+    positive = tf.where(tf.greater(x, like(x, 0)), like(x, 1), x)
+    return tf.where(tf.less(x, like(x, 0)), like(x, -1), positive)
+
+
+@rule("div", thin=True)
+def div(op: Operation, x: Any, y: Any) -> Any:
+    if is_float(op):
+        return broadcast(tf.divide, x, y)
+    return wrapped(_quotient(op, x, y)[0], op.dtype)
+
+
+@rule("rem", thin=True)
+def rem(op: Operation, x: Any, y: Any) -> Any:
+    if is_float(op):
+        # Of positive numbers it is exact; the sign is that of x.
+        size = broadcast(tf.math.floormod, tf.abs(x), tf.abs(y))
+        finite = tf.logical_and(tf.math.is_finite(x), _is_infinite(y))
+        size = broadcast(tf.where, finite, tf.abs(x), size)
+        return broadcast(tf.where, tf.less(x, like(x, 0)), -size, size)
+    if op.dtype == "uint32" and single(y) is None:
+        return _unsigned_rest(x, y)
+    quotient, divisor = _quotient(op, x, y)
+    return broadcast(tf.where, tf.equal(y, like(y, 0)), x, x - quotient * divisor)
+
+
+def _is_infinite(y: Any) -> Any:
+    return tf.equal(tf.abs(y), like(y, np.inf))
+
+
+def _quotient(op: Operation, x: Any, y: Any) -> tuple[Any, Any]:
+    """Truncated, and what it was divided by: TFLite ends the process where that is 0."""
+    value = single(y)
+    if value is not None and value not in (0, -1) and (value > 0 or op.dtype != "uint32"):
+        if op.dtype == "uint32":
+            return _unsigned_quotient(x, int(value)), y
+        return _divided(x, y), y
+    if op.dtype == "uint32":
+        raise NotInTfliteError("unsigned numbers are divided by a constant only.")
+    # The least number by -1 ends it, too.
+    safe = tf.where(tf.logical_or(tf.equal(y, like(y, 0)), tf.equal(y, like(y, -1))), like(y, 1), y)
+    quotient = _divided(x, safe)
+    quotient = broadcast(tf.where, tf.equal(y, like(y, -1)), -quotient, quotient)
+    return broadcast(tf.where, tf.equal(y, like(y, 0)), like(x, -1), quotient), y
+
+
+def _divided(x: Any, y: Any) -> Any:
+    return broadcast(lambda a, b: tf.raw_ops.Div(x=a, y=b), x, y)
+
+
+def _unsigned_quotient(x: Any, value: int) -> Any:
+    """Of numbers whose highest bit TFLite takes for a sign, by a positive constant below 2**31."""
+    # x = 2 * half + bit, and the half has no sign.
+    half = logical_shift(x, 1)
+    bit = x - 2 * half
+    quotient = 2 * _divided(half, like(x, value))
+    rest = x - quotient * value  # below 2 * value
+    rest_half = logical_shift(rest, 1)
+    over = tf.logical_or(
+        tf.greater(rest_half, like(x, (value - 1) // 2)),
+        tf.logical_and(
+            tf.equal(rest_half, like(x, value // 2)), tf.greater_equal(bit, like(x, value % 2))
+        ),
+    )
+    return quotient + tf.cast(over, tf.int32)
+
+
+def _unsigned_rest(x: Any, y: Any) -> Any:
+    wide_x, wide_y = (converted(each, "uint32", "int64") for each in (x, y))
+    safe = tf.where(tf.equal(wide_y, like(wide_y, 0)), like(wide_y, 1), wide_y)
+    rest = tf.cast(broadcast(tf.math.floormod, wide_x, safe), tf.int32)
+    return broadcast(tf.where, tf.equal(y, 0), x, rest)
+
+
+def logical_shift(x: Any, bits: int) -> Any:
+    """To the right, with zeros from the left."""
+    if bits == 0:
+        return x
+    if bits > 31:
+        return tf.zeros_like(x)
+    shifted = tf.bitwise.right_shift(x, like(x, bits))
+    fill = like(x, 1 << (32 - bits)) if bits > 1 else like(x, -(1 << 31))
+    return tf.where(tf.less(x, like(x, 0)), shifted + fill, shifted)
+
+
+@rule("pow", thin=True)
+def power(op: Operation, x: Any, y: Any) -> Any:
+    return broadcast(tf.pow, x, tf.cast(y, x.dtype))
+
+
+@rule("integer_pow", thin=True)
+def integer_power(op: Operation, x: Any) -> Any:
+    exponent = op.params["y"]
+    if exponent == 0:
+        return tf.ones_like(x)
+    result, base, left = None, x, abs(exponent)
+    while left:
+        if left & 1:
+            result = base if result is None else result * base
+        left >>= 1
+        if left:
+            base = base * base
+    result = wrapped(result, op.dtype)
+    return like(x, 1) / result if exponent < 0 else result
+
+
+@rule("polynomial", thin=True)
+def polynomial(op: Operation, x: Any, *rest: Any) -> Any:
+    coefficients = rest or op.params.get("coefficients", op.params.get("coeffs"))
+    if coefficients is None:
+        raise NotInTfliteError("its coefficients are not known.")
+    result = None
+    for each in coefficients:
+        result = each if result is None else result * x + each
+    return result
+
+
+@rule("max", thin=True)
+def maximum(op: Operation, x: Any, y: Any) -> Any:
+    return larger(op, x, y)
+
+
+@rule("min", thin=True)
+def minimum(op: Operation, x: Any, y: Any) -> Any:
+    return smaller(op, x, y)
+
+
+def larger(op: Operation, x: Any, y: Any) -> Any:
+    return _chosen(op, tf.less, tf.logical_or, x, y)
+
+
+def smaller(op: Operation, x: Any, y: Any) -> Any:
+    return _chosen(op, tf.greater, tf.logical_and, x, y)
+
+
+def _chosen(op: Operation, before: Any, of_truth: Any, x: Any, y: Any) -> Any:
+    if op.dtype == "bool":
+        return broadcast(of_truth, x, y)
+    if op.dtype == "uint32":
+        return broadcast(tf.where, broadcast(before, signed(x), signed(y)), y, x)
+    if not is_float(op):
+        # Not by TFLite's own, of which the converter makes ReLU6, which it has not for integers.
+        return broadcast(lambda a, b: tf.where(before(a, b), b, a), x, y)
+    # TFLite loses NaN, or not, by the side that it stands on.
+    if (value := single(x)) is not None and not np.isnan(value):
+        x, y = y, x
+    chosen = broadcast(lambda a, b: tf.where(before(a, b), b, a), x, y)
+    if (value := single(y)) is not None and not np.isnan(value):
+        return chosen
+    return broadcast(lambda b, c: tf.where(tf.not_equal(b, b), b, c), y, chosen)
+
+
+def signed(x: Any) -> Any:
+    """Numbers in the order that the same bits have without a sign."""
+    return x + like(x, -(1 << 31))
+
+
+@rule("clamp", thin=True)
+def clamp(op: Operation, low: Any, x: Any, high: Any) -> Any:
+    return smaller(op, larger(op, x, low), high)
+
+
+@rule("round", thin=True)
+def rounded(op: Operation, x: Any) -> Any:
+    if int(op.params["rounding_method"]) == 1:
+        return tf.round(x)
+    whole = tf.floor(tf.abs(x))
+    away = whole + tf.cast(tf.greater_equal(tf.abs(x) - whole, like(x, 0.5)), x.dtype)
+    return tf.where(tf.less(x, like(x, 0)), -away, away)
+
+
+@rule("floor", thin=True)
+def floor(op: Operation, x: Any) -> Any:
+    return tf.floor(x)
+
+
+@rule("ceil", thin=True)
+def ceil(op: Operation, x: Any) -> Any:
+    return tf.math.ceil(x)
+
+
+@rule("is_finite", thin=True)
+def is_finite(op: Operation, x: Any) -> Any:
+    return tf.less(tf.abs(x), like(x, np.inf))
+
+
+@rule(
+    "copy",
+    "copy_p",
+    "device_put",
+    "optimization_barrier",
+    "stop_gradient",
+    "name",
+    "sharding_constraint",
+    "pvary",
+    "reduced_vary_cast",
+    "layout_constraint",
+    "reshard",
+    "tie",
+    thin=True,
+    parts=True,
+)
+def same(op: Operation, *xs: Any) -> list[Any]:
+    return list(xs)
+
+
+@rule("shape_assertion", "create_token", thin=True)
+def nothing(op: Operation, *xs: Any) -> list[Any]:
+    """Of the sizes, `load` checks what was promised before it calls the model."""
+    return [tf.constant(0) for _ in op.results]
+
+
+@rule("convert_element_type", thin=True)
+def convert(op: Operation, x: Any) -> Any:
+    return converted(x, op.dtype, str(np.dtype(op.params["new_dtype"]).name))
+
+
+def converted(x: Any, old: str, new: str) -> Any:
+    if old == new:
+        return x
+    if new == "bool":
+        return tf.not_equal(x, like(x, 0)) if old != "bool" else x
+    if old == "bool":
+        return tf.cast(x, _carrier(new))
+    if new in _FLOATS:
+        if old == "uint32":
+            wide = tf.cast(x, tf.float32)
+            return tf.where(tf.less(x, like(x, 0)), wide + 4294967296.0, wide)
+        if old in _FLOATS and new == "float32":
+            return _unrounded(x)
+        x = x if x.dtype == tf.float32 else tf.cast(x, tf.float32)
+        return tf.cast(tf.cast(x, new), tf.float32) if new != "float32" else x
+    if old in _FLOATS:
+        return _whole(x, new)
+    if new in NARROW:
+        return wrapped(tf.cast(x, tf.int32), new)
+    if new == "int64":
+        wide = tf.cast(x, tf.int64)
+        return (
+            tf.where(tf.less(wide, like(wide, 0)), wide + (1 << 32), wide)
+            if old == "uint32"
+            else wide
+        )
+    return tf.cast(x, tf.int32)
+
+
+def _unrounded(x: Any) -> Any:
+    """A product of halves that becomes float32 is one at once, as XLA has it."""
+    if x.op.type != "Cast" or x.op.inputs[0].op.type != "Cast":
+        return x
+    exact = x.op.inputs[0].op.inputs[0]
+    source = exact.op
+    while source.type in ("Reshape", "Transpose"):
+        source = source.inputs[0].op
+    return exact if source.type in ("MatMul", "BatchMatMulV2", "Conv2D") else x
+
+
+def _carrier(name: str) -> Any:
+    if name in _FLOATS:
+        return tf.float32
+    return tf.int64 if name == "int64" else tf.int32
+
+
+def _whole(x: Any, new: str) -> Any:
+    """Towards zero; NaN is 0, and what is too large the largest number."""
+    limits = np.iinfo(new)
+    if new == "int64":
+        raise NotInTfliteError("float numbers become int32, and no int64.")
+    x = tf.where(tf.not_equal(x, x), like(x, 0), x)
+    if new in NARROW:
+        bounded = tf.minimum(tf.maximum(x, like(x, float(limits.min))), like(x, float(limits.max)))
+        return tf.cast(bounded, tf.int32)
+    if new == "uint32":
+        low = tf.maximum(x, like(x, 0))
+        upper = tf.greater_equal(low, like(x, 2.0**31))
+        shifted = tf.where(upper, tf.minimum(low, like(x, 2.0**32 - 256)) - 2.0**31, low)
+        whole = tf.cast(shifted, tf.int32)
+        whole = tf.where(upper, whole + like(whole, -(1 << 31)), whole)
+        return tf.where(tf.greater_equal(x, like(x, 2.0**32)), like(whole, -1), whole)
+    largest = float(np.nextafter(np.float32(2.0**31), np.float32(0)))
+    whole = tf.cast(tf.minimum(tf.maximum(x, like(x, -(2.0**31))), like(x, largest)), tf.int32)
+    return tf.where(tf.greater_equal(x, like(x, 2.0**31)), like(whole, 2**31 - 1), whole)
+
+
+@rule("reduce_precision", thin=True)
+def reduce_precision(op: Operation, x: Any) -> Any:
+    bits = op.params["exponent_bits"], op.params["mantissa_bits"]
+    names = {(5, 10): "float16", (8, 7): "bfloat16", (8, 23): "float32"}
+    if bits not in names:
+        raise NotInTfliteError(f"it rounds to float16 and bfloat16, and not to {bits} bits.")
+    return converted(x, "float64", names[bits])
+
+
+@rule("dim_as_value", "dimension_size")
+def dimension(op: Operation, *rest: Any) -> Any:
+    if op.name == "dimension_size":
+        size = op.operands[0].shape[op.params["dimension"]]
+    else:
+        size = op.params["dim"]
+    value = op.sizes.of(size)
+    return constant(value, np.int32) if is_static(value) else value
+
+
+def size_of(shape: Any, axes: Any, sizes: Sizes) -> Any:
+    """The product of some sizes."""
+    count: Any = 1
+    for axis in axes:
+        count = count * sizes.of(shape[axis])
+    return count

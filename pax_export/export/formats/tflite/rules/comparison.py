@@ -1,0 +1,215 @@
+"""Comparisons, choices, and the logic of truth values and of bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rules.arithmetic import is_float, like, logical_shift, signed
+from pax_export.export.formats.tflite.tensors import broadcast, constant, single, tf, wrapped
+
+
+def _compared(op: Operation, function: Any, x: Any, y: Any) -> Any:
+    if op.dtype == "uint32":
+        x, y = signed(x), signed(y)
+    if op.dtype == "bool":
+        x, y = tf.cast(x, tf.int32), tf.cast(y, tf.int32)
+    return broadcast(function, x, y)
+
+
+@rule("eq", thin=True)
+def equal(op: Operation, x: Any, y: Any) -> Any:
+    return broadcast(tf.equal, x, y)
+
+
+@rule("ne", thin=True)
+def not_equal(op: Operation, x: Any, y: Any) -> Any:
+    return broadcast(tf.not_equal, x, y)
+
+
+@rule("lt", thin=True)
+def less(op: Operation, x: Any, y: Any) -> Any:
+    return _compared(op, tf.less, x, y)
+
+
+@rule("le", thin=True)
+def less_equal(op: Operation, x: Any, y: Any) -> Any:
+    return _compared(op, tf.less_equal, x, y)
+
+
+@rule("gt", thin=True)
+def greater(op: Operation, x: Any, y: Any) -> Any:
+    return _compared(op, tf.greater, x, y)
+
+
+@rule("ge", thin=True)
+def greater_equal(op: Operation, x: Any, y: Any) -> Any:
+    return _compared(op, tf.greater_equal, x, y)
+
+
+@rule("lt_to", thin=True)
+def less_in_order(op: Operation, x: Any, y: Any) -> Any:
+    return broadcast(tf.less, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
+
+
+@rule("le_to", thin=True)
+def less_equal_in_order(op: Operation, x: Any, y: Any) -> Any:
+    return broadcast(tf.less_equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
+
+
+@rule("eq_to", thin=True)
+def equal_in_order(op: Operation, x: Any, y: Any) -> Any:
+    return broadcast(tf.equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
+
+
+def ordered(x: Any, dtype: str, equal_zeros: bool = True) -> Any:
+    """Integers in the order of these values; NaN is the largest, and both zeros may be one."""
+    if dtype == "bool":
+        return tf.cast(x, tf.int32)
+    if dtype == "uint32":
+        return signed(x)
+    if x.dtype != tf.float32:
+        return x
+    if equal_zeros:
+        x = tf.where(tf.equal(x, like(x, 0)), like(x, 0), x)
+    bits = tf.bitcast(tf.where(tf.not_equal(x, x), like(x, np.nan), x), tf.int32)
+    # Those of negative numbers count downwards.
+    return tf.where(tf.less(bits, like(bits, 0)), like(bits, -(1 << 31)) - bits - 1, bits)
+
+
+@rule("select_n", thin=True, parts=True)
+def select(op: Operation, which: Any, *cases: Any) -> Any:
+    if which.dtype == tf.bool:
+        return _where(which, cases[1], cases[0])
+    result = cases[0]
+    for number, case in enumerate(cases[1:], 1):
+        result = _where(tf.equal(which, like(which, number)), case, result)
+    return result
+
+
+def _where(which: Any, yes: Any, no: Any) -> Any:
+    return broadcast(tf.where, which, yes, no)
+
+
+@rule("and", thin=True)
+def logical_and(op: Operation, x: Any, y: Any) -> Any:
+    return broadcast(tf.logical_and, x, y) if op.dtype == "bool" else bits_of_both(op, x, y)
+
+
+@rule("or", thin=True)
+def logical_or(op: Operation, x: Any, y: Any) -> Any:
+    if op.dtype == "bool":
+        return broadcast(tf.logical_or, x, y)
+    return _xor(op, x, y) + bits_of_both(op, x, y)
+
+
+@rule("xor", thin=True)
+def exclusive_or(op: Operation, x: Any, y: Any) -> Any:
+    return broadcast(tf.not_equal, x, y) if op.dtype == "bool" else _xor(op, x, y)
+
+
+@rule("not", thin=True)
+def negation(op: Operation, x: Any) -> Any:
+    if op.dtype == "bool":
+        return tf.logical_not(x)
+    return wrapped(-1 - x, op.dtype)
+
+
+def _xor(op: Operation, x: Any, y: Any) -> Any:
+    if op.dtype == "int64":
+        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+    return broadcast(tf.bitwise.bitwise_xor, x, y)
+
+
+def bits_of_both(op: Operation, x: Any, y: Any) -> Any:
+    """TFLite has an exclusive or only: x + y = (x ^ y) + 2 * (x & y), for all bits but the last."""
+    if op.dtype == "int64":
+        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+    half_x, half_y = _shifted(x, 1), _shifted(y, 1)
+    both = half_x + half_y - broadcast(tf.bitwise.bitwise_xor, half_x, half_y)
+    return both + (x - 2 * half_x) * (y - 2 * half_y)
+
+
+def _shifted(x: Any, bits: int) -> Any:
+    return tf.bitwise.right_shift(x, like(x, bits))
+
+
+_POWERS = np.array([*(1 << bit for bit in range(31)), -(1 << 31), 0], np.int64).astype(np.int32)
+
+
+@rule("shift_left", thin=True)
+def shift_left(op: Operation, x: Any, y: Any) -> Any:
+    bits = single(y)
+    if bits is not None:
+        factor = tf.constant(int(_POWERS[min(int(bits) & 0xFFFFFFFF, 32)]), x.dtype)
+    else:
+        factor = tf.gather(constant(_POWERS), tf.minimum(tf.maximum(y, 0), 32))
+    return wrapped(broadcast(tf.multiply, x, factor), op.dtype)
+
+
+@rule("shift_right_arithmetic", thin=True)
+def shift_right_arithmetic(op: Operation, x: Any, y: Any) -> Any:
+    bits = single(y)
+    if op.dtype == "int64":
+        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+    if bits is not None:
+        return _shifted(x, min(int(bits), 31))
+    return broadcast(tf.bitwise.right_shift, x, tf.minimum(y, 31))
+
+
+@rule("shift_right_logical", thin=True)
+def shift_right_logical(op: Operation, x: Any, y: Any) -> Any:
+    bits = single(y)
+    if op.dtype == "int64":
+        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+    if bits is not None and op.dtype in ("int32", "uint32"):
+        return logical_shift(x, int(bits))
+    if op.dtype.startswith("uint") and op.dtype != "uint32":
+        return broadcast(tf.bitwise.right_shift, x, tf.minimum(y, 31))
+    if op.dtype in ("int8", "int16"):
+        raise NotInTfliteError("it shifts these with their sign only.")
+    shifted = broadcast(tf.bitwise.right_shift, x, tf.minimum(y, 31))
+    # The zeros that come from the left, in the place of the signs.
+    fill = tf.gather(constant(_POWERS), tf.minimum(tf.maximum(32 - y, 0), 32))
+    result = tf.where(tf.less(x, 0), shifted + fill, shifted)
+    return tf.where(tf.greater(y, 31), tf.zeros_like(result), result)
+
+
+@rule("population_count", thin=True)
+def population_count(op: Operation, x: Any) -> Any:
+    count = tf.zeros_like(x)
+    for bit in range(32):
+        shifted = logical_shift(x, bit)
+        count = count + (shifted - 2 * logical_shift(x, bit + 1))
+    return count
+
+
+@rule("bitcast_convert_type")
+def bitcast(op: Operation, x: Any) -> Any:
+    new = np.dtype(op.params["new_dtype"]).name
+    words = ("int32", "uint32")
+    if op.dtype in words and new in words:
+        return x
+    if (op.dtype, new) == ("float32", "float32"):
+        return x
+    if op.dtype == "float32" and new in words:
+        return tf.bitcast(x, tf.int32)
+    if op.dtype in words and new == "float32":
+        return tf.bitcast(x, tf.float32)
+    raise NotInTfliteError(f"it does not read {op.dtype} as {new}.")
+
+
+@rule("nextafter", thin=True)
+def next_after(op: Operation, x: Any, y: Any) -> Any:
+    if not is_float(op) or op.dtype != "float32":
+        raise NotInTfliteError(f"it has no neighbours of {op.dtype}.")
+    key_x, key_y = ordered(x, op.dtype), ordered(y, op.dtype)
+    step = tf.cast(tf.less(key_x, key_y), tf.int32) - tf.cast(tf.greater(key_x, key_y), tf.int32)
+    key = key_x + step
+    # -0.0 and 0.0 have keys -1 and 0: one step below 0.0 is the first negative number.
+    key = tf.where(tf.logical_and(tf.equal(key_x, 0), tf.less(step, 0)), like(key, -2), key)
+    bits = tf.where(tf.less(key, 0), like(key, -(1 << 31)) - key - 1, key)
+    nan = tf.logical_or(tf.not_equal(x, x), tf.not_equal(y, y))
+    return tf.where(nan, like(x, np.nan), tf.bitcast(bits, tf.float32))

@@ -1,0 +1,226 @@
+"""Loops and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export._jax import scan_operands
+from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, kind, rule
+from pax_export.export.formats.tflite.rules.indexing import updated
+from pax_export.export.formats.tflite.tensors import (
+    CARRIERS,
+    Pair,
+    broadcast,
+    constant,
+    full,
+    is_static,
+    single,
+    tf,
+)
+from pax_export.export.tracing import dtypes
+
+
+def _structs(program: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What a program takes and gives."""
+    jaxpr = getattr(program, "jaxpr", program)
+    return [each.aval for each in jaxpr.invars], [each.aval for each in jaxpr.outvars]
+
+
+def _flat(op: Operation, values: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
+    """Tensors with all dimensions, as loops and branches take them; complex ones in two."""
+    found: list[Any] = []
+    for value, struct in zip(values, structs):
+        value = value() if callable(value) else value
+        if not dtypes.is_key(struct.dtype):
+            value = full(value, struct.shape, op.sizes)
+        found.extend((value.real, value.imag) if isinstance(value, Pair) else (value,))
+    return found
+
+
+def _values(flat: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
+    """The reverse."""
+    rest = iter(flat)
+    values: list[Any] = []
+    for struct in structs:
+        first = next(rest)
+        values.append(Pair(first, next(rest)) if kind(struct) == "complex64" else first)
+        for each in values[-1:]:
+            if not isinstance(each, Pair) and not dtypes.is_key(struct.dtype):
+                each.set_shape([int(n) if is_static(n) else None for n in struct.shape])
+    return values
+
+
+def _invariants(flat: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
+    """Shapes that may change from one step to the next as little as jax lets them."""
+    found = []
+    rest = iter(flat)
+    for struct in structs:
+        count = 2 if kind(struct) == "complex64" else 1
+        for tensor in [next(rest) for _ in range(count)]:
+            if dtypes.is_key(struct.dtype):
+                found.append(tensor.shape)
+            else:
+                found.append(
+                    tf.TensorShape([int(n) if is_static(n) else None for n in struct.shape])
+                )
+    return found
+
+
+@rule("while", thin=True, parts=False)
+def while_loop(op: Operation, *given: Any) -> list[Any]:
+    first = op.params["cond_nconsts"]
+    last = first + op.params["body_nconsts"]
+    structs = op.results
+    start = _flat(op, given[last:], structs)
+
+    each = _structs(op.params["cond_jaxpr"])[1][0].shape  # of loops side by side, by vmap
+
+    def going(state: Any) -> Any:
+        values = _values(state, structs)
+        (found,) = op.run(op.params["cond_jaxpr"], [*given[:first], *values])
+        return full(found() if callable(found) else found, each, op.sizes)
+
+    def holds(*state: Any) -> Any:
+        return tf.reduce_any(going(state))
+
+    def body(*state: Any) -> Any:
+        values = _values(state, structs)
+        results = op.run(op.params["body_jaxpr"], [*given[first:last], *values])
+        new = _flat(op, results, structs)
+        if not each:
+            return new
+        # Those that are done keep what they have.
+        going_on = going(state)
+        return [_where_going(going_on, *pair) for pair in zip(new, state)]
+
+    if not start:
+        return []
+    shapes = _invariants(start, structs)
+    results = tf.while_loop(holds, body, start, shape_invariants=shapes)
+    return _values(results, structs)
+
+
+def _where_going(going: Any, new: Any, old: Any) -> Any:
+    shape = tf.concat([tf.shape(going), [1] * (new.shape.rank - going.shape.rank)], 0)
+    thin = tf.reshape(going, shape)
+    thin.set_shape([*going.shape, *[1] * (new.shape.rank - going.shape.rank)])
+    return broadcast(tf.where, thin, new, old)
+
+
+@rule("scan", thin=True)
+def scan(op: Operation, *given: Any) -> list[Any]:
+    constants, carry, inputs = scan_operands(op.params, list(given))
+    program, length = op.params["jaxpr"], op.params["length"]
+    _, made = _structs(program)
+    carried, rows = made[: len(carry)], op.results[len(carry) :]
+    taken, _ = _structs(program)
+    input_structs = scan_operands(op.params, list(op.operands))[2]
+    start = _flat(op, carry, op.results[: len(carry)])
+    whole = _flat(op, inputs, input_structs)
+    count = op.sizes.of(length)
+    # A loop of no step is prepared, too, and then there must be a place for what it would write.
+    room = count if is_static(count) else tf.maximum(count, 1)
+    buffers = [_zeros(op, struct, room) for struct in rows for _ in _parts(struct)]
+
+    def body(step: Any, *state: Any) -> Any:
+        place = count - 1 - step if op.params["reverse"] else step
+        now = _values(state[: len(start)], carried)
+        slices = [_row(each, place) for each in whole]
+        xs = _values(slices, taken[len(constants) + len(carry) :])
+        results = op.run(program, [*constants, *now, *xs])
+        after = _flat(op, results[: len(carry)], carried)
+        ys = _flat(op, results[len(carry) :], made[len(carry) :])
+        written = [
+            updated(old, tf.expand_dims(new, 0), [place, *[tf.constant(0)] * (old.shape.rank - 1)])
+            for old, new in zip(state[len(start) :], ys)
+        ]
+        return (step + 1, *after, *written)
+
+    structs = op.results
+    flat = [*start, *buffers]
+    if is_static(count) and count <= _UNROLLED:
+        state = (tf.constant(0), *flat)
+        for number in range(count):
+            state = body(tf.constant(number), *state[1:])
+        return _values(state[1:], structs)
+    shapes = [tf.TensorShape([]), *_invariants(flat, structs)]
+    results = tf.while_loop(
+        lambda step, *_: tf.less(step, count),
+        body,
+        [tf.constant(0), *flat],
+        shape_invariants=shapes,
+    )
+    results = list(results[1:])
+    if not is_static(count):
+        results[len(start) :] = [each[:count] for each in results[len(start) :]]
+    return _values(results, structs)
+
+
+#: A loop of so few steps is written out.
+_UNROLLED = 2
+
+
+def _parts(struct: Any) -> tuple[str, ...]:
+    return ("real", "imag") if kind(struct) == "complex64" else ("all",)
+
+
+def _row(x: Any, place: Any) -> Any:
+    return tf.gather(x, place)
+
+
+def _zeros(op: Operation, struct: Any, room: Any) -> Any:
+    if dtypes.is_key(struct.dtype):
+        raise NotInTfliteError("it collects no random keys.")
+    carrier = CARRIERS[kind(struct)]
+    if all(map(is_static, struct.shape)):
+        return tf.zeros([int(size) for size in struct.shape], carrier)
+    sizes = [room, *(op.sizes.of(size) for size in struct.shape[1:])]
+    sizes = tf.stack([tf.constant(n, tf.int32) if is_static(n) else n for n in sizes])
+    result = tf.fill(sizes, constant(0, np.dtype(carrier)))
+    result.set_shape([int(n) if is_static(n) else None for n in struct.shape])
+    return result
+
+
+@rule("cond", thin=True)
+def cond(op: Operation, which: Any, *given: Any) -> list[Any]:
+    branches = op.params["branches"]
+
+    def run(branch: Any) -> Any:
+        return lambda: _flat(op, op.run(branch, list(given)), op.results)
+
+    if not op.results:
+        return []
+    which = tf.reshape(which, [])
+    if which.dtype == tf.bool:
+        which = tf.cast(which, tf.int32)
+    known = single(which)
+    if known is not None:
+        return op.run(branches[min(max(int(known), 0), len(branches) - 1)], list(given))
+    function = run(branches[-1])
+    for number in reversed(range(len(branches) - 1)):
+        function = _either(which, number, run(branches[number]), function)
+    return _values(function(), op.results)
+
+
+def _either(which: Any, number: int, here: Any, after: Any) -> Any:
+    return lambda: tf.cond(tf.less_equal(which, number), here, after)
+
+
+@rule("platform_index", thin=True)
+def platform_index(op: Operation) -> Any:
+    """The branch for CPUs, or the one for all others."""
+    platforms = op.params["platforms"]
+    mine = (n for n, names in enumerate(platforms) if names is None or "cpu" in names)
+    return tf.constant(next(mine))
+
+
+@rule("custom_linear_solve", "linear_solve", thin=True)
+def linear_solve(op: Operation, *given: Any) -> list[Any]:
+    lengths, programs = op.params["const_lengths"], op.params["jaxprs"]
+    start = lengths.matvec + lengths.vecmat
+    constants = given[start : start + lengths.solve]
+    total = start + lengths.solve + lengths.transpose_solve
+    return op.run(programs.solve, [*constants, *given[total:]])

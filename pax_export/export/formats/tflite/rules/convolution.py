@@ -1,0 +1,180 @@
+"""Convolutions of one, two and three dimensions, dilated, grouped and transposed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rules.arithmetic import converted
+from pax_export.export.formats.tflite.rules.layout import padded
+from pax_export.export.formats.tflite.tensors import (
+    CARRIERS,
+    is_static,
+    reshape,
+    tf,
+    transpose,
+    wrapped,
+)
+
+
+@rule("conv_general_dilated")
+def convolution(op: Operation, x: Any, kernel: Any) -> Any:
+    params, result_kind = op.params, op.results[0].dtype.name
+    numbers = params["dimension_numbers"]
+    x_axes = [numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]]
+    kernel_axes = [*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]]
+    shape = [op.operands[0].shape[axis] for axis in x_axes]
+    window = [op.operands[1].shape[axis] for axis in kernel_axes]
+    if not all(map(is_static, window[:-2])):
+        raise NotInTfliteError("the kernel must have sizes that are numbers.")
+    carried = CARRIERS[result_kind]
+    if carried != "float32":
+        raise NotInTfliteError("it convolves float numbers only.")
+    x, kernel = (
+        converted(each, struct.dtype.name, result_kind) if each.dtype != carried else each
+        for each, struct in zip((x, kernel), op.operands)
+    )
+    x, kernel = transpose(x, x_axes), transpose(kernel, kernel_axes)
+    spread = params["lhs_dilation"] or (1,) * (len(shape) - 2)
+    widths = [
+        (0, 0, 0),
+        *((low, high, step - 1) for (low, high), step in zip(params["padding"], spread)),
+        (0, 0, 0),
+    ]
+    x = padded(op, x, tf.constant(0.0), shape, widths)
+    shape = [_padded(size, width) for size, width in zip(shape, widths)]
+    found = _grouped(op, x, kernel, shape, window)
+    found = wrapped(found, result_kind)
+    specs = numbers.out_spec
+    result_axes = [specs[0], *specs[2:], specs[1]]
+    whole = [op.shape[axis] for axis in result_axes]
+    found = reshape(found, whole, op.sizes)
+    return transpose(found, [result_axes.index(axis) for axis in range(len(result_axes))])
+
+
+def _padded(size: Any, width: Sequence[Any]) -> Any:
+    low, high, inner = width
+    return size if (low, high, inner) == (0, 0, 0) else size + (size - 1) * inner + low + high
+
+
+def _grouped(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[Any]) -> Any:
+    batches = op.params["batch_group_count"]
+    if not (is_static(op.params["feature_group_count"]) and is_static(batches)):
+        return _by_position(op, x, kernel, shape, window)
+    if not all(map(is_static, (shape[-1], *window[-2:]))):
+        raise NotInTfliteError("the channels must have sizes that are numbers.")
+    if batches > 1:
+        return _by_batch(op, x, kernel, shape, window, batches)
+    groups = int(op.params["feature_group_count"])
+    if groups == 1:
+        return _convolved(op, x, kernel, shape, window)
+    channels = int(shape[-1])
+    if groups == channels and len(window) in (3, 4):
+        return _depthwise(op, x, kernel, shape, window)
+    each, made = channels // groups, int(window[-1]) // groups
+    pieces = []
+    for group in range(groups):
+        part = x[..., group * each : (group + 1) * each]
+        filters = kernel[..., group * made : (group + 1) * made]
+        pieces.append(_convolved(op, part, filters, [*shape[:-1], each], [*window[:-1], made]))
+    return tf.concat(pieces, -1)
+
+
+def _by_position(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[Any]) -> Any:
+    """As many groups as there are examples: by products, one for each place in the kernel."""
+    groups = op.params["feature_group_count"]
+    if not (is_static(op.params["batch_group_count"]) and op.params["batch_group_count"] == 1):
+        raise NotInTfliteError("groups of a batch of any size.")
+    strides, dilation = _steps(op)
+    inner, made = window[-2], window[-1] // groups
+    spatial = list(zip(shape[1:-1], window[:-2], strides, dilation))
+    sizes = [(n - (w - 1) * apart - 1) // step + 1 for n, w, step, apart in spatial]
+    many = shape[0]
+    for size in sizes:
+        many = many * size
+    count, total = len(sizes), None
+    for place in itertools.product(*(range(int(width)) for width in window[:-2])):
+        part = x
+        for axis, (at, size, step, apart) in enumerate(zip(place, sizes, strides, dilation), 1):
+            index: list[Any] = [slice(None)] * (count + 2)
+            start = at * apart
+            index[axis] = slice(start, op.sizes.of(start + (size - 1) * step + 1), step)
+            part = part[tuple(index)]
+        part = transpose(reshape(part, [many, groups, inner], op.sizes), [1, 0, 2])
+        filters = transpose(reshape(kernel[place], [inner, groups, made], op.sizes), [1, 0, 2])
+        found = tf.matmul(part, filters)
+        total = found if total is None else total + found
+    total = transpose(total, [1, 0, 2])
+    return reshape(total, [shape[0], *sizes, window[-1]], op.sizes)
+
+
+def _by_batch(op: Operation, x: Any, kernel: Any, shape: Any, window: Any, groups: int) -> Any:
+    """Each group of the batch by its own filters, as gradients of grouped convolutions have it."""
+    size, made = shape[0] // groups, int(window[-1]) // groups
+    split = reshape(x, [groups, size, *shape[1:]], op.sizes)
+    pieces = [
+        _convolved(
+            op,
+            split[group],
+            kernel[..., group * made : (group + 1) * made],
+            [size, *shape[1:]],
+            [*window[:-1], made],
+        )
+        for group in range(groups)
+    ]
+    return tf.concat(pieces, -1)
+
+
+def _steps(op: Operation) -> tuple[list[int], list[int]]:
+    strides = [int(each) for each in op.params["window_strides"]]
+    dilation = op.params["rhs_dilation"] or (1,) * len(strides)
+    return strides, [int(each) for each in dilation]
+
+
+def _convolved(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> Any:
+    strides, dilation = _steps(op)
+    if len(strides) == 0:
+        return tf.matmul(x, kernel)
+    if len(strides) == 1:
+        x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
+        kernel = tf.expand_dims(kernel, 0)
+        strides, dilation = [1, *strides], [1, *dilation]
+    if len(strides) == 2:
+        found = tf.nn.conv2d(x, kernel, strides, "VALID", dilations=dilation)
+        return tf.squeeze(found, 1) if len(window) == 3 else found
+    if len(strides) == 3:
+        if any(each > 1 for each in dilation):
+            kernel = _dilated(op, kernel, window, dilation)
+        return tf.nn.conv3d(x, kernel, [1, *strides, 1], "VALID")
+    raise NotInTfliteError(f"it convolves three dimensions at most, and here are {len(strides)}.")
+
+
+def _dilated(op: Operation, kernel: Any, window: Any, dilation: Sequence[int]) -> Any:
+    """A kernel with zeros between its elements."""
+    widths = [*((0, 0, step - 1) for step in dilation), (0, 0, 0), (0, 0, 0)]
+    return padded(op, kernel, tf.constant(0.0), window, widths)
+
+
+def _depthwise(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> Any:
+    strides, dilation = _steps(op)
+    if len(strides) == 1:
+        x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
+        kernel = tf.expand_dims(kernel, 0)
+        strides, dilation = [strides[0], strides[0]], [1, *dilation]
+    channels = int(shape[-1])
+    kernel = tf.reshape(kernel, [*kernel.shape[:2], channels, int(window[-1]) // channels])
+    plain = strides[0] == strides[1] and (strides[0] == 1 or max(dilation) == 1)
+    # TensorFlow wants equal strides, and none beside a dilation: others leave results out.
+    step = strides[0] if plain else 1
+    found = tf.raw_ops.DepthwiseConv2dNative(
+        input=x,
+        filter=kernel,
+        strides=[1, step, step, 1],
+        padding="VALID",
+        dilations=[1, *dilation, 1],
+    )
+    if not plain:
+        found = found[:, :: strides[0], :: strides[1], :]
+    return tf.squeeze(found, 1) if len(window) == 3 else found

@@ -1,0 +1,205 @@
+"""Operations that move elements as they are: shapes, axes, joining and cutting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.tflite.rule import Operation, rule
+from pax_export.export.formats.tflite.tensors import (
+    CARRIERS,
+    constant,
+    full,
+    is_static,
+    joined,
+    reshape,
+    tf,
+    transpose,
+)
+
+
+@rule("broadcast_in_dim", thin=True, parts=True)
+def broadcast_in_dim(op: Operation, x: Any, *sizes: Any) -> Any:
+    shape, axes = op.params["shape"], op.params["broadcast_dimensions"]
+    thin: list[Any] = [1] * len(shape)
+    for place, axis in enumerate(axes):
+        thin[axis] = 1 if x.shape[place] == 1 else op.operands[0].shape[place]
+    return reshape(x, thin, op.sizes)
+
+
+@rule("reshape", parts=True)
+def reshaped(op: Operation, x: Any, *sizes: Any) -> Any:
+    return reshape(x, op.shape, op.sizes)
+
+
+@rule("squeeze", "expand_dims", parts=True)
+def squeeze(op: Operation, x: Any) -> Any:
+    return reshape(x, op.shape, op.sizes)
+
+
+@rule("transpose", thin=True, parts=True)
+def transposed(op: Operation, x: Any) -> Any:
+    permutation = list(op.params["permutation"])
+    if len(permutation) <= 5:
+        return transpose(x, permutation)
+    x = full(x, op.operands[0].shape, op.sizes)
+    # Axes that stay side by side are one meanwhile.
+    runs: list[list[int]] = []
+    for axis in permutation:
+        if runs and runs[-1][-1] == axis - 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    order = sorted(runs)
+    shape, product = op.operands[0].shape, []
+    for run in order:
+        size: Any = 1
+        for axis in run:
+            size = size * shape[axis]
+        product.append(size)
+    x = transpose(reshape(x, product, op.sizes), [order.index(run) for run in runs])
+    return reshape(x, op.shape, op.sizes)
+
+
+@rule("concatenate", parts=True)
+def concatenate(op: Operation, *xs: Any) -> Any:
+    axis = int(op.params["dimension"])
+    return xs[0] if len(xs) == 1 else tf.concat(list(xs), axis)
+
+
+@rule("stack", parts=True)
+def stacked(op: Operation, *xs: Any) -> Any:
+    axis = op.params.get("axis", 0)
+    shape = list(op.operands[0].shape)
+    shape.insert(axis, 1)
+    return tf.concat([reshape(x, shape, op.sizes) for x in xs], axis)
+
+
+@rule("unstack", parts=True)
+def unstacked(op: Operation, x: Any) -> list[Any]:
+    axis = op.params.get("axis", 0)
+    pieces = []
+    for number, struct in enumerate(op.results):
+        piece = _cut(x, axis, number, number + 1, 1)
+        pieces.append(reshape(piece, struct.shape, op.sizes))
+    return pieces
+
+
+@rule("tile", parts=True)
+def tiled(op: Operation, x: Any) -> Any:
+    return tf.tile(x, op.sizes.vector(op.params["reps"]))
+
+
+@rule("split", parts=True)
+def split(op: Operation, x: Any) -> list[Any]:
+    axis, start, pieces = op.params["axis"], 0, []
+    for size in op.params["sizes"]:
+        begin, end = op.sizes.of(start), op.sizes.of(start + size)
+        pieces.append(_cut(x, axis, begin, end, 1))
+        start = start + size
+    return pieces
+
+
+def _cut(x: Any, axis: int, start: Any, end: Any, step: int) -> Any:
+    """Along one axis; the others are whole, whatever their size."""
+
+    def cut(tensor: Any, places: list[int]) -> Any:
+        index: list[Any] = [slice(None)] * tensor.shape.rank
+        index[places[0]] = slice(start, end, step)
+        return tensor[tuple(index)]
+
+    return joined(x, [axis], 4, cut)
+
+
+@rule("slice", parts=True)
+def sliced(op: Operation, x: Any) -> Any:
+    shape = op.operands[0].shape
+    starts, limits = op.params["start_indices"], op.params["limit_indices"]
+    steps = op.params["strides"] or (1,) * len(shape)
+    for axis, (start, limit, step) in enumerate(zip(starts, limits, steps)):
+        whole = is_static(start) and start == 0 and limit == shape[axis] and step == 1
+        if not whole:
+            start, limit = op.sizes.of(start), op.sizes.of(limit)
+            x = _cut(x, axis, start, limit, int(step))
+    return x
+
+
+@rule("rev", parts=True)
+def reverse(op: Operation, x: Any) -> Any:
+    for axis in op.params["dimensions"]:
+        x = joined(x, [axis], 5, lambda tensor, places: tf.reverse(tensor, places))
+    return x
+
+
+@rule("pad", parts=True)
+def pad(op: Operation, x: Any, value: Any) -> Any:
+    return padded(op, x, value, op.operands[0].shape, op.params["padding_config"])
+
+
+def padded(op: Operation, x: Any, value: Any, shape: Any, widths: Any) -> Any:
+    shape = list(shape)
+    for axis, (low, high, inner) in enumerate(widths):
+        if is_static(inner) and inner == 0:
+            continue
+        # A row of padding behind each slice, and not behind the last.
+        size = shape[axis]
+        x = reshape(x, [*shape[: axis + 1], 1, *shape[axis + 1 :]], op.sizes)
+        x = _padded_axis(op, x, value, axis + 1, 0, inner)
+        shape[axis] = size * (inner + 1)
+        x = reshape(x, shape, op.sizes)
+        x = _cut(x, axis, 0, op.sizes.of(shape[axis] - inner), 1)
+        shape[axis] = shape[axis] - inner
+    cut = [(min(_low(low), 0), min(_low(high), 0)) for low, high, _ in widths]
+    for axis, (low, high) in enumerate(cut):
+        if low or high:
+            x = _cut(x, axis, op.sizes.of(-low), op.sizes.of(shape[axis] + high), 1)
+    edges = [(_low(low, 0), _low(high, 0)) for low, high, _ in widths]
+    for axis, (before, after) in enumerate(edges):
+        if not (is_static(before) and before == 0 and is_static(after) and after == 0):
+            x = _padded_axis(op, x, value, axis, before, after)
+    return x
+
+
+def _low(size: Any, least: int | None = None) -> Any:
+    """A width of padding, or 0 where a symbolic one is none of those to cut off."""
+    if is_static(size):
+        return int(size) if least is None else max(int(size), least)
+    return 0 if least is None else size
+
+
+def _padded_axis(op: Operation, x: Any, value: Any, axis: int, low: Any, high: Any) -> Any:
+    logical = x.dtype == tf.bool
+    if logical:
+        x, value = tf.cast(x, tf.int32), tf.cast(value, tf.int32)
+    value = tf.reshape(value, [])
+
+    def pad(tensor: Any, places: list[int]) -> Any:
+        widths: list[Any] = [[0, 0] for _ in range(tensor.shape.rank)]
+        widths[places[0]] = [op.sizes.of(low), op.sizes.of(high)]
+        if all(is_static(each) for pair in widths for each in pair):
+            return tf.pad(tensor, np.array(widths, np.int32), constant_values=value)
+        rows = [tf.stack([tf.cast(each, tf.int32) for each in pair]) for pair in widths]
+        return tf.pad(tensor, tf.stack(rows), constant_values=value)
+
+    x = joined(x, [axis], 4, pad)
+    return tf.cast(x, tf.bool) if logical else x
+
+
+@rule("iota")
+def iota(op: Operation, *sizes: Any) -> Any:
+    axis, name = op.params["dimension"], np.dtype(op.params["dtype"]).name
+    size = op.shape[axis]
+    thin: list[Any] = [1] * len(op.shape)
+    thin[axis] = size
+    if is_static(size):
+        kind = "float32" if name in ("bfloat16", "float16") else name
+        return constant(np.arange(size).astype(kind).reshape([int(each) for each in thin]))
+    numbers = tf.range(op.sizes.of(size))
+    return reshape(tf.cast(numbers, CARRIERS[name]), thin, op.sizes)
+
+
+@rule("empty", "empty2")
+def empty(op: Operation, *sizes: Any) -> Any:
+    zero = tf.constant(0, CARRIERS[np.dtype(op.params["dtype"]).name])
+    return reshape(zero, [1] * len(op.shape), op.sizes)

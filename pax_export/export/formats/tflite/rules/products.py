@@ -1,0 +1,125 @@
+"""Products of matrices, in all their forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rules.arithmetic import converted
+from pax_export.export.formats.tflite.tensors import (
+    CARRIERS,
+    is_static,
+    reshape,
+    tf,
+    transpose,
+    wrapped,
+)
+
+#: So many products of int8 a float32 can add up without rounding.
+_EXACT = 1024
+
+
+@rule("dot_general", parts=False)
+def dot_general(op: Operation, x: Any, y: Any) -> Any:
+    (x_sum, y_sum), (x_batch, y_batch) = op.params["dimension_numbers"]
+    result_kind = op.results[0].dtype.name
+    carrier = CARRIERS[result_kind]
+    one = _Side(op, 0, _carried(op, 0, x, result_kind), x_batch, x_sum)
+    other = _Side(op, 1, _carried(op, 1, y, result_kind), y_batch, y_sum)
+    small = {op.operands[0].dtype.name, op.operands[1].dtype.name} <= {"int8", "uint8", "bool"}
+
+    def multiplied(left: _Side, right: _Side) -> Any:
+        if carrier == "float32":
+            return _matmul(left, right)
+        return _whole_numbers(left, right, small)
+
+    if not x_batch and one.is_static and not other.is_static:
+        # A fixed matrix stands behind in TFLite, and the converter errs where it must turn it.
+        turned = reshape(multiplied(other, one), [*other.outer, *one.outer], op.sizes)
+        count = len(other.outer)
+        rank = count + len(one.outer)
+        found = transpose(turned, [*range(count, rank), *range(count)])
+    else:
+        result = [*one.batch, *one.outer, *other.outer]
+        found = reshape(multiplied(one, other), result, op.sizes)
+    return wrapped(found, result_kind)
+
+
+def _carried(op: Operation, place: int, x: Any, kind: str) -> Any:
+    old = op.operands[place].dtype.name
+    return converted(x, old, kind) if x.dtype != CARRIERS[kind] else x
+
+
+class _Side:
+    """One operand of a product: as rows of what is summed, or as columns where that is nearer."""
+
+    def __init__(self, op: Operation, place: int, x: Any, batch: Any, summed: Any):
+        shape = op.operands[place].shape
+        free = [axis for axis in range(len(shape)) if axis not in (*batch, *summed)]
+        self.batch = [shape[axis] for axis in batch]
+        self.outer = [shape[axis] for axis in free]
+        self.inner = [shape[axis] for axis in summed]
+        self.is_static = all(map(is_static, shape))
+        self.columns = [*batch, *summed, *free] == list(range(len(shape))) and bool(free)
+        order = [*batch, *summed, *free] if self.columns else [*batch, *free, *summed]
+        rows, count = product(self.outer), product(self.inner)
+        ends = [count, rows] if self.columns else [rows, count]
+        few = [product(self.batch)] if len(batch) > 2 else self.batch
+        if place == 0 and not (batch or self.columns) and len(summed) == 1 and 1 < len(free) < 4:
+            few, ends = [], [*self.outer, count]  # TFLite keeps the other axes of a usual layer
+        self._sizes, self._several = op.sizes, len(ends) > 2
+        self.tensor = reshape(transpose(x, order), [*few, *ends], op.sizes)
+
+    def as_rows(self) -> Any:
+        rank = self.tensor.shape.rank
+        swapped = [*range(rank - 2), rank - 1, rank - 2]
+        return transpose(self.tensor, swapped) if self.columns else self.tensor
+
+    def flat(self) -> _Side:
+        """With all outer axes in one, as a batch or a second side of more than a matrix needs."""
+        if self._several:
+            shape = [product(self.outer), product(self.inner)]
+            self.tensor, self._several = reshape(self.tensor, shape, self._sizes), False
+        return self
+
+
+def product(shape: Sequence[Any]) -> Any:
+    result: Any = 1
+    for size in shape:
+        result = result * size
+    return result
+
+
+def _matmul(x: _Side, y: _Side) -> Any:
+    y = y.flat()
+    return tf.matmul(x.tensor, y.tensor, transpose_a=x.columns, transpose_b=not y.columns)
+
+
+def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
+    """TFLite multiplies no matrices of integers, so float32 does where it is exact."""
+    left, right = x.flat().as_rows(), y.flat().as_rows()
+    inner = product(x.inner)
+    if small and is_static(inner):
+        total = None
+        for start in range(0, max(int(inner), 1), _EXACT):
+            pieces = [tf.cast(e[..., start : start + _EXACT], tf.float32) for e in (left, right)]
+            part = tf.cast(tf.matmul(*pieces, transpose_b=True), left.dtype)
+            total = part if total is None else total + part
+        return total
+    return tf.reduce_sum(left[..., :, None, :] * right[..., None, :, :], -1)
+
+
+@rule("ragged_dot_general")
+def ragged_dot(op: Operation, x: Any, y: Any, counts: Any) -> Any:
+    """Rows in groups, each group by a matrix of its own: all products, of which one is taken."""
+    if len(op.operands[0].shape) != 2 or len(op.operands[1].shape) != 3:
+        raise NotInTfliteError("groups of rows only, without a batch.")
+    rows = op.operands[0].shape[0]
+    ends = tf.cumsum(counts)
+    every = tf.matmul(tf.expand_dims(x, 0), y)  # group, row, column
+    numbers = tf.reshape(tf.range(op.sizes.of(rows)), [1, -1, 1])
+    first = tf.reshape(ends - counts, [-1, 1, 1])
+    last = tf.reshape(ends, [-1, 1, 1])
+    mine = tf.logical_and(tf.greater_equal(numbers, first), tf.less(numbers, last))
+    return tf.reduce_sum(tf.where(mine, every, tf.zeros_like(every)), 0)

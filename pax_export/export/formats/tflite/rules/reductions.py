@@ -1,0 +1,151 @@
+"""Sums, products and the like over whole axes, and where the largest element is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rules.arithmetic import (
+    is_float,
+    larger,
+    like,
+    signed,
+    smaller,
+)
+from pax_export.export.formats.tflite.rules.comparison import ordered
+from pax_export.export.formats.tflite.rules.functions import exp
+from pax_export.export.formats.tflite.tensors import constant, tf, wrapped
+
+
+@rule("reduce_sum", parts=True)
+def reduce_sum(op: Operation, x: Any, **_: Any) -> Any:
+    axes = [int(axis) for axis in op.params["axes"]]
+    return wrapped(tf.reduce_sum(x, axes), op.dtype) if axes else x
+
+
+@rule("reduce_prod")
+def reduce_prod(op: Operation, x: Any) -> Any:
+    axes = [int(axis) for axis in op.params["axes"]]
+    return wrapped(tf.reduce_prod(x, axes), op.dtype) if axes else x
+
+
+@rule("reduce_max")
+def reduce_max(op: Operation, x: Any) -> Any:
+    return _largest(op, x, tf.reduce_max, tf.reduce_any)
+
+
+@rule("reduce_min")
+def reduce_min(op: Operation, x: Any) -> Any:
+    return _largest(op, x, tf.reduce_min, tf.reduce_all)
+
+
+def _largest(op: Operation, x: Any, function: Callable, of_truth: Callable) -> Any:
+    axes = [int(axis) for axis in op.params["axes"]]
+    if not axes:
+        return x
+    if op.dtype == "bool":
+        return of_truth(x, axes)
+    if op.dtype == "uint32":
+        return signed(function(signed(x), axes))
+    found = function(x, axes)
+    if not is_float(op):
+        return found
+    # Which NaN wins is left to chance in TFLite.
+    return tf.where(tf.reduce_any(tf.not_equal(x, x), axes), like(x, np.nan), found)
+
+
+@rule("reduce_or")
+def reduce_or(op: Operation, x: Any) -> Any:
+    return _of_truth(op, x, tf.reduce_any)
+
+
+@rule("reduce_and")
+def reduce_and(op: Operation, x: Any) -> Any:
+    return _of_truth(op, x, tf.reduce_all)
+
+
+@rule("reduce_xor")
+def reduce_xor(op: Operation, x: Any) -> Any:
+    def odd(x: Any, axes: Any) -> Any:
+        count = tf.reduce_sum(tf.cast(x, tf.int32), axes)
+        return tf.equal(tf.math.floormod(count, 2), 1)
+
+    return _of_truth(op, x, odd)
+
+
+def _of_truth(op: Operation, x: Any, function: Callable) -> Any:
+    if op.dtype != "bool":
+        raise NotInTfliteError("it combines truth values only, and no bits of numbers.")
+    axes = [int(axis) for axis in op.params["axes"]]
+    return function(x, axes) if axes else x
+
+
+@rule("argmax")
+def argmax(op: Operation, x: Any) -> Any:
+    return _place(op, ordered(x, op.dtype))
+
+
+@rule("argmin")
+def argmin(op: Operation, x: Any) -> Any:
+    keys = -1 - ordered(x, op.dtype)
+    if is_float(op):  # NaN is found first here, too
+        keys = tf.where(tf.not_equal(x, x), like(keys, 2**31 - 1), keys)
+    return _place(op, keys)
+
+
+def _place(op: Operation, keys: Any) -> Any:
+    (axis,) = op.params["axes"]
+    found = tf.argmax(keys, int(axis), output_type=tf.int32)
+    return tf.cast(found, tf.int64) if np.dtype(op.params["index_dtype"]).name == "int64" else found
+
+
+@rule("reduce")
+def reduce(op: Operation, *values: Any) -> list[Any]:
+    """By a function of the user, in halves: log2 of so many calls."""
+    count = len(values) // 2
+    axes, program = op.params["dimensions"], op.params["jaxpr"]
+    raise NotInTfliteError(
+        f"a reduction of {count} arrays over {axes} by {program.eqns[0].primitive}."
+    )
+
+
+def combination(name: str) -> Callable[[Operation, Any, Any], Any]:
+    """A function of two tensors, by the name that jax's cumulative and windowed operations have."""
+    return {
+        "sum": lambda op, x, y: wrapped(x + y, op.dtype),
+        "prod": lambda op, x, y: wrapped(x * y, op.dtype),
+        "max": larger,
+        "min": smaller,
+        "logsumexp": _log_sum,
+    }[name]
+
+
+def _log_sum(op: Operation, x: Any, y: Any) -> Any:
+    largest = larger(op, x, y)
+    finite = tf.where(tf.less(tf.abs(largest), like(x, np.inf)), largest, like(x, 0))
+    total = finite + tf.math.log(exp(x - finite) + exp(y - finite))
+    return tf.where(tf.equal(largest, like(x, np.inf)), largest, total)
+
+
+def neutral(name: str, dtype: str) -> Any:
+    """What changes nothing in such a combination."""
+    if name in ("sum", "prod"):
+        return constant(0 if name == "sum" else 1, _carried(dtype))
+    if name == "logsumexp":
+        return constant(-np.inf, np.float32)
+    low = name == "max"
+    if dtype in ("float32", "float16", "bfloat16", "complex64"):
+        return constant(-np.inf if low else np.inf, np.float32)
+    if dtype == "bool":
+        return constant(not low, np.bool_)
+    limits = np.iinfo(dtype)
+    return constant(limits.min if low else limits.max, dtype)
+
+
+def _carried(dtype: str) -> Any:
+    if dtype in ("float32", "float16", "bfloat16", "complex64"):
+        return np.float32
+    return np.int64 if dtype == "int64" else np.int32

@@ -1,0 +1,235 @@
+"""TensorFlow tensors that stand for jax's arrays, in dtypes that TFLite computes with.
+
+A tensor is *thin* where a dimension of the array that all its slices share is left at 1; what
+operates on each element alone broadcasts it, and `full` writes it out for all others.  Arrays
+of complex numbers are a `Pair`, since TFLite adds and multiplies none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pax_export._optional import require
+
+
+class _TensorFlow:
+    """TensorFlow, imported when a model is converted."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require("tensorflow", "tflite", "to_tflite"), name)
+
+
+tf: Any = _TensorFlow()
+
+#: What TFLite computes with, for each dtype of jax; halves are computed as float32, unsigned
+#: numbers of 32 bits as the signed ones with these bits.
+CARRIERS = {
+    **dict.fromkeys(("float16", "bfloat16", "float32"), "float32"),
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int32"),
+    "int64": "int64",
+    "bool": "bool",
+    "complex64": "float32",
+}
+NARROW = ("int8", "int16", "uint8", "uint16")
+#: Kernels of TFLite broadcast, cut and pad arrays of so many dimensions, all of them.
+_DIMENSIONS = 4
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Complex numbers by their parts."""
+
+    real: Any
+    imag: Any
+
+
+def is_static(size: Any) -> bool:
+    return isinstance(size, (int, np.integer))
+
+
+def constant(value: Any, dtype: Any = None) -> Any:
+    """An array of jax or numpy as what is computed with."""
+    array = np.asarray(value) if dtype is None else np.asarray(value, dtype)
+    if array.dtype.kind == "c":
+        return Pair(tf.constant(array.real.astype("f")), tf.constant(array.imag.astype("f")))
+    carrier = CARRIERS[array.dtype.name]
+    if array.dtype.name == "uint32":
+        return tf.constant(array.view(np.int32))
+    return tf.constant(array.astype(carrier))
+
+
+def taken(tensor: Any, dtype: str) -> Any:
+    """An input or a weight, as what is computed with."""
+    if dtype == "complex64":
+        return Pair(tf.math.real(tensor), tf.math.imag(tensor))
+    carrier = CARRIERS[dtype]
+    return tensor if dtype == carrier else tf.cast(tensor, carrier)
+
+
+def given(tensor: Any, dtype: str) -> Any:
+    """A result, in its own dtype."""
+    return tensor if dtype == CARRIERS[dtype] else tf.cast(tensor, dtype)
+
+
+def wrapped(tensor: Any, dtype: Any) -> Any:
+    """What is left of numbers in a dtype with fewer bits than what carries it."""
+    name = np.dtype(dtype).name
+    return tf.cast(tf.cast(tensor, name), tf.int32) if name in NARROW else tensor
+
+
+def single(tensor: Any) -> Any:
+    """The number in a tensor of one element that is known now, or None."""
+    shape = tensor.shape
+    if shape.rank is None or any(size != 1 for size in shape):
+        return None
+    found = tf.get_static_value(tensor)
+    return None if found is None else np.ravel(found)[0]
+
+
+class Sizes:
+    """The sizes of a signature's arrays, as numbers or as scalars of the graph."""
+
+    def __init__(self, evaluate: Callable[[Any], Any]):
+        self._evaluate = evaluate
+
+    def of(self, size: Any) -> Any:
+        return int(size) if is_static(size) else self._evaluate(size)
+
+    def vector(self, shape: Sequence[Any]) -> Any:
+        sizes = [self.of(size) for size in shape]
+        if all(map(is_static, sizes)):
+            return np.array(sizes, np.int32)
+        return tf.stack([tf.constant(s, tf.int32) if is_static(s) else s for s in sizes])
+
+
+def reshape(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
+    if tensor.op.type == "Const" and all(map(is_static, shape)):
+        # So that what looks for numbers that are known now finds it.
+        return tf.constant(np.reshape(tf.get_static_value(tensor), [int(s) for s in shape]))
+    unknown = [index for index, size in enumerate(shape) if not is_static(size)]
+    static = [int(size) if is_static(size) else None for size in shape]
+    if tensor.shape.rank == len(static) and tensor.shape.as_list() == static and len(unknown) < 2:
+        return tensor
+    if len(unknown) == 1 and 0 not in static:
+        return tf.reshape(tensor, [-1 if size is None else size for size in static])
+    result = tf.reshape(tensor, sizes.vector(shape))
+    result.set_shape(static)
+    return result
+
+
+def is_thin(tensor: Any, axis: int, size: Any) -> bool:
+    return tensor.shape[axis] == 1 and not (is_static(size) and size == 1)
+
+
+def full(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
+    """A tensor with all its dimensions written out."""
+    if isinstance(tensor, Pair):
+        return Pair(full(tensor.real, shape, sizes), full(tensor.imag, shape, sizes))
+    if tensor.shape.rank != len(shape):
+        tensor = tf.reshape(tensor, [1] * (len(shape) - tensor.shape.rank) + _sizes(tensor))
+    if not any(is_thin(tensor, axis, size) for axis, size in enumerate(shape)):
+        return tensor
+    result = tf.broadcast_to(tensor, sizes.vector(shape))
+    result.set_shape([int(size) if is_static(size) else None for size in shape])
+    return result
+
+
+def _sizes(tensor: Any) -> list[Any]:
+    found = tensor.shape.as_list()
+    if sum(size is None for size in found) <= 1 and 0 not in found:
+        return [-1 if size is None else size for size in found]
+    whole = tf.shape(tensor)
+    return [whole[axis] if size is None else size for axis, size in enumerate(found)]
+
+
+def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:
+    """A function of the elements of tensors that differ in thin dimensions.
+
+    Kernels broadcast few dimensions, so neighbours that are thin in the same tensors are one.
+    """
+    rank = max(tensor.shape.rank for tensor in tensors)
+    several = [tensor for tensor in tensors if tensor.shape.rank]
+    if rank <= _DIMENSIONS or len({_thin(tensor) for tensor in several}) <= 1:
+        return function(*tensors)
+    patterns = list(zip(*(_thin(tensor) for tensor in several)))
+    groups = [[0]]
+    for axis in range(1, rank):
+        if patterns[axis] == patterns[axis - 1]:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    joined = [_join(tensor, groups) if tensor.shape.rank else tensor for tensor in tensors]
+    result = function(*joined)
+    pieces = []
+    for axis in range(rank):
+        widest = next((t for t in several if t.shape[axis] != 1), several[0])
+        size = widest.shape[axis]
+        pieces.append(tf.shape(widest)[axis] if size is None else size)
+    return _shaped(result, pieces)
+
+
+def _thin(tensor: Any) -> tuple[bool, ...]:
+    return tuple(size == 1 for size in tensor.shape)
+
+
+def _join(tensor: Any, groups: Sequence[Sequence[int]]) -> Any:
+    whole, sizes = None, []
+    for group in groups:
+        found = [tensor.shape[axis] for axis in group]
+        if None not in found:
+            sizes.append(int(np.prod(found)))
+            continue
+        whole = tf.shape(tensor) if whole is None else whole
+        sizes.append(tf.reduce_prod(whole[group[0] : group[-1] + 1]))
+    return _shaped(tensor, sizes)
+
+
+def _shaped(tensor: Any, sizes: Sequence[Any]) -> Any:
+    static = [int(size) if is_static(size) else None for size in sizes]
+    unknown = static.count(None)
+    if not unknown or (unknown == 1 and 0 not in static):
+        return tf.reshape(tensor, [-1 if size is None else size for size in static])
+    result = tf.reshape(tensor, tf.stack(list(sizes)))
+    result.set_shape(static)
+    return result
+
+
+def joined(
+    tensor: Any, touched: Sequence[int], most: int, function: Callable[[Any, list[int]], Any]
+) -> Any:
+    """A function of a tensor and some of its axes, for kernels of so many dimensions at most.
+
+    Neighbours that are not `touched` are one dimension meanwhile.
+    """
+    rank = tensor.shape.rank
+    if rank <= most:
+        return function(tensor, list(touched))
+    groups: list[list[int]] = []
+    for axis in range(rank):
+        if groups and axis not in touched and groups[-1][-1] not in touched:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    places = [next(i for i, group in enumerate(groups) if axis in group) for axis in touched]
+    result = function(_join(tensor, groups), places)
+    sizes: list[Any] = []
+    for index, group in enumerate(groups):
+        if group[0] in touched:
+            size = result.shape[index]
+            sizes.append(tf.shape(result)[index] if size is None else size)
+        else:
+            sizes.extend(
+                tf.shape(tensor)[axis] if tensor.shape[axis] is None else tensor.shape[axis]
+                for axis in group
+            )
+    return _shaped(result, sizes)
+
+
+def transpose(tensor: Any, permutation: Sequence[int]) -> Any:
+    if list(permutation) == list(range(len(permutation))):
+        return tensor
+    return tf.transpose(tensor, list(permutation))
