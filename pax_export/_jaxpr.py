@@ -75,6 +75,14 @@ def jaxpr_primitives(program: Any) -> set[str]:
     }
 
 
+def jaxpr_parameters(program: Any, primitives: Iterable[str]) -> Iterator[Any]:
+    """What the operations of these names are told, wherever they stand in a program."""
+    names = set(primitives)
+    for equation, _ in _equations(program) if names else ():
+        if equation.primitive.name in names:
+            yield from equation.params.values()
+
+
 def bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
     """The results of one operation, as the program has it."""
     parameters = equation.primitive.get_bind_params(equation.params)
@@ -174,7 +182,7 @@ def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
     """Where a program has an operation: ``file.py:line (Layer.__call__)``."""
     for equation, _ in _equations(program):
         if equation.primitive.name == primitive:
-            yield _source(equation).rsplit("/", 1)[-1]
+            yield equation_place(equation)
 
 
 def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
@@ -184,6 +192,11 @@ def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
             # What jax jits by itself has no line of the user's; the call of it has.
             places = (_source(each).split(" ")[0] for each in (equation, *reversed(callers)))
             yield next(filter(None, places), "").rsplit("/", 1)[-1]
+
+
+def equation_place(equation: Any) -> str:
+    """Where an operation stands: ``file.py:line (Layer.__call__)``; empty for one of jax's own."""
+    return _source(equation).rsplit("/", 1)[-1]
 
 
 def _source(equation: Any) -> str:

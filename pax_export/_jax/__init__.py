@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import call_with_constants as call_with_constants
     from pax_export._jax._programs import needed_part as needed_part
     from pax_export._jax._programs import read_arguments as read_arguments
+    from pax_export._jax._raised import equations_of as equations_of
+    from pax_export._jax._symbolic import symbolic_rules as symbolic_rules
 
 # Every program imports this room, and only exporters and many processes need more of it.
 _HOMES = {
@@ -29,6 +31,8 @@ _HOMES = {
     "_platforms": "allow_symbolic_padding call_here neutral_platform",
     "_processes": "devices_are_known join_processes",
     "_programs": "call_part call_with_constants needed_part read_arguments",
+    "_raised": "equations_of",
+    "_symbolic": "symbolic_rules",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

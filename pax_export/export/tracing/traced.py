@@ -15,8 +15,18 @@ from typing import Any
 import jax
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import call_with_constants, read_arguments, symbolic_convolutions
-from pax_export._jaxpr import jaxpr_constants, jaxpr_places, jaxpr_primitives
+from pax_export._jax import (
+    call_with_constants,
+    read_arguments,
+    symbolic_convolutions,
+    symbolic_rules,
+)
+from pax_export._jaxpr import (
+    jaxpr_constants,
+    jaxpr_parameters,
+    jaxpr_places,
+    jaxpr_primitives,
+)
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
 
@@ -74,7 +84,8 @@ def trace(
 ) -> Traced:
     """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
     jitted = lowerable = jax.jit(function)
-    traced = jitted.trace(list(structs))
+    with symbolic_rules():
+        traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
     shorter = outline(traced.jaxpr) if outlined else None
@@ -96,6 +107,16 @@ def _is_large(value: Any) -> bool:
 def _refuse_callbacks(program: Any) -> None:
     outside = ("debug_print", "infeed", "outfeed")
     found = sorted(p for p in jaxpr_primitives(program) if "callback" in p or p in outside)
+    checks = [each for each in jaxpr_parameters(program, found) if _is_of_equinox(each)]
+    if checks:
+        raise UnsupportedOperationError(
+            "The model checks its numbers while it runs, with equinox.error_if, as diffrax, "
+            "lineax and optimistix do; that calls back into Python, which an export cannot.",
+            where=places(program, found),
+            got=", ".join(found),
+            write="EQX_ON_ERROR=off, or =nan, in the environment of Python before equinox is "
+            "imported; throw=False where diffrax, lineax or optimistix are called",
+        )
     if found:
         raise UnsupportedOperationError(
             f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
@@ -103,6 +124,14 @@ def _refuse_callbacks(program: Any) -> None:
             write="the same in operations of jax, or leave jax.debug.print, "
             "jax.pure_callback and the like out in eval mode",
         )
+
+
+def _is_of_equinox(parameter: Any) -> bool:
+    """Whether a parameter of a callback is, or holds, a function of equinox."""
+    names = (*getattr(parameter, "__dict__", ()), *getattr(type(parameter), "__slots__", ()))
+    held = (parameter, *(getattr(parameter, name, None) for name in names))
+    modules = (getattr(each, "__module__", None) for each in held)
+    return any(str(module).split(".")[0] == "equinox" for module in modules)
 
 
 def places(program: Any, primitives: Iterable[str]) -> str:
@@ -124,7 +153,7 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
         given, incoming = values[: len(operands)], values[len(operands) :]
         return pull_back(traced.with_constants, wrt, of)(given, incoming)
 
-    with symbolic_convolutions():
+    with symbolic_convolutions(), symbolic_rules():
         # The gradients of a function that is called often are called as often.
         return trace(run, [*operands, *cotangents], outlined=False)
 

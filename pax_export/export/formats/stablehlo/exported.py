@@ -10,10 +10,11 @@ from typing import Any
 import jax
 from jax import export as jax_export
 
-from pax_export._errors import UnsupportedOperationError
+from pax_export._errors import PaxError, UnsupportedOperationError
 from pax_export._jax import neutral_platform
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import XLA_EXPANDS, Portable, portable
+from pax_export.export.lowering.refusals import named_refusals
 
 Exported = jax_export.Exported
 Structs = Mapping[str, jax.ShapeDtypeStruct]
@@ -39,7 +40,10 @@ def make(
         jax.jit(function), platforms=tuple(platforms), disabled_checks=tuple(disabled_checks)
     )
     try:
-        return export(dict(weights), dict(inputs))
+        with named_refusals():
+            return export(dict(weights), dict(inputs))
+    except PaxError:
+        raise
     except (ValueError, NotImplementedError) as error:
         if isinstance(error, NotImplementedError) or "custom calls" in str(error):
             raise UnsupportedOperationError(
