@@ -75,6 +75,14 @@ def jaxpr_primitives(program: Any) -> set[str]:
     }
 
 
+def jaxpr_parameters(program: Any, primitives: Iterable[str]) -> Iterator[Any]:
+    """What the operations of these names are told, wherever they stand in a program."""
+    names = set(primitives)
+    for equation, _ in _equations(program) if names else ():
+        if equation.primitive.name in names:
+            yield from equation.params.values()
+
+
 def bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
     """The results of one operation, as the program has it."""
     parameters = equation.primitive.get_bind_params(equation.params)
@@ -174,7 +182,7 @@ def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
     """Where a program has an operation: ``file.py:line (Layer.__call__)``."""
     for equation, _ in _equations(program):
         if equation.primitive.name == primitive:
-            yield line_of(equation).rsplit("/", 1)[-1]
+            yield equation_place(equation)
 
 
 def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
@@ -197,6 +205,11 @@ def source_of(equations: Sequence[Any]) -> str:
     names = [str(each.source_info.name_stack) for each in equations]
     scope = "/".join(filter(None, names))
     return f"{scope}: {line}" if scope else line
+
+
+def equation_place(equation: Any) -> str:
+    """Where an operation stands: ``file.py:line (Layer.__call__)``; empty for one of jax's own."""
+    return line_of(equation).rsplit("/", 1)[-1]
 
 
 def line_of(equation: Any) -> str:

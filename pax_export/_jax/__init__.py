@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import needed_part as needed_part
     from pax_export._jax._programs import read_arguments as read_arguments
     from pax_export._jax._programs import scan_operands as scan_operands
+    from pax_export._jax._raised import equations_of as equations_of
+    from pax_export._jax._symbolic import symbolic_rules as symbolic_rules
 
 # Every program imports this room, and only exporters and many processes need more of it.
 _HOMES = {
@@ -33,6 +35,8 @@ _HOMES = {
     "_processes": "devices_are_known join_processes",
     "_derivatives": "symbolic_derivatives",
     "_programs": "call_part call_with_constants expanded needed_part read_arguments scan_operands",
+    "_raised": "equations_of",
+    "_symbolic": "symbolic_rules",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -1,10 +1,10 @@
-"""Gradients of convolutions whose strides meet symbolic sizes."""
+"""Convolutions whose strides, or kernels, meet symbolic sizes."""
 
 from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,3 +54,24 @@ def _convolve(
         lhs = jax.lax.pad(lhs, jax.numpy.zeros((), lhs.dtype), widths)
         options["lhs_dilation"], padding = None, [(0, 0)] * len(spatial)
     return _first(lhs, rhs, window_strides, padding, *dilations, **options)
+
+
+def batched_convolution(first: Callable) -> Callable:
+    """A rule to batch convolutions: jax's `first`, or a loop where it cannot.
+
+    With a kernel for each example, jax makes the examples groups of one convolution, and their
+    number has to be known; so they are convolved one after the other here.
+    """
+    from jax import export as jax_export
+
+    convolution = jax.lax.conv_general_dilated_p
+
+    def rule(
+        axis: Any, operands: Sequence[Any], places: Sequence[int | None], **parameters: Any
+    ) -> tuple[Any, int | None]:
+        if None in places or not jax_export.is_symbolic_dim(operands[0].shape[places[0]]):
+            return first(axis, operands, places, **parameters)
+        pairs = tuple(jax.numpy.moveaxis(each, at, 0) for each, at in zip(operands, places))
+        return jax.lax.map(lambda pair: convolution.bind(*pair, **parameters), pairs), 0
+
+    return rule

@@ -30,6 +30,16 @@ def _rules() -> tuple[Any, Any] | None:
     return None if None in found else found
 
 
+def lowering_rules() -> list[Any]:
+    """The tables of rules that an export goes by: for all platforms, and for each that has some."""
+    rules = _rules()
+    if rules is None:
+        _say_less()
+        return []
+    general, specific = rules
+    return [general, *(specific[name] for name in ("cpu", "cuda", "rocm", "tpu"))]
+
+
 def _say_less() -> None:
     for name in (_GENERAL, _SPECIFIC):
         if private(name) is None:

@@ -22,12 +22,12 @@ PRIVATE: dict[str, str] = {
         "exports keep what loops, branches and nested functions compute and nobody reads"
     ),
     "jax.interpreters.mlir._lowerings": (
-        "eigh and approx_max_k are not exported, nor the gradient of a max pool with padding "
-        "that is symbolic for TPUs"
+        "eigh and approx_max_k are not exported, nor Fourier transforms along symbolic sizes, "
+        "nor the gradient of a max pool with padding that is symbolic for TPUs"
     ),
     "jax.interpreters.mlir._platform_specific_lowerings": (
-        "eigh and approx_max_k are not exported, nor the gradient of a max pool with padding "
-        "that is symbolic for TPUs"
+        "eigh and approx_max_k are not exported, nor Fourier transforms along symbolic sizes, "
+        "nor the gradient of a max pool with padding that is symbolic for TPUs"
     ),
     "jax._src.xla_bridge.backends_are_initialized": (
         "that jax had its devices before pax.sharding.processes is found only when all "

@@ -229,6 +229,23 @@ def test_callbacks_are_refused_with_their_line(function):
     assert caught.value.where.startswith("test_lowering.py:")
 
 
+def test_checks_of_equinox_are_refused_with_the_way_to_leave_them_out():
+    def raises(x):
+        return x
+
+    raises.__module__ = "equinox._errors"  # as the function of its error_if is
+
+    def model(x):
+        return jax.lax.cond(x.sum() > 1, lambda: jax.pure_callback(raises, x, x), lambda: x)
+
+    with pytest.raises(UnsupportedOperationError) as caught:
+        trace(lambda v: [model(v[0])], (jax.ShapeDtypeStruct((3,), jnp.float32),))
+    assert "equinox.error_if, as diffrax, lineax and optimistix do" in caught.value.what
+    assert caught.value.where.startswith("test_lowering.py:")
+    assert caught.value.got == "pure_callback"
+    assert caught.value.write.startswith("EQX_ON_ERROR=off")
+
+
 def test_only_what_results_read_counts():
     traced = trace(lambda v: [v[0] @ v[1], v[2] + 1], [X, jax.typeof(random(64, 2)), X])
     assert traced.read(1) == {0, 1}

@@ -6,13 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from pax_export._errors import UnsupportedOperationError
+from pax_export.export import load, retarget, spec, to_saved_model
+from pax_export.export.artifact import inspect
 from pax_export.export.lowering.lower import lower_traced, portable
+from pax_export.export.retargeting.retarget import _operations
 from pax_export.export.tracing.traced import trace
+from tests.closeness import assert_close
+from tests.consumers.foreign import save
+from tests.export.models import random
 
 MESH = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 ON_Y = NamedSharding(MESH, PartitionSpec(None, "y"))
@@ -54,8 +61,8 @@ def test_shardings_of_arguments_are_left_out():
 
 
 def test_what_each_device_computes_is_refused():
-    spec = PartitionSpec("x")
-    by_hand = jax.shard_map(lambda x: 2 * x, mesh=MESH, in_specs=spec, out_specs=spec)
+    part = PartitionSpec("x")
+    by_hand = jax.shard_map(lambda x: 2 * x, mesh=MESH, in_specs=part, out_specs=part)
     with pytest.raises(UnsupportedOperationError) as caught:
         lowered(by_hand, 8)
     assert caught.value.what == (
@@ -63,3 +70,88 @@ def test_what_each_device_computes_is_refused():
     )
     assert caught.value.got == "jax.shard_map"
     assert "to_stablehlo" in caught.value.write
+
+
+ALONE = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
+
+
+def talking(params, rows):
+    """Everything that devices say to each other, where there is one of them."""
+
+    def part(rows):
+        hidden = jnp.tanh(rows @ params["w"])
+        parts = [
+            jax.lax.psum(hidden, "x"),
+            jax.lax.all_gather(hidden, "x", tiled=True),
+            jax.lax.ppermute(hidden, "x", [(0, 0)]),
+            jax.lax.psum_scatter(hidden, "x", tiled=True),
+            jax.lax.all_to_all(hidden, "x", 0, 0, tiled=True),
+        ]
+        return sum(parts) - jax.lax.pmean(hidden.mean(0), "x") + jax.lax.axis_index("x")
+
+    rows_of = PartitionSpec("x")
+    return jax.shard_map(part, mesh=ALONE, in_specs=rows_of, out_specs=rows_of)(rows)
+
+
+def test_one_device_that_talks_to_itself_is_served_with_gradients(tmp_path):
+    params = {"w": random(3, 4)}
+    report = to_saved_model((params, talking), tmp_path / "m", spec("batch, 3"), trainable=True)
+    assert report.oldest_tensorflow == "2.15"
+    rows = random(5, 3)
+    hidden = np.tanh(rows @ params["w"])
+    assert_close(load(tmp_path / "m")(rows), 5 * hidden - hidden.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_devices_among_several_are_still_refused():
+    with pytest.raises(UnsupportedOperationError) as caught:
+        portable(_two_devices(), single=True)
+    assert caught.value.got == "jax.shard_map"
+
+
+def _two_devices():
+    mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    summed = jax.shard_map(
+        lambda x: jax.lax.psum(x, "x"),
+        mesh=mesh,
+        in_specs=PartitionSpec("x"),
+        out_specs=PartitionSpec(),
+    )
+    struct = jax.ShapeDtypeStruct((4,), np.float32)
+    return jax.export.export(jax.jit(summed), platforms=("cpu",))(struct).mlir_module_serialized
+
+
+def everywhere(params, x):
+    """Places that are named under vmap, in a loop, and differentiated."""
+    here = NamedSharding(ALONE, PartitionSpec("x"))
+
+    def step(x, _):
+        row = jax.vmap(lambda row: jax.lax.with_sharding_constraint(row @ params["w"], here))
+        return jax.lax.with_sharding_constraint(jnp.tanh(row(x)), here), None
+
+    return jax.grad(lambda x: jax.lax.scan(step, x, None, length=2)[0].sum())(x)
+
+
+def test_the_savedmodel_of_jax2tf_with_places_is_mended(tmp_path):
+    params = {"w": random(3, 3)}
+    save(tmp_path / "old", lambda params, x: {"y": everywhere(params, x)}, params, "(b, 3)")
+    report = retarget(tmp_path / "old", out=tmp_path / "new")
+    assert report.oldest_tensorflow == "2.15" and report.calling_convention[1] == 8
+    serve = tf.saved_model.load(str(tmp_path / "new")).signatures["serving_default"]
+    x = random(4, 3)
+    assert_close(serve(x=tf.constant(x))["y"], everywhere(params, x), rtol=1e-5, atol=1e-6)
+
+
+def test_the_savedmodel_of_several_devices_is_refused_in_words_of_its_own(tmp_path):
+    saved = _saved_for_two_devices(tmp_path)
+    with pytest.raises(UnsupportedOperationError) as caught:
+        retarget(saved, out=tmp_path / "new")
+    assert caught.value.got == "jax.shard_map" and "to_stablehlo" in caught.value.write
+
+
+def _saved_for_two_devices(folder):
+    save(folder / "old", lambda params, x: {"y": x @ params["w"]}, {"w": random(3, 3)}, "(b, 3)")
+    model = inspect.read_saved_model(folder / "old", "test")
+    for _, node in _operations(model):
+        node.attr["module"].s = _two_devices()
+    (folder / "old" / inspect.GRAPH_FILE).write_bytes(model.SerializeToString())
+    return folder / "old"

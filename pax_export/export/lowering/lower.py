@@ -23,10 +23,13 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import allow_symbolic_padding, call_here, neutral_platform
+from pax_export._jax import allow_symbolic_padding, neutral_platform, symbolic_rules
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
+from pax_export.export.lowering.eigenvalues import ask_alike, says_eigh
 from pax_export.export.lowering.empty_batches import let_be_empty, may_be_empty
+from pax_export.export.lowering.products import forget_algorithm
+from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.shardings import drop_shardings, says_shardings
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.spec import Inputs
@@ -59,15 +62,6 @@ class Lowered:
     platforms: tuple[str, ...]
     neutral: bool = False  # lowered with rules that hold on every platform
     calling_convention: int = CALLING_CONVENTION
-    exported: Any = None  # of jax, where it is neutral
-
-    def run(self, operands: Sequence[Any]) -> list[Any]:
-        """Runs in jax what was lowered, with the rules that it was lowered with.
-
-        jax by itself calls LAPACK, which may choose other signs of eigenvectors,
-        and rounds in another way; so this is for modules that are `neutral`.
-        """
-        return call_here(self.exported, [*operands, *self.constants])
 
 
 def lower_traced(
@@ -85,14 +79,15 @@ def lower_traced(
     if traced.constants or (count is not None and count < len(traced.results)):
         operands += tuple(map(dtypes.struct_of, traced.constants))
         function = jax.jit(lambda values: traced.with_constants(values, count, False))
-    try:
-        exported = _export(function, operands, platforms)
-        module, neutral = _portable(exported, names=names), False
-    except (NotImplementedError, UnsupportedOperationError) as error:
-        # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
-        # no consumer has.  A machine that nobody knows gets rules for all.
-        exported = _export_neutral(traced, function, operands, error)
-        module, neutral = _portable(exported, XLA_EXPANDS, names), True
+    with symbolic_rules(), named_refusals():
+        try:
+            exported = _export(function, operands, platforms)
+            module, neutral = _portable(exported, names=names), False
+        except (NotImplementedError, UnsupportedOperationError) as error:
+            # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
+            # no consumer has.  A machine that nobody knows gets rules for all.
+            exported = _export_neutral(traced, function, operands, error)
+            module, neutral = _portable(exported, XLA_EXPANDS, names), True
     return Lowered(
         module,
         tuple(exported.module_kept_var_idx),
@@ -100,7 +95,6 @@ def lower_traced(
         traced.results[:count],
         tuple(platforms),
         neutral,
-        exported=exported if neutral else None,
     )
 
 
@@ -230,6 +224,8 @@ def portable(
         module = _parse(context, serialized)
         if single and says_shardings(serialized):
             drop_shardings(module, list(_operations(module.operation)))
+        if says_eigh(serialized):
+            ask_alike(list(_operations(module.operation)))
         if empty:
             let_be_empty(list(_operations(module.operation)), empty)
         if allowed is not None:
@@ -239,13 +235,21 @@ def portable(
             each.operation.name == "stablehlo.composite" for each in _operations(module.operation)
         )
         hints = sum(map(_drop_accuracy, _operations(module.operation)))
+        named = sum(
+            forget_algorithm(each.operation) for each in list(_operations(module.operation))
+        )
         passmanager.PassManager.parse(_PIPELINE).run(module.operation)
         batched = sum(
             _rewrite_batched(each.operation) for each in list(_operations(module.operation))
         )
         if changes is not None:
             changes.update(
-                {"composites": composites, "batched indexing": batched, "accuracy hints": hints}
+                {
+                    "composites": composites,
+                    "batched indexing": batched,
+                    "accuracy hints": hints,
+                    "named algorithms": named,
+                }
             )
         return _write_oldest(module, context)
 

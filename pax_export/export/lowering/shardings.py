@@ -1,11 +1,18 @@
-"""A program for several devices as one for a single device, which is what serves it."""
+"""A program for several devices as one for a single device, which is what serves it.
+
+What only asks for a place is dropped.  What devices send each other is nothing where each of
+them is alone, as it is in a mesh of one device; with more of them it is refused.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 
 from pax_export._errors import UnsupportedOperationError
 
@@ -13,11 +20,27 @@ from pax_export._errors import UnsupportedOperationError
 _HINTS = ("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
 _GROUPS = ("sdy.sharding_group", "sdy.mesh")
 _ATTRIBUTES = ("sdy.sharding", "mhlo.sharding")
+#: How older programs ask for a place, and go to one device's part and back.
+_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+_BY_HAND, _END_BY_HAND = "sdy.manual_computation", "sdy.return"
+#: What a device gets of the others; of itself alone, it is what it has.
+_COLLECTIVES = tuple(
+    f"stablehlo.{name}"
+    for name in (
+        *("all_reduce", "all_gather", "all_to_all", "reduce_scatter"),
+        *("collective_permute", "collective_broadcast"),
+    )
+)
+_NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
+_SIGNS = (
+    *(b"sdy", b"harding", b"replica_groups", b"source_target_pairs"),
+    *(b"partition_id", b"replica_id"),
+)
 
 
 def says_shardings(serialized: bytes) -> bool:
-    """Whether a serialised module may speak of shardings."""
-    return b"sdy" in serialized or b"Sharding" in serialized
+    """Whether a serialised module may speak of devices."""
+    return any(sign in serialized for sign in _SIGNS)
 
 
 def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
@@ -26,23 +49,26 @@ def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
     Raises:
         UnsupportedOperationError: it computes another thing on each device.
     """
+    sizes = _axes(operations)
     last = []
     for each in operations:
         operation = each.operation
         if operation.name in _HINTS or _is_hint(operation):
             operation.results[0].replace_all_uses_with(operation.operands[0])
             operation.erase()
+        elif operation.name == _BY_HAND and _is_alone(operation, sizes):
+            _open(operation)
+            last.append(operation)
         elif operation.name in _GROUPS:
             last.append(operation)  # when nobody names them any more
-        elif operation.name.startswith("sdy."):
-            raise UnsupportedOperationError(
-                "The model says what each device computes, and an export for one device cannot.",
-                got="jax.shard_map"
-                if operation.name in ("sdy.manual_computation", "sdy.return")
-                else operation.name,
-                write="a model without shard_map (with_sharding_constraint is fine), or "
-                "to_stablehlo, which keeps the devices",
-            )
+        elif operation.name in _COLLECTIVES:
+            _let_alone(operation)
+            last.append(operation)
+        elif operation.name in _NUMBERS:
+            operation.results[0].replace_all_uses_with(_zero(operation))
+            last.append(operation)
+        elif operation.name.startswith("sdy.") and operation.name != _END_BY_HAND:
+            _refuse("jax.shard_map" if operation.name == _BY_HAND else operation.name)
         else:
             _drop_attributes(operation)
     for operation in last:
@@ -53,11 +79,78 @@ def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
         module.operation.attributes[count] = ir.IntegerAttr.get(kind, 1)
 
 
+def _refuse(what: str) -> None:
+    raise UnsupportedOperationError(
+        "The model says what each device computes, and an export for one device cannot.",
+        got=what,
+        write="a model without shard_map, or with a mesh of one device (with_sharding_constraint "
+        "is fine); or to_stablehlo, which keeps the devices",
+    )
+
+
 def _is_hint(operation: Any) -> bool:
-    """Whether this is how older programs ask for a place."""
+    """Whether this is how older programs ask for a place, or take a part that is the whole."""
     if operation.name != "stablehlo.custom_call":
         return False
-    return ir.StringAttr(operation.attributes["call_target_name"]).value == "Sharding"
+    name = ir.StringAttr(operation.attributes["call_target_name"]).value
+    return name in _CALLS and operation.operands[0].type == operation.results[0].type
+
+
+# --- one device among none ----------------------------------------------------
+
+
+def _axes(operations: Sequence[Any]) -> dict[str, int]:
+    """The sizes of the axes of all meshes; the largest, where they share a name."""
+    sizes: dict[str, int] = {}
+    for each in operations:
+        if each.operation.name == "sdy.mesh":
+            for name, size in re.findall(r'"([^"]*)"=(\d+)', str(each.operation)):
+                sizes[name] = max(int(size), sizes.get(name, 1))
+    return sizes
+
+
+def _is_alone(operation: Any, sizes: dict[str, int]) -> bool:
+    """Whether a part that is written for each device is there for one only."""
+    named = re.findall(r'"([^"]*)"', str(operation.attributes["manual_axes"]))
+    return math.prod(sizes.get(name, 0) for name in named) == 1
+
+
+def _open(operation: Any) -> None:
+    """Puts what is inside of such a part where the part stands."""
+    block = operation.regions[0].blocks[0]
+    for argument, operand in zip(block.arguments, operation.operands):
+        argument.replace_all_uses_with(operand)
+    *inside, end = list(block.operations)
+    for each in inside:
+        each.operation.move_before(operation)
+    for result, value in zip(operation.results, end.operation.operands):
+        result.replace_all_uses_with(value)
+
+
+def _let_alone(operation: Any) -> None:
+    """A device that exchanges with itself has what it gives."""
+    values = list(zip(operation.operands, operation.results))
+    if any(operand.type != result.type for operand, result in values) or not _by_itself(operation):
+        _refuse(operation.name.removeprefix("stablehlo."))
+    for operand, result in values:
+        result.replace_all_uses_with(operand)
+
+
+def _by_itself(operation: Any) -> bool:
+    if "source_target_pairs" in operation.attributes:
+        pairs = ir.DenseIntElementsAttr(operation.attributes["source_target_pairs"])
+        shape, numbers = list(ir.RankedTensorType(pairs.type).shape), list(pairs)
+        return shape[0] > 0 and numbers[::2] == numbers[1::2]
+    groups = ir.DenseIntElementsAttr(operation.attributes["replica_groups"])
+    return list(ir.RankedTensorType(groups.type).shape)[1] == 1
+
+
+def _zero(operation: Any) -> Any:
+    """The number of the only device."""
+    kind = operation.results[0].type
+    with operation.context, ir.Location.unknown(), ir.InsertionPoint(operation):
+        element = ir.IntegerAttr.get(ir.RankedTensorType(kind).element_type, 0)
+        return stablehlo.ConstantOp(ir.DenseElementsAttr.get([element], kind)).result
 
 
 def _drop_attributes(operation: Any) -> None:

@@ -294,14 +294,17 @@ def _mend(function: str, node: Any) -> Module:
     allowed = XLA_EXPANDS | (_CALLS_OF_TENSORFLOW if calls_tensorflow else frozenset())
     changes: Counter[str] = Counter()
     try:
-        new = portable(old, allowed, changes=changes)
+        new = portable(old, allowed, changes=changes, single=True)
     except UnsupportedOperationError as error:
         raise UnsupportedOperationError(
             error.what,
             where=", ".join(filter(None, (function, error.where))),
             got=error.got,
+            # Only calls of libraries have a place.
             write="pax_export.export.to_saved_model, which writes linear algebra without LAPACK, "
-            "on the model itself",
+            "on the model itself"
+            if error.where
+            else error.write,
         ) from error
     node.attr["module"].s = new.module
     needed = convention

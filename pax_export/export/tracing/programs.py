@@ -21,6 +21,7 @@ from pax_export._errors import (
     SymbolicDimensionError,
     TracedValueError,
 )
+from pax_export._jax import symbolic_rules
 from pax_export._jaxpr import jaxpr_constants
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
@@ -258,7 +259,8 @@ def _fails(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic:
         name: 4 + 2 * index for index, name in enumerate(inputs.dimensions) if name not in symbolic
     }
     try:
-        jax.eval_shape(function, [_with_numbers(struct, numbers) for struct in structs])
+        with symbolic_rules():
+            jax.eval_shape(function, [_with_numbers(struct, numbers) for struct in structs])
     except Exception:
         return True
     return False

@@ -20,8 +20,14 @@ from pax_export._jax import (
     read_arguments,
     symbolic_convolutions,
     symbolic_derivatives,
+    symbolic_rules,
 )
-from pax_export._jaxpr import jaxpr_constants, jaxpr_places, jaxpr_primitives
+from pax_export._jaxpr import (
+    jaxpr_constants,
+    jaxpr_parameters,
+    jaxpr_places,
+    jaxpr_primitives,
+)
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
 
@@ -79,7 +85,7 @@ def trace(
 ) -> Traced:
     """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
     jitted = lowerable = jax.jit(function)
-    with symbolic_convolutions(), symbolic_derivatives():
+    with symbolic_convolutions(), symbolic_derivatives(), symbolic_rules():
         traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
@@ -102,6 +108,16 @@ def _is_large(value: Any) -> bool:
 def _refuse_callbacks(program: Any) -> None:
     outside = ("debug_print", "infeed", "outfeed")
     found = sorted(p for p in jaxpr_primitives(program) if "callback" in p or p in outside)
+    checks = [each for each in jaxpr_parameters(program, found) if _is_of_equinox(each)]
+    if checks:
+        raise UnsupportedOperationError(
+            "The model checks its numbers while it runs, with equinox.error_if, as diffrax, "
+            "lineax and optimistix do; that calls back into Python, which an export cannot.",
+            where=places(program, found),
+            got=", ".join(found),
+            write="EQX_ON_ERROR=off, or =nan, in the environment of Python before equinox is "
+            "imported; throw=False where diffrax, lineax or optimistix are called",
+        )
     if found:
         raise UnsupportedOperationError(
             f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
@@ -109,6 +125,14 @@ def _refuse_callbacks(program: Any) -> None:
             write="the same in operations of jax, or leave jax.debug.print, "
             "jax.pure_callback and the like out in eval mode",
         )
+
+
+def _is_of_equinox(parameter: Any) -> bool:
+    """Whether a parameter of a callback is, or holds, a function of equinox."""
+    names = (*getattr(parameter, "__dict__", ()), *getattr(type(parameter), "__slots__", ()))
+    held = (parameter, *(getattr(parameter, name, None) for name in names))
+    modules = (getattr(each, "__module__", None) for each in held)
+    return any(str(module).split(".")[0] == "equinox" for module in modules)
 
 
 def places(program: Any, primitives: Iterable[str]) -> str:

@@ -28,6 +28,7 @@ from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.tracing.traced import pull_back
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import EXAMPLES, given_calls
+from pax_export.export.validation.decompositions import judged
 from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
@@ -247,22 +248,30 @@ class _OfSignature:
         case.expect = expect
         return case
 
-    def _general(self, case: Case) -> Callable[[], Arrays] | None:
-        """The results of a call by the general rules of jax, if the export was made with them."""
+    def _general(self, case: Case) -> Callable[[], tuple[Arrays, dict[str, float]]] | None:
+        """What jax's CPU says of a call whose export has other rules for decompositions."""
         forward, gradient = self._signature.forward.lowered, self._signature.gradient
         if not (forward.neutral or (gradient and gradient.call.lowered.neutral)):
             return None
 
-        def run() -> Arrays:
+        def run() -> tuple[Arrays, dict[str, float]]:
+            function = self._program.traced.function
             operands = [*self._leaves, *case.inputs.values()]
-            results = dict(case.expected)
+            results, apart = dict(case.expected), dict[str, float]()
             if forward.neutral:
-                results.update(self._named(forward.run(operands)))
+                found, apart = judged(function, operands, self._named)
+                results.update(found)
             if gradient and case.cotangents and gradient.call.lowered.neutral:
-                operands += [*forward.constants, *case.cotangents.values()]
-                found = gradient.call.lowered.run(operands)
-                results.update(self._named_gradients(case, gradient.wrt, found))
-            return results
+                wrt, count = gradient.wrt, len(operands)
+                back = pull_back(function, wrt, gradient.of)
+                found, more = judged(
+                    lambda values: back(values[:count], values[count:]),
+                    [*operands, *case.cotangents.values()],
+                    lambda found: self._named_gradients(case, wrt, found),
+                )
+                results.update(found)
+                apart.update(more)
+            return results, apart
 
         return run
 

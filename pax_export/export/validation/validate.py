@@ -140,9 +140,9 @@ class Case:
     expected: dict[str, np.ndarray]
     cotangents: dict[str, np.ndarray] = field(default_factory=dict)
     label: str = ""
-    #: What jax gives with the rules that the export was made with, where those
-    #: are not its own for this machine.
-    general: Callable[[], dict[str, np.ndarray]] | None = None
+    #: What jax gives with the choices of the export, where it decomposes matrices by other
+    #: rules than jax on this machine; and what results may be apart then.
+    general: Callable[[], tuple[dict[str, np.ndarray], dict[str, float]]] | None = None
     #: How far rounding alone moves what jax gives, under more and more of it: a number for each
     #: result, or an array that says which elements of one without a fraction.
     rounding: Callable[[], Iterable[dict[str, Any]]] | None = None
@@ -169,8 +169,9 @@ def compare_either(
     """Compares with what jax gives, or else with what it may give as well.
 
     Where rounding alone moves its results farther than usual, they may be as far apart.
-    Where jax uses LAPACK, the algorithms of the export are as good: eigenvectors of either
-    sign are right, and so is any solution of a system that is nearly singular.
+    Where jax uses LAPACK, other choices than LAPACK's are as good: eigenvectors of either
+    sign are right, and so is any solution of a system that is nearly singular; see
+    `decompositions`.
     """
     try:
         return compare(case, got, factor)
@@ -179,7 +180,9 @@ def compare_either(
             with suppress(ValidationError):
                 return compare(dataclasses.replace(case, tolerance=allowed), got, factor)
         if case.general is not None:
-            general = dataclasses.replace(case, expected=case.general())
+            expected, apart = case.general()
+            tolerance = {**case.tolerance, **apart}
+            general = dataclasses.replace(case, expected=expected, tolerance=tolerance)
             with suppress(ValidationError):
                 return compare(general, got, factor * _ILL_CONDITIONED)
         raise _advised(error, case) from None

@@ -54,12 +54,21 @@ def _changed(model: Any, before: Mapping[str, Any]) -> Arrays:
     """The variables that calls have changed, which get their old values back."""
     changed = {}
     for name, variable in model.leaves.items():
-        # `asarray` of a tensor copies nothing; its method `numpy` would.
-        value = np.asarray(variable.read_value())
-        if not _same(value, np.asarray(before[name])):
+        value = _array(variable.read_value())
+        if not _same(value, _array(before[name])):
             changed[f"variable:{name}"] = value.copy()
             variable.assign(before[name])
     return changed
+
+
+def _array(value: Any) -> np.ndarray:
+    """The numbers of a tensor, or of an array.
+
+    `asarray` copies nothing, and the method `numpy` of a tensor would; but of a bfloat16 without
+    dimensions it makes no array.
+    """
+    is_scalar = not len(value.shape)
+    return np.asarray(value.numpy() if is_scalar and hasattr(value, "numpy") else value)
 
 
 def _has_gradient(dtype: Any) -> bool:
@@ -119,7 +128,7 @@ def _call(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None) ->
     )
     results = {name: value.numpy() for name, value in outputs.items()}
     for name, value in gradients.items():
-        results[f"gradient:{name}"] = np.asarray(tf.convert_to_tensor(value))  # not copied
+        results[f"gradient:{name}"] = _array(tf.convert_to_tensor(value))
     return results
 
 

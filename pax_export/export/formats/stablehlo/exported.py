@@ -11,9 +11,15 @@ import jax
 from jax import export as jax_export
 
 from pax_export._errors import NotDifferentiableError, PaxError, UnsupportedOperationError
-from pax_export._jax import neutral_platform, symbolic_convolutions, symbolic_derivatives
+from pax_export._jax import (
+    neutral_platform,
+    symbolic_convolutions,
+    symbolic_derivatives,
+    symbolic_rules,
+)
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import XLA_EXPANDS, Portable, portable
+from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.tracing.programs import line_of_model
 
 Exported = jax_export.Exported
@@ -40,7 +46,10 @@ def make(
         jax.jit(function), platforms=tuple(platforms), disabled_checks=tuple(disabled_checks)
     )
     try:
-        return export(dict(weights), dict(inputs))
+        with named_refusals():
+            return export(dict(weights), dict(inputs))
+    except PaxError:
+        raise
     except (ValueError, NotImplementedError) as error:
         if isinstance(error, NotImplementedError) or "custom calls" in str(error):
             raise UnsupportedOperationError(
@@ -57,7 +66,7 @@ def make(
 def _gradient(exported: Exported) -> Exported:
     """The gradient of a function, which was asked for by `vjp_order`."""
     try:
-        with symbolic_convolutions(), symbolic_derivatives():
+        with symbolic_convolutions(), symbolic_derivatives(), symbolic_rules():
             return exported.vjp()
     except PaxError:
         raise

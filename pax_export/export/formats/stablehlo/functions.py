@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._jax import symbolic_rules
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT
 from pax_export.export.formats.stablehlo.exported import Exported, Module, structs_of
 from pax_export.export.lowering.lowered_model import signature_info
+from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
@@ -158,12 +160,14 @@ def lower(
             entry.name: _sharded(dtypes.stored(entry.struct), sharding)
             for entry, sharding in zip(program.inputs.flat, shardings[program.key])
         }
-        exported = _exported.make(run, weights, inputs, platforms, disabled_checks)
-        modules = _exported.modules(run, exported, weights, inputs, order)
+        with symbolic_rules(), named_refusals():
+            exported = _exported.make(run, weights, inputs, platforms, disabled_checks)
+            modules = _exported.modules(run, exported, weights, inputs, order)
+            widened = _exported.widened(exported, order)
         functions.append(
             Function(
                 key=program.key,
-                exported=_exported.widened(exported, order),
+                exported=widened,
                 modules=modules if exported.nr_devices == 1 else (),
                 info=signature_info(
                     program,

@@ -1,0 +1,174 @@
+"""Fourier transforms along sizes that nobody knows yet.
+
+XLA wants the length of a transform as a number.  Where it is symbolic, the sums that define the
+transform are computed, a block of frequencies at a time: products with cosines and sines.  That
+costs the square of the length, and needs memory for one block only.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+#: So many frequencies are computed at a time.
+_BLOCK = 64
+#: Numbers of frequencies are multiplied in steps of so many bits: 32 bits hold no more.
+_STEP, _STEPS = 8, 3
+_FORWARD, _BACKWARD = -1, 1
+
+
+def _is_symbolic(sizes: Sequence[Any]) -> bool:
+    from jax import export as jax_export  # which a program that exports nothing does without
+
+    return any(map(jax_export.is_symbolic_dim, sizes))
+
+
+def fourier_rule(first: Callable) -> Callable:
+    """A rule to lower transforms: jax's `first`, or sums where a length is symbolic."""
+    from jax.interpreters import mlir
+
+    sums = mlir.lower_fun(_transform, multiple_results=False)
+
+    def rule(context: Any, operand: Any, *, fft_lengths: Sequence[Any], **parameters: Any) -> Any:
+        chosen = sums if _is_symbolic(fft_lengths) else first
+        return chosen(context, operand, fft_lengths=fft_lengths, **parameters)
+
+    return rule
+
+
+def fourier_transpose(first: Callable) -> Callable:
+    """The same for the gradient of real transforms, where jax asks whether a length is odd."""
+    from jax.interpreters import ad
+
+    def rule(cotangent: Any, operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any]) -> Any:
+        back = {"RFFT": _back_of_real, "IRFFT": _back_to_real}.get(fft_type.name)
+        if back is None or isinstance(cotangent, ad.Zero) or not _is_symbolic(fft_lengths):
+            return first(cotangent, operand, fft_type=fft_type, fft_lengths=fft_lengths)
+        return (back(cotangent, fft_lengths),)
+
+    return rule
+
+
+class SymbolicIndex:
+    """The module `operator` for jax's transforms, which take no symbolic size for a number."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(operator, name)
+
+    @staticmethod
+    def index(size: Any) -> Any:
+        return size if _is_symbolic([size]) else operator.index(size)
+
+
+def _back_of_real(cotangent: Any, lengths: Sequence[Any]) -> Any:
+    weights = _pairs(cotangent.shape[-1], lengths[-1]).astype(cotangent.dtype)
+    count = jnp.asarray(math.prod(lengths)).astype(cotangent.real.dtype)
+    return count * jax.lax.fft(jnp.conj(cotangent) / weights, "irfft", lengths)
+
+
+def _back_to_real(cotangent: Any, lengths: Sequence[Any]) -> Any:
+    found = jax.lax.fft(cotangent, "rfft", lengths)
+    weights = _pairs(found.shape[-1], lengths[-1]).astype(found.dtype)
+    count = jnp.asarray(math.prod(lengths)).astype(cotangent.dtype)
+    return jnp.conj(weights * found / count)
+
+
+def _pairs(frequencies: Any, length: Any) -> Any:
+    """How many frequencies of a whole transform each of a real one stands for."""
+    number = jnp.arange(frequencies)
+    return jnp.where((number == 0) | (2 * number == length), 1, 2)
+
+
+def _transform(operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any]) -> Any:
+    """What `jax.lax.fft` gives, one axis after the other."""
+    *outer, last = range(operand.ndim - len(fft_lengths), operand.ndim)
+    kind = fft_type.name
+    if kind == "IRFFT":
+        for axis, length in zip(outer, fft_lengths):
+            operand = _along(operand, axis, length, _BACKWARD)
+        return _real_back(operand, fft_lengths[-1])
+    direction = _BACKWARD if kind == "IFFT" else _FORWARD
+    frequencies = fft_lengths[-1] // 2 + 1 if kind == "RFFT" else fft_lengths[-1]
+    operand = _along(operand, last, fft_lengths[-1], direction, frequencies)
+    for axis, length in zip(outer, fft_lengths):
+        operand = _along(operand, axis, length, direction)
+    return operand
+
+
+def _along(operand: Any, axis: int, length: Any, direction: int, frequencies: Any = None) -> Any:
+    """The transform along one axis, of real or complex numbers; its first so many frequencies."""
+    frequencies = length if frequencies is None else frequencies
+    operand = jnp.moveaxis(operand, axis, -1)
+    if _is_symbolic([length]):
+        found = _sums(operand, length, frequencies, direction)
+    elif jnp.iscomplexobj(operand):
+        found = jax.lax.fft(operand, "ifft" if direction == _BACKWARD else "fft", (length,))
+    else:
+        found = jax.lax.fft(operand, "rfft", (length,))
+    return jnp.moveaxis(found, -1, axis)
+
+
+def _sums(operand: Any, length: Any, frequencies: Any, direction: int) -> Any:
+    real, imaginary = operand.real, operand.imag
+    is_complex = jnp.iscomplexobj(operand)
+    size = jnp.asarray(length).astype(real.dtype)
+
+    def block(cosine: Any, sine: Any) -> Any:
+        sine = direction * sine
+        if not is_complex:
+            return jax.lax.complex(_product(real, cosine), _product(real, sine))
+        return jax.lax.complex(
+            _product(real, cosine) - _product(imaginary, sine),
+            _product(real, sine) + _product(imaginary, cosine),
+        )
+
+    found = _blocks(block, length, length, frequencies, real.dtype)
+    return found / size.astype(found.dtype) if direction == _BACKWARD else found
+
+
+def _real_back(operand: Any, length: Any) -> Any:
+    """Real numbers from the half of their frequencies that says all."""
+    if not _is_symbolic([length]):
+        return jax.lax.fft(operand, "irfft", (length,))
+    weights = _pairs(operand.shape[-1], length).astype(operand.real.dtype)
+    real = operand.real * weights
+    imaginary = jnp.where(weights == 1, 0, operand.imag * weights)
+
+    def block(cosine: Any, sine: Any) -> Any:
+        return _product(real, cosine) - _product(imaginary, sine)
+
+    found = _blocks(block, operand.shape[-1], length, length, real.dtype)
+    return found / jnp.asarray(length).astype(found.dtype)
+
+
+def _product(values: Any, wave: Any) -> Any:
+    return jnp.matmul(values, wave, precision=jax.lax.Precision.HIGHEST)
+
+
+def _blocks(block: Callable, summed: Any, length: Any, rows: Any, dtype: Any) -> Any:
+    """What `block` gives of cosines and sines, for all rows, so many at a time.
+
+    They are those of ``2 pi j k / length``, for j below `summed` and k below `rows`.
+    """
+    unsigned = jnp.uint32
+    size = jnp.asarray(length).astype(unsigned)
+    inner = jnp.arange(summed, dtype=unsigned)[:, None]
+    turn = (2 * math.pi / jnp.asarray(length).astype(dtype)).astype(dtype)
+
+    def step(_: Any, number: Any) -> tuple[None, Any]:
+        row = number.astype(unsigned) * _BLOCK + jnp.arange(_BLOCK, dtype=unsigned)
+        rest = jnp.zeros((), unsigned)
+        for place in reversed(range(_STEPS)):  # the product of both is larger than 32 bits
+            digit = (row >> (_STEP * place)) & (2**_STEP - 1)
+            rest = (rest * 2**_STEP + inner * digit) % size
+        angle = rest.astype(dtype) * turn
+        return None, block(jnp.cos(angle), jnp.sin(angle))
+
+    _, found = jax.lax.scan(step, None, jnp.arange((rows + _BLOCK - 1) // _BLOCK))
+    found = jnp.moveaxis(found, 0, -2)
+    return found.reshape(*found.shape[:-2], -1)[..., :rows]

@@ -1,0 +1,18 @@
+"""At which operations jax was when it raised."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+_NAME = "eqn"  # as jax calls an operation of a program; where it does not, nothing is found
+
+
+def equations_of(error: BaseException) -> list[Any]:
+    """The operations whose rules an error came through, from the outermost to the innermost."""
+    found: list[Any] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        equation = frame.f_locals.get(_NAME)
+        if hasattr(equation, "primitive") and not any(equation is old for old in found):
+            found.append(equation)
+    return found

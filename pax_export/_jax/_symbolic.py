@@ -1,0 +1,75 @@
+"""Rules for sizes that nobody knows yet, where jax has none."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax.extend.source_info_util import register_exclusion
+
+from pax_export._jax import _convolutions, _fourier, _scans
+from pax_export._jax._convolutions import batched_convolution
+from pax_export._jax._fourier import SymbolicIndex, fourier_rule, fourier_transpose
+from pax_export._jax._platforms import lowering_rules
+from pax_export._jax._scans import associative_scan
+
+for _file in (_convolutions, _fourier, _scans):
+    register_exclusion(_file.__file__)  # these are no lines of a user
+
+_lock = threading.Lock()
+_inside = 0  # how many threads and blocks are in `symbolic_rules` now
+_before: list[tuple[MutableMapping, Any, Any]] = []
+
+
+@contextmanager
+def symbolic_rules() -> Iterator[None]:
+    """Lets jax trace, differentiate and lower in its block what it does for numbers only.
+
+    These are convolutions with a kernel for each example of a batch, Fourier transforms, and
+    associative scans, along symbolic sizes.  Everything else goes its way, and the rules go with
+    the block.
+    """
+    global _inside
+    with _lock:
+        if not _inside:
+            for table, primitive, rule in _rules():
+                _before.append((table, primitive, table[primitive]))
+                table[primitive] = rule
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            while not _inside and _before:
+                table, primitive, rule = _before.pop()
+                table[primitive] = rule
+
+
+def _rules() -> Iterator[tuple[MutableMapping, Any, Any]]:
+    from jax.interpreters import ad, batching
+
+    convolution, fft = jax.lax.conv_general_dilated_p, jax.lax.fft_p
+    batchers: Any = batching.fancy_primitive_batchers
+    if convolution in batchers:
+        yield batchers, convolution, batched_convolution(batchers[convolution])
+    transposes: Any = ad.primitive_transposes
+    if fft in transposes:
+        yield transposes, fft, fourier_transpose(transposes[fft])
+    name = "associative_scan"
+    yield vars(jax.lax), name, associative_scan(jax.lax.associative_scan)
+    home = inspect.unwrap(jax.numpy.fft.irfft).__globals__
+    if "operator" in home:
+        yield home, "operator", SymbolicIndex()
+    for table in lowering_rules():
+        if fft in table:
+            yield table, fft, _replaced(table[fft], fourier_rule)
+
+
+def _replaced(entry: Any, change: Callable[[Callable], Callable]) -> Any:
+    return dataclasses.replace(entry, rule=change(entry.rule))

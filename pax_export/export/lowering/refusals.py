@@ -1,0 +1,86 @@
+"""What jax raises while it lowers a program, in our words: which operation, where, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pax_export._errors import PaxError, SymbolicDimensionError, UnsupportedOperationError
+from pax_export._jax import equations_of
+from pax_export._jaxpr import equation_place, inner_programs
+from pax_export.export.artifact import dimensions
+
+
+@contextmanager
+def named_refusals() -> Iterator[None]:
+    """Names the operation that could not be lowered in its block, and the user's line.
+
+    Raises:
+        SymbolicDimensionError: it has a size that jax must know.
+        UnsupportedOperationError: jax has no way to say it.
+    """
+    try:
+        yield
+    except PaxError:
+        raise
+    except Exception as error:
+        equations = equations_of(error)
+        if not equations:
+            raise
+        raise _refusal(equations, error) from error
+
+
+def _refusal(equations: list[Any], error: Exception) -> PaxError:
+    place = next((at for at, each in enumerate(equations) if not _holds(each)), -1)
+    # What jax jits by itself has no line of the user's; the call of it has.
+    callers = (equations[place], *reversed(equations[:place]))
+    where = next(filter(None, map(equation_place, callers)), None)
+    name = equations[place].primitive.name
+    symbolic = _symbolic(equations[place])
+    if not _speaks_of(symbolic, error):
+        return UnsupportedOperationError(
+            f"jax cannot export the operation {name}: {_reason(error)}.",
+            where=where,
+            write="the same in other operations of jax.numpy and jax.lax",
+        )
+    names = ", ".join(symbolic)
+    return SymbolicDimensionError(
+        f"The operation {name} needs sizes that are known: {_reason(error)}.",
+        where=where,
+        got=f"the symbolic dimension {names}",
+        write=f"a number instead of {symbolic[0]!r} in its spec; or operations that work for "
+        "every size",
+    )
+
+
+#: How jax says that a size is none that it can work with.
+_OF_SIZES = re.compile("polymorphi|symbolic|static|constant|dynamic|inconclusive", re.IGNORECASE)
+
+
+def _speaks_of(symbolic: list[str], error: Exception) -> bool:
+    """Whether it is the symbolic dimensions that an error is about."""
+    text = f"{type(error).__name__} {error}"
+    names = (re.search(rf"\b{re.escape(name)}\b", text) for name in symbolic)
+    return bool(symbolic) and (bool(_OF_SIZES.search(text)) or any(names))
+
+
+def _holds(equation: Any) -> bool:
+    """Whether this only calls others."""
+    return next(inner_programs(equation), None) is not None
+
+
+def _symbolic(equation: Any) -> list[str]:
+    """The symbolic dimensions of what an operation takes, gives, and is told."""
+    atoms = (*equation.invars, *equation.outvars)
+    sizes = [size for atom in atoms for size in getattr(atom.aval, "shape", ())]
+    for value in equation.params.values():
+        sizes += value if isinstance(value, tuple) else [value]
+    texts = (str(size) for size in sizes if hasattr(size, "scope"))
+    return list(dict.fromkeys(name for text in texts for name in dimensions.names(text)))
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return re.sub(r"\s+", " ", lines[0]).rstrip(".:") if lines else type(error).__name__

@@ -1,0 +1,208 @@
+"""What jax's CPU says of a call whose export decomposes matrices in another way than LAPACK.
+
+Eigenvectors of either sign are right, and so are other pivots where two are equally large.  So a
+call is repeated as jax runs it here, with LAPACK; only where the export has a choice, the
+choice of the export's way is taken, made for this one operation alone, and only if it is a
+decomposition of the same matrix, with the eigenvalues, in their order, that LAPACK finds.  What
+else is wrong with an export, or with its ways when they come together, shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export
+from jax import numpy as jnp
+
+from pax_export._jax import call_here, call_with_constants, neutral_platform
+from pax_export._jaxpr import jaxpr_constants
+from pax_export.export.lowering.lower import XLA_EXPANDS, portable
+
+Arrays = Sequence[Any]
+#: By so many roundings, times the number of rows, a product of factors may miss the matrix.
+_ROUNDINGS = 500.0
+#: Of 64 bits, the iterations that XLA writes out use no more than this.
+_FINEST = 1e-10
+#: How often rounding errors are tried out, how much more than theirs is allowed, and how much
+#: of a result that may be at most: more than that is wrong, however sensitive it is.
+_PERTURBED, _TOLERATED, _MOST = 2, 4.0, 0.05
+
+
+def judged(
+    function: Callable[[list[Any]], Sequence[Any]],
+    operands: Sequence[Any],
+    named: Callable[[Sequence[Any]], dict[str, np.ndarray]],
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The `named` results of a flat function: by LAPACK, but for choices, which are the export's.
+
+    Beside them stands how far rounding errors of the operands carry each, within reason: any
+    solution of a system that is nearly singular is right.
+    """
+    run = _chosen(function, operands)
+    exact = named(run(list(operands)))
+    allowed = dict.fromkeys(exact, 0.0)
+    for seed in range(_PERTURBED):
+        random = np.random.default_rng(seed)
+        found = named(run([_perturbed(value, random) for value in operands]))
+        for name in exact.keys() & found.keys():
+            allowed[name] = max(allowed[name], _tolerance(exact[name], found[name]))
+    return exact, allowed
+
+
+def _chosen(function: Callable, operands: Sequence[Any]) -> Callable[[list[Any]], Arrays]:
+    program = jax.make_jaxpr(function)(list(operands))
+    # Constants are arguments: XLA would fold them.
+    constants = {id(value): value for value in jaxpr_constants(program)}
+
+    def run(values: list[Any], held: list[Any]) -> list[Any]:
+        replaced = dict(zip(constants, held))
+        return call_with_constants(program, replaced, values, rules=RULES)
+
+    compiled = jax.jit(run)
+    return lambda values: compiled(values, list(constants.values()))
+
+
+def _perturbed(value: Any, random: np.random.Generator) -> Any:
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return value
+    noise = 4 * float(jnp.finfo(value.dtype).eps) * random.normal(size=value.shape)
+    return (np.asarray(value) * (1 + noise)).astype(value.dtype)
+
+
+def _tolerance(exact: np.ndarray, other: np.ndarray) -> float:
+    if not jnp.issubdtype(exact.dtype, jnp.inexact) or not exact.size:
+        return 0.0
+    wide = np.complex128 if jnp.issubdtype(exact.dtype, jnp.complexfloating) else np.float64
+    one, two = exact.astype(wide), other.astype(wide)
+    finite = np.isfinite(one) & np.isfinite(two)
+    apart = float(np.max(np.abs(one - two), initial=0.0, where=finite))
+    return min(_TOLERATED * apart, _MOST * float(np.max(np.abs(one), initial=0.0, where=finite)))
+
+
+# --- one operation ------------------------------------------------------------
+
+
+def _rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callable:
+    """How an operation is done that has a choice; the results `keep` are always LAPACK's.
+
+    ``is_right(operands, theirs, ours, parameters)`` says for each matrix whether ours is one.
+    """
+
+    def rule(equation: Any, given: list[Any]) -> list[Any]:
+        theirs = _results(equation, given)
+        ours = _ours(equation, given)
+        if ours is None:
+            return theirs
+        right = is_right(given, theirs, ours, equation.params)
+        return [
+            their if place in keep else _where(right, our, their)
+            for place, (their, our) in enumerate(zip(theirs, ours))
+        ]
+
+    return rule
+
+
+def _results(equation: Any, given: Sequence[Any]) -> list[Any]:
+    results = equation.primitive.bind(*given, **equation.params)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def _ours(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+    """The operation as it is exported, and nothing else with it."""
+    structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in given]
+    unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
+    alone = jax.jit(lambda values: _results(equation, values))
+    try:
+        options: Any = {"platforms": (neutral_platform(),), "disabled_checks": [unchecked]}
+        exported = jax_export.export(alone, **options)(structs)
+    except NotImplementedError:
+        return None
+    module = portable(exported.mlir_module_serialized, XLA_EXPANDS).module
+    return call_here(dataclasses.replace(exported, mlir_module_serialized=module), given)
+
+
+def _where(right: Any, ours: Any, theirs: Any) -> Any:
+    return jnp.where(right.reshape(right.shape + (1,) * (ours.ndim - right.ndim)), ours, theirs)
+
+
+def _adjoint(matrix: Any) -> Any:
+    return jnp.conj(jnp.swapaxes(matrix, -1, -2))
+
+
+def _is_near(one: Any, other: Any, size: Any) -> Any:
+    """Whether two matrices differ by no more than roundings in numbers of some size."""
+    rows = max(1, *one.shape[-2:])
+    apart = jnp.max(jnp.abs(one - other), axis=(-2, -1), initial=0.0)
+    rounding = max(_FINEST, float(jnp.finfo(one.dtype).eps))
+    return apart <= _ROUNDINGS * rows * rounding * size
+
+
+def _largest(matrix: Any) -> Any:
+    return jnp.max(jnp.abs(matrix), axis=(-2, -1), initial=0.0)
+
+
+def _is_unitary(columns: Any) -> Any:
+    one = jnp.eye(columns.shape[-1], dtype=columns.dtype)
+    return _is_near(_adjoint(columns) @ columns, jnp.broadcast_to(one, one.shape), 1.0)
+
+
+def _is_eigh(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]) -> Any:
+    (matrix,), (vectors, _), values = given, ours, theirs[1]
+    half = jnp.tril(matrix) if parameters["lower"] else jnp.triu(matrix)
+    rest = jnp.tril(matrix, -1) if parameters["lower"] else jnp.triu(matrix, 1)
+    whole = half + _adjoint(rest)
+    found = (vectors * values[..., None, :].astype(vectors.dtype)) @ _adjoint(vectors)
+    return _is_near(found, whole, _largest(whole)) & _is_unitary(vectors)
+
+
+def _is_svd(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]) -> Any:
+    (matrix,), values = given, theirs[0]
+    if len(ours) == 1:
+        return jnp.zeros(matrix.shape[:-2], bool)
+    left, right = ours[1], ours[2]
+    count = values.shape[-1]
+    product = left[..., :count] * values[..., None, :].astype(left.dtype)
+    found = product @ right[..., :count, :]
+    is_product = _is_near(found, matrix, _largest(matrix))
+    return is_product & _is_unitary(left) & _is_unitary(_adjoint(right))
+
+
+def _is_qr(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]) -> Any:
+    (matrix,), (left, right) = given, ours[:2]
+    is_product = _is_near(left @ right, matrix, _largest(matrix))
+    return is_product & _is_unitary(left) & _is_near(jnp.tril(right, -1), 0 * right, 1.0)
+
+
+def _is_reflectors(
+    given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]
+) -> Any:
+    (matrix,), (packed, scales) = given, ours
+    count = min(matrix.shape[-2:])
+    left = jax.lax.linalg.householder_product(packed[..., :count], scales)
+    right = jnp.triu(packed)[..., :count, :]
+    return _is_near(left @ right, matrix, _largest(matrix)) & _is_unitary(left)
+
+
+def _is_lu(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]) -> Any:
+    (matrix,), (both, _, order) = given, ours
+    rows, columns = matrix.shape[-2:]
+    count = min(rows, columns)
+    lower = jnp.tril(both[..., :count], -1) + jnp.eye(rows, count, dtype=both.dtype)
+    upper = jnp.triu(both)[..., :count, :]
+    sorted_rows = jnp.take_along_axis(matrix, order[..., None], axis=-2)
+    is_product = _is_near(lower @ upper, sorted_rows, _largest(matrix))
+    return is_product & (_largest(lower) <= 1.001)
+
+
+#: The operations of jax that leave a choice, and have a rule without LAPACK.
+RULES: dict[str, Callable] = {
+    "eigh": _rule(_is_eigh, keep=(1,)),
+    "svd": _rule(_is_svd, keep=(0,)),
+    "qr": _rule(_is_qr),
+    "geqrf": _rule(_is_reflectors),
+    "lu": _rule(_is_lu),
+}

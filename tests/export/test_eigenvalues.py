@@ -1,0 +1,122 @@
+"""Decompositions in company: each asks for another thing of the one that XLA writes out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pax_export._errors import ValidationError
+from pax_export.export import load, spec, to_saved_model
+from pax_export.export.lowering import lower
+from tests.closeness import assert_close
+
+
+def matrices(count, size=3, kind=np.float32):
+    return np.random.default_rng(7).normal(size=(count, size, size)).astype(kind)
+
+
+def symmetric(x):
+    return (x + np.swapaxes(x, -1, -2)) / 2
+
+
+def company(params, x):
+    return {
+        "singular": jnp.linalg.svd(x)[1],
+        "lower": jnp.linalg.eigh(x, UPLO="L", symmetrize_input=False)[0],
+        "upper": jnp.linalg.eigh(x, UPLO="U", symmetrize_input=False)[0],
+        "root": jax.vmap(lambda a: jax.scipy.linalg.polar(a)[1])(x),
+    }
+
+
+def test_eigenvalues_are_in_order_beside_singular_values(tmp_path):
+    report = to_saved_model(({}, company), tmp_path / "m", spec("n, 3, 3"))
+    x = matrices(500)
+    found = load(tmp_path / "m")(x)
+    below, above = np.tril(x), np.triu(x)
+    assert_close(
+        found["lower"], np.linalg.eigvalsh(below + np.tril(x, -1).mT), rtol=1e-4, atol=1e-5
+    )
+    assert_close(found["upper"], np.linalg.eigvalsh(above, UPLO="U"), rtol=1e-4, atol=1e-5)
+    assert_close(found["singular"], np.linalg.svd(x)[1], rtol=1e-4, atol=1e-5)
+    assert_close(found["root"] @ found["root"], x.mT @ x, rtol=1e-3, atol=1e-4)
+    assert report.oldest_tensorflow == "2.15"
+
+
+def test_the_other_triangle_of_complex_matrices_is_conjugated(tmp_path):
+    def both(params, x):
+        return [jnp.linalg.eigh(x, UPLO=each, symmetrize_input=False)[0] for each in "LU"]
+
+    x = (matrices(20) + 1j * matrices(20)[::-1]).astype(np.complex64)
+    to_saved_model(({}, both), tmp_path / "m", spec("n, 3, 3", "complex64"))
+    for triangle, found in zip("LU", load(tmp_path / "m")(x)):
+        assert_close(found, np.linalg.eigvalsh(x, UPLO=triangle), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_eigenvalues_beside_singular_values(tmp_path):
+    def model(params, x):
+        x = params["scale"] * x
+        return jnp.linalg.eigh(x)[0] * jnp.arange(3.0) + jnp.linalg.svd(x)[1]
+
+    scale = {"scale": np.float32(1.5)}
+    examples = [symmetric(matrices(4))]
+    to_saved_model(
+        (scale, model), tmp_path / "m", spec("n, 3, 3"), trainable=True, examples=examples
+    )
+
+
+def test_eigenvalues_of_wide_numbers(tmp_path):
+    with jax.enable_x64(True):
+        x = symmetric(matrices(6, 6, np.float64))
+        to_saved_model(
+            ({}, lambda p, x: jnp.linalg.eigh(x)), tmp_path / "m", spec("n, 6, 6", "float64")
+        )
+        values, vectors = load(tmp_path / "m")(x).values()
+    assert_close(values, np.linalg.eigvalsh(x), rtol=1e-11, atol=1e-11)
+    assert_close(x @ vectors, vectors * values[:, None, :], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("asked", ["1,0,100,1e-6", "0,1,100,1e-6"])
+def test_a_test_finds_eigenvalues_that_are_wrong_in_company(tmp_path, monkeypatch, asked):
+    """What the lowering says is not taken for the truth: jax's CPU, with LAPACK, is."""
+
+    def wrong(operations):
+        for each in operations:
+            if "backend_config" in each.operation.attributes:
+                old = each.operation.attributes["backend_config"]
+                new = lower.ir.StringAttr.get(asked, old.context)
+                each.operation.attributes["backend_config"] = new
+
+    monkeypatch.setattr(lower, "ask_alike", wrong)
+    with pytest.raises(ValidationError, match="differs from the model's"):
+        to_saved_model(
+            ({}, lambda p, x: jnp.linalg.eigh(x, symmetrize_input=False)[0]),
+            tmp_path / "m",
+            spec("n, 4, 4"),
+        )
+
+
+def test_what_has_several_answers_is_judged_by_what_it_is(tmp_path):
+    """Repeated values, no full rank, and equal pivots: any vectors of the kind are right."""
+
+    def model(params, x):
+        values, vectors = jnp.linalg.eigh(x)
+        q, r = jnp.linalg.qr(x)
+        return values, vectors, jnp.linalg.svd(x)[1], q, r, jax.lax.linalg.lu(x)[0]
+
+    examples = [
+        np.stack([np.eye(3), np.diag([2, 2, -1]), np.full((3, 3), 2) - np.eye(3)]).astype("f")
+    ]
+    shape = spec("n, 3, 3")  # without gradients, which jax has none of where values repeat
+    to_saved_model(({}, model), tmp_path / "m", shape, examples=examples, vjp_order=0)
+
+
+def test_no_number_in_gives_no_number_out(tmp_path):
+    def model(params, x):
+        return jnp.linalg.eigh(x)[0], jnp.linalg.svd(x)[1], jnp.linalg.cholesky(x)
+
+    to_saved_model(({}, model), tmp_path / "m", spec("n, 3, 3"), validate=False)
+    x = np.full((1, 3, 3), np.nan, np.float32)
+    assert all(np.isnan(np.diagonal(each, 0, -2, -1) if each.ndim > 2 else each).all()
+               for each in load(tmp_path / "m")(x))  # fmt: skip
