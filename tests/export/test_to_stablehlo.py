@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import re
@@ -13,6 +14,7 @@ import pytest
 import safetensors.numpy
 
 from pax_export import _errors
+from pax_export._errors import ExportPathError
 from pax_export._files import checksums
 from pax_export.export import Report, load, renew, spec, to_stablehlo
 from tests.closeness import assert_close, is_close
@@ -359,3 +361,56 @@ def test_wrong_options(tmp_path, net, options, message):
     with pytest.raises(ValueError, match=message):
         to_stablehlo(net, tmp_path / "net", inputs, **options)
     assert not list(tmp_path.iterdir())
+
+
+# --- what calls Python -------------------------------------------------------------------
+
+PYTHON = """
+module @jit_f {
+  func.func public @main(%arg0: tensor<2xf32>) -> tensor<2xf32> {
+    %0 = stablehlo.custom_call @NAME(%arg0) {api_version = 4 : i32,
+        backend_config = {index = 7 : ui64}} : (tensor<2xf32>) -> tensor<2xf32>
+    return %0 : tensor<2xf32>
+  }
+}
+"""
+
+
+def calling(name):
+    """A module that calls something outside of it."""
+    from jax.extend.mlir import ir
+    from jax.extend.mlir.dialects import stablehlo
+    from jax.interpreters import mlir
+
+    with mlir.make_ir_context():
+        module = ir.Module.parse(PYTHON.replace("NAME", name))
+        return stablehlo.serialize_portable_artifact(module, "1.10.0")
+
+
+def hostile(path, name, in_gradient=False):
+    exported = jax.export.export(jax.jit(lambda x: x + 1), platforms=("cpu",))(jnp.ones(2))
+    if in_gradient:
+        gradient = dataclasses.replace(exported.vjp(), mlir_module_serialized=calling(name))
+        made = dataclasses.replace(exported, _get_vjp=lambda _: gradient)
+    else:
+        made = dataclasses.replace(exported, mlir_module_serialized=calling(name))
+    to_stablehlo(made, path, None, validate=False, vjp_order=int(in_gradient))
+    return path
+
+
+@pytest.mark.parametrize("name", ["xla_ffi_python_cpu_callback", "xla_python_gpu_callback"])
+@pytest.mark.parametrize("in_gradient", [False, True])
+def test_a_bundle_that_calls_python_is_refused_before_it_ends_the_process(
+    tmp_path, name, in_gradient
+):
+    with pytest.raises(ExportPathError) as caught:
+        load(hostile(tmp_path / "b", name, in_gradient))
+    assert caught.value.what == (
+        "A function of this bundle calls Python functions of the process that wrote it."
+    )
+    assert caught.value.got == name
+    assert caught.value.where == str(tmp_path / "b" / "serving_default.jax_export")
+
+
+def test_a_bundle_that_calls_a_library_is_read(tmp_path):
+    load(hostile(tmp_path / "b", "of_a_library_callback"))

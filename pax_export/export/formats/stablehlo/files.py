@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 import jax
 from jax import export as jax_export
+from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
@@ -98,8 +100,12 @@ def _read_jax_bytes(checked: Checked, name: str) -> Exported:
     file = checked.path(f"{name}.jax_export")
     try:
         exported = jax_export.deserialize(bytearray(file.read_bytes()))
-        _parse(exported.mlir_module_serialized)
-        return exported
+        called = _calls(exported.mlir_module_serialized)
+        gradient = exported
+        while gradient.has_vjp():
+            gradient = gradient.vjp()
+            if _MARK in gradient.mlir_module_serialized:  # what is derived is not read otherwise
+                called |= _calls(gradient.mlir_module_serialized)
     except Exception as error:
         raise ExportPathError(
             "This jax does not read this file.",
@@ -109,16 +115,48 @@ def _read_jax_bytes(checked: Checked, name: str) -> Exported:
             if _UNREGISTERED in str(error)
             else "the jax that wrote it (see pax_export.json), or one less than half a year newer",
         ) from error
+    _refuse_python(called, file)
+    return exported
 
 
-def _parse(module: bytes) -> None:
-    """Raises if this jax cannot read a module, which it would tell at the first call."""
+#: jax's calls of functions of Python, by their number in the process that made them.
+_OF_PYTHON = re.compile(r"python_\w*callback")
+_MARK = b"callback"
+
+
+def _calls(module: bytes) -> set[str]:
+    """The ways in which a module calls Python.
+
+    Raises if this jax cannot read the module, which it would tell at the first call.
+    """
+    found: set[str] = set()
+
+    def look(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            found.add(operation.attributes["call_target_name"].value)
+        return ir.WalkResult.ADVANCE
+
     with mlir.make_ir_context() as context:
         handler: Any = context.attach_diagnostic_handler(lambda diagnostic: True)
         try:
-            stablehlo.deserialize_portable_artifact(context, module)
+            parsed = stablehlo.deserialize_portable_artifact(context, module)
+            # Text in a module stands there as it is, or with a backslash for some letters.
+            if _MARK in module or b"\\" in module:
+                parsed.operation.walk(look)
         finally:
             handler.detach()
+    return {name for name in found if _OF_PYTHON.search(name)}
+
+
+def _refuse_python(called: Collection[str], file: Path) -> None:
+    """Another process has another function by that number, or crashes because it has none."""
+    if called:
+        raise ExportPathError(
+            "A function of this bundle calls Python functions of the process that wrote it.",
+            where=str(file),
+            got=", ".join(sorted(called)),
+            write="to_stablehlo of a model without jax.pure_callback, jax.debug.print and the like",
+        )
 
 
 def read_weights(checked: Checked, structs: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,6 +189,7 @@ def _from_modules(checked: Checked, report: Report, details: Details, key: str) 
         if name not in checked.names:
             return None
         content = checked.path(name).read_bytes()
+        _refuse_python(_calls(content), checked.path(name))
         modules.append(Module(Portable(content, ()), kept, neutral))
     read = {name for kind, name in entry.operands if kind == WEIGHT}
     weights, inputs, outputs = _types(report, key, read)
