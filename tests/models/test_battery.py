@@ -65,7 +65,7 @@ def test_results_are_those_of_the_models_that_there_are():
     for form, found in results["outcomes"].items():
         assert form in FORMATS
         wanted = {n for n, m in MODELS.items() if form != "gradients" or m.differentiable}
-        assert found.keys() == wanted
+        assert found.keys() <= wanted
 
 
 @pytest.fixture
