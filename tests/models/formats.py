@@ -6,6 +6,7 @@ and gives all outputs as arrays, in jax's order.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,7 +230,9 @@ def tflite(subject: Subject, path: Path) -> Served:
     path = path.with_suffix(".tflite")
     report = pax.export.to_tflite(subject.given, path, subject.inputs, **subject.options)
     subject.written = True
-    interpreter = tf.lite.Interpreter(model_path=str(path))
+    with warnings.catch_warnings():  # that LiteRT, which `load` uses, takes its place one day
+        warnings.simplefilter("ignore", UserWarning)
+        interpreter = tf.lite.Interpreter(model_path=str(path))
     runner = interpreter.get_signature_runner(DEFAULT)
     info = report.signatures[DEFAULT]
 

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tests.models.formats import OTHERS
 from tests.models.registry import Model
 from tests.models.trial import BAD, REFUSED, RIGHT, ROOT, STATIC, tidy
 
@@ -91,8 +92,9 @@ def table(results: Results, formats: Sequence[str]) -> str:
     for form in formats:
         total, right, static, refused, bad = counts(results, form)
         share = f" ({100 * right / total:.0f} %)" if total else ""
+        fixed = "–" if form in OTHERS else static
         lines.append(
-            f"| {_TITLES[form]} ({total}) | {right}{share} | {static} | {refused} | {bad} |"
+            f"| {_TITLES[form]} ({total}) | {right}{share} | {fixed} | {refused} | {bad} |"
         )
     return "\n".join(lines)
 
@@ -115,9 +117,8 @@ def render(results: Results) -> str:
         "numbers in their place; refused with the operation, the place and the line; and last what "
         "should not be: an error that is not ours or does not say enough, a file that does not "
         "run, another result. "
-        "jax2tf and jax2onnx are called as their guides say, with symbolic sizes as well; they "
-        "make no promise about errors, so each of theirs stands in the last column but for "
-        "those that say that something is not implemented.",
+        "jax2tf and jax2onnx are called as their guides say, with symbolic sizes as well; of "
+        "their errors those count as clear that say what is not implemented.",
         f"Made with {versions}.",
         *_exceptions(results),
         "## The models",

@@ -142,7 +142,7 @@ class Model:
                     continue
                 size = {**size, "batch": 0}
             arrays = self._arrays(rng, size)
-            normal.append((kind, tuple(_ODD[kind](array) for array in arrays)))
+            normal.append((kind, tuple(np.asarray(_ODD[kind](array)) for array in arrays)))
         return normal
 
     def _arrays(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> tuple[np.ndarray, ...]:

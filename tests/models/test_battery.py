@@ -16,7 +16,7 @@ MODELS = all_models()
 
 # Of every field one or two, with what each format finds hardest.
 QUICK = {
-    "saved_model": ("graph_attention", "crf_viterbi", "modes", "careful_with_nan", "nms"),
+    "saved_model": ("graph_attention", "crf_likelihood", "careful_with_nan", "sinkhorn"),
     "gradients": ("tied_autoencoder", "forces", "custom_gradient"),
     "bundle": ("kalman_filter", "gpt_step_with_cache", "wavenet", "boosted_trees"),
     "tflite": ("mobilenet", "ensemble"),
@@ -65,7 +65,7 @@ def test_results_are_those_of_the_models_that_there_are():
     for form, found in results["outcomes"].items():
         assert form in FORMATS
         wanted = {n for n, m in MODELS.items() if form != "gradients" or m.differentiable}
-        assert found.keys() == wanted
+        assert found.keys() <= wanted
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_table_counts_outcomes(results):
     assert page.counts(results, "onnx") == (3, 1, 0, 1, 1)
     assert page.table(results, ["onnx", "jax2onnx"]).splitlines()[2:] == [
         "| ONNX (3) | 1 (33 %) | 0 | 1 | 1 |",
-        "| plain jax2onnx (1) | 1 (100 %) | 0 | 0 | 0 |",
+        "| plain jax2onnx (1) | 1 (100 %) | – | 0 | 0 |",
     ]
     assert page.any_bad(results, ["onnx"])
     assert not page.any_bad(results, ["jax2onnx", *OTHERS])

@@ -70,12 +70,12 @@ def attempt(
     Args:
         model: of the battery.
         form: one of `FORMATS`.
-        static_too: try fixed sizes at all.
+        static_too: try fixed sizes at all; those of other projects are not tried so.
         validate: let the exporter test what it wrote, as it does for users.
         kept: a folder where what jax gives is kept for the next format.
     """
     found = _tried(Subject(model, False, validate), form, kept)
-    if found.outcome == RIGHT or not static_too or not model.symbols:
+    if found.outcome == RIGHT or not static_too or not model.symbols or form in OTHERS:
         return found
     try:
         fixed = _tried(Subject(model, True, validate), form, kept)
