@@ -1,6 +1,6 @@
 """Models through `to_onnx`, run by onnxruntime.
 
-tox runs this in environments of its own, which have jax2onnx.
+tox runs this in environments of its own, which have onnxruntime.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from tests.docs.pages import ROOT
 from tests.export.models import Counter, Net, affine, affine_params, random
 from tests.export.targets import TARGETS
 
-pytest.importorskip("jax2onnx", reason="run `tox -e onnx-py311-jax0102`")
-onnx = pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx", reason="run `tox -e onnx-py311-jax0102`")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 

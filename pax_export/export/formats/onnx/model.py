@@ -118,7 +118,7 @@ class _Model:
         if half is not None:
             one, other = (
                 self._weight(f"{name}.{kind}", np.ascontiguousarray(part))
-                for kind, part in (("real", array.real), ("imag", array.imag))
+                for kind, part in (("real", np.real(array)), ("imag", np.imag(array)))
             )
             assert isinstance(one, Value)
             assert isinstance(other, Value)

@@ -126,7 +126,7 @@ def _extreme(operator: str) -> Callable:
         if x.carrier == np.int64:  # onnxruntime compares some of their bits only
             less = writer("Less", names[1], names[0])
             return writer("Where", less, *(names if operator == "Max" else names[::-1]))
-        return extreme(writer, operator, *names, x.is_float)
+        return extreme(writer, operator, names[0], names[1], x.is_float)
 
     return apply
 

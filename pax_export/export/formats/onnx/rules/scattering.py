@@ -64,11 +64,9 @@ def scattered(
     batching = list(numbers.operand_batching_dims)
     inserted = (*numbers.inserted_window_dims, *batching)
     window_axes = [axis for axis in range(x.rank) if axis not in inserted]
-    width = dict.fromkeys(range(x.rank), 1)
-    width |= {
-        axis: updates.shape[at]
-        for axis, at in zip(window_axes, numbers.update_window_dims, strict=True)
-    }
+    width: list[Any] = [1] * x.rank
+    for axis, at in zip(window_axes, numbers.update_window_dims, strict=True):
+        width[axis] = updates.shape[at]
     placed = list(numbers.scatter_dims_to_operand_dims)
     # What covers part of an axis, and has no place, is at its beginning.
     partial = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import Writer, flat
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.rules.arithmetic import extreme
 from pax_export.export.formats.onnx.rules.slices import padded, spaced
@@ -96,7 +96,7 @@ def reduce_window(
             for names in (one, other)
             for name, value, result in zip(names, values, results)
         ]
-        return tuple(each.name for each in writer.inline(jaxpr, given))
+        return tuple(each.name for each in flat(writer.inline(jaxpr, given)))
 
     names = tuple(value.name for value in values)
     neutral = tuple(start.name for start in starts)
