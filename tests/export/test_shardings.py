@@ -16,7 +16,7 @@ from pax_export.export import load, retarget, spec, to_saved_model
 from pax_export.export.artifact import inspect
 from pax_export.export.lowering.lower import lower_traced, portable
 from pax_export.export.retargeting.retarget import _operations
-from pax_export.export.tracing.traced import trace
+from pax_export.export.tracing.traced import trace, vjp
 from tests.closeness import assert_close
 from tests.consumers.foreign import save
 from tests.export.models import random
@@ -100,6 +100,29 @@ def test_one_device_that_talks_to_itself_is_served_with_gradients(tmp_path):
     rows = random(5, 3)
     hidden = np.tanh(rows @ params["w"])
     assert_close(load(tmp_path / "m")(rows), 5 * hidden - hidden.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_one_device_that_sends_nothing_on_is_refused():
+    """What nobody sends is zero; that is for programs of many devices."""
+    rows_of = PartitionSpec("x")
+    options = {"mesh": ALONE, "in_specs": rows_of, "out_specs": rows_of}
+    shifted = jax.shard_map(lambda x: jax.lax.ppermute(x, "x", []), **options)
+    with pytest.raises(UnsupportedOperationError) as caught:
+        lowered(shifted, 8)
+    assert caught.value.got == "collective_permute"
+
+
+def test_the_gradient_alone_may_speak_of_devices():
+    def function(x):
+        rows_of = PartitionSpec("x")
+        options = {"mesh": ALONE, "in_specs": rows_of, "out_specs": rows_of}
+        return jax.shard_map(lambda x: jax.lax.all_gather(x**2, "x", tiled=True), **options)(x)
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    struct = jax.ShapeDtypeStruct((batch, 4), "float32")
+    traced = vjp(trace(lambda arrays: [function(*arrays)], [struct]), (0,), (0,))
+    written = text(lower_traced(traced, ("cpu",)).portable.module)
+    assert "scatter" not in written and "replica_groups" not in written
 
 
 def test_devices_among_several_are_still_refused():

@@ -43,7 +43,8 @@ def recurrence(params, x):
 
     decay = jax.nn.sigmoid(x * params["decay"])
     there = jax.lax.associative_scan(combine, (decay, x), axis=1)[1]
-    return there + jax.lax.associative_scan(combine, (decay, x), axis=1, reverse=True)[1]
+    back = jax.lax.associative_scan(combine, (decay, x), axis=1, reverse=True)[1]
+    return there + back * jnp.cumprod(decay, axis=1)
 
 
 def noisy(params, x):
@@ -127,7 +128,12 @@ def grouped(params, x):
     )[0]
 
 
+def inverted(params, x):
+    return jnp.linalg.inv(x) + params["shift"]
+
+
 REFUSED = {
+    "inverses": (inverted, "n, n", "lu"),
     "eigenvalues": (blended, "n, n", "eigh"),
     "groups": (grouped, "n, 7", "conv_general_dilated"),
 }

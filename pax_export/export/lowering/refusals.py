@@ -56,7 +56,9 @@ def _refusal(equations: list[Any], error: Exception) -> PaxError:
 
 
 #: How jax says that a size is none that it can work with.
-_OF_SIZES = re.compile("polymorphi|symbolic|static|constant|dynamic|inconclusive", re.IGNORECASE)
+_OF_SIZES = re.compile(
+    "polymorphi|symbolic|static|constant|dynamic|inconclusive|_DimExpr", re.IGNORECASE
+)
 
 
 def _speaks_of(symbolic: list[str], error: Exception) -> bool:

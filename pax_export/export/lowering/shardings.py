@@ -32,9 +32,11 @@ _COLLECTIVES = tuple(
     )
 )
 _NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
-_SIGNS = (
-    *(b"sdy", b"harding", b"replica_groups", b"source_target_pairs"),
-    *(b"partition_id", b"replica_id"),
+#: What stands in the bytes of a module that speaks of devices: names of operations are kept
+#: there, those of attributes are not always.
+_SIGNS = tuple(
+    name.removeprefix("stablehlo.").encode()
+    for name in ("sdy", "harding", *_CALLS[1:], *_COLLECTIVES, *_NUMBERS)
 )
 
 
@@ -137,12 +139,15 @@ def _let_alone(operation: Any) -> None:
 
 
 def _by_itself(operation: Any) -> bool:
-    if "source_target_pairs" in operation.attributes:
-        pairs = ir.DenseIntElementsAttr(operation.attributes["source_target_pairs"])
-        shape, numbers = list(ir.RankedTensorType(pairs.type).shape), list(pairs)
-        return shape[0] > 0 and numbers[::2] == numbers[1::2]
-    groups = ir.DenseIntElementsAttr(operation.attributes["replica_groups"])
-    return list(ir.RankedTensorType(groups.type).shape)[1] == 1
+    """Whether no device has another one to exchange with; as text, for empty lists of pairs."""
+    names = ("source_target_pairs", "replica_groups")
+    text = next(str(operation.attributes[name]) for name in names if name in operation.attributes)
+    values, _, kind = text.rpartition(":")
+    rows, columns = re.findall(r"\d+(?=x)", kind)
+    if names[0] not in operation.attributes:
+        return columns == "1"
+    numbers = re.findall(r"\d+", values)
+    return rows != "0" and numbers[::2] == (numbers[1::2] or numbers)
 
 
 def _zero(operation: Any) -> Any:
