@@ -66,7 +66,7 @@ _current: ContextVar[MutationScope | None] = ContextVar("pax_export_mutation_sco
 
 
 @contextmanager
-def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[None]:
+def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[MutationScope]:
     """Opens these modules, and not those below them, for change while the block runs.
 
     With `constructing` this is the constructor of a module that has no moduledef yet.
@@ -78,7 +78,7 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Non
         set_owner(node, scope)
     token = _current.set(scope)
     try:
-        yield
+        yield scope
     finally:
         # A task that was started inside has a copy of the context in which
         # this scope is current for ever: hence the mark.

@@ -100,7 +100,7 @@ def _opened_copy(tree: Any) -> tuple[Any, Copies]:
     """The same leaves in new modules and containers, but numpy arrays of modules copied."""
     leaves, treedef = jax.tree_util.tree_flatten(tree)
     copy = jax.tree_util.tree_unflatten(treedef, leaves)
-    if np.ndarray in set(map(type, leaves)):
+    if np.ndarray in map(type, leaves):
         for root in _roots(copy):
             check_sharing(root)  # two copies of one array would not be found later
         return with_own_arrays(copy)
@@ -112,9 +112,10 @@ def open_copies(tree: Any, copies: Copies | None = None) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
     roots = _roots(tree)
     modules = [module for root in roots for module in check_sharing(root)]
-    traced = static_before(modules)
+    traced: list[tuple[Node, Any]] = []
     try:
-        with opened(modules):
+        with opened(modules) as scope:
+            traced = static_before(modules, scope.trace)
             yield
     except Exception as error:
         explain_sharding(error, roots)

@@ -31,9 +31,9 @@ _lock = threading.Lock()
 _outside = trace_state()
 
 
-def static_before(modules: list[Node]) -> list[tuple[Node, Any]]:
+def static_before(modules: list[Node], trace: Any) -> list[tuple[Node, Any]]:
     """The static data of modules that a trace begins with; nothing outside of traces."""
-    if trace_state() == _outside:
+    if trace == _outside:
         return []
     return [(module, flatten(module)[1]) for module in modules]
 
