@@ -17,7 +17,7 @@ attributes makes one moduledef, not a hundred.
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -164,7 +164,8 @@ def require_open(node: Node, action: str, name: str) -> None:
             got="a module opened outside of the jit, grad, vmap or scan that runs now",
             write="open it inside: jax.jit(pax.pure(f)), not pax.pure(jax.jit(f))",
         )
-    frame = sys._getframe(1)
+    current = inspect.currentframe()
+    frame = current and current.f_back
     layer = layer_in_training(frame) if action == "set" else None
     if layer is not None:
         # Most often somebody forgot `eval`, which an error about an attribute would not say.

@@ -128,4 +128,4 @@ def test_a_program_is_still_a_program(here, capfd):
     assert main(["run", "--help"]) == 0
     out = capfd.readouterr().out
     assert "pax-export run DIR" in out
-    assert "pax-export run program.py" in out
+    assert "pax-export run [--compat-jax] program.py" in out
