@@ -67,7 +67,7 @@ def batched_convolution(first: Callable) -> Callable:
     convolution = jax.lax.conv_general_dilated_p
 
     def rule(
-        axis: Any, operands: Sequence[Any], places: Sequence[int | None], **parameters: Any
+        axis: Any, operands: Sequence[Any], places: Sequence[Any], **parameters: Any
     ) -> tuple[Any, int | None]:
         if None in places or not jax_export.is_symbolic_dim(operands[0].shape[places[0]]):
             return first(axis, operands, places, **parameters)

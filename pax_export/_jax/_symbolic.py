@@ -19,7 +19,7 @@ from pax_export._jax._platforms import lowering_rules
 from pax_export._jax._scans import associative_scan
 
 for _file in (_convolutions, _fourier, _scans):
-    register_exclusion(_file.__file__)  # these are no lines of a user
+    register_exclusion(str(_file.__file__))  # these are no lines of a user
 
 _lock = threading.Lock()
 _inside = 0  # how many threads and blocks are in `symbolic_rules` now
@@ -62,7 +62,8 @@ def _rules() -> Iterator[tuple[MutableMapping, Any, Any]]:
     if fft in transposes:
         yield transposes, fft, fourier_transpose(transposes[fft])
     name, scan = "associative_scan", associative_scan(jax.lax.associative_scan)
-    yield vars(jax.lax), name, scan
+    names: Any = vars(jax.lax)
+    yield names, name, scan
     home = inspect.unwrap(jax.lax.associative_scan).__globals__
     if name in home:  # where jax's gradients of cumulative products find it
         yield home, name, scan
