@@ -201,7 +201,7 @@ class Functions:
 
 def _is_of(aval: Any, shape: Sequence[int | str], dtype: str) -> bool:
     """Whether an array has this type; how a symbolic size is written differs between versions."""
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+    if jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended):
         return True
     sizes = zip(aval.shape, shape)
     return (

@@ -99,10 +99,11 @@ def _read_jax_bytes(checked: Checked, name: str) -> Exported:
     require("flatbuffers", "stablehlo", "load")
     file = checked.path(f"{name}.jax_export")
     try:
-        exported = jax_export.deserialize(bytearray(file.read_bytes()))
+        content = file.read_bytes()
+        exported = jax_export.deserialize(bytearray(content))
         called = _calls(exported.mlir_module_serialized)
         gradient = exported
-        while gradient.has_vjp():
+        while _MARK in content and gradient.has_vjp():
             gradient = gradient.vjp()
             if _MARK in gradient.mlir_module_serialized:  # what is derived is not read otherwise
                 called |= _calls(gradient.mlir_module_serialized)
