@@ -6,6 +6,7 @@ and gives all outputs as arrays, in jax's order.
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pax_export.export.artifact.report import DEFAULT, Report
 from tests.models.registry import Model
 
 Outputs = list[np.ndarray]
+_ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 Server = Callable[[Sequence[np.ndarray]], Outputs]
 
 
@@ -317,9 +319,24 @@ def _onnxruntime(path: str, names: Sequence[str], wanted: Sequence[str] | None) 
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     taken = {each.name for each in session.get_inputs()}
+    outputs = wanted or [each.name for each in session.get_outputs()]
+
+    def value(array: np.ndarray) -> Any:
+        array = np.asarray(array, order="C")
+        if array.dtype.name != "bfloat16":  # which onnxruntime takes by its bits
+            return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+        return make(array.view(np.uint16), _ONNX_BFLOAT16)
+
+    def array(value: Any) -> np.ndarray:
+        if value.element_type() != _ONNX_BFLOAT16:
+            return value.numpy()
+        content = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+        return np.frombuffer(content, jax.numpy.bfloat16).reshape(value.shape())
 
     def run(inputs: Sequence[np.ndarray]) -> Outputs:
-        return session.run(wanted, {n: a for n, a in zip(names, inputs) if n in taken})
+        given = {name: value(a) for name, a in zip(names, inputs) if name in taken}
+        return [array(each) for each in session.run_with_ort_values(outputs, given)]
 
     return run
 
