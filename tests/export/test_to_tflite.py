@@ -7,6 +7,7 @@ import dataclasses
 import json
 import zipfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -93,11 +94,19 @@ def test_weights_can_be_stored_with_fewer_bits(tmp_path, quantize, bound):
 
 
 def test_what_tflite_has_not_is_named(tmp_path):
-    model = ({}, lambda params, x: jnp.fft.fft(x).real)
+    model = ({}, lambda params, x: jax.scipy.special.gammainc(2.0, x))
     with pytest.raises(_errors.UnsupportedOperationError, match="TFLite cannot express") as caught:
-        to_tflite(model, tmp_path / "m.tflite", spec("2, 6", "complex64"))
-    assert "fft" in caught.value.what.lower()
+        to_tflite(model, tmp_path / "m.tflite", spec("n, 6"))
+    assert "the operation igamma" in caught.value.what
+    assert "test_to_tflite.py" in caught.value.where
     assert not list(tmp_path.iterdir())
+
+
+def test_arrays_that_tflite_has_not_are_named(tmp_path):
+    model = ({}, lambda params, x: x * 1j)
+    with pytest.raises(_errors.UnsupportedOperationError, match="cannot return complex") as caught:
+        to_tflite(model, tmp_path / "m.tflite", spec("n, 6"))
+    assert caught.value.where == "output output"
 
 
 def test_validation_in_a_process_without_jax(tmp_path):

@@ -63,17 +63,17 @@ def test_numbers_one_by_one(tmp_path):
     check(tmp_path, functions, [(SPECIAL,), (NORMAL,), (NORMAL[:1],)], spec("b, 6"))
 
 
+def _of(place, name):
+    """A function of jax.lax, of one of several arrays."""
+    return lambda *arrays: getattr(lax, name)(arrays[place])
+
+
 def test_functions(tmp_path):
     positive = np.abs(NORMAL) + 0.1
     names = "expm1 log1p sinh cosh asinh erf erfc sin cos tan atan".split()
-    functions = {name: lambda x, y, z, f=getattr(lax, name): f(x) for name in names}
-    functions |= {
-        n: lambda x, y, z, f=getattr(lax, n): f(y)
-        for n in "log sqrt rsqrt cbrt lgamma digamma".split()
-    }
-    functions |= {
-        n: lambda x, y, z, f=getattr(lax, n): f(z) for n in "asin acos atanh erf_inv".split()
-    }
+    functions = {name: _of(0, name) for name in names}
+    functions |= {name: _of(1, name) for name in "log sqrt rsqrt cbrt lgamma digamma".split()}
+    functions |= {name: _of(2, name) for name in "asin acos atanh erf_inv".split()}
     functions |= {
         "acosh": lambda x, y, z: lax.acosh(1.0 + y),
         "atan2": lambda x, y, z: lax.atan2(x, z[:, :1] * jnp.ones_like(x)),
@@ -114,6 +114,8 @@ def test_shapes(tmp_path):
         "six_axes": lambda x: x.reshape(-1, 1, 3, 1, 2, 1).transpose(4, 0, 2, 1, 5, 3) * jnp.arange(
             3.0
         ).reshape(1, 1, 3, 1, 1, 1),
+        "moved_by_vmap": lambda x: jax.vmap(lambda r: jnp.outer(r, r), 0, 1)(x).reshape(6, -1),
+        "most": lambda x: [x[:, :-1], x[:-1], x[:, None][:, 0]],
         "returned": lambda x: [x, x],
         "differences": lambda x: [jnp.diff(x, axis=0), jnp.tril(x), jnp.trace(x)],
     }  # fmt: skip

@@ -216,6 +216,10 @@ class _Graph:
         )
 
 
+#: What treats complex numbers as all others.
+_ANY = ("scan", "while", "cond", "custom_linear_solve")
+
+
 def _rule(operation: Operation) -> Rule | None:
     structs = [*operation.operands, *operation.results]
     if any(kind(struct) == "complex64" for struct in structs if hasattr(struct, "dtype")):
@@ -223,7 +227,7 @@ def _rule(operation: Operation) -> Rule | None:
         if found is not None:
             return found
         found = RULES.get(operation.name)
-        if found is not None and not found.parts:
+        if found is not None and not found.parts and operation.name not in _ANY:
             raise NotInTfliteError("it has none for complex numbers.")
         return found
     return RULES.get(operation.name)

@@ -60,7 +60,7 @@ class Operation:
     sizes: Sizes
     #: Runs a traced program with these operands here: `run(program, operands)`.
     run: Callable[[Any, Sequence[Any]], list[Any]]
-    #: Runs a function of jax, traced for arrays like these, here: `call(function, structs, operands)`.
+    #: Runs a function of jax, traced for such arrays, here: `call(function, structs, operands)`.
     call: Callable[[Callable, Sequence[Any], Sequence[Any]], list[Any]]
 
     @property

@@ -232,4 +232,11 @@ def joined(
 def transpose(tensor: Any, permutation: Sequence[int]) -> Any:
     if list(permutation) == list(range(len(permutation))):
         return tensor
+    found = tensor.shape.as_list()
+    wide = [axis for axis in permutation if found[axis] != 1]
+    if wide == sorted(wide) and found.count(None) > 1:
+        # TensorFlow's converter makes a reshape of it, and that errs for several unknown sizes.
+        whole = tf.shape(tensor)
+        sizes = [whole[a] if found[a] is None else found[a] for a in permutation]
+        return _shaped(tensor, sizes)
     return tf.transpose(tensor, list(permutation))

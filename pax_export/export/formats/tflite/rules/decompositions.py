@@ -254,7 +254,8 @@ def _eigh(matrix: Any) -> Any:
 
         off, left, right = entry(p, q), entry(p, p), entry(q, q)
         none = off == 0
-        theta = (right - left) / (2 * jnp.where(none, 1.0, off))
+        # Bounded, so that its square is finite.
+        theta = jnp.clip((right - left) / (2 * jnp.where(none, 1.0, off)), -1e15, 1e15)
         root = jnp.abs(theta) + jnp.sqrt(theta * theta + 1)
         tangent = jnp.where(none, 0.0, jnp.where(theta < 0, -1.0, 1.0) / root)
         cosine = 1 / jnp.sqrt(tangent * tangent + 1)
@@ -310,7 +311,8 @@ def _svd(matrix: Any) -> Any:
         one, other = (a * p).sum(-1), (a * q).sum(-1)
         off, left, right = (one * other).sum(-1), (one * one).sum(-1), (other * other).sum(-1)
         none = off == 0
-        theta = (right - left) / (2 * jnp.where(none, 1.0, off))
+        # Bounded, so that its square is finite.
+        theta = jnp.clip((right - left) / (2 * jnp.where(none, 1.0, off)), -1e15, 1e15)
         root = jnp.abs(theta) + jnp.sqrt(theta * theta + 1)
         tangent = jnp.where(none, 0.0, jnp.where(theta < 0, -1.0, 1.0) / root)
         cosine = 1 / jnp.sqrt(tangent * tangent + 1)

@@ -155,10 +155,8 @@ class _Indices:
                 row: list[Any] = [1] * (rank + len(self.windows))
                 row[rank + self.windows.index(axis)] = self._widths[axis]
                 start = start + reshape(_numbers(self._widths[axis], self._sizes), row, self._sizes)
-            if total is None:
-                total = start
-            else:
-                total = total * self._sizes.of(self._shape[axis]) + start
+            size = self._sizes.of(self._shape[axis])
+            total = start if total is None else total * size + start
         if total is None:
             total = tf.zeros([1] * (rank + len(self.windows)), tf.int32)
         return full(
@@ -246,6 +244,13 @@ def _filled(op: Operation, found: Any, index: _Indices) -> Any:
     known = None if valid is None else tf.get_static_value(valid)
     if valid is None or (known is not None and bool(np.all(known))):
         return found
+    extra = found.shape.rank - len(index.shape)
+    shape = [1 if valid.shape[i] == 1 else size for i, size in enumerate(index.shape)]
+    valid = reshape(valid, [*shape, *[1] * extra], op.sizes)
+    return broadcast(tf.where, valid, found, _filling(op))
+
+
+def _filling(op: Operation) -> Any:
     value = op.params["fill_value"]
     if value is None:
         if is_float(op) or op.dtype == "complex64":
@@ -256,11 +261,7 @@ def _filled(op: Operation, found: Any, index: _Indices) -> Any:
             value = np.iinfo(op.dtype).max
         else:
             value = np.iinfo(op.dtype).min
-    one = constant(np.asarray(value, np.float32 if op.dtype in _FLOATS else op.dtype))
-    extra = found.shape.rank - len(index.shape)
-    shape = [1 if valid.shape[i] == 1 else size for i, size in enumerate(index.shape)]
-    valid = reshape(valid, [*shape, *[1] * extra], op.sizes)
-    return broadcast(tf.where, valid, found, one)
+    return constant(np.asarray(value, np.float32 if op.dtype in _FLOATS else op.dtype))
 
 
 _FLOATS = ("float32", "float16", "bfloat16", "complex64")

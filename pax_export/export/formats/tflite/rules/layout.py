@@ -30,6 +30,9 @@ def broadcast_in_dim(op: Operation, x: Any, *sizes: Any) -> Any:
 
 @rule("reshape", parts=True)
 def reshaped(op: Operation, x: Any, *sizes: Any) -> Any:
+    if op.params.get("dimensions") is not None:
+        # vmap moves its axis and joins it with another in one operation.
+        x = transpose(x, op.params["dimensions"])
     return reshape(x, op.shape, op.sizes)
 
 
@@ -81,7 +84,7 @@ def unstacked(op: Operation, x: Any) -> list[Any]:
     axis = op.params.get("axis", 0)
     pieces = []
     for number, struct in enumerate(op.results):
-        piece = _cut(x, axis, number, number + 1, 1)
+        piece = cut(x, axis, number, number + 1, 1)
         pieces.append(reshape(piece, struct.shape, op.sizes))
     return pieces
 
@@ -96,20 +99,20 @@ def split(op: Operation, x: Any) -> list[Any]:
     axis, start, pieces = op.params["axis"], 0, []
     for size in op.params["sizes"]:
         begin, end = op.sizes.of(start), op.sizes.of(start + size)
-        pieces.append(_cut(x, axis, begin, end, 1))
+        pieces.append(cut(x, axis, begin, end, 1))
         start = start + size
     return pieces
 
 
-def _cut(x: Any, axis: int, start: Any, end: Any, step: int) -> Any:
+def cut(x: Any, axis: int, start: Any, end: Any, step: int) -> Any:
     """Along one axis; the others are whole, whatever their size."""
 
-    def cut(tensor: Any, places: list[int]) -> Any:
+    def part(tensor: Any, places: list[int]) -> Any:
         index: list[Any] = [slice(None)] * tensor.shape.rank
         index[places[0]] = slice(start, end, step)
         return tensor[tuple(index)]
 
-    return joined(x, [axis], 4, cut)
+    return joined(x, [axis], 4, part)
 
 
 @rule("slice", parts=True)
@@ -121,7 +124,7 @@ def sliced(op: Operation, x: Any) -> Any:
         whole = is_static(start) and start == 0 and limit == shape[axis] and step == 1
         if not whole:
             start, limit = op.sizes.of(start), op.sizes.of(limit)
-            x = _cut(x, axis, start, limit, int(step))
+            x = cut(x, axis, start, limit, int(step))
     return x
 
 
@@ -139,7 +142,7 @@ def pad(op: Operation, x: Any, value: Any) -> Any:
 
 def padded(op: Operation, x: Any, value: Any, shape: Any, widths: Any) -> Any:
     shape = list(shape)
-    for axis, (low, high, inner) in enumerate(widths):
+    for axis, (_, _, inner) in enumerate(widths):
         if is_static(inner) and inner == 0:
             continue
         # A row of padding behind each slice, and not behind the last.
@@ -148,12 +151,12 @@ def padded(op: Operation, x: Any, value: Any, shape: Any, widths: Any) -> Any:
         x = _padded_axis(op, x, value, axis + 1, 0, inner)
         shape[axis] = size * (inner + 1)
         x = reshape(x, shape, op.sizes)
-        x = _cut(x, axis, 0, op.sizes.of(shape[axis] - inner), 1)
+        x = cut(x, axis, 0, op.sizes.of(shape[axis] - inner), 1)
         shape[axis] = shape[axis] - inner
-    cut = [(min(_low(low), 0), min(_low(high), 0)) for low, high, _ in widths]
-    for axis, (low, high) in enumerate(cut):
+    negative = [(min(_low(low), 0), min(_low(high), 0)) for low, high, _ in widths]
+    for axis, (low, high) in enumerate(negative):
         if low or high:
-            x = _cut(x, axis, op.sizes.of(-low), op.sizes.of(shape[axis] + high), 1)
+            x = cut(x, axis, op.sizes.of(-low), op.sizes.of(shape[axis] + high), 1)
     edges = [(_low(low, 0), _low(high, 0)) for low, high, _ in widths]
     for axis, (before, after) in enumerate(edges):
         if not (is_static(before) and before == 0 and is_static(after) and after == 0):
