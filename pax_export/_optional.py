@@ -26,7 +26,7 @@ PACKAGES = {
     "checkpoint": ("orbax-checkpoint>=0.12",),
     "stablehlo": (_SAFETENSORS, "flatbuffers>=24.3.25"),
     "tflite": (_TENSORFLOW, "ai-edge-litert>=2.1"),
-    "onnx": ("jax2onnx>=0.17", "onnx>=1.20", "onnxruntime>=1.24"),
+    "onnx": ("onnx>=1.20", "onnxruntime>=1.24"),
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),
     "signing": ("model-signing>=1.1", "pyOpenSSL>=25"),

@@ -14,9 +14,6 @@ from jax import lax
 from pax_export.export import load, spec, to_onnx
 from tests.closeness import assert_close
 
-pytest.importorskip("onnx", reason="run `tox -e onnx-py311-jax0102`")
-pytest.importorskip("onnxruntime")
-
 ODD = np.array([[0.0, -0.0, 1.5, -2.5, np.nan, np.inf, -np.inf, 0.5, -7.0, 7.0]], np.float32)
 WHOLE = np.array([[0, 1, -1, 7, 7, -8, 2**31 - 1, -(2**31), 65, 12]], np.int32)
 

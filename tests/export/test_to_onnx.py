@@ -1,7 +1,4 @@
-"""Models through `to_onnx`, run by onnxruntime.
-
-tox runs this in environments of its own, which have onnxruntime.
-"""
+"""Models through `to_onnx`, run by onnxruntime."""
 
 from __future__ import annotations
 
@@ -12,6 +9,8 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 import pax_export as pax
@@ -23,9 +22,6 @@ from tests.closeness import assert_close
 from tests.docs.pages import ROOT
 from tests.export.models import Counter, Net, affine, affine_params, random
 from tests.export.targets import TARGETS
-
-onnx = pytest.importorskip("onnx", reason="run `tox -e onnx-py311-jax0102`")
-onnxruntime = pytest.importorskip("onnxruntime")
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

@@ -94,8 +94,6 @@ def wrong_answers(functions, seconds):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_thread_gets_its_own_answer(name, tmp_path):
-    if name == "onnx":
-        pytest.importorskip("jax2onnx", reason="run `tox -e onnx-py311-jax0102`")
     model = load(exported(FORMATS[name][0], tmp_path, FORMATS[name][1]))
     calls, wrong = wrong_answers(list(model.signatures.values()), SECONDS)
     print(f"{name}: {calls} calls, {wrong} wrong")

@@ -361,7 +361,7 @@ NEEDS = {
     "gradients": ("tensorflow",),
     "bundle": ("safetensors",),
     "tflite": ("tensorflow", "ai_edge_litert"),
-    "onnx": ("jax2onnx", "onnxruntime"),
+    "onnx": ("onnx", "onnxruntime"),
     "jax2tf": ("tensorflow",),
     "jax2onnx": ("jax2onnx", "onnxruntime"),
 }

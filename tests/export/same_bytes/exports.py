@@ -34,7 +34,7 @@ from tests.export.targets import TARGETS
 TENSORFLOW = ("tensorflow",)
 BUNDLE = ("safetensors", "flatbuffers")
 TFLITE = ("tensorflow", "ai_edge_litert")
-ONNX = ("jax2onnx", "onnx", "onnxruntime")
+ONNX = ("onnx", "onnxruntime")
 #: Not a package: the devices of this process.
 EIGHT_DEVICES = "eight devices"
 

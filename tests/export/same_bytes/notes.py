@@ -22,7 +22,7 @@ from tests.export.same_bytes import contents, public_names
 from tests.export.same_bytes.exports import Export, exports
 
 _PACKAGES = (
-    "jax", "jaxlib", "numpy", "tensorflow", "ai-edge-litert", "jax2onnx", "onnx", "flatbuffers",
+    "jax", "jaxlib", "numpy", "tensorflow", "ai-edge-litert", "onnx", "flatbuffers",
     "safetensors", "optax", "protobuf",
 )  # fmt: skip
 _VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_ENABLE_X64")
