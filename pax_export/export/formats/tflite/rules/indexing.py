@@ -205,7 +205,8 @@ def gather(op: Operation, x: Any, indices: Any) -> Any:
     outer = len(index.shape)
     made = [*range(outer), *index.windows, *kept]  # the axes of what was found, after the outer
     result_shape = [*index.shape, *(widths[axis] for axis in (*index.windows, *kept))]
-    found = reshape(found, result_shape, op.sizes)
+    if found.shape.rank != len(result_shape):  # without the axes that are hidden
+        found = reshape(found, result_shape, op.sizes)
     if "FILL" in mode.upper():
         found = _filled(op, found, index)
     # Where each axis of the result comes from.
