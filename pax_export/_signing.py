@@ -31,7 +31,6 @@ from pax_export._files import bounded, file_types, signature_file
 from pax_export._files.replacing import files
 from pax_export._optional import require
 
-_EXTRA = "signing"
 _FEW = 5
 #: A key has a few hundred bytes.
 _LARGEST_KEY = 1 << 16
@@ -133,8 +132,8 @@ def _verify(config: Any, path: Path, shown: str) -> None:
 
 def _part(name: str, purpose: str) -> Any:
     """A part of model-signing."""
-    require("OpenSSL", _EXTRA, purpose)  # which it imports, and version 1.1 does not ask for
-    return require(f"model_signing.{name}", _EXTRA, purpose)
+    require("OpenSSL", "signing", purpose)  # which it imports, and version 1.1 does not ask for
+    return require(f"model_signing.{name}", "signing", purpose)
 
 
 def _key_file(key: Key, argument: str) -> Path:

@@ -165,6 +165,9 @@ def test_a_missing_gradient_is_told_from_a_model_that_cannot_be_called(tmp_path,
 
     monkeypatch.setattr(saved_model, "write", write)
     with pytest.raises(ValidationError) as caught:
-        to_saved_model(model, tmp_path / "right", spec("n, 3"))
+        to_saved_model(model, tmp_path / "right", spec("n, 3"), vjp_order=1)
     assert caught.value.what == "The gradient of the exported model cannot be computed."
     assert "this export holds no gradients" in caught.value.got
+    # Nobody asked for this one, so the export is written without it, and says so.
+    report = to_saved_model(model, tmp_path / "plain", spec("n, 3"))
+    assert "gradient" in report.signatures["serving_default"].no_gradient

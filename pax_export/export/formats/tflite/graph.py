@@ -140,7 +140,7 @@ class _Graph:
         if id(value) in self._constants:
             return self._read(self._constants[id(value)][0])
         value = getattr(value, "val", value)
-        if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if hasattr(value, "dtype") and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
         value = np.asarray(value)
         if value.dtype.name == "float64" and not jax.config.read("jax_enable_x64"):

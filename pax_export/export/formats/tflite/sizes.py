@@ -74,7 +74,7 @@ def _value(node: Any, known: Mapping[str, Any]) -> Any:
             return known[name]
         case ast.UnaryOp(operand=operand):
             return -_value(operand, known)
-        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=power)):
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
             value, result = _value(left, known), 1
             for _ in range(power):
                 result = result * value

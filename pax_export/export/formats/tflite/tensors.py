@@ -55,7 +55,8 @@ def constant(value: Any, dtype: Any = None) -> Any:
     """An array of jax or numpy as what is computed with."""
     array = np.asarray(value) if dtype is None else np.asarray(value, dtype)
     if array.dtype.kind == "c":
-        return Pair(tf.constant(array.real.astype("f")), tf.constant(array.imag.astype("f")))
+        parts = (np.real(array), np.imag(array))
+        return Pair(*(tf.constant(part.astype("f")) for part in parts))
     carrier = CARRIERS[array.dtype.name]
     if array.dtype.name == "uint32":
         return tf.constant(array.view(np.int32))
