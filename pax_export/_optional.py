@@ -13,7 +13,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from pax_export._errors import MissingPackageError
-from pax_export._tensorflow_log import quiet_start
 
 _TENSORFLOW, _SAFETENSORS = "tensorflow>=2.21,<3", "safetensors>=0.7"
 #: What each extra of ``setup.cfg`` brings; under "all", what the whole library needs.
@@ -61,6 +60,8 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
 
 
 def _load_tensorflow() -> None:
+    from pax_export._tensorflow_log import quiet_start
+
     with quiet_start():
         tensorflow = importlib.import_module("tensorflow")
         # It looks for GPUs now, and says that there is none now.

@@ -38,13 +38,17 @@ def test_every_kind_has_a_cause_and_a_cure():
     assert [name for name, parts in ROWS.items() if min(map(len, parts)) < 10] == []
 
 
+#: Files whose own kinds never leave their room: raised below, and caught above.
+SIGNALS = {"convert.py", "model_cases.py", "rule.py"}
+
+
 def test_no_other_file_of_the_package_makes_a_kind_of_error():
     made = {
         path.name
         for path in (ROOT / "pax_export").rglob("*.py")
         if re.search(r"^ *class \w+(Error|Warning)\b", path.read_text(), re.M)
     }
-    assert made == {"_errors.py"}
+    assert made - SIGNALS == {"_errors.py"}
 
 
 @pytest.mark.parametrize("name", KINDS)

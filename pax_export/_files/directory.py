@@ -107,7 +107,7 @@ def check(path: str | os.PathLike[str], ours: replacing.Recognize | None) -> Non
     """Refuses, by an ExportPathError, a place that cannot take an export, before any work."""
     path = place(path)
     try:
-        is_there = os.path.lexists(path) and path.lstat() is not None
+        is_there = os.path.lexists(path)
         parent = next(parent for parent in (path, *path.parents) if parent.exists())
     except OSError as error:
         raise unwritable(path, error) from error

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import named_modules
+from pax_export.core import named_modules, near_names
 
 
 def selected_paths(net: Any, selection: Any) -> tuple[str, ...]:
@@ -49,7 +48,7 @@ def _matches(each: Any, path: str, module: Any) -> bool:
 
 
 def _nothing(each: Any, paths: list[str]) -> InvalidArgumentError:
-    near = difflib.get_close_matches(each, paths, n=3) if isinstance(each, str) else []
+    near = near_names(each, paths, 3) if isinstance(each, str) else []
     shown = ", ".join(near or paths[1:6])
     return InvalidArgumentError(
         "There is no such module in the net.",

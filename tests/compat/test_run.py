@@ -153,8 +153,8 @@ def test_what_cannot_be_run(arguments, code, message, tmp_path):
 
 def test_help():
     text = pax_export_run("--help").stdout
-    assert "\n       pax-export run program.py [argument ...]\n" in text
-    assert "pax-export run -m module" in text
+    assert "\n       pax-export run [--compat-jax] program.py [argument ...]\n" in text
+    assert "pax-export run [--compat-jax] -m module" in text
 
 
 @pytest.mark.parametrize("first", ["pax", "opax"])

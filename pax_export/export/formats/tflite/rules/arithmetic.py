@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.swaps import minus, over
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
     Sizes,
@@ -36,7 +37,7 @@ def add(op: Operation, x: Any, y: Any) -> Any:
 
 @rule("sub", thin=True)
 def sub(op: Operation, x: Any, y: Any) -> Any:
-    return wrapped(broadcast(tf.subtract, x, y), op.dtype)
+    return wrapped(broadcast(minus, x, y), op.dtype)
 
 
 @rule("mul", thin=True)
@@ -46,7 +47,8 @@ def mul(op: Operation, x: Any, y: Any) -> Any:
 
 @rule("neg", thin=True)
 def neg(op: Operation, x: Any) -> Any:
-    return wrapped(tf.negative(x), op.dtype)
+    # A sum with what is negated is a difference to the converter, see `swaps`.
+    return wrapped(tf.multiply(x, like(x, -1)), op.dtype)
 
 
 @rule("abs", thin=True)
@@ -61,7 +63,7 @@ def square(op: Operation, x: Any) -> Any:
 
 @rule("one_minus_square", thin=True)
 def one_minus_square(op: Operation, x: Any) -> Any:
-    return wrapped((1 - x) * (1 + x), op.dtype)
+    return wrapped(minus(like(x, 1), x) * (1 + x), op.dtype)
 
 
 @rule("sign", thin=True)
@@ -76,7 +78,7 @@ def sign(op: Operation, x: Any) -> Any:
 @rule("div", thin=True)
 def div(op: Operation, x: Any, y: Any) -> Any:
     if is_float(op):
-        return broadcast(tf.divide, x, y)
+        return broadcast(over, x, y)
     return wrapped(_quotient(op, x, y)[0], op.dtype)
 
 
@@ -171,7 +173,7 @@ def integer_power(op: Operation, x: Any) -> Any:
         if left:
             base = base * base
     result = wrapped(result, op.dtype)
-    return like(x, 1) / result if exponent < 0 else result
+    return over(like(x, 1), result) if exponent < 0 else result
 
 
 @rule("polynomial", thin=True)

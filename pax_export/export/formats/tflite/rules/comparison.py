@@ -8,6 +8,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, like, logical_shift, signed
+from pax_export.export.formats.tflite.swaps import minus
 from pax_export.export.formats.tflite.tensors import broadcast, constant, single, tf, wrapped
 
 
@@ -114,7 +115,7 @@ def exclusive_or(op: Operation, x: Any, y: Any) -> Any:
 def negation(op: Operation, x: Any) -> Any:
     if op.dtype == "bool":
         return tf.logical_not(x)
-    return wrapped(-1 - x, op.dtype)
+    return wrapped(minus(-1, x), op.dtype)
 
 
 def _xor(op: Operation, x: Any, y: Any) -> Any:
@@ -172,7 +173,7 @@ def shift_right_logical(op: Operation, x: Any, y: Any) -> Any:
         raise NotInTfliteError("it shifts these with their sign only.")
     shifted = broadcast(tf.bitwise.right_shift, x, tf.minimum(y, 31))
     # The zeros that come from the left, in the place of the signs.
-    fill = tf.gather(constant(_POWERS), tf.minimum(tf.maximum(32 - y, 0), 32))
+    fill = tf.gather(constant(_POWERS), tf.minimum(tf.maximum(minus(32, y), 0), 32))
     result = tf.where(tf.less(x, 0), shifted + fill, shifted)
     return tf.where(tf.greater(y, 31), tf.zeros_like(result), result)
 

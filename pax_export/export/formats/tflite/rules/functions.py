@@ -10,6 +10,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like
+from pax_export.export.formats.tflite.swaps import minus, over
 from pax_export.export.formats.tflite.tensors import broadcast, tf
 
 
@@ -82,7 +83,7 @@ def sinh(op: Operation, x: Any) -> Any:
 @rule("cosh", thin=True)
 def cosh(op: Operation, x: Any) -> Any:
     half = tf.exp(tf.abs(x) * 0.5)
-    return (0.5 * half) * half + 0.5 / half / half
+    return (0.5 * half) * half + over(0.5, half) / half
 
 
 @rule("asinh", thin=True)
@@ -107,7 +108,7 @@ def acosh(op: Operation, x: Any) -> Any:
 
 @rule("atanh", thin=True)
 def atanh(op: Operation, x: Any) -> Any:
-    return 0.5 * log1p(2.0 * x / (1.0 - x))
+    return 0.5 * log1p(2.0 * x / minus(1.0, x))
 
 
 @rule("atan2", thin=True)
@@ -132,12 +133,12 @@ def atan(op: Operation, x: Any) -> Any:
 
 @rule("asin", thin=True)
 def asin(op: Operation, x: Any) -> Any:
-    return _atan2(x, tf.sqrt((1.0 - x) * (1.0 + x)))
+    return _atan2(x, tf.sqrt(minus(1.0, x) * (1.0 + x)))
 
 
 @rule("acos", thin=True)
 def acos(op: Operation, x: Any) -> Any:
-    return _atan2(tf.sqrt((1.0 - x) * (1.0 + x)), x)
+    return _atan2(tf.sqrt(minus(1.0, x) * (1.0 + x)), x)
 
 
 @rule("cbrt", thin=True)
@@ -156,7 +157,7 @@ _COMPLEMENT = (
 
 def _upper(x: Any) -> Any:
     """`erfc` of numbers that are not negative."""
-    t = 1.0 / (1.0 + 0.5 * x)
+    t = over(1.0, 1.0 + 0.5 * x)
     return t * tf.exp(horner(t, _COMPLEMENT) - x * x)
 
 
@@ -178,9 +179,9 @@ def erf(x: Any) -> Any:
 @rule("erfc", thin=True)
 def erfc(op: Operation, x: Any) -> Any:
     far = _upper(tf.minimum(tf.abs(x), like(x, 10.0)))
-    far = tf.where(tf.less(x, like(x, 0)), 2.0 - far, far)
+    far = tf.where(tf.less(x, like(x, 0)), minus(2.0, far), far)
     return tf.where(
-        tf.less(tf.abs(x), like(x, 0.5)), 1.0 - erf(x), tf.where(tf.not_equal(x, x), x, far)
+        tf.less(tf.abs(x), like(x, 0.5)), minus(1.0, erf(x)), tf.where(tf.not_equal(x, x), x, far)
     )
 
 
@@ -233,7 +234,7 @@ def lgamma(op: Operation, x: Any) -> Any:
     # Lanczos' sum cancels near the roots 1 and 2; there a series around them is exact.
     found = tf.where(tf.greater(z, like(z, 1e30)), z, found)
     part = tf.abs(x) - tf.floor(tf.abs(x))
-    part = tf.minimum(part, 1.0 - part)
+    part = tf.minimum(part, minus(1.0, part))
     sine = tf.math.log(tf.sin(math.pi * part))
     result = tf.where(reflected, math.log(math.pi) - sine - found, found)
     infinite = tf.logical_and(tf.less_equal(x, like(x, 0)), tf.equal(x, tf.floor(x)))
@@ -244,15 +245,15 @@ def lgamma(op: Operation, x: Any) -> Any:
 @rule("digamma", thin=True)
 def digamma(op: Operation, x: Any) -> Any:
     reflected = tf.less(x, like(x, 0.5))
-    z = tf.where(reflected, 1.0 - x, x)
+    z = tf.where(reflected, minus(1.0, x), x)
     total = like(z, 0.0)
     for step in range(8):
-        total = total - 1.0 / (z + float(step))
+        total = total - over(1.0, z + float(step))
     far = z + 8.0
-    inverse = 1.0 / (far * far)
+    inverse = over(1.0, far * far)
     series = inverse * horner(inverse, [1 / 252, -1 / 120, 1 / 12])
-    found = total + tf.math.log(far) - 0.5 / far - series
-    part = x + tf.floor(0.5 - x)  # tan has this period
+    found = total + tf.math.log(far) - over(0.5, far) - series
+    part = x + tf.floor(minus(0.5, x))  # tan has this period
     angle = math.pi * part
     mirrored = found - math.pi * tf.cos(angle) / tf.sin(angle)
     pole = tf.logical_and(tf.less_equal(x, like(x, 0)), tf.equal(x, tf.floor(x)))

@@ -17,6 +17,7 @@ from pax_export.export.formats.tflite.rules.arithmetic import (
 )
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.rules.functions import exp
+from pax_export.export.formats.tflite.swaps import minus
 from pax_export.export.formats.tflite.tensors import constant, tf, wrapped
 
 
@@ -90,7 +91,7 @@ def argmax(op: Operation, x: Any) -> Any:
 
 @rule("argmin")
 def argmin(op: Operation, x: Any) -> Any:
-    keys = -1 - ordered(x, op.dtype)
+    keys = minus(-1, ordered(x, op.dtype))
     if is_float(op):  # NaN is found first here, too
         keys = tf.where(tf.not_equal(x, x), like(keys, 2**31 - 1), keys)
     return _place(op, keys)

@@ -9,6 +9,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.comparison import ordered
+from pax_export.export.formats.tflite.swaps import minus
 from pax_export.export.formats.tflite.tensors import (
     reshape,
     tf,
@@ -26,7 +27,7 @@ def sort(op: Operation, *xs: Any) -> list[Any]:
     rows = _rows([shape[each] for each in order])
     flat = [reshape(transpose(x, order), rows, op.sizes) for x in xs]
     for place in reversed(range(keys)):  # the last key first, and each is stable
-        places = _sorted_places(-1 - ordered(flat[place], _kind(op, place)), count)
+        places = _sorted_places(minus(-1, ordered(flat[place], _kind(op, place))), count)
         flat = [at_places(x, places) for x in flat]
     back = [order.index(each) for each in range(rank)]
     moved = [shape[each] for each in order]
@@ -65,7 +66,7 @@ def top_k(op: Operation, x: Any) -> list[Any]:
     rows = reshape(transpose(x, order), _rows([shape[each] for each in order]), op.sizes)
     keys = ordered(rows, op.dtype)
     if not params.get("is_max_k", True):
-        keys = -1 - keys
+        keys = minus(-1, keys)
     count = op.sizes.of(op.shape[axis])
     places = _sorted_places(keys, count)
     values = at_places(rows, places)
