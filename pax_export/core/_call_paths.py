@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._subclassing import base_of
 from pax_export.core._traversal import named_modules
 from pax_export.core._tree import Node, flatten
@@ -47,6 +48,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             if isinstance(self, Node):  # else a view of one, whose own call is around this
                 _note(error, self)
+                explain_sharding(error, [self])
             raise
 
     return __call__

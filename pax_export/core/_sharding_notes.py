@@ -32,17 +32,22 @@ _JAX = str(Path(jax.__file__).parent) + os.sep
 
 
 def explain_sharding(error: Exception, roots: list[Any]) -> None:
-    """Adds a note to an error of jax about Explicit axes, if it is one and has none yet.
+    """Adds a note to an error of jax about Explicit axes, if it is one; a longer one stays.
+
+    On its way up an error comes to modules that know more of the path.
 
     Args:
         error: what is being raised.
         roots: the modules in which the path of the guilty one is looked for.
     """
-    if not _is_about_sharding(error) or any(map(_is_ours, getattr(error, "__notes__", ()))):
+    if not _is_about_sharding(error):
         return
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if any(_has_explicit_axes(leaf) for leaf in _arrays(frames, roots)):
-        error.add_note(f"{_BEGIN}and only the program knows.\n{_where(frames, roots)}{_ADVICE}")
+        notes = getattr(error, "__notes__", [])
+        new = f"{_BEGIN}and only the program knows.\n{_where(frames, roots)}{_ADVICE}"
+        ours = max([new, *filter(_is_ours, notes)], key=len)
+        error.__notes__ = [*(note for note in notes if not _is_ours(note)), ours]
 
 
 def _is_ours(note: str) -> bool:

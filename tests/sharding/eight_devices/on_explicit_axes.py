@@ -189,7 +189,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("way", ["pure", "jit of pure", "update", "pax.jit"])
+@pytest.mark.parametrize("way", ["pure", "jit of pure", "update", "pax.jit", "call", "jit"])
 def test_jaxs_message_about_a_users_own_module_gets_a_note(how, way, mesh):
     lies, weight_lies = SPECS[how]
     net = pax.Sequential(pax.Identity(), Head(how))
@@ -201,6 +201,10 @@ def test_jaxs_message_about_a_users_own_module_gets_a_note(how, way, mesh):
             pax.purecall(net, x)
         elif way == "jit of pure":
             jax.jit(lambda net, x: net % x)(net, x)
+        elif way == "call":
+            net(x)
+        elif way == "jit":
+            jax.jit(lambda net, x: net(x))(net, x)
         elif way == "pax.jit":
             pax.transforms.jit(lambda net, x: net(x))(net, x)
         else:
