@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 
-_lock = threading.Lock()
-_inside = 0  # how many threads and blocks are in `symbolic_convolutions` now
+from pax_export._jax._exchange import exchange
+
 _NAME = "conv_general_dilated"
 #: Where jax's rule for the gradient finds its convolution, wherever that is by now.
 _home: dict[str, Any] = inspect.unwrap(jax.lax.conv_general_dilated).__globals__
 _first: Any = jax.lax.conv_general_dilated
 
 
-@contextmanager
-def symbolic_convolutions() -> Iterator[None]:
+def symbolic_convolutions() -> AbstractContextManager[None]:
     """Lets convolutions be differentiated in its block where their strides meet symbolic sizes.
 
     How far the gradient is padded depends on the remainder then; jax computes
     that, and its own convolution takes no such padding.  `lax.pad` does.
     """
-    global _inside, _first
-    with _lock:
-        if not _inside:
-            _first, _home[_NAME] = _home.get(_NAME, _first), _convolve
-        _inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                _home[_NAME] = _first
+    return _exchanged()
+
+
+def _rules() -> Iterator[tuple[Any, str, Any]]:
+    global _first
+    _first = _home.get(_NAME, _first)
+    yield _home, _NAME, _convolve
+
+
+_exchanged = exchange(_rules)
 
 
 def _convolve(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,32 +12,27 @@ from jax import lax
 from jax.interpreters import ad
 from jax.lax import linalg
 
-_lock = threading.Lock()
-_inside = 0  # how many threads and blocks are in `symbolic_derivatives` now
+from pax_export._jax._exchange import exchange
+
 _first: dict[Any, Any] = {}
 
 
-@contextmanager
-def symbolic_derivatives() -> Iterator[None]:
+def symbolic_derivatives() -> AbstractContextManager[None]:
     """Lets products, cumulative reductions and triangular systems be differentiated in its block.
 
     jax's rules look at sizes for that: which of two is larger, or whether anything is left to
     multiply.  Where these are symbolic, other rules say the same without; elsewhere jax's hold.
     """
-    global _inside
-    with _lock:
-        if not _inside:
-            for primitive, rule in _RULES.items():
-                _first[primitive] = ad.primitive_jvps[primitive]
-                ad.primitive_jvps[primitive] = partial(_where_symbolic, primitive, rule)
-        _inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                ad.primitive_jvps.update(_first)
+    return _exchanged()
+
+
+def _rules() -> Iterator[tuple[Any, Any, Any]]:
+    for primitive, rule in _RULES.items():
+        _first[primitive] = ad.primitive_jvps[primitive]
+        yield ad.primitive_jvps, primitive, partial(_where_symbolic, primitive, rule)
+
+
+_exchanged = exchange(_rules)
 
 
 def _where_symbolic(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from jax.extend.source_info_util import register_exclusion
 
 from pax_export._jax import _convolutions, _fourier, _scans
 from pax_export._jax._convolutions import batched_convolution
+from pax_export._jax._exchange import exchange
 from pax_export._jax._fourier import SymbolicIndex, fourier_rule, fourier_transpose
 from pax_export._jax._platforms import lowering_rules
 from pax_export._jax._scans import associative_scan
@@ -21,34 +21,15 @@ from pax_export._jax._scans import associative_scan
 for _file in (_convolutions, _fourier, _scans):
     register_exclusion(str(_file.__file__))  # these are no lines of a user
 
-_lock = threading.Lock()
-_inside = 0  # how many threads and blocks are in `symbolic_rules` now
-_before: list[tuple[MutableMapping, Any, Any]] = []
 
-
-@contextmanager
-def symbolic_rules() -> Iterator[None]:
+def symbolic_rules() -> AbstractContextManager[None]:
     """Lets jax trace, differentiate and lower in its block what it does for numbers only.
 
     These are convolutions with a kernel for each example of a batch, Fourier transforms, and
     associative scans, along symbolic sizes.  Everything else goes its way, and the rules go with
     the block.
     """
-    global _inside
-    with _lock:
-        if not _inside:
-            for table, primitive, rule in _rules():
-                _before.append((table, primitive, table[primitive]))
-                table[primitive] = rule
-        _inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            while not _inside and _before:
-                table, primitive, rule = _before.pop()
-                table[primitive] = rule
+    return _exchanged()
 
 
 def _rules() -> Iterator[tuple[MutableMapping, Any, Any]]:
@@ -73,6 +54,9 @@ def _rules() -> Iterator[tuple[MutableMapping, Any, Any]]:
     for table in lowering_rules():
         if fft in table:
             yield table, fft, _replaced(table[fft], fourier_rule)
+
+
+_exchanged = exchange(_rules)
 
 
 def _replaced(entry: Any, change: Callable[[Callable], Callable]) -> Any:
