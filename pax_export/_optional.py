@@ -28,6 +28,7 @@ PACKAGES = {
     "onnx": ("onnx>=1.20", "onnxruntime>=1.24"),
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),
+    "adopt": (_SAFETENSORS, "gguf>=0.17", "h5py>=3.11", "msgpack>=1.0"),
     "signing": ("model-signing>=1.1", "pyOpenSSL>=25"),
     "examples": (
         _TENSORFLOW,
@@ -35,6 +36,9 @@ PACKAGES = {
         "rich>=13.7",
         "scikit-learn>=1.5",
         "matplotlib>=3.9",
+        "gguf>=0.17",
+        "tokenizers>=0.21",
+        "jinja2>=3.1",
     ),
 }
 
