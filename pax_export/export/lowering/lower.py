@@ -28,6 +28,7 @@ from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.lowering.eigenvalues import ask_alike, says_eigh
 from pax_export.export.lowering.empty_batches import let_be_empty, may_be_empty
+from pax_export.export.lowering.keep_nan import keep_nan, says_extremes
 from pax_export.export.lowering.products import forget_algorithm
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.shardings import drop_shardings, says_shardings
@@ -228,6 +229,8 @@ def portable(
             ask_alike(list(_operations(module.operation)))
         if empty:
             let_be_empty(list(_operations(module.operation)), empty)
+        if single and says_extremes(serialized):
+            keep_nan(list(_operations(module.operation)))
         if allowed is not None:
             _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS)
         _name_operands(module, names or {})
