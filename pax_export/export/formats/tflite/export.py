@@ -17,7 +17,7 @@ from pax_export.export.artifact.report import SHA256, Report, package_versions, 
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import make_variables, tensorflow
-from pax_export.export.formats.tflite.graph import make_function
+from pax_export.export.formats.tflite.graph import Scopes, make_function
 from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
@@ -39,6 +39,8 @@ _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
 #: How much farther from jax than rounding the numbers of a quantised model are.
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
 _OPERATION = re.compile(r"\btf\.(?!Const\b)(\w+)")
+#: A scope that `make_function` gave to an operation of jax: the innermost of a name.
+_SCOPE = re.compile(r"(jax_operation_\d+_)(?=/(?!jax_operation_)|@)")
 
 
 def to_tflite(
@@ -170,12 +172,30 @@ class _TfliteWriter(Writer):
 
 def _converted(store: Store, programs: Sequence[Program], quantize: str | None) -> bytes:
     """Converts programs to one TFLite model, with nothing but built-in operations."""
+    try:
+        return _convert(store, programs, quantize)
+    except UnsupportedOperationError:
+        raise
+    except Exception as error:  # the converter has classes of its own for this
+        refused = error
+    # Once more, and slower: with names by which its complaint leads to an operation of jax.
+    scopes: Scopes = {}
+    try:
+        return _convert(store, programs, quantize, scopes)
+    except Exception as error:
+        raise _refused(error, scopes) from refused
+
+
+def _convert(
+    store: Store, programs: Sequence[Program], quantize: str | None, scopes: Scopes | None = None
+) -> bytes:
     tf = tensorflow("to_tflite")
     variables = make_variables(store)
     root = tf.Module()
     root.leaves = variables
     functions = {
-        each.key: make_function(each, store, variables).get_concrete_function() for each in programs
+        each.key: make_function(each, store, variables, scopes).get_concrete_function()
+        for each in programs
     }
     with leftovers.scratch() as place, generated_files_removed():
         folder = str(place)
@@ -188,19 +208,19 @@ def _converted(store: Store, programs: Sequence[Program], quantize: str | None) 
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if quantize == "float16":
             converter.target_spec.supported_types = [tf.float16]
-        try:
-            return converter.convert()
-        except Exception as error:  # the converter has classes of its own for this
-            raise _refused(error) from error
+        return converter.convert()
 
 
-def _refused(error: Exception) -> UnsupportedOperationError:
+def _refused(error: Exception, scopes: Scopes) -> UnsupportedOperationError:
     """Names the operations, out of a text of many lines of MLIR."""
     text = str(error)
-    names = dict.fromkeys(_OPERATION.findall(text))
+    blamed = [scopes[each] for each in dict.fromkeys(_SCOPE.findall(text)) if each in scopes]
+    names = dict.fromkeys(_OPERATION.findall(text)) or dict.fromkeys(name for name, _ in blamed)
+    places = dict.fromkeys(place for _, place in blamed if place)
     return UnsupportedOperationError(
         "TFLite cannot express this model"
         + (f": it has no {', '.join(names)} like this." if names else "."),
+        where="; ".join(list(places)[:5]) or None,
         got=re.sub(r"\s+", " ", text)[:500],
         write="the same in other operations of jax.numpy and jax.lax, or float32 numbers; "
         "a size instead of a symbolic dimension; or another target, e.g. to_saved_model",

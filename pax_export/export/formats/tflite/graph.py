@@ -44,8 +44,18 @@ _WRITE = (
 )
 
 
-def make_function(program: Program, store: Store, variables: Sequence[Any]) -> Any:
-    """A `tf.function` of the inputs of a program, by position; gives the outputs by name."""
+#: What stood where: the operation and its place, by the scope that its tensors are named in.
+Scopes = dict[str, tuple[str, str | None]]
+
+
+def make_function(
+    program: Program, store: Store, variables: Sequence[Any], scopes: Scopes | None = None
+) -> Any:
+    """A `tf.function` of the inputs of a program, by position; gives the outputs by name.
+
+    With `scopes`, to be filled, each operation has a scope of its own: the converter names those
+    in its complaints.
+    """
     traced, entries = program.traced, program.inputs.flat
     places = [store.of_constant(value) for value in traced.constants]
     leaves = len(traced.structs) - len(entries)
@@ -57,7 +67,7 @@ def make_function(program: Program, store: Store, variables: Sequence[Any]) -> A
         sizes = sizes_of([struct.shape for struct in structs], inputs)
         read = _Weights(variables)
         constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
-        graph = _Graph(sizes, constants, read)
+        graph = _Graph(sizes, constants, read, scopes)
         operands = [functools.partial(read, place) for place in store.of_leaf[:leaves]]
         arrays = [taken(tensor, kind(dtypes.stored(s))) for tensor, s in zip(inputs, structs)]
         results = graph.run(traced.program, [*operands, *arrays])[: len(names)]
@@ -123,7 +133,14 @@ class _Weights:
 
 
 class _Graph:
-    def __init__(self, sizes: Sizes, constants: Mapping[int, tuple[int, Any]], read: _Weights):
+    def __init__(
+        self,
+        sizes: Sizes,
+        constants: Mapping[int, tuple[int, Any]],
+        read: _Weights,
+        scopes: Scopes | None,
+    ):
+        self._scopes = scopes
         self._sizes = sizes
         self._constants = constants
         self._read = read
@@ -152,6 +169,15 @@ class _Graph:
         return constant(value)
 
     def _operate(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        if self._scopes is None:
+            return self._operated(equation, operands)
+        scope = f"jax_operation_{len(self._scopes)}_"
+        callers = [*self._callers, equation]
+        self._scopes[scope] = equation.primitive.name, source_of(callers)
+        with tf.name_scope(scope):
+            return self._operated(equation, operands)
+
+    def _operated(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name = equation.primitive.name
         atoms = [atom.aval for atom in equation.invars]
         operation = Operation(
