@@ -35,8 +35,18 @@ def finished(process):
     return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("names", [*([name] for name in ALONE), NAMES], ids="+".join)
-def test_the_digits_net_trains_and_is_exported(names):
+# Which name is hidden makes no difference between versions: the older jax skips this.
+@pytest.mark.parametrize("name", ALONE)
+def test_without_a_name_the_digits_net_trains_and_is_exported(name):
+    require_all_but_little([name])
+
+
+def test_without_all_of_them_it_does_too():
+    require_all_but_little(NAMES)
+
+
+def require_all_but_little(names):
+    """The digits net trains, is exported, and what is less is said once, by name."""
     found = finished(started("digits", *names))
     assert found["last"] < 0.5 * found["first"]
     assert found["refused"] == "ImmutableModuleError"
