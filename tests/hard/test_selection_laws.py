@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.tree_util import tree_leaves, tree_map, tree_structure
@@ -33,9 +34,8 @@ def _written(name):
 
 def leaves_in(selection):
     """The leaves that a selection covers."""
-    marked = selection.map(lambda x: None)
-    pairs = zip(tree_leaves(selection.root), tree_leaves(marked, is_leaf=lambda x: x is None))
-    return [now is None for _, now in pairs]
+    none = tree_map(lambda x: np.zeros(()), selection.root)
+    return [bool(x) for x in tree_leaves(none.at(selection).map(lambda x: np.ones(())))]
 
 
 @each_tree
@@ -113,9 +113,9 @@ def test_frozen_is_out_of_parameters_and_comes_back(recipe, numbers):
 
 
 def _trained(tree):
-    none = tree_map(lambda x: False, tree)
-    marks = none | tree_map(lambda x: True, tree).parameters()
-    return tree_leaves(marks)
+    none = tree_map(lambda x: np.zeros(()), tree)
+    marks = none | tree_map(lambda x: np.ones(()), tree).parameters()
+    return [bool(x) for x in tree_leaves(marks)]
 
 
 @each_tree
