@@ -9,13 +9,14 @@ from typing import Any
 
 from pax_export._errors import WeightsFileError
 from pax_export._files.replacing import some_names
-from pax_export.weights.sources import _mapping, _npz, _safetensors, _sharded
+from pax_export.weights.sources import _mapping, _npz, _safetensors, _sharded, _torch
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._source import Source, refusing
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 _READABLE = (
-    "safetensors (a file, or the index of several), numpy's .npz, or a mapping of names to arrays"
+    "a file of safetensors or PyTorch, or the index of several; numpy's .npz; or a mapping of "
+    "names to arrays"
 )
 
 
@@ -72,8 +73,11 @@ def _of_file(path: Path, opened: ExitStack) -> Source:
     if file.begin(2) == b"PK":
         with refusing(file.where, "zip archive"):
             archive = ZipArchive(file)
-        if _npz.recognises(archive):
-            return _npz.opened(file, opened)
+        for reader in (_torch, _npz):
+            if reader.recognises(archive):
+                return reader.opened(file, opened)
+    if _torch.recognises_legacy(file):
+        return _torch.legacy(file, opened)
     if _safetensors.recognises(file):
         return _safetensors.opened(file, opened)
     raise _unknown(file.where, f"a file of {file.size} bytes that begins with {file.begin(16)!r}")
