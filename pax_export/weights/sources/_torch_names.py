@@ -112,7 +112,7 @@ def _tensor(of: Any, offset: Any, shape: Any, strides: Any, *others: Any) -> Ten
 def _of_type(function: Any, kind: Any, arguments: Any, _: Any = None) -> Any:
     """A tensor of a subclass, which is given as the call that makes it."""
     build = function.build if isinstance(function, Global) else None
-    if build is not _tensor and build is not _parameter:
+    if build is None or build not in (_tensor, _parameter):
         raise ValueError("a subclass of tensors that is made by a function of its own")
     if not isinstance(kind, Global) or kind.name not in _TYPES:
         raise ValueError("a tensor of a class that is not torch's own")
