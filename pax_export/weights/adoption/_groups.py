@@ -38,7 +38,7 @@ class Group:
     @property
     def own_words(self) -> frozenset[str]:
         """The words but for those before the names of all groups, such as ``model``."""
-        return named(list(self.raw[self.around :])).said
+        return named(self.raw[self.around :]).said
 
     @property
     def said(self) -> frozenset[str]:
@@ -96,7 +96,7 @@ def grouped(
             words = (*words, role)
         about.setdefault(key, (found.layer, words, order[name], found.role is not None, within))
     made = [
-        Group(path, groups[key], named(list(words)), words, place, sure, within)
+        Group(path, groups[key], named(words), words, place, sure, within)
         for key, (path, words, place, sure, within) in about.items()
     ]
     around = _beginning([group.raw for group in made])
