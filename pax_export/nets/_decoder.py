@@ -94,6 +94,58 @@ class Decoder(Module):
                     cast = tree_map(lambda x: x.astype(dtype), getattr(self, name))
                     setattr(self, name, cast)
 
+    # --- of a file ------------------------------------------------------------------------
+
+    @classmethod
+    def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+        """The net of a GGUF file, as llama.cpp uses it.
+
+        Quantised weights become numbers, one leaf after the other: beside the net itself there is
+        never more than one leaf in memory.
+
+        Args:
+            path: of the file; see `DecoderConfig.from_gguf` for what it may hold.
+            layers: ``"scanned"`` or ``"listed"``.
+            dtype: of the weights; that of the file by default, float32 for quantised ones.
+
+        Returns:
+            A `Decoder`, whose ``config`` says what it is.
+
+        Raises:
+            InvalidArgumentError: a file of another architecture.
+            MissingWeightError: a tensor is missing.
+            WeightsMismatchError: a tensor of another shape, or one too many.
+            WeightsFileError: no GGUF file, or a damaged one.
+            MissingPackageError: gguf is not installed.
+        """
+        from pax_export.nets._decoder_loading import decoder_of_gguf
+
+        choice(layers, _FORMS, "Decoder.from_gguf(layers=...)")
+        return decoder_of_gguf(path, layers, dtype)
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+        """The net of a folder of transformers: ``config.json`` and safetensors, one or several.
+
+        Args:
+            folder: its path; see `DecoderConfig.from_hf` for what it may hold.
+            layers: ``"scanned"`` or ``"listed"``.
+            dtype: of the weights; that of the file by default.
+
+        Returns:
+            A `Decoder`, whose ``config`` says what it is.
+
+        Raises:
+            InvalidArgumentError: a model of another architecture.
+            MissingWeightError: a tensor is missing.
+            WeightsMismatchError: a tensor of another shape, or one too many.
+            WeightsFileError: no such folder, or a damaged file.
+        """
+        from pax_export.nets._decoder_loading import decoder_of_folder
+
+        choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
+        return decoder_of_folder(folder, layers, dtype)
+
     # --- with stacked layers or with a list -----------------------------------------------
 
     @property
