@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,6 +60,8 @@ class Decoder(Module):
         >>> logits.shape, cache.lengths.tolist()
         ((1, 100), [5])
     """
+
+    _pax_stacked = ("layers",)  # which sharding asks: its first axis is that of layers
 
     def __init__(
         self,
@@ -249,10 +252,16 @@ class Decoder(Module):
         counts = self._counts(lengths, batch, length)
         if cache is None:
             self._check_positions(length, "tokens")
+        else:
+            self._check_room(cache, counts)
+        return _compiled(self, tokens, counts, cache, last_only=bool(last_only))
+
+    def _read(self, tokens: Any, counts: Any, cache: DecoderCache | None, last_only: bool) -> Any:
+        batch, length = tokens.shape
+        if cache is None:
             places = jnp.arange(length, dtype=jnp.int32)[None, :]
             reading, stores = Reading(self.config, places), ()
         else:
-            self._check_room(cache, counts)
             reading = CachedReading(self.config, cache, counts, length)
             stores = (cache.keys, cache.values, cache.window_keys, cache.window_values)
         h, stores = self._through_layers(self._embedded(tokens, reading), stores, reading)
@@ -413,6 +422,12 @@ class Decoder(Module):
         config = self.config
         own = {"family": config.family, "num_layers": config.num_layers, "dim": config.dim}
         return super()._repr({**own, **(info or {})})
+
+
+@partial(jax.jit, static_argnames="last_only", inline=True)
+def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
+    # By itself a call would compile its loop anew each time; within a program this is not there.
+    return lm._read(tokens, counts, cache, last_only)
 
 
 def _never(kind: Any) -> bool:
