@@ -309,7 +309,8 @@ class Decoder(Module):
                 heads, after = reading.attend(attention, x, kinds[place], index, stores)
                 return heads
 
-            return layer(h, attend), after
+            # What a policy makes wider in a layer stays as it was between the layers.
+            return layer(h, attend).astype(h.dtype), after
 
         def of_list(layers: Any, h: Any, stores: tuple, group: Any) -> tuple:
             for place, layer in enumerate(layers):
