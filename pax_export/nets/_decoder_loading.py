@@ -59,6 +59,8 @@ def decoder_of_folder(path: Any, layers: str, dtype: Any) -> Decoder:
     folder = Path(os.fspath(path))
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(described, dict):
+            raise ValueError(f"a {type(described).__name__}")
     except (OSError, ValueError) as error:
         raise WeightsFileError(
             "A folder of a model has a file config.json, which says what net it is.",
