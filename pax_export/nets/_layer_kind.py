@@ -13,6 +13,12 @@ class LayerKind:
         window: how many places a query sees at most, its own included; None for all before it.
         rotary_base: of the rotary embedding; None for that of the configuration, 0 for no turning.
         scaled: whether the scaling of the configuration holds for it.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pattern = (pax.nets.LayerKind(window=512), pax.nets.LayerKind())  # in turns
+        >>> pattern[0].window, pattern[1].window
+        (512, None)
     """
 
     window: int | None = None
