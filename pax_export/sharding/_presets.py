@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pax_export import nn
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Spec
-from pax_export.nets import DenseBlock
-from pax_export.nn import Convolution
+from pax_export.nn import Convolution, DenseBlock
 from pax_export.sharding._leaf_paths import LeafPath, Owner
 from pax_export.sharding._mesh import names_in, parts_of
 from pax_export.sharding._rules import Match, Rules, Sizes, merged, on_own_axes
