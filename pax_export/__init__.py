@@ -78,8 +78,8 @@ __version__ = "0.1.0"
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
 # for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
 _PUBLIC_ROOMS = frozenset(
-    "checkpoint debug errors experimental export generation inspection nets optim precision sharding "
-    "transforms utils weights".split()
+    "checkpoint debug errors experimental export generation inspection nets optim precision "
+    "sharding transforms utils weights".split()
 )
 _ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
 # Names that the package takes from a room.

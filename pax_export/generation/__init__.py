@@ -2,6 +2,7 @@
 
 from pax_export.generation import samplers
 from pax_export.generation._beams import Beams, beam_search
+from pax_export.generation._export import export
 from pax_export.generation._generate import Generated, generate
 from pax_export.generation._prefill import prefill
 from pax_export.generation._speculate import speculate
@@ -12,6 +13,7 @@ __all__ = [
     "Generated",
     "Stream",
     "beam_search",
+    "export",
     "generate",
     "prefill",
     "samplers",

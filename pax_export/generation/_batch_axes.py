@@ -8,6 +8,10 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export.export import spec
+
+#: Longer than any window, so that what grows with the room of a cache shows.
+_LARGE = 1 << 20
 
 
 def batch_axes(lm: Any, room: int, dtype: Any) -> list[int | None]:
@@ -24,6 +28,33 @@ def batch_axes(lm: Any, room: int, dtype: Any) -> list[int | None]:
             )
         axes.append(grown[0] if grown else None)
     return axes
+
+
+def shapes_of_cache(lm: Any, batch: int | str, room: int | str, dtype: Any) -> Any:
+    """A cache of specs, whose sizes are these numbers or names.
+
+    A store of a fixed window does not grow with the room, and stays as large as it is.
+    """
+    rows = batch if isinstance(batch, int) else 2
+    places = room if isinstance(room, int) else _LARGE
+    here = _shapes(lm, rows, places, dtype)
+    more_rows = jax.tree.leaves(_shapes(lm, rows + 1, places, dtype))
+    more_room = more_rows
+    if isinstance(room, str):
+        more_room = jax.tree.leaves(_shapes(lm, rows, places + 1, dtype))
+
+    def described(leaf: Any, rows: Any, longer: Any) -> Any:
+        shape: list[int | str] = list(leaf.shape)
+        for axis, size in enumerate(leaf.shape):
+            if rows.shape[axis] != size and isinstance(batch, str):
+                shape[axis] = batch
+            elif longer.shape[axis] != size and isinstance(room, str):
+                shape[axis] = room
+        return spec(tuple(shape), leaf.dtype)
+
+    leaves, tree = jax.tree.flatten(here)
+    found = [described(*each) for each in zip(leaves, more_rows, more_room)]
+    return jax.tree.unflatten(tree, found)
 
 
 def _shapes(lm: Any, batch: int, room: int, dtype: Any) -> Any:
