@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,6 +61,8 @@ class Decoder(Module):
         ((1, 100), [5])
     """
 
+    _pax_stacked = ("layers",)  # which sharding asks: its first axis is that of layers
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -93,6 +96,58 @@ class Decoder(Module):
                 if hasattr(self, name):
                     cast = tree_map(lambda x: x.astype(dtype), getattr(self, name))
                     setattr(self, name, cast)
+
+    # --- of a file ------------------------------------------------------------------------
+
+    @classmethod
+    def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+        """The net of a GGUF file, as llama.cpp uses it.
+
+        Quantised weights become numbers, one leaf after the other: beside the net itself there is
+        never more than one leaf in memory.
+
+        Args:
+            path: of the file; see `DecoderConfig.from_gguf` for what it may hold.
+            layers: ``"scanned"`` or ``"listed"``.
+            dtype: of the weights; that of the file by default, float32 for quantised ones.
+
+        Returns:
+            A `Decoder`, whose ``config`` says what it is.
+
+        Raises:
+            InvalidArgumentError: a file of another architecture.
+            MissingWeightError: a tensor is missing.
+            WeightsMismatchError: a tensor of another shape, or one too many.
+            WeightsFileError: no GGUF file, or a damaged one.
+            MissingPackageError: gguf is not installed.
+        """
+        from pax_export.nets._decoder_loading import decoder_of_gguf
+
+        choice(layers, _FORMS, "Decoder.from_gguf(layers=...)")
+        return decoder_of_gguf(path, layers, dtype)
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+        """The net of a folder of transformers: ``config.json`` and safetensors, one or several.
+
+        Args:
+            folder: its path; see `DecoderConfig.from_hf` for what it may hold.
+            layers: ``"scanned"`` or ``"listed"``.
+            dtype: of the weights; that of the file by default.
+
+        Returns:
+            A `Decoder`, whose ``config`` says what it is.
+
+        Raises:
+            InvalidArgumentError: a model of another architecture.
+            MissingWeightError: a tensor is missing.
+            WeightsMismatchError: a tensor of another shape, or one too many.
+            WeightsFileError: no such folder, or a damaged file.
+        """
+        from pax_export.nets._decoder_loading import decoder_of_folder
+
+        choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
+        return decoder_of_folder(folder, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
 
@@ -197,10 +252,16 @@ class Decoder(Module):
         counts = self._counts(lengths, batch, length)
         if cache is None:
             self._check_positions(length, "tokens")
+        else:
+            self._check_room(cache, counts)
+        return _compiled(self, tokens, counts, cache, last_only=bool(last_only))
+
+    def _read(self, tokens: Any, counts: Any, cache: DecoderCache | None, last_only: bool) -> Any:
+        batch, length = tokens.shape
+        if cache is None:
             places = jnp.arange(length, dtype=jnp.int32)[None, :]
             reading, stores = Reading(self.config, places), ()
         else:
-            self._check_room(cache, counts)
             reading = CachedReading(self.config, cache, counts, length)
             stores = (cache.keys, cache.values, cache.window_keys, cache.window_values)
         h, stores = self._through_layers(self._embedded(tokens, reading), stores, reading)
@@ -248,7 +309,8 @@ class Decoder(Module):
                 heads, after = reading.attend(attention, x, kinds[place], index, stores)
                 return heads
 
-            return layer(h, attend), after
+            # What a policy makes wider in a layer stays as it was between the layers.
+            return layer(h, attend).astype(h.dtype), after
 
         def of_list(layers: Any, h: Any, stores: tuple, group: Any) -> tuple:
             for place, layer in enumerate(layers):
@@ -361,6 +423,12 @@ class Decoder(Module):
         config = self.config
         own = {"family": config.family, "num_layers": config.num_layers, "dim": config.dim}
         return super()._repr({**own, **(info or {})})
+
+
+@partial(jax.jit, static_argnames="last_only", inline=True)
+def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
+    # By itself a call would compile its loop anew each time; within a program this is not there.
+    return lm._read(tokens, counts, cache, last_only)
 
 
 def _never(kind: Any) -> bool:

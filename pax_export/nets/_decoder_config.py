@@ -167,8 +167,8 @@ class DecoderConfig:
                 or GPT-2.
 
         Raises:
-            UnknownArchitectureError: another ``model_type``.
-            MissingWeightError: a key that says a size is missing.
+            InvalidArgumentError: another ``model_type``, a choice that a `Decoder` has not, or a
+                key that says a size is missing.
         """
         from pax_export.nets._decoder_hf import config_of_hf
 
@@ -183,8 +183,8 @@ class DecoderConfig:
                 ``gemma``, ``gemma2``, ``gemma3`` and ``gpt2``.
 
         Raises:
-            UnknownArchitectureError: another ``general.architecture``.
-            MissingWeightError: a key that says a size is missing.
+            InvalidArgumentError: another ``general.architecture``, or a key that says a size is
+                missing.
         """
         from pax_export.nets._decoder_gguf import config_of_gguf
 

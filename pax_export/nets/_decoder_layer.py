@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,31 +11,14 @@ import jax.numpy as jnp
 from pax_export.core import Module
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nn import (
-    ACTIVATIONS,
     GatedDense,
     GroupedQueryAttention,
     LayerNorm,
-    Linear,
+    PlainDense,
     RMSNorm,
-    zeros,
 )
 
 Attend = Callable[[GroupedQueryAttention, Any], jax.Array]
-
-
-class PlainDense(Module):
-    """Two dense layers with an activation between."""
-
-    def __init__(self, dim: int, hidden_dim: int, activation: str, with_bias: bool, w_init: Any):
-        super().__init__()
-        self.activation = activation
-        made = functools.partial(
-            Linear, with_bias=with_bias, w_init=w_init, b_init=zeros if with_bias else None
-        )
-        self.up, self.down = made(dim, hidden_dim), made(hidden_dim, dim)
-
-    def __call__(self, x: Any) -> jax.Array:
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
 
 def norm_of(config: DecoderConfig) -> Module:

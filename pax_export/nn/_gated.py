@@ -1,4 +1,4 @@
-"""GatedDense: two dense layers side by side, of which one opens and closes the other."""
+"""GatedDense: two dense layers of which one opens and closes the other; PlainDense: none does."""
 
 from __future__ import annotations
 
@@ -80,3 +80,18 @@ class GatedDense(Module):
         return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
     _repr = arg.repr_method("activation")
+
+
+class PlainDense(Module):
+    """Two dense layers with an activation between, as in GPT-2."""
+
+    def __init__(self, dim: int, hidden_dim: int, activation: str, with_bias: bool, w_init: Any):
+        super().__init__()
+        self.activation = activation
+        made = functools.partial(
+            Linear, with_bias=with_bias, w_init=w_init, b_init=arg.zeros if with_bias else None
+        )
+        self.up, self.down = made(dim, hidden_dim), made(hidden_dim, dim)
+
+    def __call__(self, x: Any) -> jax.Array:
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))

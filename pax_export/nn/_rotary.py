@@ -15,7 +15,7 @@ from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 
 PAIRINGS = ("halves", "neighbours")
-_KINDS = ("linear", "llama3", "yarn")
+_KINDS = ("linear", "llama3", "yarn", "table")
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,17 @@ class RotaryScaling:
     Attributes:
         kind: ``"linear"`` divides all of them (Chen et al., 2023); ``"llama3"`` those of the slow
             pairs, and keeps those of the fast ones; ``"yarn"`` does so with a ramp between, and
-            scales the result (Peng et al., 2023).
+            scales the result (Peng et al., 2023); ``"table"`` each by a number of its own.
         factor: by what they are divided.
         original_length: the longest sequence of the training before; not for ``"linear"``.
         low: for ``"llama3"`` the pairs that turn less often than this in ``original_length`` are
             slow; for ``"yarn"`` the same (``beta_slow``).
-        high: those that turn more often than this are fast (``beta_fast``).
+        high: those that turn more often than this are fast; for ``"yarn"`` (``beta_fast``) 32 in
+            most models.
         attention_factor: for ``"yarn"`` by what the result is multiplied;
             ``0.1 * log(factor) + 1`` by default.
+        table: for ``"table"`` by what the frequency of each pair is divided, as GGUF files of
+            Llama 3 have it.
 
     Raises:
         InvalidArgumentError: another kind, or a factor or length that is not above zero.
@@ -44,11 +47,12 @@ class RotaryScaling:
     """
 
     kind: str
-    factor: float
+    factor: float = 1.0
     original_length: int | None = None
     low: float = 1.0
     high: float = 4.0
     attention_factor: float | None = None
+    table: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind == "dynamic":
@@ -63,7 +67,7 @@ class RotaryScaling:
         arg.choice(self.kind, _KINDS, "RotaryScaling.kind")
         if not self.factor > 0:
             raise _not_positive("factor", self.factor)
-        if self.kind != "linear" and not (self.original_length or 0) > 0:
+        if self.kind in ("llama3", "yarn") and not (self.original_length or 0) > 0:
             raise _not_positive("original_length", self.original_length)
 
     @property
@@ -108,6 +112,8 @@ def rotary_frequencies(
         return plain
     if scaling.kind == "linear":
         return plain / scaling.factor
+    if scaling.kind == "table":
+        return plain / np.asarray(scaling.table, np.float64)
     assert scaling.original_length is not None
     turns = scaling.original_length * plain / (2 * math.pi)  # in a sequence of the training
     if scaling.kind == "llama3":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _DEEPEST = 200
-_MOST = 2_000_000
+_MOST = 1_000_000
 
 
 def flattened(tree: Any, is_leaf: Any) -> tuple[dict[str, Any], dict[str, Any]]:

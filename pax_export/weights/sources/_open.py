@@ -9,13 +9,23 @@ from typing import Any
 
 from pax_export._errors import WeightsFileError
 from pax_export._files.replacing import some_names
-from pax_export.weights.sources import _mapping, _npz, _safetensors, _sharded
+from pax_export.weights.sources import (
+    _gguf,
+    _mapping,
+    _npz,
+    _onnx,
+    _safetensors,
+    _sharded,
+    _torch,
+)
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._source import Source, refusing
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 _READABLE = (
-    "safetensors (a file, or the index of several), numpy's .npz, or a mapping of names to arrays"
+    "a file of safetensors or PyTorch, or the index of several; GGUF; ONNX; numpy's .npz; or a "
+    "mapping of "
+    "names to arrays"
 )
 
 
@@ -54,28 +64,33 @@ def open_source(source: Any, *, keep_quantised: bool = False) -> Source:
         return _mapping.opened(source)
     path = Path(os.fspath(source))
     with ExitStack() as opened:
-        found = _of_folder(path, opened) if path.is_dir() else _of_file(path, opened)
+        read = _of_folder if path.is_dir() else _of_file
+        found = read(path, opened, keep_quantised)
         return found.closing(opened.pop_all())
 
 
-def _of_folder(path: Path, opened: ExitStack) -> Source:
+def _of_folder(path: Path, opened: ExitStack, keep: bool) -> Source:
     file = _sharded.in_folder(path)
     if file is not None:
-        return _of_file(file, opened)
+        return _of_file(file, opened, keep)
     raise _unknown(str(path), f"a folder with {some_names(path)}")
 
 
-def _of_file(path: Path, opened: ExitStack) -> Source:
+def _of_file(path: Path, opened: ExitStack, keep: bool) -> Source:
     if _sharded.is_index(path):
-        return _sharded.opened(path, opened, lambda shard: _of_file(shard, opened))
+        return _sharded.opened(path, opened, lambda shard: _of_file(shard, opened, keep))
     file = opened.enter_context(BinaryFile(path))
     if file.begin(2) == b"PK":
         with refusing(file.where, "zip archive"):
             archive = ZipArchive(file)
-        if _npz.recognises(archive):
-            return _npz.opened(file, opened)
-    if _safetensors.recognises(file):
-        return _safetensors.opened(file, opened)
+        for reader in (_torch, _npz):
+            if reader.recognises(archive):
+                return reader.opened(file, opened, keep)
+    if _torch.recognises_legacy(file):
+        return _torch.legacy(file, opened)
+    for reader in (_gguf, _safetensors, _onnx):
+        if reader.recognises(file):
+            return reader.opened(file, opened, keep)
     raise _unknown(file.where, f"a file of {file.size} bytes that begins with {file.begin(16)!r}")
 
 
