@@ -16,6 +16,7 @@ from pax_export.nets._decoder_attend import CachedReading, Reading
 from pax_export.nets._decoder_cache import DecoderCache, new_store
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer, norm_of
+from pax_export.nets._decoder_loading import decoder_of_folder, decoder_of_gguf
 from pax_export.nn import Embed, Linear, choice, sinusoidal_positions
 from pax_export.transforms import stack_layers, unstack_layers, vmap
 
@@ -121,10 +122,8 @@ class Decoder(Module):
             WeightsFileError: no GGUF file, or a damaged one.
             MissingPackageError: gguf is not installed.
         """
-        from pax_export.nets._decoder_loading import decoder_of_gguf
-
         choice(layers, _FORMS, "Decoder.from_gguf(layers=...)")
-        return decoder_of_gguf(path, layers, dtype)
+        return decoder_of_gguf(cls, path, layers, dtype)
 
     @classmethod
     def from_pretrained(cls, folder: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
@@ -144,10 +143,8 @@ class Decoder(Module):
             WeightsMismatchError: a tensor of another shape, or one too many.
             WeightsFileError: no such folder, or a damaged file.
         """
-        from pax_export.nets._decoder_loading import decoder_of_folder
-
         choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
-        return decoder_of_folder(folder, layers, dtype)
+        return decoder_of_folder(cls, folder, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
 
@@ -206,13 +203,16 @@ class Decoder(Module):
             shape = (layers, batch, places, *tail)
             return new_store(shape, dtype), new_store(shape, dtype)
 
-        window_pair = (None, None)
+        window_keys = window_values = None
         if rolled:
             self._check_windows(rolled)
             short = isinstance(max_length, int) and max_length < rolled[0]
-            window_pair = pair(len(rolled), max_length if short else rolled[0])
-        whole = pair(len(windows) - len(rolled), max_length)
-        return DecoderCache(*whole, *window_pair, jnp.zeros((batch,), jnp.int32))
+            places = max_length if short else rolled[0]
+            window_keys, window_values = pair(len(rolled), places)
+        keys, values = pair(len(windows) - len(rolled), max_length)
+        return DecoderCache(
+            keys, values, window_keys, window_values, jnp.zeros((batch,), jnp.int32)
+        )
 
     def __call__(
         self,
@@ -296,7 +296,7 @@ class Decoder(Module):
         kinds = config.kinds
         groups, rest = divmod(config.num_layers, len(kinds))
         # The number of a layer among those that share its stores.
-        rolls = [bool(getattr(reading, "rolls", _never)(kind)) for kind in kinds]
+        rolls = [reading.rolls(kind) for kind in kinds]
         of_group = [sum(rolls), len(rolls) - sum(rolls)]
 
         def call(layer: Any, h: Any, stores: tuple, group: Any, place: int) -> tuple:
@@ -324,8 +324,8 @@ class Decoder(Module):
             return h, stores
 
         def step(carry: tuple, x: tuple) -> tuple:
-            layers, group = x
-            return of_list(_taken_apart(layers, len(kinds)), *carry, group), None
+            (layers, group), (h, stores) = x, carry
+            return of_list(_taken_apart(layers, len(kinds)), h, stores, group), None
 
         body = jax.checkpoint(step) if self.remat and not stores else step  # pyright: ignore
         whole = tree_map(lambda x: _grouped(x, groups, len(kinds)), self.layers)
@@ -429,10 +429,6 @@ class Decoder(Module):
 def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
     # By itself a call would compile its loop anew each time; within a program this is not there.
     return lm._read(tokens, counts, cache, last_only)
-
-
-def _never(kind: Any) -> bool:
-    return False
 
 
 def _grouped(x: Any, groups: int, size: int) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from pax_export.nets._decoder_cache import DecoderCache, places_of, read, write
-from pax_export.nets._decoder_config import DecoderConfig, LayerKind
+from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import alibi_bias, seen_in_order
+from pax_export.nets._layer_kind import LayerKind
 from pax_export.nn import alibi_slopes, rotary_angles, rotary_frequencies
 
 Stores = tuple  # keys, values, window_keys, window_values of a cache; empty without one
@@ -47,6 +48,14 @@ class Reading:
             frequencies = rotary_frequencies(size, base, scaling)
             self._angles[base, scaling] = rotary_angles(self.positions, frequencies, factor)
         return self._angles[base, scaling]
+
+    def after(self, stores: Stores, counts: Any) -> DecoderCache | None:
+        """The cache after the call, if there is one."""
+        return None
+
+    def rolls(self, kind: LayerKind) -> bool:
+        """Whether layers of a kind have stores that are written in circles."""
+        return False
 
     def projected(self, attention: Any, x: Any, kind: LayerKind) -> tuple:
         """Queries, keys and values of a layer."""
@@ -101,7 +110,6 @@ class CachedReading(Reading):
             self._seen(kind)
 
     def after(self, stores: Stores, counts: Any) -> DecoderCache:
-        """The cache after the call."""
         keys, values, window_keys, window_values = stores
         return replace(
             self.cache, keys=keys, values=values, window_keys=window_keys,
@@ -109,7 +117,6 @@ class CachedReading(Reading):
         )  # fmt: skip
 
     def rolls(self, kind: LayerKind) -> bool:
-        """Whether layers of a kind have stores that are written in circles."""
         return kind.window is not None and self.cache.is_rolling
 
     def attend(self, attention: Any, x: Any, kind: LayerKind, index: Any, stores: Stores) -> tuple:

@@ -23,6 +23,14 @@ class Int8Store:
     Attributes:
         codes: ``[layers, batch, places, kv_heads, head_size]`` of int8.
         scales: ``[layers, batch, places, kv_heads]`` of float32.
+
+    Example:
+        >>> import pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=100, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=32)
+        >>> cache = pax.nets.Decoder(config).init_cache(3, max_length=8, dtype="int8")
+        >>> cache.keys.codes.dtype.name, cache.keys.scales.shape
+        ('int8', (2, 3, 8, 2))
     """
 
     codes: Any

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.nets._decoder_gguf import fields_of_gguf
+from pax_export.nets._decoder_hf import fields_of_hf
+from pax_export.nets._layer_kind import LayerKind
 from pax_export.nn import PAIRINGS, RotaryScaling, choice, integer
 
 _POSITIONS = ("rotary", "learned", "sinusoidal", "alibi", "none")
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """In what the layers of one net may differ beside their weights.
-
-    Attributes:
-        window: how many places a query sees at most, its own included; None for all before it.
-        rotary_base: of the rotary embedding; None for that of the configuration, 0 for no turning.
-        scaled: whether the scaling of the configuration holds for it.
-    """
-
-    window: int | None = None
-    rotary_base: float | None = None
-    scaled: bool = True
 
 
 @dataclass(frozen=True)
@@ -170,9 +157,7 @@ class DecoderConfig:
             InvalidArgumentError: another ``model_type``, a choice that a `Decoder` has not, or a
                 key that says a size is missing.
         """
-        from pax_export.nets._decoder_hf import config_of_hf
-
-        return config_of_hf(config)
+        return cls(**fields_of_hf(config))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> DecoderConfig:
@@ -186,9 +171,7 @@ class DecoderConfig:
             InvalidArgumentError: another ``general.architecture``, or a key that says a size is
                 missing.
         """
-        from pax_export.nets._decoder_gguf import config_of_gguf
-
-        return config_of_gguf(metadata)
+        return cls(**fields_of_gguf(metadata))
 
     def kind_of(self, layer: int) -> LayerKind:
         """The kind of a layer by its number."""
@@ -204,15 +187,3 @@ _SIZES = (
     "vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "head_size", "hidden_dim",
     "max_positions",
 )  # fmt: skip
-
-
-def repeating(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
-    """The shortest pattern that repeats to these kinds."""
-    for length in range(1, len(kinds) + 1):
-        pattern = kinds[:length]
-        if all(kind == pattern[i % length] for i, kind in enumerate(kinds)):
-            return tuple(pattern)
-    return ()
-
-
-FIELDS = frozenset(field.name for field in dataclasses.fields(DecoderConfig))

@@ -1,12 +1,12 @@
-"""What the metadata of a GGUF file says, as a DecoderConfig."""
+"""What the metadata of a GGUF file says, as the fields of a DecoderConfig."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pax_export.nets._decoder_config import DecoderConfig, LayerKind, repeating
 from pax_export.nets._decoder_hf import Fields, unknown_family, unsupported
+from pax_export.nets._layer_kind import LayerKind, repeating
 from pax_export.nn import RotaryScaling
 
 _FAMILIES = ("gemma", "gemma2", "gemma3", "gpt2", "llama", "qwen2", "qwen3")
@@ -23,7 +23,7 @@ class _Keys(Fields):
         super().__init__(own, f"GGUF metadata: {family}")
 
 
-def config_of_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
+def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """See `DecoderConfig.from_gguf`."""
     family = metadata.get("general.architecture", "none")
     if family not in _FAMILIES:
@@ -47,7 +47,7 @@ def config_of_gguf(metadata: Mapping[str, Any]) -> DecoderConfig:
         found |= _of_gemma(keys, family, found)
     elif keys.get("attention.sliding_window"):
         found["kinds"] = (LayerKind(window=keys.need("attention.sliding_window")),)
-    return DecoderConfig(**found)
+    return found
 
 
 def _sizes(keys: _Keys, family: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a ``config.json`` of transformers says, as a DecoderConfig."""
+"""What a ``config.json`` of transformers says, as the fields of a DecoderConfig."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError, a_few
-from pax_export.nets._decoder_config import DecoderConfig, LayerKind, repeating
+from pax_export.nets._layer_kind import LayerKind, repeating
 from pax_export.nn import RotaryScaling
 
 _ACTIVATIONS = {
@@ -49,7 +49,10 @@ class Fields:
         return value
 
 
-def config_of_hf(config: Mapping[str, Any]) -> DecoderConfig:
+Found = dict[str, Any]  # fields of a DecoderConfig
+
+
+def fields_of_hf(config: Mapping[str, Any]) -> Found:
     """See `DecoderConfig.from_hf`."""
     fields = Fields(config, "config.json")
     family = fields.get("model_type", "none")
@@ -71,23 +74,23 @@ def unknown_family(family: Any, where: str, known: list[str]) -> InvalidArgument
     )
 
 
-def _llama(fields: Fields) -> DecoderConfig:
-    return DecoderConfig(**_common(fields, "llama"))
+def _llama(fields: Fields) -> Found:
+    return _common(fields, "llama")
 
 
-def _mistral(fields: Fields) -> DecoderConfig:
+def _mistral(fields: Fields) -> Found:
     window = fields.get("sliding_window")
-    return DecoderConfig(**_common(fields, "mistral") | {"kinds": (LayerKind(window=window),)})
+    return _common(fields, "mistral") | {"kinds": (LayerKind(window=window),)}
 
 
-def _qwen2(fields: Fields) -> DecoderConfig:
+def _qwen2(fields: Fields) -> Found:
     found = _common(fields, "qwen2") | {"kinds": _kinds_of_qwen(fields)}
-    return DecoderConfig(**found | {"projection_bias": True, "output_bias": False})
+    return found | {"projection_bias": True, "output_bias": False}
 
 
-def _qwen3(fields: Fields) -> DecoderConfig:
+def _qwen3(fields: Fields) -> Found:
     found = _common(fields, "qwen3") | {"kinds": _kinds_of_qwen(fields)}
-    return DecoderConfig(**found | {"query_key_norm": True})
+    return found | {"query_key_norm": True}
 
 
 def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
@@ -101,11 +104,11 @@ def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
     return _kinds(fields, default, LayerKind(window=window), LayerKind())
 
 
-def _gemma(fields: Fields) -> DecoderConfig:
-    return DecoderConfig(**_common(fields, "gemma") | _of_gemma(fields))
+def _gemma(fields: Fields) -> Found:
+    return _common(fields, "gemma") | _of_gemma(fields)
 
 
-def _gemma2(fields: Fields) -> DecoderConfig:
+def _gemma2(fields: Fields) -> Found:
     layers = fields.need("num_hidden_layers")
     default = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
     local = LayerKind(window=fields.get("sliding_window", 4096))
@@ -116,10 +119,10 @@ def _gemma2(fields: Fields) -> DecoderConfig:
         "logit_softcap": fields.get("final_logit_softcapping"),
         "attention_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5,
     }
-    return DecoderConfig(**_common(fields, "gemma2") | _of_gemma(fields) | own)
+    return _common(fields, "gemma2") | _of_gemma(fields) | own
 
 
-def _gemma3(fields: Fields) -> DecoderConfig:
+def _gemma3(fields: Fields) -> Found:
     layers = fields.need("num_hidden_layers")
     period = fields.get("sliding_window_pattern", 6)
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
@@ -137,7 +140,7 @@ def _gemma3(fields: Fields) -> DecoderConfig:
         "attention_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5,
     }
     base = {"rotary_base": _rope(fields, 1_000_000.0)[0]}
-    return DecoderConfig(**_common(fields, "gemma3") | _of_gemma(fields) | own | base)
+    return _common(fields, "gemma3") | _of_gemma(fields) | own | base
 
 
 def _of_gemma(fields: Fields) -> dict[str, Any]:
@@ -150,34 +153,34 @@ def _of_gemma(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _gpt2(fields: Fields) -> DecoderConfig:
+def _gpt2(fields: Fields) -> Found:
     dim, heads = fields.need("n_embd"), fields.need("n_head")
     for name, usual in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         if fields.get(name, usual) != usual:
             raise unsupported(fields, name)
-    return DecoderConfig(
-        family="gpt2",
-        vocab_size=fields.need("vocab_size"),
-        dim=dim,
-        num_layers=fields.need("n_layer"),
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_size=dim // heads,
-        hidden_dim=fields.get("n_inner", 4 * dim),
-        max_positions=fields.get("n_positions", 1024),
-        norm="layer",
-        norm_eps=fields.get("layer_norm_epsilon", 1e-5),
-        activation=_activation(fields.get("activation_function", "gelu_new")),
-        gated=False,
-        projection_bias=True,
-        output_bias=True,
-        dense_bias=True,
-        positions="learned",
-        tied=bool(fields.get("tie_word_embeddings", True)),
-    )
+    return {
+        "family": "gpt2",
+        "vocab_size": fields.need("vocab_size"),
+        "dim": dim,
+        "num_layers": fields.need("n_layer"),
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_size": dim // heads,
+        "hidden_dim": fields.get("n_inner", 4 * dim),
+        "max_positions": fields.get("n_positions", 1024),
+        "norm": "layer",
+        "norm_eps": fields.get("layer_norm_epsilon", 1e-5),
+        "activation": _activation(fields.get("activation_function", "gelu_new")),
+        "gated": False,
+        "projection_bias": True,
+        "output_bias": True,
+        "dense_bias": True,
+        "positions": "learned",
+        "tied": bool(fields.get("tie_word_embeddings", True)),
+    }
 
 
-_FAMILIES: dict[str, Callable[[Fields], DecoderConfig]] = {
+_FAMILIES: dict[str, Callable[[Fields], Found]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,

@@ -41,6 +41,14 @@ class DecoderLayer(Module):
         dense_norm: the norm before `dense`.
         dense: a `GatedDense`, or two layers ``up`` and ``down``.
         dense_post_norm: the norm after it, if the configuration has ``post_norms``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=100, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=32)
+        >>> layer = pax.nets.Decoder(config, layers="listed").layers[0]
+        >>> type(layer).__name__, layer.attention.key.weight.shape
+        ('DecoderLayer', (16, 8))
     """
 
     def __init__(self, config: DecoderConfig):

@@ -16,7 +16,6 @@ from jax.tree_util import tree_structure
 
 from pax_export._errors import MissingWeightError, WeightsFileError, WeightsMismatchError, a_few
 from pax_export.core import named_leaves
-from pax_export.nets._decoder import Decoder
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_names import Piece, Pieces, pieces_of_gguf, pieces_of_hf
 from pax_export.nn import RotaryScaling
@@ -29,7 +28,7 @@ _IGNORED = re.compile(
 )
 
 
-def decoder_of_gguf(path: Any, layers: str, dtype: Any) -> Decoder:
+def decoder_of_gguf(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
     """See `Decoder.from_gguf`."""
     with open_source(path) as source:
         if source.kind != "gguf":
@@ -51,10 +50,10 @@ def decoder_of_gguf(path: Any, layers: str, dtype: Any) -> Decoder:
         if "rope_freqs.weight" in names:
             table = names["rope_freqs.weight"].read().astype(np.float64).tolist()
             config = replace(config, rotary_scaling=RotaryScaling("table", table=tuple(table)))
-        return filled(source, config, pieces_of_gguf(config), layers, dtype)
+        return filled(cls, source, config, pieces_of_gguf(config), layers, dtype)
 
 
-def decoder_of_folder(path: Any, layers: str, dtype: Any) -> Decoder:
+def decoder_of_folder(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
     """See `Decoder.from_pretrained`."""
     folder = Path(os.fspath(path))
     try:
@@ -70,7 +69,7 @@ def decoder_of_folder(path: Any, layers: str, dtype: Any) -> Decoder:
         ) from None
     config = DecoderConfig.from_hf(described)
     with open_source(folder) as source:
-        return filled(source, config, pieces_of_hf(config, source.entries), layers, dtype)
+        return filled(cls, source, config, pieces_of_hf(config, source.entries), layers, dtype)
 
 
 def _rows(source: Source, name: str, default: int) -> int:
@@ -79,14 +78,14 @@ def _rows(source: Source, name: str, default: int) -> int:
 
 
 def filled(
-    source: Source, config: DecoderConfig, pieces: Pieces, layers: str, dtype: Any
-) -> Decoder:
-    """A net with the arrays of a source.
+    cls: Any, source: Source, config: DecoderConfig, pieces: Pieces, layers: str, dtype: Any
+) -> Any:
+    """A net of the class `Decoder` with the arrays of a source.
 
     One leaf after the other is read, so that beside the net itself there is never more than
     one leaf (of all layers, where they are stacked) in memory.
     """
-    shapes: Any = jax.eval_shape(lambda: Decoder(config, layers))
+    shapes: Any = jax.eval_shape(lambda: cls(config, layers))
     places = [_Place(name, leaf, pieces) for name, leaf in named_leaves(shapes)]
     used = {name for place in places for name in place.names(config.num_layers)}
     _check(source, places, config, used)

@@ -66,9 +66,10 @@ def dot_product_attention(
     if implementation == "cudnn" or (softcap is None and query.dtype == jnp.float32):
         # jax counts the keys to the left of a query, without its own.
         sides = None if window is None else (window - 1, 0)
+        kernel: Any = implementation
         return jax.nn.dot_product_attention(
             query, key, value, bias, mask, scale=scale, is_causal=is_causal,
-            local_window_size=sides if is_causal else None, implementation=implementation,
+            local_window_size=sides if is_causal else None, implementation=kernel,
         )  # fmt: skip
     if is_causal:
         seen = causal_mask(query.shape[1], window)

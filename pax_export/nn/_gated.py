@@ -58,11 +58,11 @@ class GatedDense(Module):
     ):
         super().__init__()
         self.activation = arg.choice(activation, tuple(ACTIVATIONS), "GatedDense.activation")
-        made = functools.partial(Linear, with_bias=with_bias, w_init=w_init)
-        given = {"b_init": arg.zeros} if with_bias else {}
-        self.gate = made(dim, hidden_dim, **given)
-        self.up = made(dim, hidden_dim, **given)
-        self.down = made(hidden_dim, dim, **given)
+        made = functools.partial(
+            Linear, with_bias=with_bias, w_init=w_init, b_init=arg.zeros if with_bias else None
+        )
+        self.gate, self.up = made(dim, hidden_dim), made(dim, hidden_dim)
+        self.down = made(hidden_dim, dim)
 
     def __call__(self, x: Any) -> jax.Array:
         """Applies the layers to the last axis.
