@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pax_export import experimental as experimental
     from pax_export import export as export
     from pax_export import flattener as flattener
+    from pax_export import generation as generation
     from pax_export import graph as graph
     from pax_export import inspection as inspection
     from pax_export import lazy as lazy
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from pax_export import utils as utils
     from pax_export import weights as weights
     from pax_export.compat import install_as_pax as install_as_pax
+    from pax_export.generation import generate as generate
     from pax_export.inspection import inspect as inspect
     from pax_export.nn import *  # noqa: F403
     from pax_export.optim import build_update_fn as build_update_fn
@@ -76,8 +78,8 @@ __version__ = "0.1.0"
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
 # for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
 _PUBLIC_ROOMS = frozenset(
-    "checkpoint debug errors experimental export inspection nets optim precision sharding "
-    "transforms utils weights".split()
+    "checkpoint debug errors experimental export generation inspection nets optim precision "
+    "sharding transforms utils weights".split()
 )
 _ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
 # Names that the package takes from a room.
@@ -87,6 +89,7 @@ _NAMES = {
     "enable_eval_mode enable_train_mode freeze_parameters module_and_value "
     "next_rng_key parameters_method pure purecall seed_rng_key select_parameters "
     "unfreeze_parameters update_parameters",
+    "generation": "generate",
     "inspection": "inspect",
     "nn": "EMA GRU LSTM BatchNorm1D BatchNorm2D Conv1D Conv1DTranspose Conv2D Conv2DTranspose "
     "Dropout Embed GatedDense GroupNorm GroupedQueryAttention GRUState Identity Lambda LayerNorm "

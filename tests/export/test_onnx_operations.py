@@ -178,6 +178,8 @@ def test_shapes_of_symbolic_size(path):
             "merged": x.reshape(n * m, 4),
             "split": x.reshape(n, m, 2, 2),
             "broadcast": jnp.broadcast_to(x[:, :1], x.shape),
+            "number, then rows, then more": jnp.broadcast_to(x.min(), x.shape[:1])[:, None, None]
+            * x,
             "outer": x[:, :, None] + x[:, None],
             "joined": jnp.concatenate([x, x[:, ::-1], jnp.zeros((n, 2, 4))], 1),
             "stacked": jnp.stack([x, x], 1),

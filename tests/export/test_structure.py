@@ -71,6 +71,15 @@ def test_a_missing_key_is_named():
         collect(describe({"a": 0}, ["p"]), {"b": 0}, {}, "x")
 
 
+@pytest.mark.parametrize("value", [{"a": 3}, {"a": 3, "b": None}])
+def test_a_field_that_is_none_may_be_left_out(value):
+    into = {}
+    collect(describe({"a": 0, "b": None}, ["p"]), value, into, "x")
+    assert into == {"p": 3}
+    with pytest.raises(InvalidArgumentError, match="another structure"):
+        collect(describe({"a": 0, "b": None}, ["p"]), {"a": 3, "c": 4}, {}, "x")
+
+
 @given(st.lists(st.text(max_size=6), max_size=8))
 def test_names_are_legal_and_unique(names):
     legal = legal_names(names)

@@ -86,9 +86,11 @@ def collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any], path
         _check_fixed(rebuild(structure, into.get), value, path)
         return
     if kind == "dict":
-        keyed = {key: _child(value, key, path) for key, _ in content}
+        # A field that was None when the model was exported holds nothing, and may be left out.
+        given = [each for each in content if "none" not in each[1] or _has(value, each[0])]
+        keyed = {key: _child(value, key, path) for key, _ in given}
         if not isinstance(value, Mapping) or len(value) == len(keyed):
-            for key, child in content:
+            for key, child in given:
                 collect(child, keyed[key], into, f"{path}.{key}")
             return
     elif kind in ("list", "tuple") and isinstance(value, (list, tuple)):
@@ -135,6 +137,10 @@ def _check_fixed(known: Any, value: Any, path: str) -> None:
         got=repr(value)[:100],
         write=f"{known!r}, or nothing; another export for another value",
     )
+
+
+def _has(value: Any, key: Any) -> bool:
+    return key in value if isinstance(value, Mapping) else hasattr(value, str(key))
 
 
 def _child(value: Any, key: Any, path: str) -> Any:

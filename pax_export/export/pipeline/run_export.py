@@ -421,7 +421,8 @@ def by_signature(name: str, value: Any, keys: Sequence[str], several: bool) -> d
     """
     if value is None:
         return {}
-    if isinstance(value, Mapping) and set(value) <= set(keys) and len(keys) > 1:
+    named = several or len(keys) > 1
+    if isinstance(value, Mapping) and set(value) <= set(keys) and named:
         return dict(value)
     if not several:
         return {keys[0]: value}

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, PaxError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PaxError
 from pax_export._jax import scope_constraints
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import Report, SignatureInfo
@@ -19,10 +19,13 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import DEFAULT, exportable
 from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, compare
 
+#: What to write where random inputs may be the reason of a failure.
+EXAMPLES = "examples=[...], arguments that mean something to the model, if random ones do not"
 #: What a call at a size of 1 may cost, in calls at another.
 _OF_ONE = 4.0
 
@@ -55,14 +58,19 @@ def random_cases(
     structs: Mapping[str, jax.ShapeDtypeStruct],
     expected: Callable[[Arrays], Arrays],
     budget: Budget | None = None,
+    examples: Sequence[Arrays] = (),
 ) -> Iterator[Case]:
-    """Random calls of one signature: one, and as many more as a budget has time for."""
+    """Calls of one signature: one, and as many more as a budget has time for.
+
+    They are made with the examples, or with random numbers.
+    """
     budget, seconds = budget or Budget(), -math.inf
-    for label, inputs, cost in given_calls(structs):
+    for label, inputs, cost in given_calls(structs, examples):
         if budget.leaves_out(seconds * cost, f"{signature} {label}".strip()):
             continue
         begin = time.perf_counter()
-        yield Case(signature, inputs, expected(inputs), label=label)
+        advice = "" if examples else EXAMPLES
+        yield Case(signature, inputs, expected(inputs), label=label, advice=advice)
         seconds = time.perf_counter() - begin
 
 
@@ -72,8 +80,10 @@ def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
 
 
-def output_cases(program: Program, store: Store, budget: Budget | None = None) -> list[Case]:
-    """Random calls of one program, for formats that compute outputs only."""
+def output_cases(
+    program: Program, store: Store, budget: Budget | None = None, examples: Sequence[Any] = ()
+) -> list[Case]:
+    """Calls of one program, for formats that compute outputs only."""
     leaves = [store.variables[place].value for place in store.of_leaf]
 
     def expected(inputs: Arrays) -> Arrays:
@@ -81,11 +91,8 @@ def output_cases(program: Program, store: Store, budget: Budget | None = None) -
         return dict(zip(program.output_names, map(np.asarray, results)))
 
     structs = {entry.name: entry.struct for entry in program.inputs.flat}
-    return list(random_cases(program.key, structs, expected, budget))
-
-
-#: What to write where random inputs may be the reason of a failure.
-EXAMPLES = "examples=[...], arguments that mean something to the model, if random ones do not"
+    given = named_examples(program.inputs, examples, program.key)
+    return list(random_cases(program.key, structs, expected, budget, given))
 
 
 class ReferenceModel:
@@ -122,3 +129,26 @@ class ReferenceModel:
             ) from error
         values_got = {entry.name: got[entry.name] for entry in info.outputs}
         return compare(Case(key, call.inputs, arrays, label=call.label), values_got)
+
+
+def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
+    """The examples of one signature as flat arrays, by the names of its inputs."""
+    kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
+    named = [bind(inputs, given, f"examples of {key}") for given in examples]
+    try:
+        return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentTypeError(
+            "An example is no array.",
+            where=f"examples of {key}",
+            got=f"{type(error).__name__}: {error}"[:200],
+            write="a list of calls, each a tuple of arrays, the only one, or a dict of all by name",
+        ) from error
+
+
+def _array(value: Any, dtype: Any) -> np.ndarray:
+    if dtype != dtypes.STRING:
+        return np.asarray(dtypes.store(value), dtype)
+    texts = np.asarray(value, object)
+    flat = [text.encode() if isinstance(text, str) else text for text in texts.ravel().tolist()]
+    return np.array(flat, object).reshape(texts.shape)

@@ -24,10 +24,10 @@ from pax_export.export.lowering.lower import Call, Gradient, Pullback, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import Inputs, bind
+from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import pull_back
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.cases import EXAMPLES, given_calls
+from pax_export.export.validation.cases import EXAMPLES, given_calls, named_examples
 from pax_export.export.validation.decompositions import judged
 from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
@@ -156,13 +156,13 @@ class _OfSignature:
     def steps(self) -> list[_Step]:
         """The calls without gradients: of the model, and of the whole with what is around it."""
         around, inputs = self._signature.processing, self._program.inputs
-        examples = () if around else _examples(inputs, self._examples, self.key)
+        examples = () if around else named_examples(inputs, self._examples, self.key)
         steps = [
             _Step(self._text(label), partial(self._case, label, given), cost)
             for label, given, cost in given_calls(_structs(inputs), examples)
         ]
         if around is not None:
-            examples = _examples(around.inputs, self._examples, self.key)
+            examples = named_examples(around.inputs, self._examples, self.key)
             whole = [
                 _Step(self._text(label), partial(self._processed, label, given), cost)
                 for label, given, cost in given_calls(_structs(around.inputs), examples)
@@ -323,17 +323,3 @@ def _size(call: Call) -> int:
 
 def _structs(inputs: Inputs) -> dict[str, jax.ShapeDtypeStruct]:
     return {entry.name: entry.struct for entry in inputs.flat}
-
-
-def _examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
-    kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
-    named = [bind(inputs, given, f"examples of {key}") for given in examples]
-    return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
-
-
-def _array(value: Any, dtype: Any) -> np.ndarray:
-    if dtype != dtypes.STRING:
-        return np.asarray(dtypes.store(value), dtype)
-    texts = np.asarray(value, object)
-    flat = [text.encode() if isinstance(text, str) else text for text in texts.ravel().tolist()]
-    return np.array(flat, object).reshape(texts.shape)

@@ -19,8 +19,8 @@ from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
-from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.pipeline.run_export import Request, Writer, by_signature, run_export
+from pax_export.export.tracing.exportable import DEFAULT, Exportable
 from pax_export.export.tracing.programs import Program, refuse_changes
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.validate import Case
@@ -42,6 +42,7 @@ def to_onnx(
     constraints: Sequence[str] = (),
     opset: int = OPSET,
     validate: bool | Literal["full", "process"] = True,
+    examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
 ) -> Report:
@@ -62,6 +63,7 @@ def to_onnx(
         validate: load what was written, make calls at several sizes with
             onnxruntime and compare with jax; ``"process"`` does it in a fresh
             process without jax.
+        examples: as for `to_saved_model`.
         overwrite: replace an export of `pax_export` that is there; nothing else is
             ever replaced.
         sign: the file of a private key: the export is signed, in a file beside it
@@ -100,17 +102,20 @@ def to_onnx(
             got=f"methods={sorted(methods)}",
             write="a file for each method",
         )
+    keys = list(methods) if methods is not None else [DEFAULT]
+    calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign
     request = Request(model, path, *given)
-    return run_export(_OnnxWriter(opset), request)
+    return run_export(_OnnxWriter(opset, calls), request)
 
 
 class _OnnxWriter(Writer):
     format = ONNX
     loads = "onnx"
 
-    def __init__(self, opset: int):
+    def __init__(self, opset: int, examples: Mapping[str, Sequence[Any]]):
         self._opset = opset
+        self._examples = examples
 
     def find(self, request: Request) -> None:
         for package in ("onnx", *(["onnxruntime"] if request.validate else [])):
@@ -144,7 +149,8 @@ class _OnnxWriter(Writer):
         return {each.name: each.value for each in self._store.variables}
 
     def cases(self) -> list[Case]:
-        return output_cases(self._program, self._store, self.budget)
+        examples = self._examples.get(self._program.key, ())
+        return output_cases(self._program, self._store, self.budget, examples)
 
     def facts(self, place: Path) -> dict[str, Any]:
         runs_in = f"onnxruntime, and what reads opset {self._opset}"

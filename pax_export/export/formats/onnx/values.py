@@ -25,6 +25,7 @@ class Value:
     Attributes:
         known: its numbers, where the program says them; of the type that carries them.
         thin: the name of a smaller array that broadcasts to it, if there is one.
+        bare: whether that is a number without axes.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Value:
     shape: tuple[Any, ...]
     known: np.ndarray | None = None
     thin: str | None = None
+    bare: bool = False
 
     @property
     def rank(self) -> int:

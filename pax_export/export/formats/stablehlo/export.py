@@ -19,13 +19,16 @@ from pax_export.export.pipeline.run_export import (
     ExportRun,
     Request,
     Writer,
+    by_signature,
     check_choice,
     checked_platforms,
     run_export,
 )
-from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.exportable import DEFAULT, Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import legal_names
+from pax_export.export.validation.cases import named_examples
+from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 
 
@@ -43,6 +46,7 @@ def to_stablehlo(
     platforms: Sequence[str] = PLATFORMS,
     disabled_checks: Sequence[Any] = (),
     validate: bool | Literal["full", "process"] = True,
+    examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
 ) -> Report:
@@ -72,6 +76,7 @@ def to_stablehlo(
         disabled_checks: what `jax.export.export` takes under this name.
         validate: load what was written, make calls at several sizes and compare
             with the model; ``"process"`` does it in a fresh process.
+        examples: as for `to_saved_model`.
         overwrite: replace an export of `pax_export` that is there; nothing else is
             ever replaced.
         sign: the file of a private key: the export is signed, in `model.sig`, for
@@ -108,9 +113,13 @@ def to_stablehlo(
             got='state="update", weights="constants"',
             write='weights="arguments"',
         )
+    keys = list(methods) if methods is not None else [DEFAULT]
+    if isinstance(model, dict):
+        keys = list(model)
+    calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign
     request = Request(model, path, *given)
-    writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks)
+    writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks, calls)
     return run_export(writer, request)
 
 
@@ -125,6 +134,7 @@ class _BundleWriter(Writer):
     weights: str
     platforms: Sequence[str]
     disabled_checks: Sequence[Any]
+    examples: Mapping[str, Sequence[Any]]
 
     def make(self, run: ExportRun, request: Request) -> None:
         given = _exporteds(request.model, request.inputs, request.methods)
@@ -133,6 +143,7 @@ class _BundleWriter(Writer):
             return super().make(run, request)
         self.name = ", ".join(dict.fromkeys(each.fun_name for each in given.values()))
         self.variables, self._values = (), {}
+        self._calls: dict[str, list[Arrays]] = {}
         with run.phase("lower"):
             self._take([functions.of_exported(k, each, self.order) for k, each in given.items()])
         return None
@@ -153,6 +164,10 @@ class _BundleWriter(Writer):
         self.variables = () if constant else store.infos()
         self._values = {} if constant else {each.name: each.value for each in store.variables}
         self._take(made)
+        self._calls = {
+            each.key: named_examples(each.inputs, self.examples.get(each.key, ()), each.key)
+            for each in programs
+        }
 
     def _take(self, made: list[functions.Function]) -> None:
         self._functions = dict(zip(legal_names(each.key for each in made), made))
@@ -174,7 +189,7 @@ class _BundleWriter(Writer):
 
     def cases(self) -> Iterator[Case]:
         for function in self._functions.values():
-            yield from function.cases(self.budget)
+            yield from function.cases(self.budget, self._calls.get(function.key, ()))
 
     def facts(self, place: Path) -> dict[str, Any]:
         made = self._functions

@@ -23,6 +23,7 @@ from pax_export.export.tracing.programs import Program, check_updates, refuse_ch
 from pax_export.export.tracing.spec import describe, dotted, held, signature_names
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import constraints, random_cases
+from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 
 
@@ -55,8 +56,10 @@ class Function:
             "neutral": [module.neutral for module in modules],
         }
 
-    def cases(self, budget: Budget | None = None) -> Iterator[Case]:
-        """Random calls with what they must give; the first with gradients, if there are any."""
+    def cases(
+        self, budget: Budget | None = None, examples: Sequence[Arrays] = ()
+    ) -> Iterator[Case]:
+        """Calls with what they must give; the first with gradients, if there are any."""
         avals = dict(zip(self.operands, self.exported.in_avals))
         structs = {
             name: jax.ShapeDtypeStruct(aval.shape, aval.dtype)
@@ -66,7 +69,7 @@ class Function:
         if self.exported.nr_devices > 1:
             return  # it runs where there are as many devices, not here
         order = self.order
-        for case in random_cases(self.key, structs, self._expected, budget):
+        for case in random_cases(self.key, structs, self._expected, budget, examples):
             if order:
                 self._add_gradients(case)
                 order = 0  # once: each size is one more program to compile

@@ -24,11 +24,12 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.run_export import (
     Request,
     Writer,
+    by_signature,
     check_choice,
     not_finite,
     run_export,
 )
-from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.exportable import DEFAULT, Exportable
 from pax_export.export.tracing.programs import Program, refuse_changes
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.validate import Case
@@ -53,6 +54,7 @@ def to_tflite(
     constraints: Sequence[str] = (),
     quantize: Literal["float16", "dynamic"] | None = None,
     validate: bool | Literal["full", "process"] = True,
+    examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
 ) -> Report:
@@ -74,6 +76,7 @@ def to_tflite(
         validate: load what was written, make calls at several sizes with LiteRT
             and compare with jax; ``"process"`` does it in a fresh process
             without jax.
+        examples: as for `to_saved_model`.
         overwrite: replace an export of `pax_export` that is there; nothing else is
             ever replaced.
         sign: the file of a private key: the export is signed, in a file beside it
@@ -98,17 +101,20 @@ def to_tflite(
         [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
     """
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
+    keys = list(methods) if methods is not None else [DEFAULT]
+    calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign
     request = Request(model, path, *given)
-    return run_export(_TfliteWriter(quantize), request)
+    return run_export(_TfliteWriter(quantize, calls), request)
 
 
 class _TfliteWriter(Writer):
     format = TFLITE
     loads = "TensorFlow"
 
-    def __init__(self, quantize: str | None):
+    def __init__(self, quantize: str | None, examples: Mapping[str, Sequence[Any]]):
         self._quantize = quantize
+        self._examples = examples
         self.factor = _FACTORS[quantize]
 
     def find(self, request: Request) -> None:
@@ -153,7 +159,9 @@ class _TfliteWriter(Writer):
         return [
             each
             for program in self._programs
-            for each in output_cases(program, self._store, self.budget)
+            for each in output_cases(
+                program, self._store, self.budget, self._examples.get(program.key, ())
+            )
         ]
 
     def facts(self, place: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def convert_element_type(writer: Writer, results: Results, x: Value, **_: Any) -
     name = _converted(writer, x.name, x, dtype) if thin is None else ""
     if thin is not None:
         name = writer.expand(thin, result.shape)
-    return Value(name, dtype, result.shape, None, thin)
+    return Value(name, dtype, result.shape, None, thin, x.bare)
 
 
 def _converted(writer: Writer, name: str, x: Value, dtype: np.dtype) -> str:

@@ -101,13 +101,14 @@ def broadcast(writer: Writer, x: Value, result: Any, places: Sequence[int]) -> V
         return Value(writer.constant(made), dtype, shape, made)
     added = [axis for axis in range(len(shape)) if axis not in places]
     source = x.thin if x.thin is not None else x.name
-    thin = source if x.rank == 0 and x.thin is None else writer.unsqueeze(source, added)
+    bare = x.bare or (x.rank == 0 and x.thin is None)
+    thin = source if bare else writer.unsqueeze(source, added)
     grows = len(added) != 0 or any(
         not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places)
     )
     if not grows and x.thin is None:
         return Value(thin, dtype, shape)
-    return Value(writer.expand(thin, shape), dtype, shape, None, thin)
+    return Value(writer.expand(thin, shape), dtype, shape, None, thin, bare)
 
 
 @rule("tile", part_by_part=True)

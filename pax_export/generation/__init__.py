@@ -1,0 +1,21 @@
+"""Texts token by token: a net with a cache and prompts in, new tokens out."""
+
+from pax_export.generation import samplers
+from pax_export.generation._beams import Beams, beam_search
+from pax_export.generation._export import export
+from pax_export.generation._generate import Generated, generate
+from pax_export.generation._prefill import prefill
+from pax_export.generation._speculate import speculate
+from pax_export.generation._stream import Stream
+
+__all__ = [
+    "Beams",
+    "Generated",
+    "Stream",
+    "beam_search",
+    "export",
+    "generate",
+    "prefill",
+    "samplers",
+    "speculate",
+]

@@ -1,0 +1,68 @@
+"""Which axis of each array of a cache is that of the rows, for any net."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.export import spec
+
+#: Longer than any window, so that what grows with the room of a cache shows.
+_LARGE = 1 << 20
+
+
+def batch_axes(lm: Any, room: int, dtype: Any) -> list[int | None]:
+    """The axis of each leaf that grows with the number of rows; None where there is none."""
+    axes = []
+    for two, three in zip(*(jax.tree.leaves(_shapes(lm, batch, room, dtype)) for batch in (2, 3))):
+        grown = [i for i, sizes in enumerate(zip(two.shape, three.shape)) if sizes[0] != sizes[1]]
+        if len(grown) > 1:
+            raise InvalidArgumentTypeError(
+                "An array of this cache has no one axis for the rows.",
+                where=f"{type(lm).__name__}.init_cache",
+                got=f"shapes {two.shape} and {three.shape} for 2 and 3 rows",
+                write="arrays of which one axis is that of the batch",
+            )
+        axes.append(grown[0] if grown else None)
+    return axes
+
+
+def shapes_of_cache(lm: Any, batch: int | str, room: int | str, dtype: Any) -> Any:
+    """A cache of specs, whose sizes are these numbers or names.
+
+    A store of a fixed window does not grow with the room, and stays as large as it is.
+    """
+    rows = batch if isinstance(batch, int) else 2
+    places = room if isinstance(room, int) else _LARGE
+    here = _shapes(lm, rows, places, dtype)
+    more_rows = jax.tree.leaves(_shapes(lm, rows + 1, places, dtype))
+    more_room = more_rows
+    if isinstance(room, str):
+        more_room = jax.tree.leaves(_shapes(lm, rows, places + 1, dtype))
+
+    def described(leaf: Any, rows: Any, longer: Any) -> Any:
+        shape: list[int | str] = list(leaf.shape)
+        for axis, size in enumerate(leaf.shape):
+            if rows.shape[axis] != size and isinstance(batch, str):
+                shape[axis] = batch
+            elif longer.shape[axis] != size and isinstance(room, str):
+                shape[axis] = room
+        return spec(tuple(shape), leaf.dtype)
+
+    leaves, tree = jax.tree.flatten(here)
+    found = [described(*each) for each in zip(leaves, more_rows, more_room)]
+    return jax.tree.unflatten(tree, found)
+
+
+def _shapes(lm: Any, batch: int, room: int, dtype: Any) -> Any:
+    return jax.eval_shape(lambda: lm.init_cache(batch, room, dtype=dtype))
+
+
+def map_rows(change: Callable[[jax.Array, int], jax.Array], cache: Any, axes: list[Any]) -> Any:
+    """A cache with each array changed along its axis of rows."""
+    leaves, tree = jax.tree.flatten(cache)
+    changed = [leaf if axis is None else change(leaf, axis) for leaf, axis in zip(leaves, axes)]
+    return jax.tree.unflatten(tree, changed)

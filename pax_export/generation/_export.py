@@ -1,0 +1,272 @@
+"""`export`: the functions of a language model that a server calls, over shared variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export import export as exporters
+from pax_export._errors import InvalidArgumentError
+from pax_export.generation._batch_axes import shapes_of_cache
+from pax_export.generation._generate import whole
+from pax_export.generation._prompt import (
+    checked_count,
+    checked_net,
+    checked_prompt,
+    checked_sampler,
+    checked_stop,
+    row_keys,
+    vocabulary_of,
+)
+from pax_export.generation._steps import Settings, last_logits
+from pax_export.generation.samplers import Sampler, greedy
+
+FORMATS = {
+    "saved_model": "to_saved_model",
+    "stablehlo": "to_stablehlo",
+    "onnx": "to_onnx",
+    "tflite": "to_tflite",
+}
+SIGNATURES = ("prefill", "decode", "generate")
+#: Where prompts for a test are not given, they have so many tokens, and so many are added.
+_LENGTHS, _STEPS = (5, 3), 3
+
+
+def export(
+    lm: Any,
+    path: str | os.PathLike[str],
+    *,
+    format: str = "saved_model",
+    max_length: int | str,
+    max_new_tokens: int = 64,
+    signatures: Sequence[str] | None = None,
+    batch: int | str = "batch",
+    length: int | str = "length",
+    cache_dtype: Any = None,
+    sampler: Sampler = greedy(),  # noqa: B008
+    stop: int | Iterable[int] = (),
+    pad: int = 0,
+    prompts: Any = None,
+    **options: Any,
+) -> Any:
+    """Writes a language model for those who serve it: three functions over shared variables.
+
+    =============  ===============================================  ============================
+    signature      takes                                            gives
+    =============  ===============================================  ============================
+    ``prefill``    ``tokens [batch, length]``, ``lengths [batch]``,  ``logits [batch,
+                   ``cache``                                        vocabulary]`` after each
+                                                                    row, ``cache``
+    ``decode``     ``token [batch]``, ``cache``                     the same
+    ``generate``   ``tokens``, ``lengths``, and ``seed [2]`` if     ``tokens [batch,
+                   the sampler draws                                max_new_tokens]``
+    =============  ===============================================  ============================
+
+    The cache is an input and an output, so a server holds as many sessions as it likes.
+    An empty one is zeros.  A negative token leaves its row of the cache as it is.
+
+    Args:
+        lm: a net with a cache, as for `generate`.
+        path: where to write; a folder for a SavedModel and a bundle, else a file.
+        format: ``"saved_model"``, ``"stablehlo"``, ``"onnx"`` or ``"tflite"``.
+        max_length: how many tokens each row of the cache has room for; a name
+            (``"room"``) leaves it open.
+        max_new_tokens: of ``generate``.
+        signatures: some of the three; all by default.  An ONNX file holds one: by default
+            ``prefill``, which with one token a row does what ``decode`` does.
+        batch: how many rows; a name leaves it open.
+        length: how many tokens a call of ``prefill`` and ``generate`` is given; likewise.
+        cache_dtype: of keys and values, if not the net's.
+        sampler: of ``generate``.
+        stop: the id of the token that ends a text in ``generate``, or several.
+        pad: the id that stands behind it.
+        prompts: token lists, to test the export with; random ones by default.
+        options: what the exporter of the format takes: ``validate``, ``overwrite``,
+            ``sign``, ``platforms``, ``consumer``, ``opset``, ``quantize``, ...
+
+    Returns:
+        The report of the export.  `pax_export.export.load` reads it back.
+
+    Raises:
+        InvalidArgumentError: another format or signature; more than one for ONNX.
+        PaxError: as the exporter of the format raises it; nothing is written then.
+
+    Example:
+        >>> import tempfile, numpy as np, pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=50, dim=8, num_layers=1, num_heads=2, hidden_dim=16)
+        >>> lm = pax.nets.Decoder(config)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = pax.generation.export(
+        ...         lm, folder + "/lm", max_length=16, max_new_tokens=4, signatures=["generate"]
+        ...     )
+        ...     served = pax.export.load(folder + "/lm")
+        ...     served(np.array([[1, 2, 3]]), np.array([3])).shape
+        (1, 4)
+    """
+    where = "export"
+    lm = checked_net(lm, where)
+    chosen = _signatures(signatures, format)
+    settings = Settings(
+        checked_sampler(sampler, where),
+        checked_stop(stop, where),
+        checked_count(pad, "pad", where, least=-(2**31)),
+        where=where,
+    )
+    if not isinstance(max_length, str):
+        max_length = checked_count(max_length, "max_length", where)
+    dtype = None if cache_dtype is None else np.dtype(cache_dtype)
+    count = checked_count(max_new_tokens, "max_new_tokens", where)
+    made = _Served(lm, settings, count, dtype, batch, length, max_length)
+    if options.get("validate", True) not in (False, "variables"):
+        options.setdefault("examples", made.examples(chosen, prompts))
+    if format == "saved_model":
+        options.setdefault("vjp_order", 0)  # nobody trains through a cache
+    write = getattr(exporters, FORMATS[format])
+    return write(
+        lm,
+        path,
+        {key: made.inputs(key) for key in chosen},
+        methods={key: made.method(key) for key in chosen},
+        **options,
+    )
+
+
+def _signatures(given: Any, format: str) -> tuple[str, ...]:
+    if format not in FORMATS:
+        raise InvalidArgumentError(
+            "There is no such format.",
+            where="export: format",
+            got=repr(format),
+            write=", ".join(map(repr, FORMATS)),
+        )
+    one = format == "onnx"
+    if given is None:
+        return SIGNATURES[:1] if one else SIGNATURES
+    given = (given,) if isinstance(given, str) else tuple(given)
+    unknown = [key for key in given if key not in SIGNATURES]
+    if unknown or not given:
+        raise InvalidArgumentError(
+            "The functions of a language model are prefill, decode and generate.",
+            where="export: signatures",
+            got=repr(unknown[0] if unknown else given),
+            write=f"signatures={SIGNATURES}",
+        )
+    if one and len(given) > 1:
+        raise InvalidArgumentError(
+            "An ONNX file holds one function.",
+            where="export: signatures",
+            got=repr(given),
+            write='signatures=["prefill"], which with one token a row does what decode does; '
+            "and another file for generate",
+        )
+    return given
+
+
+@dataclass
+class _Served:
+    """The functions, what they are given, and calls of them for a test."""
+
+    lm: Any
+    settings: Settings
+    count: int
+    dtype: Any
+    batch: int | str
+    length: int | str
+    room: int | str
+    _cases: dict[str, list[Any]] = field(default_factory=dict)
+
+    def method(self, key: str) -> Callable[..., Any]:
+        if key == "prefill":
+
+            def prefill(lm: Any, tokens: Any, lengths: Any, cache: Any) -> dict[str, Any]:
+                logits, cache = last_logits(lm, tokens, cache, lengths)
+                return {"logits": logits, "cache": cache}
+
+            return prefill
+        if key == "decode":
+
+            def decode(lm: Any, token: Any, cache: Any) -> dict[str, Any]:
+                meant = token >= 0
+                read = jnp.where(meant, token, 0)[:, None]
+                logits, cache = last_logits(lm, read, cache, meant.astype(jnp.int32))
+                return {"logits": logits, "cache": cache}
+
+            return decode
+        if self.settings.sampler.draws:
+
+            def generate(lm: Any, tokens: Any, lengths: Any, seed: Any) -> jax.Array:
+                return self._generated(lm, tokens, lengths, seed)
+
+            return generate
+
+        def generate_greedily(lm: Any, tokens: Any, lengths: Any) -> jax.Array:
+            return self._generated(lm, tokens, lengths, None)
+
+        return generate_greedily
+
+    def _generated(self, lm: Any, tokens: Any, lengths: Any, seed: Any) -> jax.Array:
+        cache = lm.init_cache(tokens.shape[0], tokens.shape[1] + self.count, dtype=self.dtype)
+        keys = row_keys(seed, tokens.shape[0], self.settings.sampler, "generate")
+        return whole(lm, tokens, lengths, cache, keys, self.settings, self.count)[0]
+
+    def inputs(self, key: str) -> tuple[Any, ...]:
+        """What a function is given."""
+        tokens = exporters.spec((self.batch, self.length), "int32")
+        rows = exporters.spec((self.batch,), "int32")
+        if key == "generate":
+            seed = (exporters.spec((2,), "uint32"),) if self.settings.sampler.draws else ()
+            return (tokens, rows, *seed)
+        cache = shapes_of_cache(self.lm, self.batch, self.room, self.dtype)
+        return (tokens, rows, cache) if key == "prefill" else (rows, cache)
+
+    def examples(self, chosen: Iterable[str], prompts: Any) -> Mapping[str, Any]:
+        """Calls along a greedy text: of the prompts, and of some tokens behind them."""
+        tokens, lengths = self._prompts(prompts)
+        rows, width = tokens.shape
+        room = width + self.count if isinstance(self.room, str) else self.room
+        empty = jax.tree.map(
+            np.asarray, jax.jit(lambda lm: lm.init_cache(rows, room, dtype=self.dtype))(self.lm)
+        )
+        calls: dict[str, list[Any]] = {"prefill": [(tokens, lengths, empty)], "decode": []}
+        key = np.array([0, 7], np.uint32)
+        calls["generate"] = [(tokens, lengths, key)[: 2 + self.settings.sampler.draws]]
+        if "decode" in chosen or "prefill" in chosen:
+            made = jax.jit(self.method("prefill"))(self.lm, tokens, lengths, empty)
+            for step in range(min(_STEPS, room - width)):
+                token = np.argmax(np.asarray(made["logits"]), -1).astype(np.int32)
+                token[0] = -1 if step == 1 and rows > 1 else token[0]
+                cache = jax.tree.map(np.asarray, made["cache"])
+                calls["decode"].append((token, cache))
+                made = jax.jit(self.method("decode"))(self.lm, token, cache)
+            calls["prefill"] += self._next_turn(tokens, made, room)
+        return {key: calls[key] for key in chosen}
+
+    def _prompts(self, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
+        if prompts is None:
+            random = np.random.default_rng(0)
+            rows = len(_LENGTHS) if isinstance(self.batch, str) else self.batch
+            width = max(_LENGTHS) if isinstance(self.length, str) else self.length
+            if not isinstance(self.room, str):
+                width = max(1, min(width, self.room - _STEPS))
+            most = vocabulary_of(self.lm) or 2
+            prompts = random.integers(0, most, (rows, width))
+            lengths = np.array([max(1, width - 2 * row) for row in range(rows)])
+        else:
+            lengths = None
+        tokens, lengths = checked_prompt(self.lm, prompts, lengths, "export: prompts")
+        return np.asarray(tokens), np.asarray(lengths)
+
+    def _next_turn(self, tokens: np.ndarray, made: Any, room: int) -> list[Any]:
+        """One more prompt behind what the cache holds, where there is room for it."""
+        held = np.max(getattr(made["cache"], "lengths", room))
+        if held + tokens.shape[1] > room:
+            return []
+        lengths = np.full(tokens.shape[0], tokens.shape[1], np.int32)
+        return [(tokens, lengths, jax.tree.map(np.asarray, made["cache"]))]

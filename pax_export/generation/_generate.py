@@ -1,0 +1,322 @@
+"""`generate`: prompts in, new tokens out, by one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial, update_wrapper
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export.generation._prompt import (
+    check_new_room,
+    check_room,
+    checked_count,
+    checked_net,
+    checked_prompt,
+    checked_sampler,
+    checked_stop,
+    row_keys,
+)
+from pax_export.generation._steps import Settings, State, advance, begin, settle
+from pax_export.generation._stream import Stream
+from pax_export.generation.samplers import Sampler, greedy
+
+
+class Generated(NamedTuple):
+    """What `generate` gives if more than tokens is asked for.
+
+    Attributes:
+        tokens: ``[batch, max_new_tokens]``, int32, padded after a stop.
+        lengths: ``[batch]``, how many tokens of each row are meant, the stop among them.
+        log_probs: ``[batch, max_new_tokens]``, the logarithm of the probability that the net
+            itself gave to each token, before the sampler; None unless asked for.
+        cache: the prompts and all new tokens, for a next turn; None unless asked for.
+
+    Example:
+        >>> from pax_export.generation import Generated
+        >>> Generated._fields
+        ('tokens', 'lengths', 'log_probs', 'cache')
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    log_probs: jax.Array | None
+    cache: Any
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+class WithStream(Generic[P, R, S]):
+    """A function that has a second one, `stream`, as an attribute that type checkers see."""
+
+    def __init__(self, function: Callable[P, R], stream: S):
+        self._function = function
+        self.stream = stream
+        update_wrapper(self, function)
+
+    @classmethod
+    def of(cls, stream: S) -> Callable[[Callable[P, R]], WithStream[P, R, S]]:
+        """A decorator."""
+        return lambda function: cls(function, stream)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self._function)
+
+    def __reduce__(self) -> str:
+        return self._function.__name__
+
+
+def stream(
+    lm: Any,
+    tokens: Any,
+    lengths: Any = None,
+    *,
+    max_new_tokens: int,
+    sampler: Sampler = greedy(),  # noqa: B008
+    key: Any = None,
+    stop: int | Iterable[int] = (),
+    pad: int = 0,
+    cache: Any = None,
+    max_length: int | None = None,
+    cache_dtype: Any = None,
+    prefill_chunk: int | None = None,
+) -> Stream:
+    """The tokens of `generate` as they come.
+
+    Each step is one call of one compiled program, which is given the cache to write
+    into (it is donated): memory holds it once.
+
+    Args:
+        lm: as for `generate`, as all that follows.
+        tokens: see there.
+        lengths: see there.
+        max_new_tokens: see there.
+        sampler: see there.
+        key: see there.
+        stop: see there.
+        pad: see there.
+        cache: see there.
+        max_length: see there.
+        cache_dtype: see there.
+        prefill_chunk: see there.
+
+    Returns:
+        An iterator of arrays ``[batch]``, int32 of numpy, one for each token, which ends
+        when all rows have ended.  Its `cache` is that of all texts so far.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> class Counter(pax.Module):
+        ...     def init_cache(self, batch, max_length, dtype=None):
+        ...         return jnp.zeros(batch, jnp.int32)
+        ...
+        ...     def __call__(self, tokens, cache, lengths=None):
+        ...         return jax.nn.one_hot(tokens + 1, 10), cache
+        >>> for (token,) in pax.generate.stream(Counter(), [[1]], max_new_tokens=3):
+        ...     print(token)
+        2
+        3
+        4
+    """
+    given = request(
+        "generate.stream", lm, tokens, lengths, max_new_tokens, sampler, key, stop, pad, False,
+        cache, max_length, prefill_chunk,
+    )  # fmt: skip
+    dtype = None if cache_dtype is None else np.dtype(cache_dtype)
+    return Stream(given.operands, given.settings, given.count, given.room, dtype)
+
+
+@WithStream.of(stream)
+def generate(
+    lm: Any,
+    tokens: Any,
+    lengths: Any = None,
+    *,
+    max_new_tokens: int,
+    sampler: Sampler = greedy(),  # noqa: B008  frozen
+    key: Any = None,
+    stop: int | Iterable[int] = (),
+    pad: int = 0,
+    log_probs: bool = False,
+    cache: Any = None,
+    max_length: int | None = None,
+    cache_dtype: Any = None,
+    prefill_chunk: int | None = None,
+    return_cache: bool = False,
+) -> Any:
+    """Continues each row of a batch of prompts.
+
+    One program reads the prompts and chooses all tokens; it is compiled once for
+    each shape, sampler, set of stops and number of tokens.  A row gives the tokens
+    that it gives alone, however long the others are.
+
+    Args:
+        lm: a net as `pax.nets.Decoder` is one: ``lm.init_cache(batch, max_length,
+            dtype=None)`` makes an empty cache, and ``lm(tokens, cache=cache,
+            lengths=lengths)`` gives logits ``[batch, length, vocabulary]`` and the
+            cache with ``lengths[row]`` tokens more in each row.  It runs in eval mode.
+        tokens: ``[batch, length]`` token ids, or a list of lists of any lengths.
+        lengths: ``[batch]``, how many tokens of each row are meant; all by default.
+            What stands behind may be anything.
+        max_new_tokens: how many tokens to choose at most.
+        sampler: how; of `pax_export.generation.samplers`.
+        key: a random key, or one for each row, if the sampler draws.  Of one key each
+            row folds in its number.
+        stop: the id of the token that ends a text, or several.  It is the last of
+            its row; when all rows have ended, the rest is not computed.
+        pad: the id that stands behind it.
+        log_probs: whether to give log-probabilities, too.
+        cache: texts that were read before; the prompts continue these.  It stays
+            as it is.
+        max_length: how many tokens a new cache has room for; by default as many as
+            this call needs.
+        cache_dtype: of a new cache, if not the net's.
+        prefill_chunk: read the prompts so many tokens at a time, with less memory.
+        return_cache: whether to give the cache, too.
+
+    Returns:
+        ``[batch, max_new_tokens]``, int32; or a `Generated`, if log-probabilities or
+        the cache are asked for.
+
+    Raises:
+        InvalidArgumentError: an empty prompt, a length that is not that of its row,
+            ids outside of the vocabulary, no key for a sampler that draws, no room
+            in the cache.  All caches are then as they were.
+        InvalidArgumentTypeError: an argument is of another kind.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> class Counter(pax.Module):  # its favourite is the token after the last one
+        ...     def init_cache(self, batch, max_length, dtype=None):
+        ...         return jnp.zeros(batch, jnp.int32)  # this net remembers nothing
+        ...
+        ...     def __call__(self, tokens, cache, lengths=None):
+        ...         return jax.nn.one_hot(tokens + 1, 10), cache
+        >>> pax.generate(Counter(), [[1, 2, 3], [5]], max_new_tokens=4, stop=7).tolist()
+        [[4, 5, 6, 7], [6, 7, 0, 0]]
+    """
+    given = request(
+        "generate", lm, tokens, lengths, max_new_tokens, sampler, key, stop, pad, log_probs,
+        cache, max_length, prefill_chunk,
+    )  # fmt: skip
+    tokens, lengths_new, log_probs_new, kept = _whole(
+        *given.operands,
+        settings=given.settings,
+        count=given.count,
+        room=given.room,
+        dtype=None if cache_dtype is None else np.dtype(cache_dtype),
+        keep=bool(return_cache),
+    )
+    if not log_probs and not return_cache:
+        return tokens
+    return Generated(tokens, lengths_new, log_probs_new, kept)
+
+
+class Request(NamedTuple):
+    """What a caller wants, looked at."""
+
+    operands: tuple[Any, Any, Any, Any, Any]  # net, tokens, lengths, cache, keys
+    settings: Settings
+    count: int
+    room: int
+
+
+def request(
+    where: str,
+    lm: Any,
+    tokens: Any,
+    lengths: Any,
+    max_new_tokens: int,
+    sampler: Any,
+    key: Any,
+    stop: Any,
+    pad: int,
+    log_probs: bool,
+    cache: Any,
+    max_length: int | None,
+    prefill_chunk: int | None,
+) -> Request:
+    """Refuses what cannot be done, before anything is computed."""
+    lm = checked_net(lm, where)
+    count = checked_count(max_new_tokens, "max_new_tokens", where)
+    if prefill_chunk is not None:
+        prefill_chunk = checked_count(prefill_chunk, "prefill_chunk", where)
+    tokens, lengths = checked_prompt(lm, tokens, lengths, where)
+    sampler = checked_sampler(sampler, where)
+    keys = row_keys(key, tokens.shape[0], sampler, where)
+    settings = Settings(
+        sampler,
+        checked_stop(stop, where),
+        checked_count(pad, "pad", where, least=-(2**31)),
+        bool(log_probs),
+        prefill_chunk,
+        where,
+    )
+    room = tokens.shape[1] + count
+    if cache is not None:
+        check_room(cache, lengths, count, where)
+    elif max_length is not None:
+        room = checked_count(max_length, "max_length", where)
+        check_new_room(room, lengths, count, where)
+    return Request((lm, tokens, lengths, cache, keys), settings, count, room)
+
+
+@partial(jax.jit, static_argnames=("settings", "count", "room", "dtype", "keep"))
+def _whole(
+    lm: Any,
+    tokens: Any,
+    lengths: Any,
+    cache: Any,
+    keys: Any,
+    *,
+    settings: Settings,
+    count: int,
+    room: int,
+    dtype: Any,
+    keep: bool,
+) -> tuple[jax.Array, jax.Array, Any, Any]:
+    if cache is None:
+        cache = lm.init_cache(tokens.shape[0], room, dtype=dtype)
+    tokens, made, log_probs, state = whole(lm, tokens, lengths, cache, keys, settings, count)
+    return tokens, made, log_probs, settle(lm, state) if keep else None
+
+
+def whole(
+    lm: Any, tokens: Any, lengths: Any, cache: Any, keys: Any, settings: Settings, count: int
+) -> tuple[jax.Array, jax.Array, jax.Array | None, State]:
+    """Tokens, how many of each row are meant, log-probabilities, and the state at the end."""
+    state = begin(lm, tokens, lengths, cache, keys, settings)
+    batch = tokens.shape[0]
+    out = _put(jnp.full((batch, count), settings.pad, jnp.int32), state.token, 0)
+    said = state.log_prob
+    log_probs = None if said is None else _put(jnp.zeros((batch, count), said.dtype), said, 0)
+    made = state.alive.astype(jnp.int32)
+
+    def goes_on(carried: Any) -> jax.Array:
+        state = carried[0]
+        more = state.count < count
+        return more & ~jnp.all(state.done) if settings.stop else more
+
+    def step(carried: Any) -> Any:
+        state, out, log_probs, made = carried
+        place, state = state.count, advance(lm, state, settings)
+        if log_probs is not None:
+            log_probs = _put(log_probs, state.log_prob, place)
+        return state, _put(out, state.token, place), log_probs, made + state.alive
+
+    carried = state, out, log_probs, made
+    state, out, log_probs, made = jax.lax.while_loop(goes_on, step, carried)
+    return out, made, log_probs, state
+
+
+def _put(columns: jax.Array, column: Any, place: Any) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], place, axis=1)

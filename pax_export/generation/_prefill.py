@@ -1,0 +1,101 @@
+"""`prefill`: a prompt is read once, and continued as often as is wanted."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export.generation._batch_axes import batch_axes, map_rows
+from pax_export.generation._prompt import (
+    check_new_room,
+    check_room,
+    checked_count,
+    checked_net,
+    checked_prompt,
+)
+from pax_export.generation._steps import read_prompt
+
+
+def prefill(
+    lm: Any,
+    tokens: Any,
+    lengths: Any = None,
+    *,
+    max_length: int | None = None,
+    cache: Any = None,
+    cache_dtype: Any = None,
+    prefill_chunk: int | None = None,
+    copies: int = 1,
+) -> tuple[jax.Array, Any]:
+    """Reads prompts into a cache, which `generate` goes on with.
+
+    What many texts begin with, instructions say, is read once in this way.
+
+    Args:
+        lm: a net with a cache, as for `generate`.
+        tokens: ``[batch, length]``, or lists of any lengths.
+        lengths: ``[batch]``, how many tokens of each row are meant.
+        max_length: how many tokens a new cache has room for: these and all that will follow.
+        cache: one that these continue, instead of a new one.  It stays as it is.
+        cache_dtype: of a new cache, if not the net's.
+        prefill_chunk: read so many tokens at a time, with less memory.
+        copies: how many rows to make of each, one after the other: the cache of one
+            beginning for several texts.
+
+    Returns:
+        The logits after each row, ``[batch * copies, vocabulary]``, and the cache.
+
+    Raises:
+        InvalidArgumentError: as for `generate`; neither a cache nor ``max_length``.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=50, dim=8, num_layers=1, num_heads=2, hidden_dim=16)
+        >>> lm = pax.nets.Decoder(config)
+        >>> beginning = [[7, 8, 9]]
+        >>> _, cache = pax.generation.prefill(lm, beginning, max_length=20, copies=2)
+        >>> pax.generate(lm, [[1, 2], [3]], cache=cache, max_new_tokens=4).shape
+        (2, 4)
+    """
+    where = "prefill"
+    lm = checked_net(lm, where)
+    tokens, lengths = checked_prompt(lm, tokens, lengths, where)
+    copies = checked_count(copies, "copies", where)
+    if prefill_chunk is not None:
+        prefill_chunk = checked_count(prefill_chunk, "prefill_chunk", where)
+    if cache is None:
+        room = checked_count(max_length, "max_length", where)
+        check_new_room(room, lengths, 0, where)
+    else:
+        room = 0
+        check_room(cache, lengths, 0, where)
+    dtype = None if cache_dtype is None else np.dtype(cache_dtype)
+    return _read(
+        lm, tokens, lengths, cache, chunk=prefill_chunk, room=room, dtype=dtype, copies=copies
+    )
+
+
+@partial(jax.jit, static_argnames=("chunk", "room", "dtype", "copies"))
+def _read(
+    lm: Any,
+    tokens: Any,
+    lengths: Any,
+    cache: Any,
+    *,
+    chunk: int | None,
+    room: int,
+    dtype: Any,
+    copies: int,
+) -> tuple[jax.Array, Any]:
+    if cache is None:
+        cache = lm.init_cache(tokens.shape[0], room, dtype=dtype)
+    logits, cache = read_prompt(lm, tokens, lengths, cache, chunk)
+    if copies == 1:
+        return logits, cache
+    axes = batch_axes(lm, 1, dtype)
+    repeated = map_rows(lambda x, axis: x.repeat(copies, axis), cache, axes)
+    return logits.repeat(copies, 0), repeated

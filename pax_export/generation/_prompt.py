@@ -1,0 +1,286 @@
+"""What the functions of this room are given, looked at before any work is done."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    a_few,
+)
+from pax_export._jax import is_tracer
+from pax_export.core import Module, enable_eval_mode
+from pax_export.generation.samplers import Sampler
+
+Prompt = tuple[Any, Any]  # tokens [batch, length] and lengths [batch], both int32
+
+
+def checked_net(lm: Any, where: str) -> Any:
+    """A net that can be asked for the next token, in eval mode."""
+    if not callable(lm) or not callable(getattr(lm, "init_cache", None)):
+        raise InvalidArgumentTypeError(
+            "This net has no cache, and so it cannot continue a text token by token.",
+            where=where,
+            got=type(lm).__name__,
+            write="pax.nets.Decoder, or a module with init_cache(batch, max_length, dtype=None) "
+            "whose call (tokens, cache=cache, lengths=lengths) gives logits and the next cache",
+        )
+    return enable_eval_mode(lm) if isinstance(lm, Module) else lm
+
+
+def checked_prompt(lm: Any, tokens: Any, lengths: Any, where: str) -> Prompt:
+    """The tokens of a batch of prompts, and how many of each row are meant.
+
+    Lists of different lengths are filled up, and say by themselves how long they are.
+    """
+    if lengths is None and _is_ragged(tokens):
+        tokens, lengths = _filled_up([list(row) for row in tokens], where)
+    tokens = _integers(tokens, f"{where}: tokens")
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise InvalidArgumentError(
+            "Prompts are token ids of shape [batch, length], with one token at least.",
+            where=f"{where}: tokens",
+            got=f"shape {tokens.shape}",
+            write="tokens[None] for one prompt" if tokens.ndim == 1 and tokens.size else None,
+        )
+    batch, longest = tokens.shape
+    if lengths is None:
+        lengths = np.full(batch, longest, np.int32)
+    lengths = _integers(lengths, f"{where}: lengths")
+    if lengths.shape != (batch,):
+        raise InvalidArgumentError(
+            "There is one length for each row.",
+            where=f"{where}: lengths",
+            got=f"shape {lengths.shape} for tokens of shape {tokens.shape}",
+            write=f"{batch} lengths",
+        )
+    if not is_tracer(lengths):
+        _check_lengths(np.asarray(lengths), longest, where)
+    if not is_tracer(tokens) and not is_tracer(lengths):
+        _check_ids(np.asarray(tokens), np.asarray(lengths), vocabulary_of(lm), where)
+    return tokens, lengths
+
+
+def _is_ragged(tokens: Any) -> bool:
+    rows = tokens if isinstance(tokens, (list, tuple)) else ()
+    return bool(rows) and all(isinstance(row, (list, tuple, np.ndarray)) for row in rows)
+
+
+def _filled_up(rows: list[list[Any]], where: str) -> tuple[np.ndarray, np.ndarray]:
+    lengths = np.array([len(row) for row in rows], np.int32)
+    longest = int(lengths.max())
+    if not lengths.all():
+        row = int(np.argmin(lengths))
+        raise _no_tokens(row, where)
+    filled = [row + row[-1:] * (longest - len(row)) for row in rows]
+    return _integers(filled, f"{where}: tokens"), lengths
+
+
+def _no_tokens(row: int, where: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "A prompt is empty, so there is nothing to continue.",
+        where=f"{where}: row {row}",
+        got="0 tokens",
+        write="the token that begins a text, at least",
+    )
+
+
+def _integers(value: Any, where: str) -> Any:
+    """An int32 array; of numpy, unless it is one of jax."""
+    array = value if isinstance(value, (jax.Array, np.ndarray)) else np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgumentTypeError(
+            "These are no integers.", where=where, got=str(array.dtype), write="int32"
+        )
+    if is_tracer(array) or isinstance(array, jax.Array):
+        return array.astype(jnp.int32)
+    if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < -(2**31)):
+        raise InvalidArgumentError(
+            "These are larger than an int32.", where=where, got=f"up to {array.max()}"
+        )
+    return array.astype(np.int32)
+
+
+def _check_lengths(lengths: np.ndarray, longest: int, where: str) -> None:
+    if (wrong := np.flatnonzero(lengths == 0)).size:
+        raise _no_tokens(int(wrong[0]), where)
+    if (wrong := np.flatnonzero((lengths < 0) | (lengths > longest))).size:
+        row = int(wrong[0])
+        raise InvalidArgumentError(
+            "A length is not that of its row.",
+            where=f"{where}: lengths[{row}]",
+            got=f"{lengths[row]}, where a row has {longest} tokens",
+            write=f"how many tokens of the row are meant, from 1 to {longest}",
+        )
+
+
+def _check_ids(tokens: np.ndarray, lengths: np.ndarray, size: int | None, where: str) -> None:
+    """What stands behind the length of a row may be anything, as nothing reads it."""
+    meant = np.arange(tokens.shape[1]) < lengths[:, None]
+    outside = meant & ((tokens < 0) | (tokens >= (size if size is not None else 2**31)))
+    if outside.any():
+        row, place = (int(index[0]) for index in np.nonzero(outside))
+        raise InvalidArgumentError(
+            "A token is none of the vocabulary.",
+            where=f"{where}: tokens[{row}, {place}]",
+            got=str(tokens[row, place]),
+            write="the ids that the net's own tokenizer gives"
+            + (f", from 0 to {size - 1}" if size is not None else ""),
+        )
+
+
+def vocabulary_of(lm: Any) -> int | None:
+    """The size of the vocabulary, where a net says it: itself, or its configuration."""
+    for owner in (lm, getattr(lm, "config", None)):
+        size = getattr(owner, "vocab_size", None)
+        if isinstance(size, int):
+            return size
+    return None
+
+
+def checked_stop(stop: Any, where: str) -> tuple[int, ...]:
+    """The ids of the tokens that end a text, sorted: equal sets are equal static data."""
+    ids = (stop,) if isinstance(stop, numbers.Integral) else stop
+    if isinstance(ids, (np.ndarray, jax.Array)) and not is_tracer(ids):
+        ids = np.asarray(ids).ravel().tolist()
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        ids = [ids]
+    ids = list(ids)
+    wrong = [x for x in ids if isinstance(x, bool) or not isinstance(x, numbers.Integral)]
+    if wrong:
+        raise InvalidArgumentTypeError(
+            "A text ends at tokens, which are told by their ids.",
+            where=f"{where}: stop",
+            got=repr(wrong[0]),
+            write="stop=tokenizer.token_to_id(...), or several ids",
+        )
+    return tuple(sorted({int(x) for x in ids}))
+
+
+def check_stop_ids(stop: Sequence[int], size: int, where: str) -> None:
+    """Refuses ids that the net never gives; called where the shape of its logits is known."""
+    outside = [str(each) for each in stop if not 0 <= each < size]
+    if outside:
+        raise InvalidArgumentError(
+            "A token that is to end the text is none of the vocabulary.",
+            where=f"{where}: stop",
+            got=a_few(outside, 5),
+            write=f"ids from 0 to {size - 1}",
+        )
+
+
+def checked_count(value: Any, name: str, where: str, least: int = 1) -> int:
+    """A number of tokens."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise InvalidArgumentTypeError(
+            f"{name} is an integer.", where=where, got=repr(value), write=f"{name}=64"
+        )
+    if value < least:
+        raise InvalidArgumentError(
+            f"{name} is {least} or more.", where=where, got=f"{name}={value}", write=f"{name}=64"
+        )
+    return int(value)
+
+
+def checked_sampler(sampler: Any, where: str) -> Sampler:
+    """A sampler, and not the class of one."""
+    if isinstance(sampler, Sampler):
+        return sampler
+    is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
+    raise InvalidArgumentTypeError(
+        "This is no sampler.",
+        where=f"{where}: sampler",
+        got=repr(sampler),
+        write=f"{sampler.__name__}(...), an instance"
+        if is_class
+        else "greedy(), or temperature(0.8) | top_p(0.9), of pax_export.generation.samplers",
+    )
+
+
+def row_keys(key: Any, batch: int, sampler: Sampler, where: str) -> jax.Array | None:
+    """A random key for each row, so that a row depends on no other; None if nothing is drawn.
+
+    A single key is folded with the number of the row; an array of keys is taken as it is.
+    """
+    if not sampler.draws:
+        return None
+    if key is None:
+        raise InvalidArgumentError(
+            "This sampler draws tokens at random, and there is no key.",
+            where=f"{where}: key",
+            got=f"sampler={sampler!r}",
+            write=f"key=jax.random.key(0), or sampler={sampler!r} | greedy()",
+        )
+    try:
+        keys = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else None
+        keys = jax.random.wrap_key_data(jnp.asarray(key)) if keys is None else keys
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidArgumentTypeError(
+            "This is no random key.",
+            where=f"{where}: key",
+            got=type(key).__name__,
+            write="key=jax.random.key(0)",
+        ) from error
+    if keys.shape == (batch,):
+        return keys
+    if keys.shape:
+        raise InvalidArgumentError(
+            "There is one key for all rows, or one for each.",
+            where=f"{where}: key",
+            got=f"keys of shape {keys.shape} for {batch} rows",
+            write=f"jax.random.split(key, {batch})",
+        )
+    return jax.vmap(jax.random.fold_in, (None, 0))(keys, jnp.arange(batch))
+
+
+def check_room(cache: Any, lengths: Any, new: int, where: str) -> None:
+    """Refuses prompts for which a cache has too few rows or places, where its sizes are known."""
+    have = getattr(cache, "lengths", None)
+    if have is not None and have.shape != np.shape(lengths):
+        raise InvalidArgumentError(
+            "The cache is of another number of rows than the prompts.",
+            where=f"{where}: cache",
+            got=f"{np.shape(lengths)[0]} prompts, and a cache of {have.shape[0]} rows",
+            write="a prompt for each row of the cache",
+        )
+    most = room_of(cache)
+    if most is None or have is None or is_tracer(have) or is_tracer(lengths):
+        return
+    needed = np.asarray(have).astype(np.int64) + np.asarray(lengths) + new
+    if needed.max() > most:
+        row = int(np.argmax(needed))
+        raise InvalidArgumentError(
+            "The cache has no room for this text.",
+            where=f"{where}: row {row}",
+            got=f"{have[row]} tokens in the cache, {lengths[row]} of the prompt and {new} new "
+            f"ones, where {most} have room",
+            write=f"max_length={needed.max()} where the cache is made, a shorter prompt, or fewer "
+            "new tokens",
+        )
+
+
+def room_of(cache: Any) -> int | None:
+    """How many tokens of a row have room in a cache; None if it does not say, or has no end."""
+    most = getattr(cache, "max_length", None)
+    return int(most) if isinstance(most, int) else None
+
+
+def check_new_room(room: int, lengths: Any, new: int, where: str) -> None:
+    """Refuses prompts for which a cache that is to be made has too few places."""
+    if is_tracer(lengths):
+        return
+    longest = int(np.asarray(lengths).max())
+    if longest + new > room:
+        raise InvalidArgumentError(
+            "The cache has no room for this text.",
+            where=f"{where}: row {int(np.argmax(np.asarray(lengths)))}",
+            got=f"max_length={room} for {longest} tokens of the prompt and {new} new ones",
+            write=f"max_length={longest + new}, a shorter prompt, or fewer new tokens",
+        )

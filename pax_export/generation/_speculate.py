@@ -1,0 +1,188 @@
+"""`speculate`: a small net proposes some tokens, and the large one reads them all at once."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.generation._prompt import (
+    check_stop_ids,
+    checked_count,
+    checked_net,
+    checked_prompt,
+    checked_stop,
+)
+from pax_export.generation._steps import is_any, last_logits, read_prompt
+
+
+class _Texts(NamedTuple):
+    tokens: jax.Array  # [batch, count]
+    made: jax.Array  # [batch], how many of them there are
+    newest: jax.Array  # [batch], in neither cache yet
+    done: jax.Array  # [batch]
+    cache: Any
+    draft_cache: Any
+
+
+def speculate(
+    lm: Any,
+    draft: Any,
+    tokens: Any,
+    lengths: Any = None,
+    *,
+    max_new_tokens: int,
+    ahead: int = 4,
+    stop: Any = (),
+    pad: int = 0,
+    prefill_chunk: int | None = None,
+) -> jax.Array:
+    """The greedy tokens of a net, in fewer calls of it.
+
+    A smaller net of the same vocabulary proposes tokens; the net reads them in one call, keeps
+    those that it would have chosen, and adds one of its own.  So the tokens are those of
+    ``generate(lm, ...)``, whatever the smaller net says; the better it guesses, the fewer calls
+    there are.
+
+    Args:
+        lm: a net with a cache, as for `generate`, whose cache has ``with_lengths(lengths)``: the
+            same cache, cut to these lengths.
+        draft: a smaller one, likewise.
+        tokens: ``[batch, length]``, or lists of any lengths.
+        lengths: ``[batch]``, how many tokens of each row are meant.
+        max_new_tokens: how many tokens at most.
+        ahead: how many tokens are proposed at once.
+        stop: the id of the token that ends a text, or several.
+        pad: the id that stands behind it.
+        prefill_chunk: read the prompts so many tokens at a time.
+
+    Returns:
+        ``[batch, max_new_tokens]``, int32.
+
+    Raises:
+        InvalidArgumentError: as for `generate`.
+        InvalidArgumentTypeError: a cache that cannot be cut.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=50, dim=8, num_layers=1, num_heads=2, hidden_dim=16)
+        >>> lm, small = pax.nets.Decoder(config), pax.nets.Decoder(config)
+        >>> pax.generation.speculate(lm, small, [[1, 2], [3]], max_new_tokens=6).shape
+        (2, 6)
+    """
+    where = "speculate"
+    lm, draft = checked_net(lm, where), checked_net(draft, f"{where}: draft")
+    tokens, lengths = checked_prompt(lm, tokens, lengths, where)
+    if prefill_chunk is not None:
+        prefill_chunk = checked_count(prefill_chunk, "prefill_chunk", where)
+    return _speculated(
+        lm,
+        draft,
+        tokens,
+        lengths,
+        count=checked_count(max_new_tokens, "max_new_tokens", where),
+        ahead=checked_count(ahead, "ahead", where),
+        stop=checked_stop(stop, where),
+        pad=checked_count(pad, "pad", where, least=-(2**31)),
+        chunk=prefill_chunk,
+    )
+
+
+@partial(jax.jit, static_argnames=("count", "ahead", "stop", "pad", "chunk"))
+def _speculated(
+    lm: Any,
+    draft: Any,
+    tokens: Any,
+    lengths: Any,
+    *,
+    count: int,
+    ahead: int,
+    stop: tuple[int, ...],
+    pad: int,
+    chunk: int | None,
+) -> jax.Array:
+    batch, room = tokens.shape[0], tokens.shape[1] + count + ahead + 1
+    logits, cache = read_prompt(lm, tokens, lengths, _cache(lm, batch, room), chunk)
+    check_stop_ids(stop, logits.shape[-1], "speculate")
+    _, draft_cache = read_prompt(draft, tokens, lengths, _cache(draft, batch, room), chunk)
+    newest = jnp.argmax(logits, -1).astype(jnp.int32)
+    texts = _Texts(
+        jnp.full((batch, count), pad, jnp.int32).at[:, 0].set(newest),
+        jnp.ones(batch, jnp.int32),
+        newest,
+        is_any(newest, stop) | (count == 1),
+        cache,
+        draft_cache,
+    )
+
+    def step(texts: _Texts) -> _Texts:
+        proposed, draft_cache = _proposed(draft, texts, ahead)
+        return _accepted(lm, texts._replace(draft_cache=draft_cache), proposed, stop)
+
+    return jax.lax.while_loop(lambda texts: ~jnp.all(texts.done), step, texts).tokens
+
+
+def _cache(lm: Any, batch: Any, room: Any) -> Any:
+    """A cache that can be cut: one that has lost nothing to make room."""
+    options = {}
+    if "rolling" in inspect.signature(lm.init_cache).parameters:
+        options["rolling"] = False
+    cache = lm.init_cache(batch, room, dtype=None, **options)
+    if not hasattr(cache, "with_lengths"):
+        raise InvalidArgumentTypeError(
+            "This cache cannot be cut, and tokens that were proposed may have to go again.",
+            where="speculate",
+            got=type(cache).__name__,
+            write="a cache with a method with_lengths(lengths), as that of pax.nets.Decoder",
+        )
+    return cache
+
+
+def _proposed(draft: Any, texts: _Texts, ahead: int) -> tuple[jax.Array, Any]:
+    """The tokens that the small net would add, ``[batch, ahead]``; its cache has all of them."""
+    alive = (~texts.done).astype(jnp.int32)
+
+    def step(carried: tuple[jax.Array, Any], _: None) -> tuple[tuple[jax.Array, Any], jax.Array]:
+        token, cache = carried
+        logits, cache = last_logits(draft, token[:, None], cache, alive)
+        token = jnp.argmax(logits, -1).astype(jnp.int32)
+        return (token, cache), token
+
+    begun = texts.newest, texts.draft_cache
+    (_, cache), tokens = jax.lax.scan(step, begun, None, length=ahead + 1)
+    return tokens[:ahead].T, cache
+
+
+def _accepted(lm: Any, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...]) -> _Texts:
+    """Keeps of the proposals what the net itself would have said, and one token of its own."""
+    ahead, count = proposed.shape[1], texts.tokens.shape[1]
+    alive = ~texts.done
+    read = jnp.concatenate([texts.newest[:, None], proposed], axis=1)
+    lengths = jnp.where(alive, ahead + 1, 0)
+    logits, cache = lm(read, cache=texts.cache, lengths=lengths)
+    own = jnp.argmax(logits, -1).astype(jnp.int32)  # after each of the tokens read
+    right = jnp.cumprod((proposed == own[:, :-1]).astype(jnp.int32), axis=1).sum(axis=1)
+    step = jnp.arange(ahead + 1, dtype=jnp.int32)
+    # A text ends with its first stop, and when it is as long as was asked for.
+    before = jnp.cumsum(is_any(own, stop).astype(jnp.int32), axis=1) - is_any(own, stop)
+    place = texts.made[:, None] + step
+    new = alive[:, None] & (step <= right[:, None]) & (before == 0) & (place < count)
+    rows = jnp.arange(own.shape[0])[:, None]
+    tokens = texts.tokens.at[rows, jnp.where(new, place, count)].set(own, mode="drop")
+    made = texts.made + new.sum(axis=1, dtype=jnp.int32)
+    newest = jnp.take_along_axis(own, right[:, None], axis=1)[:, 0]
+    done = texts.done | (made >= count) | (new & is_any(own, stop)).any(axis=1)
+    too_many = jnp.where(alive, ahead - right, 0)
+    return _Texts(
+        tokens,
+        made,
+        newest,
+        done,
+        cache.with_lengths(cache.lengths - too_many),
+        texts.draft_cache.with_lengths(texts.draft_cache.lengths - too_many),
+    )

@@ -1,0 +1,163 @@
+"""One text at a time is read, one token at a time is added: what every way to generate is made of.
+
+All of it is pure functions of arrays, which a caller compiles.  A net is asked in one way only:
+``logits, cache = lm(tokens, cache=cache, lengths=lengths)`` appends ``lengths[row]`` tokens to
+each row at the row's own place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.generation._prompt import check_stop_ids
+from pax_export.generation.samplers import Sampler
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What does not change from token to token; static data of the compiled programs."""
+
+    sampler: Sampler
+    stop: tuple[int, ...] = ()
+    pad: int = 0
+    log_probs: bool = False
+    chunk: int | None = None
+    where: str = "generate"
+
+
+class State(NamedTuple):
+    """A batch of texts between two tokens.
+
+    The newest token of a row is known, and the cache does not have it yet.
+    """
+
+    token: jax.Array  # [batch], the padding in rows that have ended
+    alive: jax.Array  # [batch], whether `token` is one of the text
+    done: jax.Array  # [batch], whether nothing comes after it
+    log_prob: jax.Array | None  # [batch]
+    count: jax.Array  # how many tokens have been chosen
+    keys: jax.Array | None  # [batch]
+    seen: jax.Array | None  # [batch, vocabulary]
+    cache: Any
+
+
+def read_prompt(
+    lm: Any, tokens: Any, lengths: Any, cache: Any, chunk: int | None = None
+) -> tuple[jax.Array, Any]:
+    """Puts prompts into a cache; gives the logits after the last token of each row.
+
+    With a chunk the prompt is read so many tokens at a time, by one program in a loop: memory
+    for activations is that of a chunk.
+    """
+    length = tokens.shape[1]
+    if chunk is None or not isinstance(length, int) or chunk >= length:
+        return last_logits(lm, tokens, cache, lengths)
+    count = -(-length // chunk)
+    padded = jnp.pad(jnp.asarray(tokens), ((0, 0), (0, count * chunk - length)))
+    chunks = padded.reshape(-1, count, chunk).swapaxes(0, 1)
+
+    def part(start: Any) -> jax.Array:
+        return jnp.clip(lengths - start, 0, chunk)
+
+    def read(carried: tuple[jax.Array, Any], each: tuple[Any, Any]) -> tuple[Any, None]:
+        logits, cache = carried
+        start, tokens = each
+        here = part(start)
+        new, cache = last_logits(lm, tokens, cache, here)
+        return (jnp.where((here > 0)[:, None], new, logits), cache), None
+
+    begun = last_logits(lm, chunks[0], cache, part(0))
+    starts = jnp.arange(1, count, dtype=jnp.int32) * chunk
+    return jax.lax.scan(read, begun, (starts, chunks[1:]))[0]
+
+
+def last_logits(lm: Any, tokens: Any, cache: Any, lengths: Any) -> tuple[jax.Array, Any]:
+    """The logits after the last of ``lengths[row]`` tokens, ``[batch, vocabulary]``."""
+    if _picks_last(lm):  # the head then computes one place of each row, and not all
+        logits, cache = lm(tokens, cache=cache, lengths=lengths, last_only=True)
+        return logits, cache
+    logits, cache = lm(tokens, cache=cache, lengths=lengths)
+    place = jnp.clip(lengths - 1, 0)[:, None, None]
+    return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
+
+
+def _picks_last(lm: Any) -> bool:
+    try:
+        return "last_only" in inspect.signature(type(lm).__call__).parameters
+    except (TypeError, ValueError):  # a callable of C
+        return False
+
+
+def begin(
+    lm: Any, tokens: Any, lengths: Any, cache: Any, keys: jax.Array | None, settings: Settings
+) -> State:
+    """Reads the prompts and chooses the first token of each row."""
+    logits, cache = read_prompt(lm, tokens, lengths, cache, settings.chunk)
+    check_stop_ids(settings.stop, logits.shape[-1], settings.where)
+    seen = None
+    if settings.sampler.looks_back:
+        seen = _occurred(tokens, lengths, logits.shape[-1])
+    batch = logits.shape[0]
+    nothing = jnp.zeros(batch, jnp.int32), jnp.ones(batch, bool), jnp.zeros(batch, bool)
+    log_prob = jnp.zeros(batch, jnp.float32) if settings.log_probs else None
+    state = State(*nothing, log_prob, jnp.zeros((), jnp.int32), keys, seen, cache)
+    return _chosen(state, logits, cache, settings)
+
+
+def _occurred(tokens: Any, lengths: Any, size: int) -> jax.Array:
+    """Which ids stand in each prompt; what is behind its length does not count."""
+    tokens = jnp.asarray(tokens)
+    place = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
+    ids = jnp.where(place < lengths[:, None], tokens, size)  # nowhere
+    rows = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
+    nowhere = jnp.zeros((tokens.shape[0], size), bool)
+    return nowhere.at[rows, ids].set(True, mode="drop")
+
+
+def advance(lm: Any, state: State, settings: Settings) -> State:
+    """Adds the newest token of each row to the cache, and chooses the next one."""
+    logits, cache = _read_newest(lm, state)
+    return _chosen(state, logits, cache, settings)
+
+
+def settle(lm: Any, state: State) -> Any:
+    """The cache with the newest token of each row, which no next one follows."""
+    return _read_newest(lm, state)[1]
+
+
+def _read_newest(lm: Any, state: State) -> tuple[jax.Array, Any]:
+    # Padding may be any number, and a net is given tokens only.
+    token = jnp.where(state.alive, state.token, 0)
+    return last_logits(lm, token[:, None], state.cache, state.alive.astype(jnp.int32))
+
+
+def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> State:
+    keys = state.keys
+    if keys is not None:
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.count)
+    chosen = settings.sampler.choose(logits, keys, state.seen)
+    alive = ~state.done
+    token = jnp.where(alive, chosen, settings.pad)
+    log_prob, seen = state.log_prob, state.seen
+    if log_prob is not None:
+        of_all = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+        of_one = jnp.take_along_axis(of_all, chosen[:, None], axis=1)[:, 0]
+        log_prob = jnp.where(alive, of_one, 0.0)
+    if seen is not None:
+        new = jax.lax.broadcasted_iota(jnp.int32, seen.shape, 1) == chosen[:, None]
+        seen = seen | (new & alive[:, None])
+    done = state.done | (alive & is_any(chosen, settings.stop))
+    return State(token, alive, done, log_prob, state.count + 1, state.keys, seen, cache)
+
+
+def is_any(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:
+    """Which tokens are one of a few."""
+    found = jnp.zeros(tokens.shape, bool)
+    for each in ids:
+        found = found | (tokens == each)
+    return found

@@ -1,0 +1,352 @@
+"""How the next token is chosen from logits: small rules, put together by ``|``.
+
+Each rule is a frozen dataclass without arrays, so equal samplers are equal static data: a jitted
+function that is given an equal one is not compiled again.
+
+Example:
+    >>> from pax_export.generation import samplers
+    >>> samplers.temperature(0.8) | samplers.top_p(0.9)
+    temperature(0.8) | top_p(0.9)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+
+__all__ = [
+    "Sampler",
+    "greedy",
+    "min_p",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """One rule, or several in their order.  A rule of your own derives from this class.
+
+    It is a frozen dataclass of numbers, and `adjust` says what it makes of logits.
+
+    Attributes:
+        draws: whether a token is drawn at random; otherwise the likeliest is taken.
+        looks_back: whether `adjust` is given which tokens have occurred.
+
+    Example:
+        >>> import dataclasses, jax.numpy as jnp
+        >>> from pax_export.generation import samplers
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class without(samplers.Sampler):
+        ...     token: int
+        ...
+        ...     def adjust(self, logits, seen):
+        ...         return logits.at[:, self.token].set(-jnp.inf)
+        >>> chosen = without(2) | samplers.greedy()
+        >>> chosen.choose(jnp.array([[0.0, 1.0, 2.0]])).tolist()
+        [1]
+    """
+
+    draws: ClassVar[bool] = True
+    looks_back: ClassVar[bool] = False
+
+    def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
+        """The logits after this rule; minus infinity for a token that is not to be chosen.
+
+        Args:
+            logits: ``[batch, vocabulary]``, in float32.
+            seen: ``[batch, vocabulary]``, whether a token stands in the row's prompt or has been
+                generated; None if no rule looks back.
+        """
+        return logits
+
+    def choose(
+        self, logits: jax.Array, keys: jax.Array | None = None, seen: jax.Array | None = None
+    ) -> jax.Array:
+        """A token for each row.
+
+        Args:
+            logits: ``[batch, vocabulary]``.
+            keys: a random key for each row, if tokens are drawn.
+            seen: as for `adjust`.
+
+        Returns:
+            ``[batch]``, int32.
+        """
+        adjusted = self.adjust(logits.astype(jnp.float32), seen)
+        if not self.draws:
+            return jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+        return jax.vmap(jax.random.categorical)(keys, adjusted).astype(jnp.int32)
+
+    def __or__(self, other: object) -> Sampler:
+        if not isinstance(other, Sampler):
+            return NotImplemented
+        return _Chain((*_parts(self), *_parts(other)))
+
+    def __repr__(self) -> str:
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return f"{type(self).__name__}({', '.join(map(repr, values))})"
+
+
+@dataclass(frozen=True, repr=False)
+class _Chain(Sampler):
+    parts: tuple[Sampler, ...]
+
+    def __post_init__(self) -> None:
+        early = [part for part in self.parts[:-1] if not part.draws]
+        if early:
+            raise InvalidArgumentError(
+                "What takes the likeliest token stands at the end of the rules.",
+                got=repr(self),
+                write=" | ".join(map(repr, [p for p in self.parts if p.draws] + early[:1])),
+            )
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]  # of the last part
+        return self.parts[-1].draws
+
+    @property
+    def looks_back(self) -> bool:  # type: ignore[override]
+        return any(part.looks_back for part in self.parts)
+
+    def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
+        for part in self.parts:
+            logits = part.adjust(logits, seen)
+        return logits
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.parts))
+
+
+def _parts(sampler: Sampler) -> tuple[Sampler, ...]:
+    return sampler.parts if isinstance(sampler, _Chain) else (sampler,)
+
+
+@dataclass(frozen=True, repr=False)
+class greedy(Sampler):
+    """The likeliest token; of several with equal logits, the first.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from pax_export.generation import samplers
+        >>> samplers.greedy().choose(jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])).tolist()
+        [1, 0]
+    """
+
+    draws: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, repr=False)
+class temperature(Sampler):
+    """Divides logits: below 1 the likely tokens become likelier, above 1 the others.
+
+    ``temperature(1.0)`` draws a token with the probability that the net gives it.
+
+    Args:
+        value: above 0.
+
+    Raises:
+        InvalidArgumentError: it is not.
+        InvalidArgumentTypeError: it is no number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from pax_export.generation import samplers
+        >>> logits = jnp.array([[0.0, 1.0]])
+        >>> samplers.temperature(0.5).adjust(logits, None).tolist()
+        [[0.0, 2.0]]
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        value = _number("temperature", self.value)
+        if not 0 < value < math.inf:
+            raise InvalidArgumentError(
+                "A temperature is above 0.",
+                got=f"temperature({value})",
+                write="greedy(), for the likeliest token" if value == 0 else "temperature(1.0)",
+            )
+        object.__setattr__(self, "value", value)
+
+    def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
+        """The logits over the temperature."""
+        return logits / self.value
+
+
+@dataclass(frozen=True, repr=False)
+class top_k(Sampler):
+    """Keeps the likeliest tokens, and those that are as likely as the last of them.
+
+    Args:
+        count: how many, at least 1.
+
+    Raises:
+        InvalidArgumentError: it is less.
+        InvalidArgumentTypeError: it is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from pax_export.generation import samplers
+        >>> samplers.top_k(2).adjust(jnp.array([[0.0, 2.0, 1.0]]), None).tolist()
+        [[-inf, 2.0, 1.0]]
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, numbers.Integral):
+            raise InvalidArgumentTypeError(
+                "A number of tokens is an integer.", got=f"top_k({self.count!r})", write="top_k(40)"
+            )
+        if self.count < 1:
+            raise InvalidArgumentError(
+                "At least one token is kept.", got=f"top_k({self.count})", write="top_k(40)"
+            )
+        object.__setattr__(self, "count", int(self.count))
+
+    def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
+        """Minus infinity for the others."""
+        kept = jax.lax.top_k(logits, min(self.count, logits.shape[-1]))[0]
+        return _at_least(logits, kept[:, -1:])
+
+
+@dataclass(frozen=True, repr=False)
+class top_p(Sampler):
+    """Keeps the likeliest tokens whose probabilities add up to a part of all.
+
+    The token with which the sum reaches the part is kept, so one always is.
+
+    Args:
+        part: above 0, and 1 at most.
+
+    Raises:
+        InvalidArgumentError: it is not.
+        InvalidArgumentTypeError: it is no number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from pax_export.generation import samplers
+        >>> logits = jnp.log(jnp.array([[0.5, 0.125, 0.375]]))
+        >>> jnp.isfinite(samplers.top_p(0.8).adjust(logits, None)).tolist()
+        [[True, False, True]]
+    """
+
+    part: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "part", _part("top_p", self.part))
+
+    def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
+        """Minus infinity for the others."""
+        ordered = -jnp.sort(-logits, axis=-1)
+        probabilities = jax.nn.softmax(ordered, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        # The first is kept whatever rounding says.
+        kept = (before < self.part).at[:, 0].set(True)
+        return _at_least(logits, jnp.min(jnp.where(kept, ordered, jnp.inf), -1, keepdims=True))
+
+
+@dataclass(frozen=True, repr=False)
+class min_p(Sampler):
+    """Keeps the tokens that have at least a part of the probability of the likeliest.
+
+    Args:
+        part: above 0, and 1 at most.
+
+    Raises:
+        InvalidArgumentError: it is not.
+        InvalidArgumentTypeError: it is no number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from pax_export.generation import samplers
+        >>> logits = jnp.log(jnp.array([[0.5, 0.0625, 0.4375]]))
+        >>> jnp.isfinite(samplers.min_p(0.25).adjust(logits, None)).tolist()
+        [[True, False, True]]
+    """
+
+    part: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "part", _part("min_p", self.part))
+
+    def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
+        """Minus infinity for the others."""
+        return _at_least(logits, jnp.max(logits, -1, keepdims=True) + math.log(self.part))
+
+
+@dataclass(frozen=True, repr=False)
+class repetition_penalty(Sampler):
+    """Makes tokens less likely that stand in the prompt or have been generated.
+
+    Their logits are divided by the penalty where they are positive, and multiplied with it
+    where they are negative (Keskar et al., 2019).  Of a cache that was given, the tokens are
+    not known: those of this call's prompt count.
+
+    Args:
+        penalty: above 0; more than 1 makes repetitions less likely.
+
+    Raises:
+        InvalidArgumentError: it is not.
+        InvalidArgumentTypeError: it is no number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from pax_export.generation import samplers
+        >>> seen = jnp.array([[True, True, False]])
+        >>> samplers.repetition_penalty(2.0).adjust(jnp.array([[4.0, -1.0, 3.0]]), seen).tolist()
+        [[2.0, -2.0, 3.0]]
+    """
+
+    looks_back: ClassVar[bool] = True
+    penalty: float
+
+    def __post_init__(self) -> None:
+        value = _number("repetition_penalty", self.penalty)
+        if not 0 < value < math.inf:
+            raise InvalidArgumentError(
+                "A penalty is above 0; 1 changes nothing.",
+                got=f"repetition_penalty({value})",
+                write="repetition_penalty(1.1)",
+            )
+        object.__setattr__(self, "penalty", value)
+
+    def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
+        """The logits, smaller where a token has been seen."""
+        less = jnp.where(logits > 0, logits / self.penalty, logits * self.penalty)
+        return logits if seen is None else jnp.where(seen, less, logits)
+
+
+def _at_least(logits: jax.Array, least: jax.Array) -> jax.Array:
+    return jnp.where(logits < least, -jnp.inf, logits)
+
+
+def _number(name: str, value: Any) -> float:
+    """A number as a float, so that ``1`` and ``1.0`` are one sampler."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgumentTypeError(
+            "A sampler is made of numbers: it is static data, and no array.",
+            got=f"{name}({type(value).__name__})",
+            write=f"{name}(0.9)",
+        )
+    return float(value)
+
+
+def _part(name: str, value: Any) -> float:
+    part = _number(name, value)
+    if not 0 < part <= 1:
+        raise InvalidArgumentError(
+            "A part of all is above 0, and 1 at most.", got=f"{name}({part})", write=f"{name}(0.9)"
+        )
+    return part

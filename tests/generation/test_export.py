@@ -1,0 +1,170 @@
+"""Exported language models: whole greedy texts, by each runtime, are those of jax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.generation import export, samplers
+from tests.generation.nets import TinyLM, prompts
+from tests.generation.serving import empty_cache, greedy_texts
+
+CONFIG = pax.nets.DecoderConfig.llama(
+    vocab_size=31, dim=8, num_layers=2, num_heads=2, num_kv_heads=1, hidden_dim=16, tied=True
+)
+COUNT, ROOM, STOP = 6, 16, 7
+
+
+def decoder(**options):
+    """A net whose weights are so large that it does not say one thing again and again."""
+    made = pax.nets.Decoder(CONFIG, **options)
+    return jax.tree.map(lambda x: 6 * x if x.ndim > 1 else x, made)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    pax.seed_rng_key(0)
+    return decoder()
+
+
+TOKENS = np.array([[3, 14, 15, 9, 2], [6, 5, 3, 0, 0], [1, 0, 0, 0, 0]], np.int32)
+LENGTHS = np.array([5, 3, 1], np.int32)
+
+SUFFIX = {"onnx": "lm.onnx", "tflite": "lm.tflite"}
+
+
+@pytest.mark.parametrize("format", ["saved_model", "stablehlo", "onnx", "tflite"])
+def test_prefill_and_decode_give_the_greedy_texts(lm, format, tmp_path):
+    path = tmp_path / SUFFIX.get(format, "lm")
+    room = "room" if format in ("onnx", "stablehlo") else ROOM
+    report = export(lm, path, format=format, max_length=room, max_new_tokens=COUNT, stop=STOP)
+    assert report.validated == "here"
+    served = pax.export.load(path)
+    expected = np.asarray(pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=COUNT))
+    assert np.array_equal(greedy_texts(served, TOKENS, LENGTHS, COUNT, ROOM), expected)
+    assert np.array_equal(greedy_texts(served, TOKENS, LENGTHS, COUNT, ROOM, chunk=2), expected)
+    if format == "onnx":
+        assert list(served.signatures) == ["prefill"]
+        return
+    whole = served.signatures["generate"](TOKENS, LENGTHS)
+    expected = pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=COUNT, stop=STOP)
+    assert np.array_equal(whole, expected)
+    # The weights are there once, whatever the number of functions.
+    assert report.variable_bytes == sum(x.nbytes for x in jax.tree.leaves(lm))
+    names = [entry.name for entry in report.signatures["decode"].inputs]
+    assert names == ["token", "cache.keys", "cache.values", "cache.lengths"]
+
+
+def test_a_loop_is_one_onnx_file_with_a_net_of_any_kind(tmp_path):
+    lm, path = TinyLM(), tmp_path / "lm.onnx"
+    export(lm, path, format="onnx", max_length=ROOM, max_new_tokens=COUNT, signatures="generate")
+    rows = prompts(5, 3, 1)
+    tokens = np.array([row + [0] * (5 - len(row)) for row in rows])
+    expected = pax.generate(lm, rows, max_new_tokens=COUNT)
+    assert np.array_equal(pax.export.load(path)(tokens, [5, 3, 1]), expected)
+
+
+def test_a_sampler_that_draws_is_given_a_seed(lm, tmp_path):
+    sampler = samplers.temperature(0.7) | samplers.top_p(0.9)
+    options = {"max_length": ROOM, "max_new_tokens": 4, "signatures": ["generate"]}
+    export(lm, tmp_path / "lm", format="stablehlo", sampler=sampler, **options)
+    served = pax.export.load(tmp_path / "lm")
+    for seed in (0, 1):
+        key = jax.random.PRNGKey(seed)
+        expected = pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=4, sampler=sampler, key=key)
+        assert np.array_equal(served(TOKENS, LENGTHS, np.asarray(key)), expected)
+
+
+def test_a_negative_token_leaves_a_row_of_the_cache_as_it_is(lm, tmp_path):
+    export(
+        lm, tmp_path / "lm", format="stablehlo", max_length=ROOM, signatures=["prefill", "decode"]
+    )
+    served = pax.export.load(tmp_path / "lm")
+    cache = empty_cache(served.signatures["prefill"].info, 3, ROOM)
+    made = served.signatures["prefill"](TOKENS, LENGTHS, cache)
+    after = served.signatures["decode"](np.array([4, -1, 5], np.int32), made["cache"])
+    for name, axis in (("keys", 1), ("values", 1), ("lengths", 0)):
+        old, new = (np.take(np.asarray(x["cache"][name]), 1, axis) for x in (made, after))
+        assert np.array_equal(old, new)
+    assert np.asarray(after["cache"]["lengths"]).tolist() == [6, 3, 2]
+
+
+def test_a_cache_of_its_own_dtype_is_exported(lm, tmp_path):
+    for dtype in ("bfloat16", "int8"):
+        path = tmp_path / dtype
+        options = {"max_length": ROOM, "signatures": ["prefill", "decode"], "cache_dtype": dtype}
+        report = export(lm, path, format="stablehlo", **options)
+        named = {entry.name: entry for entry in report.signatures["decode"].inputs}
+        codes = named["cache.keys" if dtype == "bfloat16" else "cache.keys.codes"]
+        assert codes.dtype == dtype
+        assert ("cache.keys.scales" in named) == (dtype == "int8")
+
+
+def test_inspect_knows_caches_by_name(lm, tmp_path):
+    options = {"max_length": ROOM, "signatures": ["decode"], "validate": False}
+    export(lm, tmp_path / "lm", **options)
+    text = str(pax.export.Report.read(tmp_path / "lm"))
+    assert "in   cache.keys: float32[2, batch, 16, 1, 4]" in text
+    assert "out  cache.lengths: int32[batch]" in text
+
+
+def test_one_session_is_a_module_that_holds_its_cache(lm, tmp_path):
+    class Session(pax.StateModule):
+        def __init__(self, lm):
+            super().__init__()
+            self.lm, self.cache = lm, lm.init_cache(1, ROOM)
+
+        def __call__(self, tokens):
+            logits, self.cache = self.lm(tokens, cache=self.cache, last_only=True)
+            return logits
+
+    inputs = pax.export.spec("1, length", "int32")
+    pax.export.to_saved_model(Session(lm), tmp_path / "lm", inputs, state="update", validate=False)
+    served, made = pax.export.load(tmp_path / "lm"), []
+    token = TOKENS[:1]
+    for _ in range(4):
+        token = np.argmax(served(token), -1).astype(np.int32)[:, None]
+        made.append(int(token[0, 0]))
+    assert made == pax.generate(lm, TOKENS[:1], max_new_tokens=4)[0].tolist()
+
+
+@pytest.mark.parametrize("format", ["stablehlo", "onnx", "tflite"])
+def test_every_format_is_tested_with_the_examples_that_are_given(format, tmp_path):
+    def root(params, x):
+        return jnp.sqrt(x) * params["w"]
+
+    write = getattr(pax.export, f"to_{format}")
+    model, path = ({"w": jnp.ones(3)}, root), tmp_path / SUFFIX.get(format, "lm")
+    example = np.array([[4.0, 9.0, 16.0]], np.float32)
+    report = write(model, path, pax.export.spec("n, 3"), examples=[example])
+    assert report.largest_error["serving_default: output"] < 1e-5
+    # By the key of a signature, too, though there is one only.
+    named = {"root": root}
+    inputs = {"root": pax.export.spec("n, 3")}
+    write(model, path, inputs, methods=named, examples={"root": [example]}, overwrite=True)
+    with pytest.raises(pax.errors.PaxError, match="examples of serving_default"):
+        write(model, path, pax.export.spec("n, 3"), examples=[{"z": 1}], overwrite=True)
+
+
+def refused(*args, **options):
+    with pytest.raises(pax.errors.PaxError) as raised:
+        export(*args, **{"max_length": ROOM, **options})
+    return str(raised.value)
+
+
+def test_what_cannot_be_exported_is_named(lm, tmp_path):
+    path = tmp_path / "lm"
+    assert "There is no such format" in refused(lm, path, format="gguf")
+    text = refused(lm, path, signatures=["serve"])
+    assert "prefill, decode and generate" in text
+    text = refused(lm, path, format="onnx", signatures=["prefill", "decode"])
+    assert "An ONNX file holds one function" in text
+    assert 'signatures=["prefill"]' in text
+    assert "max_length is 1 or more" in refused(lm, path, max_length=0)
+    assert "This net has no cache" in refused(pax.Linear(2, 2), path)
+    assert "A token is none of the vocabulary" in refused(lm, path, prompts=[[99]])
+    assert "that is to end the text" in refused(lm, path, stop=99, signatures=["generate"])
+    assert not path.exists()

@@ -1,0 +1,256 @@
+"""generate: tokens, log-probabilities and caches, for any net with a cache."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.generation import samplers
+from pax_export.generation.samplers import greedy, temperature, top_k
+from tests.closeness import assert_close
+from tests.generation.nets import VOCABULARY, TinyLM, alone, prompts
+
+LM = TinyLM()
+ROWS = prompts(7, 3, 5, 1)
+
+
+def test_each_row_gives_the_tokens_that_it_gives_alone():
+    expected = [alone(LM, row, 8) for row in ROWS]
+    together = pax.generate(LM, ROWS, max_new_tokens=8)
+    assert (together.shape, together.dtype) == ((4, 8), jnp.int32)
+    assert together.tolist() == expected
+    assert len({tuple(row) for row in expected}) == 4  # the net is not one that says one thing
+    for row, tokens in zip(ROWS[:2], expected):
+        assert pax.generate(LM, [row], max_new_tokens=8).tolist() == [tokens]
+
+
+def test_what_stands_behind_a_length_means_nothing():
+    tokens, lengths = np.zeros((2, 6), np.int64), [3, 5]
+    tokens[0, :3], tokens[1, :5] = ROWS[1], ROWS[2]
+    other = tokens.copy()
+    other[0, 3:], other[1, 5:] = -7, 10**6
+    expected = pax.generate(LM, [ROWS[1], ROWS[2]], max_new_tokens=5).tolist()
+    for given in (tokens, other, jnp.asarray(other)):
+        assert pax.generate(LM, given, lengths, max_new_tokens=5).tolist() == expected
+
+
+def test_rows_end_at_a_stop_and_are_padded():
+    free = [alone(LM, row, 8) for row in ROWS]
+    stop = (free[0][2], free[1][0])
+    expected = [alone(LM, row, 8, stop, pad=-1) for row in ROWS]
+    made = pax.generate(LM, ROWS, max_new_tokens=8, stop=stop, pad=-1, log_probs=True)
+    assert made.tokens.tolist() == expected
+    assert made.lengths.tolist() == [8 - row.count(-1) for row in expected]
+    assert min(made.lengths) == 1
+    assert made.log_probs[1, 1:].tolist() == [0.0] * 7
+    assert made.cache is None
+    # All have ended: the loop ends with them, and the rest is padding.
+    ended = pax.generate(LM, [ROWS[1]], max_new_tokens=8, stop=free[1][0])
+    assert ended.tolist() == [[free[1][0]] + [0] * 7]
+
+
+def test_log_probabilities_are_those_of_the_net():
+    sampler = temperature(0.3) | top_k(4)
+    made = pax.generate(
+        LM, ROWS, max_new_tokens=5, sampler=sampler, key=jax.random.key(3), log_probs=True
+    )
+    for row, tokens, found in zip(ROWS, made.tokens.tolist(), made.log_probs):
+        logits = LM.eval()(jnp.array([row + tokens]))[0, len(row) - 1 : -1]
+        expected = jax.nn.log_softmax(logits)[jnp.arange(5), jnp.array(tokens)]
+        assert_close(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 50])
+def test_a_prompt_is_read_in_chunks(chunk):
+    expected = [alone(LM, row, 4) for row in ROWS]
+    made = pax.generate(LM, ROWS, max_new_tokens=4, prefill_chunk=chunk)
+    assert made.tolist() == expected
+
+
+def test_a_cache_goes_on_with_the_next_turn():
+    first = pax.generate(LM, ROWS, max_new_tokens=4, return_cache=True, max_length=30)
+    before = jax.tree.map(np.array, first.cache)
+    more = prompts(2, 4, 1, 3, seed=1)
+    second = pax.generate(LM, more, max_new_tokens=4, cache=first.cache, prefill_chunk=2)
+    texts = [a + b.tolist() + c for a, b, c in zip(ROWS, first.tokens, more)]
+    assert second.tolist() == [alone(LM, text, 4) for text in texts]
+    assert first.cache.lengths.tolist() == [len(row) + 4 for row in ROWS]
+    for old, now in zip(jax.tree.leaves(before), jax.tree.leaves(first.cache)):
+        assert np.array_equal(old, now)
+
+
+def test_the_cache_of_a_row_that_ended_holds_its_stop_and_no_padding():
+    free = [alone(LM, row, 6) for row in ROWS]
+    stop = free[0][1]
+    made = pax.generate(LM, ROWS, max_new_tokens=6, stop=stop, return_cache=True, max_length=30)
+    assert made.cache.lengths.tolist() == [
+        len(row) + int(count) for row, count in zip(ROWS, made.lengths)
+    ]
+    assert made.lengths[0] == free[0].index(stop) + 1
+    more = prompts(2, 1, 2, 1, seed=4)
+    kept = [row[: int(n)].tolist() for row, n in zip(made.tokens, made.lengths)]
+    texts = [a + b + c for a, b, c in zip(ROWS, kept, more)]
+    after = pax.generate(LM, more, max_new_tokens=3, cache=made.cache)
+    assert after.tolist() == [alone(LM, text, 3) for text in texts]
+
+
+def test_it_is_compiled_once_for_a_shape_and_an_equal_sampler():
+    traces = []
+
+    class Counted(TinyLM):
+        def __call__(self, *args, **kwargs):
+            traces.append(1)
+            return super().__call__(*args, **kwargs)
+
+    lm = Counted()
+
+    def run(sampler, seed):
+        rows = prompts(4, 2, seed=seed)
+        pax.generate(lm, rows, max_new_tokens=3, sampler=sampler, key=jax.random.key(seed))
+
+    run(temperature(1) | top_k(np.int64(3)), 0)
+    count = len(traces)
+    run(temperature(1.0) | top_k(3), 1)
+    run(temperature(np.float32(1)) | top_k(3), 2)
+    assert len(traces) == count
+
+
+def test_random_tokens_of_a_row_depend_on_its_own_key_alone():
+    keys = jax.random.split(jax.random.key(1), 4)
+    draw = {"max_new_tokens": 6, "sampler": temperature(2.0)}
+    together = pax.generate(LM, ROWS, key=keys, **draw)
+    for index in (0, 3):
+        one = pax.generate(LM, [ROWS[index]], key=keys[index : index + 1], **draw)
+        assert one[0].tolist() == together[index].tolist()
+    # One key is as good as one for each row: rows with one prompt differ.
+    same = pax.generate(LM, [ROWS[0]] * 4, key=jax.random.key(5), **draw)
+    assert len({tuple(row) for row in same.tolist()}) == 4
+    again = pax.generate(LM, [ROWS[0]] * 4, key=jax.random.PRNGKey(5), **draw)
+    assert again.tolist() == same.tolist()
+
+
+def test_a_stream_gives_what_generate_gives():
+    free = [alone(LM, row, 6) for row in ROWS]
+    for options in (
+        {},
+        {"stop": (free[0][2], free[1][0]), "pad": -1},
+        {"sampler": temperature(1.5) | top_k(5), "key": jax.random.key(2), "prefill_chunk": 2},
+    ):
+        expected = np.asarray(pax.generate(LM, ROWS, max_new_tokens=6, **options))
+        columns = list(pax.generate.stream(LM, ROWS, max_new_tokens=6, **options))
+        assert np.array_equal(np.stack(columns, 1), expected[:, : len(columns)])
+        assert (expected[:, len(columns) :] == options.get("pad", 0)).all()
+
+
+def test_a_stream_ends_with_its_rows_and_keeps_its_cache():
+    first = alone(LM, ROWS[0], 5)
+    stream = pax.generate.stream(LM, [ROWS[0]], max_new_tokens=20, stop=first[2])
+    assert stream.cache is None
+    assert next(stream).tolist() == first[:1]
+    early = stream.cache  # the stream goes on all the same, and writes elsewhere
+    assert [int(x[0]) for x in stream] == first[1:3]
+    assert early.lengths.tolist() == [len(ROWS[0]) + 1]
+    assert stream.cache.lengths.tolist() == [len(ROWS[0]) + 3]
+    more = pax.generate(LM, [[5, 6]], max_new_tokens=3, cache=stream.cache)
+    assert more.tolist() == [alone(LM, [*ROWS[0], *first[:3], 5, 6], 3)]
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_repetition_is_penalised_over_prompt_and_new_tokens():
+    sampler = samplers.repetition_penalty(1e6) | greedy()
+    made = pax.generate(LM, ROWS, max_new_tokens=6, sampler=sampler)
+    for row, tokens in zip(ROWS, made.tolist()):
+        assert len(set(tokens)) == 6
+        assert not set(row) & set(tokens)
+
+
+def test_it_stands_in_a_function_that_is_compiled():
+    @jax.jit
+    def reply(lm, tokens, lengths):
+        return pax.generate(lm, tokens, lengths, max_new_tokens=4)
+
+    tokens = np.array([ROWS[2], ROWS[1] + [0, 0]])
+    expected = [alone(LM, ROWS[2], 4), alone(LM, ROWS[1], 4)]
+    assert reply(LM, tokens, jnp.array([5, 3])).tolist() == expected
+
+
+def test_a_net_in_train_mode_generates_in_eval_mode():
+    assert LM.training
+    assert pax.generate(LM.train(), [ROWS[0]], max_new_tokens=2).tolist() == [alone(LM, ROWS[0], 2)]
+
+
+def message(run):
+    with pytest.raises(pax.errors.PaxError) as raised:
+        run()
+    return str(raised.value)
+
+
+def refused(*args, **options):
+    return message(lambda: pax.generate(LM, *args, **{"max_new_tokens": 4, **options}))
+
+
+@pytest.mark.parametrize(
+    "args, options, words",
+    [
+        (([[]],), {}, ["A prompt is empty", "row 0"]),
+        (([[1], []],), {}, ["A prompt is empty", "row 1", "0 tokens"]),
+        (([[1, 2]], [0]), {}, ["A prompt is empty", "row 0"]),
+        (([[1, 2]], [3]), {}, ["A length is not that of its row", "lengths[0]", "from 1 to 2"]),
+        (([[1, 2]], [-1]), {}, ["A length is not that of its row", "lengths[0]"]),
+        (([[1, 2]], [1, 2]), {}, ["There is one length for each row", "1 lengths"]),
+        (([[1, 2]], [1.0]), {}, ["These are no integers", "lengths", "float64"]),
+        (([1, 2],), {}, ["[batch, length]", "tokens[None] for one prompt"]),
+        ((np.ones((2, 3)),), {}, ["These are no integers", "tokens"]),
+        (([[2**40]],), {}, ["larger than an int32"]),
+        (([[1, -2]],), {}, ["A token is none of the vocabulary", "tokens[0, 1]", "-2"]),
+        (([[1]],), {"stop": [3, 99]}, ["none of the vocabulary", "stop", "99", "0 to 22"]),
+        (([[1]],), {"stop": "</s>"}, ["told by their ids", "</s>"]),
+        (([[1]],), {"stop": [2.5]}, ["told by their ids", "2.5"]),
+        (([[1]],), {"max_new_tokens": 0}, ["max_new_tokens is 1 or more"]),
+        (([[1]],), {"max_new_tokens": 2.0}, ["max_new_tokens is an integer"]),
+        (([[1]],), {"prefill_chunk": 0}, ["prefill_chunk is 1 or more"]),
+        (([[1]],), {"sampler": greedy}, ["This is no sampler", "greedy(...), an instance"]),
+        (([[1]],), {"sampler": "top_p"}, ["This is no sampler", "temperature(0.8) | top_p(0.9)"]),
+        (([[1]],), {"sampler": top_k(2)}, ["there is no key", "key=jax.random.key(0)"]),
+        (([[1]],), {"sampler": top_k(2), "key": "a"}, ["This is no random key"]),
+        (([[1]],), {"sampler": top_k(2), "key": 3}, ["This is no random key"]),
+        (([[1, 2, 3]],), {"max_length": 6}, ["no room", "max_length=7", "row 0"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_named(args, options, words):
+    text = refused(*args, **options)
+    assert [word for word in words if word not in text] == [], text
+
+
+def test_keys_of_another_number_than_the_rows_are_named():
+    keys = jax.random.split(jax.random.key(0), 3)
+    text = refused(ROWS, sampler=temperature(1.0), key=keys)
+    assert "one key for all rows" in text
+    assert "jax.random.split(key, 4)" in text
+
+
+def test_a_cache_without_room_is_named_and_stays_as_it_was():
+    made = pax.generate(LM, ROWS, max_new_tokens=4, return_cache=True)
+    before = jax.tree.map(np.array, made.cache)
+    text = refused([[1, 2], [1], [1], [1]], cache=made.cache)
+    assert "The cache has no room" in text
+    assert "row 0" in text
+    assert "11 tokens in the cache, 2 of the prompt and 4 new ones, where 11 have room" in text
+    assert "max_length=17" in text
+    assert "another number of rows" in refused([[1]], cache=made.cache)
+    for old, now in zip(jax.tree.leaves(before), jax.tree.leaves(made.cache)):
+        assert np.array_equal(old, now)
+
+
+def test_a_net_without_a_cache_is_named():
+    text = message(lambda: pax.generate(pax.Linear(2, 3), [[1]], max_new_tokens=1))
+    assert "This net has no cache" in text
+    assert "init_cache(batch, max_length, dtype=None)" in text
+
+
+def test_the_vocabulary_has_the_size_that_these_tests_say():
+    assert LM.embed.shape[0] == VOCABULARY

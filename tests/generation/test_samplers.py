@@ -1,0 +1,112 @@
+"""The samplers: what each rule keeps of logits, and how rules are put together."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.generation.samplers import (
+    greedy,
+    min_p,
+    repetition_penalty,
+    temperature,
+    top_k,
+    top_p,
+)
+from tests.closeness import assert_close
+
+LOGITS = jnp.asarray(np.random.default_rng(0).normal(size=(3, 12)) * 2, jnp.float32)
+
+
+def kept(sampler, logits=LOGITS):
+    return np.isfinite(np.asarray(sampler.adjust(logits, None)))
+
+
+def probabilities(logits=LOGITS):
+    values = np.exp(np.asarray(logits, np.float64))
+    return values / values.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("count", [1, 4, 12, 40])
+def test_top_k_keeps_the_likeliest(count):
+    ranks = (-np.asarray(LOGITS)).argsort(-1).argsort(-1)
+    assert np.array_equal(kept(top_k(count)), ranks < count)
+
+
+@pytest.mark.parametrize("part", [1e-6, 0.3, 0.9, 1.0])
+def test_top_p_keeps_the_fewest_that_reach_the_part(part):
+    for row, keeps in zip(probabilities(), kept(top_p(part))):
+        order = (-row).argsort()
+        count = min(int((np.cumsum(row[order]) < part - 1e-7).sum()) + 1, 12)
+        assert sorted(np.flatnonzero(keeps)) == sorted(order[:count])
+
+
+@pytest.mark.parametrize("part", [0.01, 0.2, 1.0])
+def test_min_p_keeps_what_is_near_to_the_best(part):
+    row = probabilities()
+    assert np.array_equal(kept(min_p(part)), row >= part * row.max(-1, keepdims=True))
+
+
+def test_of_equal_logits_one_is_always_kept():
+    flat = jnp.zeros((2, 5))
+    for sampler in (top_k(1), top_p(0.01), min_p(1.0)):
+        assert kept(sampler, flat).any(-1).all()
+
+
+def test_rules_work_in_their_order():
+    seen = jnp.zeros((3, 12), bool).at[:, 0].set(True)
+    chain = repetition_penalty(2.0) | temperature(0.5) | top_k(3)
+    step = repetition_penalty(2.0).adjust(LOGITS, seen)
+    assert_close(chain.adjust(LOGITS, seen), top_k(3).adjust(step / 0.5, None))
+    assert chain.looks_back
+    assert chain.draws
+    assert not (temperature(0.5) | greedy()).draws
+
+
+def test_draws_have_the_probabilities_of_what_is_kept():
+    keys = jax.random.split(jax.random.key(0), 4000)
+    logits = jnp.broadcast_to(LOGITS[0], (4000, 12))
+    drawn = np.bincount((temperature(1.5) | top_k(4)).choose(logits, keys), minlength=12) / 4000
+    expected = probabilities(jnp.where(kept(top_k(4))[:1], LOGITS[:1] / 1.5, -jnp.inf))[0]
+    assert np.abs(drawn - expected).max() < 0.03
+
+
+def test_equal_samplers_are_equal():
+    one, other = temperature(1) | (top_k(5) | top_p(1)), (temperature(1.0) | top_k(5)) | top_p(1.0)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert repr(one) == "temperature(1.0) | top_k(5) | top_p(1.0)"
+    assert temperature(1.0) != top_p(1.0)
+    assert greedy() == greedy()
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: temperature(0), ["above 0", "greedy(), for the likeliest token"]),
+        (lambda: temperature(-1.0), ["above 0", "temperature(1.0)"]),
+        (lambda: temperature(float("nan")), ["above 0"]),
+        (lambda: temperature("hot"), ["made of numbers", "temperature(str)"]),
+        (lambda: temperature(jnp.ones(3)), ["static data, and no array"]),
+        (lambda: top_k(0), ["At least one token"]),
+        (lambda: top_k(2.0), ["is an integer"]),
+        (lambda: top_k(True), ["is an integer"]),
+        (lambda: top_p(0), ["above 0, and 1 at most"]),
+        (lambda: top_p(90), ["above 0, and 1 at most", "top_p(0.9)"]),
+        (lambda: min_p(1.5), ["above 0, and 1 at most"]),
+        (lambda: repetition_penalty(0), ["A penalty is above 0"]),
+        (lambda: greedy() | top_k(3), ["stands at the end", "top_k(3) | greedy()"]),
+    ],
+)
+def test_numbers_that_mean_nothing_are_named(make, words):
+    with pytest.raises(pax.errors.PaxError) as raised:
+        make()
+    assert [word for word in words if word not in str(raised.value)] == []
+
+
+def test_a_rule_is_put_together_with_rules_only():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        temperature(1.0) | 0.5
