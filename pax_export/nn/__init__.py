@@ -5,6 +5,7 @@ from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution
 from pax_export.nn._dropout import Dropout, dropout
+from pax_export.nn._explicit import computed, computed_by_batch, joined, spec_of
 from pax_export.nn._linear import Embed, Linear
 from pax_export.nn._norm import GroupNorm, LayerNorm
 from pax_export.nn._pool import avg_pool, max_pool
