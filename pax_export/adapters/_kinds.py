@@ -116,10 +116,14 @@ def _of_class(layer: Any) -> tuple[tuple[int, ...], int, int]:
 
 def product(layer: Any, a: Any, b: Any) -> Any:
     """``a · b`` in the layout of the layer's weight, as exactly as the machine multiplies."""
-    stacked = b.shape[:-2]
-    kernel = (1,) * (a.ndim - b.ndim)
-    found = jnp.matmul(a, b.reshape(*stacked, *kernel, *b.shape[-2:]), precision="highest")
-    return jnp.swapaxes(found, -1, -2) if is_transposed(layer) else found
+
+    def multiplied(a: Any, b: Any) -> Any:
+        kernel = (1,) * (a.ndim - b.ndim)
+        b = b.reshape(*b.shape[:-2], *kernel, *b.shape[-2:])
+        found = jnp.matmul(a, b, precision="highest")
+        return jnp.swapaxes(found, -1, -2) if is_transposed(layer) else found
+
+    return computed(multiplied, (a, b), lambda: joined(*spec_of(layer.weight)))
 
 
 def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:

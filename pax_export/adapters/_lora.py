@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pax_export.adapters import _kinds as kinds
 from pax_export.core import ParameterModule
-from pax_export.nn import Dropout, Embed, fraction
+from pax_export.nn import Dropout, Embed, computed, fraction, joined, spec_of
 
 
 class LoRA(ParameterModule):
@@ -32,6 +32,7 @@ class LoRA(ParameterModule):
         lora_a: ``[..., in, rank]``, in a convolution ``[..., *kernel, in, rank]``.
         lora_b: ``[..., rank, out]``.
         magnitude: ``[..., out]``, or None.
+        rank: the size between ``a`` and ``b``.
         dropout: a `Dropout`, or None.
         strength: by how much all that it adds is multiplied; 0 while it is not active.
 
@@ -57,6 +58,7 @@ class LoRA(ParameterModule):
     ):
         super().__init__()
         self.lora_a, self.lora_b, self.magnitude = lora_a, lora_b, magnitude
+        self.rank: int = lora_b.shape[-2]
         self.alpha = float(alpha)
         self.rslora = bool(rslora)
         self.strength = 1.0
@@ -67,11 +69,6 @@ class LoRA(ParameterModule):
             self.dropout = Dropout(rate).replace(
                 rng_key=jax.random.split(key, stacked) if stacked else key
             )
-
-    @property
-    def rank(self) -> int:
-        """The size between ``a`` and ``b``."""
-        return self.lora_b.shape[-2]
 
     @property
     def scale(self) -> float:
@@ -91,13 +88,20 @@ class LoRA(ParameterModule):
         """
         if self.dropout is not None and not isinstance(layer, Embed):
             x = self.dropout(x)
-        added = kinds.output(layer, x, self.lora_a, self.lora_b, y) * (self.scale * self.strength)
+        added = kinds.output(layer, x, self.lora_a, self.lora_b, y)
+        if self.scale * self.strength != 1:
+            added = added * (self.scale * self.strength)
         if self.magnitude is None:
             return added
-        factor = kinds.by_channel(layer, self._factor(layer))
-        bias = getattr(layer, "bias", None)
-        plain = y if bias is None else y - kinds.by_channel(layer, bias)
-        return factor * added + (factor - 1) * self.strength * plain
+        strength = self.strength
+
+        def with_lengths(added: Any, y: Any, bias: Any, factor: Any) -> Any:
+            factor = kinds.by_channel(layer, factor)
+            plain = y if bias is None else y - kinds.by_channel(layer, bias)
+            return factor * added + (factor - 1) * strength * plain
+
+        operands = (added, y, getattr(layer, "bias", None), self._factor(layer))
+        return computed(with_lengths, operands, lambda: joined(*spec_of(y)))
 
     def change(self, layer: Any) -> jax.Array:
         """What the adapter adds to the weight of its layer.
@@ -123,7 +127,8 @@ class LoRA(ParameterModule):
         """
         product = kinds.product(layer, self.lora_a, self.lora_b)
         length = kinds.norms(layer, layer.weight + product * self.scale)
-        return self.magnitude / jax.lax.stop_gradient(length)
+        lengths = (self.magnitude, jax.lax.stop_gradient(length))
+        return computed(jnp.divide, lengths, lambda: joined())
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         own: dict[str, Any] = {"rank": self.rank, "alpha": self.alpha}
