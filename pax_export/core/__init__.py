@@ -7,6 +7,22 @@ from pax_export.core._check import (
     structure_differences,
 )
 from pax_export.core._edit import set_training, with_class, with_static
+from pax_export.core._filters import (
+    All,
+    AnyOf,
+    Leaf,
+    Not,
+    Param,
+    PathContains,
+    PathIn,
+    RngState,
+    State,
+    as_filter,
+    as_rule,
+    is_random_key,
+    leaves_of,
+)
+from pax_export.core._finding import matcher
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,
@@ -34,6 +50,12 @@ from pax_export.core._mutable import (
 from pax_export.core._near_names import near_names
 from pax_export.core._parameters import merge, parameters_method
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
+from pax_export.core._path_patterns import (
+    better_path,
+    lost_by_steps,
+    path_pattern,
+    with_several_steps,
+)
 from pax_export.core._pickling import picklable, remember_call, restore
 from pax_export.core._pure import (
     module_and_value,
@@ -44,6 +66,8 @@ from pax_export.core._pure import (
     require_module,
 )
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key
+from pax_export.core._selectable import Chosen
+from pax_export.core._selection import Selection, register_initial
 from pax_export.core._state_dict import load_state_dict, state_dict, take_loaded_shapes
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import aspect_of, derived, register_aspect
@@ -82,6 +106,7 @@ __all__ = [
     "EmptyNode",
     "Module",
     "ParameterModule",
+    "Selection",
     "StateModule",
     "assert_structure_equal",
     "enable_eval_mode",

@@ -94,14 +94,14 @@ def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
     """A new module with attributes added or replaced; it shares no container with the old one."""
     new = rebuilt(module)
     kinds = current_kinds(new)
-    changes = {name: _own(value) for name, value in changes.items()}
+    changes = {name: own_containers(value) for name, value in changes.items()}
     attributes_of(new).update(changes)
     update_moduledef(new, kinds | {name: kind_of(value) for name, value in changes.items()})
     check_modules(new)
     return new
 
 
-def _own(value: Any) -> Any:
+def own_containers(value: Any) -> Any:
     """A value with containers of its own; modules and arrays in it stay what they are."""
     if kind_of(value) is STATIC:
         try:

@@ -5,16 +5,19 @@ The methods are one line each; what they do lies in the file each one names.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
+from pax_export.core._frozen_places import freeze_at
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
 from pax_export.core._partition_specs import with_specs
 from pax_export.core._pickling import picklable, restore
 from pax_export.core._pure import purecall
+from pax_export.core._selection import Selection
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuilt, submodules
 
@@ -43,6 +46,31 @@ class _OwnField:
         _tree.attributes_of(module)[self.name] = value
         if not _mutable.is_constructing(module):
             _tree.update_moduledef(module)
+
+
+class _Verb:
+    """A method that an attribute, a field or a method of a user's class may have the name of.
+
+    Unlike a plain method it gives way to an attribute that is not filled in yet, and dataclasses
+    do not take it for a default value.
+    """
+
+    def __init__(self, method: Callable[..., Any]):
+        self.method = method
+        self.name = method.__name__
+        self.__doc__ = method.__doc__
+        self.__signature__ = inspect.signature(method)
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            raise AttributeError(f"{self.name!r} is a method of instances")
+        attributes = _tree.attributes_of(module)
+        if self.name in attributes:
+            return attributes[self.name]
+        return self.method.__get__(module, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.method(*args, **kwargs)  # as `vars(Module)["at"](module, ...)`
 
 
 class Module(_tree.Node, metaclass=ModuleMeta):
@@ -159,6 +187,35 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def _with_training(self, training: bool) -> Self:
         """This module alone in another mode; its submodules are switched already."""
         return _edit.with_static(self, _training=training)
+
+    # --- parts ------------------------------------------------------------------
+
+    def at(self, what: Any) -> Selection:
+        """Selects parts of the module, to look at them or to change them; see `Selection`.
+
+        An attribute, a field or a method of a class of yours that is called ``at`` comes first;
+        ``Selection.of(module, what)`` is the same.
+
+        Args:
+            what: a path such as ``"encoder.layers.*.attention"``, a class of modules, a function
+                of a module, or of path and value, a filter of `pax_export.transforms`, another
+                selection, or several of these.
+
+        Raises:
+            InvalidArgumentError: nothing in the module is meant; near names are proposed.
+            InvalidArgumentTypeError: this says no parts of a module.
+
+        Example:
+            >>> import pax_export as pax
+            >>> net = pax.Sequential(pax.Linear(3, 4), pax.Linear(4, 2))
+            >>> net = net.at("modules.1").replace(pax.Linear(4, 10))
+            >>> net.at("modules.*.bias").names()
+            ['modules.0.bias', 'modules.1.bias']
+        """
+        return Selection.of(self, what)
+
+    if not TYPE_CHECKING:
+        at = _Verb(at)
 
     # --- leaves -----------------------------------------------------------------
 
@@ -366,7 +423,7 @@ def freeze_parameters(module: Any, *, states: bool = False) -> Any:
         >>> pax.freeze_parameters(pax.BatchNorm1D(1), states=True).train().training
         False
     """
-    return _parameters.freeze(module, states)
+    return freeze_at(module, ((),), states)
 
 
 def unfreeze_parameters(module: Any, *, origin: Any) -> Any:

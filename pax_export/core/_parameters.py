@@ -1,6 +1,6 @@
 """Which leaves of a module are trainable, and merging trees with holes.
 
-``parameters()`` of a class is described by a `Selection`: the own arrays that it
+``parameters()`` of a class is described by a `Kept`: the own arrays that it
 keeps, and whether it looks into submodules.  Because it is a description, the
 result for a whole tree depends on the treedef alone and is replayed (see
 `cached_by_treedef`); a class that writes its own ``parameters`` is called as it is.
@@ -9,21 +9,22 @@ result for a whole tree depends on the treedef alone and is replayed (see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.tree_util import DictKey
 
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
 from pax_export.core._check import describe_array, structure_differences
 from pax_export.core._edit import with_class
 from pax_export.core._subclassing import aspect_of, derived, register_aspect
 from pax_export.core._traversal import (
-    apply_bottom_up,
     cached_by_treedef,
     map_attributes,
     named_leaves,
     one_level,
+    path_name,
     submodules,
     upwards,
 )
@@ -31,35 +32,37 @@ from pax_export.core._tree import EmptyNode, Node, flatten, is_node
 
 
 @dataclass(frozen=True)
-class Selection:
+class Kept:
     """What ``parameters()`` of a class keeps.
 
     Attributes:
         names: the attributes whose arrays are kept; None means all.
         submodules: whether the parameters of submodules are kept too.
+        without: the own arrays, by their paths from the module, that are not kept all the same.
     """
 
     names: tuple[str, ...] | None
     submodules: bool = True
+    without: tuple[str, ...] = ()
 
     def keeps(self, name: str) -> bool:
         return self.names is None or name in self.names
 
 
-NOTHING = Selection(names=())
-EVERYTHING = Selection(names=None)
+NOTHING = Kept(names=())
+EVERYTHING = Kept(names=None)
 
 
-def method_for(selection: Selection) -> Callable[[Any], Any]:
+def method_for(kept: Kept) -> Callable[[Any], Any]:
     """Makes the method ``parameters`` of a class."""
 
     def parameters(self):
         """Returns the module with an EmptyNode for every array not trained."""
-        if selection_of(self) is selection:
+        if kept_by(self) is kept:
             return _select(self)
-        return _selected(self, selection)  # called by an override, through super()
+        return _selected(self, kept)  # called by an override, through super()
 
-    parameters.selection = selection  # type: ignore[attr-defined]
+    parameters.kept = kept  # type: ignore[attr-defined]
     return parameters
 
 
@@ -89,67 +92,78 @@ def parameters_method(*names: str, submodules: bool = True) -> Callable[[Any], A
         EmptyNode
     """
     split = tuple([name for text in names for name in text.split()])
-    return method_for(Selection(split, submodules))
+    return method_for(Kept(split, submodules))
 
 
-def selection_of(module: Node) -> Selection | None:
-    """How the class of a module selects; None if it has code of its own."""
+def kept_by(module: Node) -> Kept | None:
+    """What the class of a module keeps; None if it has code of its own."""
     method = getattr(type(module), "parameters", None)
-    return getattr(method, "selection", None)
+    return getattr(method, "kept", None)
 
 
-@cached_by_treedef(runs_foreign_code=lambda module: selection_of(module) is None)
+@cached_by_treedef(runs_foreign_code=lambda module: kept_by(module) is None)
 def _select(module: Any) -> Any:
-    return _selected(module, selection_of(module))
+    return _selected(module, kept_by(module))
 
 
-def _selected(module: Any, of_root: Selection | None) -> Any:
-    """What ``parameters()`` gives for a tree whose root has this selection."""
+def _selected(module: Any, of_root: Kept | None) -> Any:
+    """What ``parameters()`` gives for a tree whose root keeps this."""
 
-    def selection(each: Node) -> Selection | None:
-        return of_root if each is module else selection_of(each)
+    def kept(each: Node) -> Kept | None:
+        return of_root if each is module else kept_by(each)
 
     def below(each: Node) -> list[Any]:
-        found = selection(each)
+        found = kept(each)
         return [] if found is None else _looked_into(found, each)
 
     def build(each: Node, parts: Iterator[Any]) -> Any:
-        found = selection(each)
-        return each.parameters() if found is None else _kept(found, each, parts)
+        found = kept(each)
+        return each.parameters() if found is None else _with_holes(found, each, parts)
 
     return upwards(module, build, below)
 
 
-def _looked_into(selection: Selection, module: Node) -> list[Any]:
+def _looked_into(kept: Kept, module: Node) -> list[Any]:
     """The submodules of which parameters are kept."""
-    _require_attributes(module, selection)
-    if selection.submodules:
+    _require_attributes(module, kept)
+    if kept.submodules:
         return submodules(module)
     children, moduledef = flatten(module)
-    kept = [child for name, child in zip(moduledef.names, children) if selection.keeps(name)]
-    items = jax.tree_util.tree_leaves(kept, is_leaf=is_node)
+    own = [child for name, child in zip(moduledef.names, children) if kept.keeps(name)]
+    items = jax.tree_util.tree_leaves(own, is_leaf=is_node)
     return [item for item in items if is_node(item)]
 
 
-def _kept(selection: Selection, module: Node, parts: Iterator[Any]) -> Any:
-    """One module with what a selection keeps of it; submodules are parts already."""
+def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
+    """One module with what is kept of it; submodules are parts already."""
 
     def keep(name: str, subtree: Any) -> Any:
-        kept = selection.keeps(name)
+        keeps = kept.keeps(name)
 
         def leaf(x: Any) -> Any:
             if not is_node(x):
-                return x if kept else EmptyNode()
-            return next(parts) if kept or selection.submodules else EmptyNode()
+                return x if keeps else EmptyNode()
+            return next(parts) if keeps or kept.submodules else EmptyNode()
 
-        return jax.tree_util.tree_map(leaf, subtree, is_leaf=is_node)
+        found = jax.tree_util.tree_map(leaf, subtree, is_leaf=is_node)
+        return _without(name, found, kept.without) if kept.without else found
 
     return map_attributes(module, keep)
 
 
-def _require_attributes(module: Node, selection: Selection) -> None:
+def _without(name: str, subtree: Any, paths: tuple[str, ...]) -> Any:
+    """The subtree of an attribute with holes for its own arrays at these paths."""
+    items, treedef = jax.tree_util.tree_flatten_with_path(subtree, is_leaf=is_node)
+    left = [
+        EmptyNode() if not is_node(x) and path_name((DictKey(name), *path)) in paths else x
+        for path, x in items
+    ]
+    return jax.tree_util.tree_unflatten(treedef, left)
+
+
+def _require_attributes(module: Node, kept: Kept) -> None:
     moduledef = flatten(module)[1]
-    missing = [n for n in selection.names or () if n not in moduledef.template]
+    missing = [n for n in kept.names or () if n not in moduledef.template]
     if missing:
         raise InvalidArgumentError(
             "parameters_method names an attribute that the module does not have.",
@@ -176,16 +190,27 @@ def _frozen(base: type, namespace: dict, value: bool | str) -> dict[str, Any]:
 register_aspect("frozen", _frozen)
 
 
-@cached_by_treedef()
-def freeze(module: Any, states: bool) -> Any:
-    """A copy in which no array of any module is trainable; with `states`, in eval mode for good."""
+def _held(base: type, namespace: dict, paths: tuple[str, ...]) -> dict[str, Any]:
+    """A class some of whose own arrays are not trained: those at these paths from the module."""
+    inner = namespace.get("parameters", base.parameters)  # type: ignore[attr-defined]
+    kept = getattr(inner, "kept", None)
+    if kept is not None:
+        return {"parameters": method_for(replace(kept, without=paths))}
 
-    def frozen(each: Any) -> Any:
-        keeps = states or aspect_of(type(each), "frozen") == STATES_TOO
-        each = with_class(each, derived(type(each), "frozen", STATES_TOO if keeps else True))
-        return each._with_training(False) if keeps else each
+    def parameters(self):
+        return map_attributes(inner(self), lambda name, value: _without(name, value, paths))
 
-    return apply_bottom_up(module, frozen)
+    return {"parameters": parameters}
+
+
+register_aspect("held", _held)
+
+
+def frozen_alone(module: Any, states: bool) -> Any:
+    """A module, without those in it, whose arrays are not trained."""
+    keeps = states or aspect_of(type(module), "frozen") == STATES_TOO
+    new = with_class(module, derived(type(module), "frozen", STATES_TOO if keeps else True))
+    return new._with_training(False) if keeps else new
 
 
 def unfreeze(module: Any, origin: Any) -> Any:

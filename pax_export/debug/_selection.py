@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import named_modules, near_names
+from pax_export.core import Chosen, better_path, matcher, named_modules
 
 
 def selected_paths(net: Any, selection: Any) -> tuple[str, ...]:
     """The paths of the modules that are meant, in tree order.
 
-    ``selection`` is a path, in which ``*`` stands for any names, a class, a function
-    ``(path, module) -> bool``, or several of these; ``...`` means all.
+    ``selection`` is a path as `Module.at` reads it, a class, a function of a module or of path
+    and module, a selection of ``net.at(...)``, or several of these; ``...`` means all.
 
     Raises:
         InvalidArgumentError: one of them is for no module.
@@ -22,24 +21,22 @@ def selected_paths(net: Any, selection: Any) -> tuple[str, ...]:
     modules = named_modules(net)
     if selection is ...:
         return tuple(path for path, _ in modules)
-    several = isinstance(selection, Iterable) and not isinstance(selection, (str, type))
+    several = isinstance(selection, Iterable) and not isinstance(selection, (str, type, Chosen))
     meant = list(selection) if several else [selection]
     found: set[str] = set()
     for each in meant:
-        paths = {path for path, module in modules if _matches(each, path, module)}
+        matches = _matcher(each)
+        paths = {path for path, module in modules if matches(path, module)}
         if not paths:
             raise _nothing(each, [path for path, _ in modules])
         found |= paths
     return tuple(path for path, _ in modules if path in found)
 
 
-def _matches(each: Any, path: str, module: Any) -> bool:
-    if isinstance(each, str):
-        return fnmatchcase(path, each)
-    if isinstance(each, type):
-        return isinstance(module, each)
-    if callable(each):
-        return bool(each(path, module))
+def _matcher(each: Any) -> Callable[[str, Any], Any]:
+    found = matcher(each, anywhere=False, with_path=True)
+    if found is not None:
+        return found
     raise InvalidArgumentTypeError(
         "Modules are chosen by a path, a class, or a function of path and module.",
         got=repr(each),
@@ -48,8 +45,8 @@ def _matches(each: Any, path: str, module: Any) -> bool:
 
 
 def _nothing(each: Any, paths: list[str]) -> InvalidArgumentError:
-    near = near_names(each, paths, 3) if isinstance(each, str) else []
-    shown = ", ".join(near or paths[1:6])
+    near = better_path(each, paths) if isinstance(each, str) else ""
+    shown = near or ", ".join(paths[1:6])
     return InvalidArgumentError(
         "There is no such module in the net.",
         got=repr(each),

@@ -1,5 +1,6 @@
 """The layers: one file for each family."""
 
+from pax_export.nn import _initial_values as _initial_values  # layers say how they begin
 from pax_export.nn._arguments import fraction, integer, zeros
 from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D

@@ -7,7 +7,7 @@ from pax_export.precision._loss_scale import (
     adjust,
     unscale,
 )
-from pax_export.precision._mixed import mixed_precision, remove_policies
+from pax_export.precision._mixed import mixed_precision, remove_policies, under_policy
 from pax_export.precision._policy import apply_mp_policy, policy_of, unwrap_mp_policy
 
 # What is imported and not listed is for other rooms of the package.

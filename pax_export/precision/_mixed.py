@@ -9,7 +9,6 @@ says what it computes in, as `apply_mp_policy` leaves it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -17,9 +16,11 @@ import jmp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PolicyError
 from pax_export.core import (
+    Chosen,
     Module,
     apply_bottom_up,
     map_submodules,
+    matcher,
     named_modules,
     near_names,
     require_module,
@@ -32,7 +33,7 @@ from pax_export.precision._policy import (
 )
 
 M = TypeVar("M", bound=Module)
-Filter = type | str | Callable[[Any], Any]
+Filter = type | str | Chosen | Callable[..., Any]
 
 
 def mixed_precision(
@@ -54,8 +55,11 @@ def mixed_precision(
             * a path, such as ``"layers.0.attention"`` or ``"attention.*_norm"``:
               the modules whose dotted names, as in `named_modules` and in files
               of weights, end so; ``*``, ``?`` and ``[..]`` stand for parts of
-              one name;
-            * a function of a module that says whether it is exempt.
+              one name, ``**`` for any number of names, and a path that begins
+              with a dot begins at the net;
+            * a function of a module, or of path and module, that says whether it
+              is exempt;
+            * a selection of ``net.at(...)``.
 
     Returns:
         The same data; every module is an instance of a subclass of the same
@@ -98,6 +102,17 @@ def mixed_precision(
         return apply_mp_policy(new, full if is_full else policy)
 
     return put(module, False)
+
+
+def under_policy(module: M, mp_policy: Any) -> M:
+    """What ``net.at(...).policy(p)`` does: p may also be the text of a policy, or None for none."""
+    if mp_policy is None:
+        return remove_policies(module)
+    try:
+        policy = jmp.get_policy(mp_policy) if isinstance(mp_policy, str) else mp_policy
+    except Exception:  # whatever jmp's reader stumbles over
+        policy = canonical(mp_policy)
+    return mixed_precision(module, policy)
 
 
 def remove_policies(module: M) -> M:
@@ -155,29 +170,20 @@ def _exempted(named: list[tuple[str, Any]], exempt: Any) -> set[int]:
 
 
 def _filters(exempt: Any) -> Iterable[Any]:
-    if isinstance(exempt, Iterable) and not isinstance(exempt, (str, type, Module)):
+    if isinstance(exempt, Iterable) and not isinstance(exempt, (str, type, Module, Chosen)):
         return exempt
     return [exempt]
 
 
 def _matcher(each: Any) -> Callable[[str, Any], Any]:
-    if isinstance(each, type):
-        return lambda path, module: isinstance(module, each)
-    if isinstance(each, str):
-        pattern = each.split(".")
-        return lambda path, module: _ends_with(path.split("."), pattern)
-    if callable(each) and not isinstance(each, Module):
-        return lambda path, module: each(module)
+    found = matcher(each, anywhere=True)
+    if found is not None:
+        return found
     raise InvalidArgumentTypeError(
         "An exemption is a class, the dotted path of a module, or a function of one.",
         got=f"{type(each).__name__}: {each!r}"[:200],
         write='exempt=(pax.LayerNorm, "attention.output_projection", lambda module: ...)',
     )
-
-
-def _ends_with(path: list[str], pattern: list[str]) -> bool:
-    last = path[-len(pattern) :]
-    return len(last) == len(pattern) and all(map(fnmatchcase, last, pattern))
 
 
 def _shown(each: Any) -> str:

@@ -141,7 +141,8 @@ def canonical(policy: Any) -> jmp.Policy:
 # --- the derived class ---------------------------------------------------------
 
 
-_MODULE_NAMES = frozenset([name for cls in Module.__mro__ for name in vars(cls)])
+# A method of a user's own may be called `at`, as `Module.at` gives way to it.
+_MODULE_NAMES = frozenset([name for cls in Module.__mro__ for name in vars(cls)]) - {"at"}
 
 
 def _under_policy(base: type, namespace: dict[str, Any], policy: Any) -> dict[str, Any]:

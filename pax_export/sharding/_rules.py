@@ -7,15 +7,15 @@ the axes that the first leaves whole).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import Node, Spec
+from pax_export.core import Chosen, Node, Spec, path_pattern
 from pax_export.sharding._leaf_paths import LeafPath
 
 Sizes = Mapping[str, int]
@@ -54,9 +54,12 @@ class Rules:
         Args:
             rules: a mapping, rules, or None for no rules.  Its keys are
 
-                * paths in which ``*``, ``?`` and ``[abc]`` stand for text, dots
-                  included: ``"*.attention.*.weight"``,
-                * classes of modules.
+                * paths of leaves, or of what they lie in, as `Module.at` reads
+                  them: ``"*.attention.*.weight"``.  ``*`` stands for one name or a
+                  part of it, ``**`` for any number of names; a path that begins
+                  with a wildcard may begin anywhere,
+                * classes of modules,
+                * selections of ``net.at(...)``.
 
                 The value is a spec, for a class the spec of its ``weight``; or
                 for a class a mapping from paths below it to specs.  The first
@@ -169,12 +172,30 @@ class PathRule(Rules):
     spec: Spec
 
     def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
-        if not fnmatchcase(".".join(leaf.steps), self.pattern):
+        if not path_pattern(self.pattern).covers(".".join(leaf.steps)):
             return None
         return Match(merged(taken, self.spec), (self,))
 
     def __str__(self) -> str:
         return repr(self.pattern)
+
+
+@dataclass(frozen=True)
+class ChosenRule(Rules):
+    """A spec for the leaves that are, or lie in, what was selected."""
+
+    places: Chosen
+    spec: Spec
+
+    def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
+        chosen = _as_text(self.places.paths)
+        if not any(leaf.steps[:n] in chosen for n in range(len(leaf.steps) + 1)):
+            return None
+        return Match(merged(taken, self.spec), (self,))
+
+    def __str__(self) -> str:
+        names = [".".join(map(str, steps)) for steps in self.places.paths]
+        return f"at({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
 @dataclass(frozen=True)
@@ -191,7 +212,7 @@ class ClassRule(Rules):
     def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
         for owner in reversed(leaf.owners):
             if isinstance(owner.module, self.cls):
-                if fnmatchcase(leaf.name_in(owner), self.pattern):
+                if path_pattern(self.pattern).covers(leaf.name_in(owner)):
                     return Match(merged(taken, on_own_axes(leaf, self.spec)), (self,))
         return None
 
@@ -199,10 +220,17 @@ class ClassRule(Rules):
         return f"{self.cls.__qualname__}.{self.pattern}"
 
 
+@functools.lru_cache(maxsize=64)
+def _as_text(paths: tuple[tuple[Any, ...], ...]) -> frozenset[tuple[str, ...]]:
+    return frozenset([tuple(map(str, steps)) for steps in paths])
+
+
 def _rules_of(key: Any, value: Any) -> list[Rules]:
     """The rules of one entry of a mapping."""
     if isinstance(key, str):
         return [PathRule(key, as_spec(value, repr(key)))]
+    if isinstance(key, Chosen):
+        return [ChosenRule(key, as_spec(value, "a selection"))]
     if not (isinstance(key, type) and issubclass(key, Node)):
         raise InvalidArgumentTypeError(
             "A rule is for a path or for a class of modules.",

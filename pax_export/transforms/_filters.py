@@ -1,316 +1,36 @@
-"""Filters: which leaves of a module a transform is to treat in some way.
-
-A filter is data: a class, a name, a predicate, or several of them.  `as_filter`
-turns it into a function from a module to one bool for each leaf.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_structure
-
-from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import Node, merge, static_key
-
-Mask = list[bool]
-
-
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """A leaf, where it stands, and the modules around it."""
-
-    path: tuple  # attribute names, indices and dict keys from the outermost module
-    value: Any
-    owners: tuple[Any, ...]  # the modules that hold it, the outermost first
-    attribute: str  # that of the innermost owner in which it lies
-
-    @property
-    def name(self) -> str:
-        """The path with dots, as weights are named."""
-        return ".".join(map(str, self.path))
-
-
-def leaves_of(module: Node) -> list[Leaf]:
-    """The leaves of a module in tree order."""
-    return list(_leaves(module, (), ()))
-
-
-def _leaves(module: Node, path: tuple, owners: tuple) -> Iterator[Leaf]:
-    owners = (*owners, module)
-    items, _ = tree_flatten_with_path(
-        module, is_leaf=lambda x: x is not module and isinstance(x, Node)
-    )
-    for keys, item in items:
-        steps = tuple([_plain(key) for key in keys])
-        if isinstance(item, Node):
-            yield from _leaves(item, path + steps, owners)
-        else:
-            yield Leaf(path + steps, item, owners, steps[0])
-
-
-def _plain(key: Any) -> Any:
-    for field in ("name", "key", "idx"):
-        if hasattr(key, field):
-            return getattr(key, field)
-    return str(key)
-
-
-# --- the filters that have a name ---------------------------------------------------------
-
-
-class Param:
-    """Filter: the leaves that ``module.parameters()`` keeps.
-
-    So what `freeze_parameters` froze is not selected.
-
-    Example:
-        >>> import jax.numpy as jnp, pax_export as pax
-        >>> from pax_export import transforms as T
-        >>> net = pax.Sequential(pax.Linear(2, 2), pax.Dropout(0.5))
-        >>> grads = T.grad(lambda net: net(jnp.ones((1, 2))).sum(), wrt=T.Param)(net)
-        >>> grads[1].rng_key
-        EmptyNode
-    """
-
-
-class State:
-    """Filter: the leaves that ``module.parameters()`` does not keep.
-
-    Example:
-        >>> from pax_export import transforms as T
-        >>> axes = T.StateAxes({T.State: None, ...: 0})
-    """
-
-
-class RngState:
-    """Filter: the random keys of a module.
-
-    These are all typed keys, and the legacy keys (uint32) in attributes that
-    the class of a module names in ``rng_attributes``.
-
-    Example:
-        >>> import pax_export as pax
-        >>> from pax_export import transforms as T
-        >>> pax.Dropout.rng_attributes
-        ('rng_key',)
-        >>> ensemble = T.Vmap(pax.Dropout, axis_size=3, state_axes={T.RngState: 0})(0.5)
-        >>> ensemble.vmap_module.rng_key.shape
-        (3, 2)
-    """
-
-
-@dataclass(frozen=True)
-class PathContains:
-    """Filter: the leaves whose path contains a name, an index or a dict key.
-
-    Args:
-        key: what the path must contain.
-
-    Example:
-        >>> from pax_export.transforms import PathContains
-        >>> PathContains(2)(("modules", 2, "bias"), None)
-        True
-    """
-
-    key: Any
-
-    def __call__(self, path: tuple, leaf: Any) -> bool:
-        """True if the path contains the key."""
-        return self.key in path
-
-
-class PathIn:
-    """Filter: the leaves at these paths.
-
-    Args:
-        *paths: tuples of attribute names, indices and dict keys, from the
-            outermost module.
-
-    Example:
-        >>> from pax_export.transforms import PathIn
-        >>> PathIn(("modules", 2, "bias"))(("modules", 2, "bias"), None)
-        True
-    """
-
-    def __init__(self, *paths: tuple):
-        self.paths = frozenset(paths)
-
-    def __call__(self, path: tuple, leaf: Any) -> bool:
-        """True if the path is one of these."""
-        return path in self.paths
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PathIn) and self.paths == other.paths
-
-    def __hash__(self) -> int:
-        return hash(self.paths)
-
-    def __repr__(self) -> str:
-        return f"PathIn({', '.join(map(repr, sorted(self.paths, key=repr)))})"
-
-
-class _Several:
-    """A filter made of filters."""
-
-    def __init__(self, *filters: Any):
-        for each in filters:
-            as_filter(each)  # a mistake shows where it is made
-        self.filters = filters
-        self._key = static_key(filters)  # predicates count by their code
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._key == other._key  # type: ignore
-
-    def __hash__(self) -> int:
-        return hash((type(self), self._key))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self.filters))})"
-
-
-class All(_Several):
-    """Filter: the leaves that every one of these selects.
-
-    Args:
-        *filters: filters.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) one is no filter.
-
-    Example:
-        >>> import pax_export as pax
-        >>> from pax_export.transforms import All, Not, Param
-        >>> All(Param, Not("bias"))
-        All(<class '...Param'>, Not('bias'))
-    """
-
-
-class Any_(_Several):
-    """Filter: the leaves that at least one of these selects.
-
-    Args:
-        *filters: filters.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) one is no filter.
-
-    Example:
-        >>> from pax_export.transforms import Any
-        >>> Any("weight", "bias")
-        Any('weight', 'bias')
-    """
-
-
-Any_.__name__ = Any_.__qualname__ = "Any"
-
-
-class Not(_Several):
-    """Filter: the leaves that this one does not select.
-
-    Args:
-        filter: a filter.
-
-    Raises:
-        InvalidArgumentTypeError: (a TypeError) it is no filter.
-
-    Example:
-        >>> from pax_export.transforms import Not
-        >>> Not("bias")
-        Not('bias')
-    """
-
-    def __init__(self, filter: Any):
-        super().__init__(filter)
-
-
-# --- what they select -----------------------------------------------------------------
-
-
-def as_filter(value: Any) -> Callable[[Any], Mask]:
-    """A function that says for each leaf of a module whether a filter selects it."""
-    rule = as_rule(value)
-    return lambda module: rule(module, leaves_of(module))
-
-
-Rule = Callable[[Any, list[Leaf]], Mask]
-
-
-def as_rule(value: Any) -> Rule:
-    """Like `as_filter`, for a module whose leaves are listed already."""
-    if isinstance(value, (All, Any_, Not, list, tuple)):
-        return _rule_of_several(value)
-    if value is Param or value is State:
-        return lambda module, leaves: [kept is (value is Param) for kept in _parameters(module)]
-    if isinstance(value, Node):
-        return lambda module, leaves: _marked(module, value)
-    test = _test_of(value)
-    return lambda module, leaves: [test(leaf) for leaf in leaves]
-
-
-def _test_of(value: Any) -> Callable[[Leaf], bool]:
-    """A filter that needs to see one leaf at a time only."""
-    if value is ... or value is True:
-        return lambda leaf: True
-    if value is None or value is False:
-        return lambda leaf: False
-    if value is RngState:
-        return is_random_key
-    if isinstance(value, type) and issubclass(value, Node):
-        return lambda leaf: any(isinstance(owner, value) for owner in leaf.owners)
-    if isinstance(value, str):
-        return lambda leaf: value in leaf.path or any(o.name == value for o in leaf.owners)
-    if callable(value) and not isinstance(value, type):
-        return lambda leaf: bool(value(leaf.path, leaf.value))
-    raise InvalidArgumentTypeError(
-        "This is no filter of leaves.",
-        got=f"{type(value).__name__}: {value!r}"[:120],
-        write="Param, State, RngState, a Module class, a name, a predicate of (path, leaf), "
-        "PathIn, PathContains, All, Any, Not, True, False, or a list of these",
-    )
-
-
-def _rule_of_several(value: Any) -> Rule:
-    rules = [as_rule(each) for each in getattr(value, "filters", value)]
-    if isinstance(value, Not):
-        return lambda module, leaves: [not x for x in rules[0](module, leaves)]
-    combine = all if isinstance(value, All) else any
-
-    def several(module: Any, leaves: list[Leaf]) -> Mask:
-        masks = [rule(module, leaves) for rule in rules]
-        return [combine(mask[i] for mask in masks) for i in range(len(leaves))]
-
-    return several
-
-
-def _parameters(module: Any) -> Mask:
-    """Which leaves ``module.parameters()`` keeps."""
-    if module is None:
-        return [False]  # the ambient stream of keys, which no module holds
-    return _marked(module, tree_map(lambda leaf: True, module.parameters()))
-
-
-def _marked(module: Any, mask: Any) -> Mask:
-    """Which leaves are True in a mask; an EmptyNode marks none."""
-    if module is None:
-        return [False]
-    none = tree_structure(module).unflatten([False] * len(tree_leaves(module)))
-    return [leaf is True or _is_true(leaf) for leaf in tree_leaves(merge(none, mask))]
-
-
-def _is_true(leaf: Any) -> bool:
-    return getattr(leaf, "dtype", None) == jnp.bool_ and bool(leaf.all())
-
-
-def is_random_key(leaf: Leaf) -> bool:
-    """True for typed keys, and for legacy ones where a class says so."""
-    dtype = getattr(leaf.value, "dtype", None)
-    if dtype is None:
-        return False
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return True
-    return dtype == jnp.uint32 and leaf.attribute in leaf.owners[-1].rng_attributes
+"""The filters of `pax_export.core`, by the name that pickles of transforms know them by."""
+
+from pax_export.core import (
+    All,
+    AnyOf,
+    Leaf,
+    Not,
+    Param,
+    PathContains,
+    PathIn,
+    RngState,
+    State,
+    as_filter,
+    as_rule,
+    is_random_key,
+    leaves_of,
+)
+
+Any_ = AnyOf
+
+__all__ = [
+    "All",
+    "AnyOf",
+    "Any_",
+    "Leaf",
+    "Not",
+    "Param",
+    "PathContains",
+    "PathIn",
+    "RngState",
+    "State",
+    "as_filter",
+    "as_rule",
+    "is_random_key",
+    "leaves_of",
+]

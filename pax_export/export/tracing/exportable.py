@@ -24,12 +24,14 @@ from pax_export._errors import (
 )
 from pax_export.checkpoint import StoredArray
 from pax_export.core import (
+    Chosen,
     Module,
     enable_eval_mode,
     hidden_arrays,
     module_and_value,
     named_modules,
     path_name,
+    path_pattern,
     select_parameters,
 )
 from pax_export.export.artifact.report import DEFAULT
@@ -262,7 +264,7 @@ def layer_of(owners: Iterable[Any]) -> str:
 
 def _is_filter(value: Any) -> bool:
     """Whether this is a filter of `pax_export.transforms` that is not also something else."""
-    kinds = (All, Any_, Not, PathContains, PathIn)
+    kinds = (All, Any_, Not, PathContains, PathIn, Chosen)
     return value is ... or isinstance(value, (type, *kinds))
 
 
@@ -329,9 +331,10 @@ class TrainStep:
 def marked(model: Exportable, trainable: Any) -> Exportable:
     """The model with those leaves trainable that are parameters and are chosen.
 
-    True chooses all parameters; a name, or names, leaves or what they lie in; then there
-    are filters of `pax_export.transforms`; functions of the name of a leaf and its value;
-    and, for dicts, lists and tuples of parameters, prefixes of them with True and False.
+    True chooses all parameters; a path, or paths, leaves or what they lie in; then there are
+    selections of ``net.at(...)``; filters of `pax_export.transforms`; functions of the name of
+    a leaf and its value; and, for dicts, lists and tuples of parameters, prefixes of them with
+    True and False.
     """
     if isinstance(trainable, bool):
         return model
@@ -364,14 +367,17 @@ def _is_prefix(trainable: Any) -> bool:
     return isinstance(trainable, Mapping) or any(isinstance(leaf, bool) for leaf in leaves)
 
 
+def _named(model: Exportable, name: str) -> list[int]:
+    """The leaves to be trained of this name, or in what has it; else those that a path means."""
+    names = {i: leaf.name for i, leaf in enumerate(model.leaves) if leaf.trainable}
+    found = [i for i, own in names.items() if f"{own}.".startswith(f"{name}.")]
+    return found or [i for i, own in names.items() if path_pattern(name).covers(own)]
+
+
 def _by_names(model: Exportable, names: Iterable[Any]) -> list[bool]:
     chosen = [False] * len(model.leaves)
     for name in names:
-        found = [
-            index
-            for index, leaf in enumerate(model.leaves)
-            if leaf.trainable and f"{leaf.name}.".startswith(f"{name}.")
-        ]
+        found = _named(model, str(name))
         if not found:
             raise InvalidArgumentError(
                 "No parameter of the model that can be trained has this name, or lies in it.",

@@ -87,10 +87,10 @@ def to_saved_model(
             read; ``"update"`` assigns the new state to the variables in every
             call of the exported model.
         trainable: make the parameters trainable variables, and keep gradients
-            with respect to them.  True means all that are not frozen; names
-            (``("head", "encoder.norm")``), a filter of `pax_export.transforms`,
-            a function of name and array, or a prefix with True and False choose
-            some of them.
+            with respect to them.  True means all that are not frozen; paths
+            (``("head", "encoder.*.norm")``), a selection of ``net.at(...)``, a
+            filter of `pax_export.transforms`, a function of name and array, or a
+            prefix with True and False choose some of them.
         vjp_order: 1 keeps gradients of the outputs with respect to floating-point
             inputs and trainable variables, 2 gradients of these too, 0 none; an
             export that cannot hold them is refused.  By default it holds what

@@ -1,0 +1,201 @@
+"""What a user may write to say which places of a net are meant, and the places that it is."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
+from pax_export.core._filters import (
+    All,
+    AnyOf,
+    Not,
+    Param,
+    PathContains,
+    PathIn,
+    RngState,
+    State,
+    as_rule,
+    leaves_of,
+)
+from pax_export.core._path_patterns import better_path, path_pattern
+from pax_export.core._selectable import (
+    Chosen,
+    Steps,
+    dotted,
+    places_in,
+    places_of,
+    shown,
+    value_at,
+    values_of,
+    written_out,
+)
+from pax_export.core._tree import Node, attributes_of
+
+_LEAF_FILTERS = (All, AnyOf, Not, PathContains, PathIn)
+
+
+def find(tree: Any, what: Any) -> tuple[Steps, ...]:
+    """The places of a tree that are meant, in the order of the tree.
+
+    Raises:
+        InvalidArgumentError: there is none.
+        InvalidArgumentTypeError: this says no places.
+    """
+    found = _found(tree, what)
+    if not found:
+        raise InvalidArgumentError(
+            "Nothing in the net is meant by this.",
+            where=type(tree).__qualname__,
+            got=_shown(what),
+            write=_instead(tree, what),
+        )
+    return found
+
+
+def _found(tree: Any, what: Any) -> tuple[Steps, ...]:
+    if what is ... or what is True:
+        return ((),)
+    if isinstance(what, str):
+        return _by_path(tree, what)
+    if isinstance(what, type) and issubclass(what, Node):
+        return _by_class(jax.tree_util.tree_structure(tree), what)
+    if isinstance(what, Chosen):
+        for steps in what.paths:
+            value_at(tree, steps)  # or an error: it was chosen in another net
+        return what.paths
+    if what in (Param, State, RngState) or isinstance(what, (*_LEAF_FILTERS, Node)):
+        leaves = leaves_of(tree)
+        mask = as_rule(what)(tree, leaves)
+        return tuple([leaf.path for leaf, is_meant in zip(leaves, mask) if is_meant])
+    if isinstance(what, (list, tuple, set, frozenset)):
+        return in_order(tree, [steps for each in what for steps in find(tree, each)])
+    if callable(what) and not isinstance(what, type):
+        return _by_predicate(tree, what)
+    raise InvalidArgumentTypeError(
+        "This says no places of a net.",
+        got=_shown(what),
+        write='a path such as "encoder.layers.*.norm", a Module class, a function of a module, '
+        "a function of path and value, a filter of pax_export.transforms, a selection, or "
+        "several of these",
+    )
+
+
+def _by_path(tree: Any, text: str) -> tuple[Steps, ...]:
+    found = _fitting(jax.tree_util.tree_structure(tree), text)
+    pattern = path_pattern(text)
+    if not found and pattern.is_written_out:
+        steps = written_out(tree, pattern.steps)
+        return () if steps is None else (steps,)
+    return found
+
+
+@functools.lru_cache(maxsize=512)
+def _fitting(treedef: Any, text: str) -> tuple[Steps, ...]:
+    pattern = path_pattern(text)
+    return tuple([place.steps for place in places_in(treedef) if pattern.fits(place.path)])
+
+
+@functools.lru_cache(maxsize=512)
+def _by_class(treedef: Any, cls: type) -> tuple[Steps, ...]:
+    places = places_in(treedef)
+    return tuple([p.steps for p in places if p.cls is not None and issubclass(p.cls, cls)])
+
+
+def _by_predicate(tree: Any, predicate: Callable[..., Any]) -> tuple[Steps, ...]:
+    takes_path = wants_path(predicate)
+    return tuple(
+        [
+            steps
+            for steps, value in values_of(tree)
+            if (takes_path or isinstance(value, Node))
+            and (predicate(dotted(steps), value) if takes_path else predicate(value))
+        ]
+    )
+
+
+def matcher(
+    what: Any, *, anywhere: bool, with_path: bool = False
+) -> Callable[[str, Any], Any] | None:
+    """A function that says of a path and a module whether it is meant; None if `what` says nothing.
+
+    Args:
+        what: a path, a class, places of a selection, a function of a module or of path and module.
+        anywhere: whether a path that begins with a name may begin anywhere.
+        with_path: whether a function of which one cannot tell is given the path as well.
+    """
+    if isinstance(what, str):
+        pattern = path_pattern(what, anywhere)
+        return lambda path, module: pattern.fits(path)
+    if isinstance(what, Chosen):
+        names = {dotted(steps) for steps in what.paths}
+        return lambda path, module: path in names
+    if isinstance(what, type):
+        return lambda path, module: isinstance(module, what)
+    if not callable(what) or isinstance(what, (*_LEAF_FILTERS, Node)):
+        return None
+    if wants_path(what, with_path):
+        return what
+    return lambda path, module: what(module)
+
+
+def wants_path(function: Callable[..., Any], otherwise: bool = False) -> bool:
+    """True for a function of path and value, False for one of the value alone."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return otherwise
+    needed = [
+        p
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return {1: False, 2: True}.get(len(needed), otherwise)
+
+
+def in_order(tree: Any, paths: Iterable[Steps]) -> tuple[Steps, ...]:
+    """Places without repetition, in the order of the tree."""
+    order = {place.steps: number for number, place in enumerate(places_of(tree))}
+
+    def key(steps: Steps) -> tuple[int, int]:
+        # A container or static attribute comes after the module around it.
+        known = next(steps[:n] for n in range(len(steps), -1, -1) if steps[:n] in order)
+        return order[known], len(steps)
+
+    return tuple(sorted(dict.fromkeys(paths), key=key))
+
+
+# --- what there is instead ------------------------------------------------------------
+
+
+def _shown(what: Any) -> str:
+    if isinstance(what, type):
+        return what.__qualname__
+    return (repr(what) if isinstance(what, str) else f"{type(what).__name__}: {what!r}")[:120]
+
+
+def _instead(tree: Any, what: Any) -> str:
+    places = places_of(tree)
+    if isinstance(what, str):
+        paths = [place.path for place in places]
+        better = better_path(what, [*paths, *_attributes_beside(tree, what)])
+        return better or "a path of this net, which holds no modules and no arrays"
+    if isinstance(what, type) and issubclass(what, Node):
+        classes = dict.fromkeys([p.cls.__qualname__ for p in places if p.cls is not None])
+        return f"a class of which there are modules: {a_few(list(classes), 8)}"
+    paths = [shown(place.path) for place in places]
+    return f"what is true of some module or array of the net: {a_few(paths, 5)}"
+
+
+def _attributes_beside(tree: Any, text: str) -> list[str]:
+    """The paths of the attributes of the module that a path leads to but for its last step."""
+    pattern = path_pattern(text)
+    above = written_out(tree, pattern.steps[:-1]) if pattern.is_written_out else None
+    owner = None if above is None else value_at(tree, above)
+    if not isinstance(owner, Node):
+        return []
+    return [dotted((*above, n)) for n in attributes_of(owner) if not n.startswith("_")]  # type: ignore

@@ -1,0 +1,105 @@
+"""Freezing parts of a net: modules with all inside, and single arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core._edit import with_class
+from pax_export.core._edit_places import Change, changed_at
+from pax_export.core._parameters import STATES_TOO, frozen_alone
+from pax_export.core._selectable import Place, Steps, at_or_below, dotted, places_of, shown
+from pax_export.core._subclassing import aspect_of, derived
+from pax_export.core._traversal import cached_by_treedef
+
+
+@cached_by_treedef()
+def freeze_at(tree: Any, paths: tuple[Steps, ...], states: bool) -> Any:
+    """The tree with these places frozen; with `states`, their modules in eval mode for good."""
+    modules, arrays = _concerned(tree, paths)
+    changes: dict[Steps, Change] = {steps: partial(_without, paths=own) for steps, own in arrays}
+    changes |= {steps: partial(frozen_alone, states=states) for steps in modules}
+    return changed_at(tree, changes, same_kinds=True)
+
+
+@cached_by_treedef()
+def unfreeze_at(tree: Any, paths: tuple[Steps, ...]) -> Any:
+    """The tree with these places trained again, in the mode of what is around them."""
+    modules, arrays = _concerned(tree, paths)
+    own = _own_arrays(tree)
+    changes: dict[Steps, Change] = {
+        steps: partial(_with_again, paths=these, every=own[steps]) for steps, these in arrays
+    }
+    modes = _modes_around(tree, modules)
+    changes |= {steps: partial(_thawed, training=modes[steps]) for steps in modules}
+    return changed_at(tree, changes, same_kinds=True)
+
+
+def _concerned(
+    tree: Any, paths: tuple[Steps, ...]
+) -> tuple[list[Steps], list[tuple[Steps, frozenset[str]]]]:
+    """The modules at or below some places, and other modules with own arrays that are."""
+    chosen = frozenset(paths)
+    meant = [place for place in places_of(tree) if at_or_below(place.steps, chosen)]
+    if not meant:
+        raise InvalidArgumentError(
+            "What is selected holds no modules and no arrays, so there is nothing to freeze.",
+            got=", ".join(shown(dotted(steps)) for steps in paths),
+            write="a selection of modules or arrays",
+        )
+    modules = [place.steps for place in meant if place.cls is not None]
+    inside = set(modules)
+    arrays: dict[Steps, set[str]] = {}
+    for place in meant:
+        if place.cls is None and place.owner not in inside:
+            arrays.setdefault(place.owner, set()).add(_from_owner(place))
+    return modules, [(owner, frozenset(own)) for owner, own in arrays.items()]
+
+
+def _own_arrays(tree: Any) -> dict[Steps, frozenset[str]]:
+    """The own arrays of each module that has some, by their paths from it."""
+    found: dict[Steps, set[str]] = {}
+    for place in places_of(tree):
+        if place.cls is None:
+            found.setdefault(place.owner, set()).add(_from_owner(place))
+    return {steps: frozenset(own) for steps, own in found.items()}
+
+
+def _from_owner(place: Place) -> str:
+    return dotted(place.steps[len(place.owner) :])
+
+
+def _modes_around(tree: Any, modules: list[Steps]) -> dict[Steps, bool | None]:
+    """For each module the mode of the innermost one around it that is not among them."""
+    among = set(modules)
+    modes = {place.steps: place.training for place in places_of(tree) if place.cls is not None}
+    found: dict[Steps, bool | None] = {}
+    for steps in modules:
+        around = [steps[:n] for n in range(len(steps)) if steps[:n] in modes]
+        outside = [each for each in around if each not in among]
+        found[steps] = modes[outside[-1]] if outside else None
+    return found
+
+
+def _without(module: Any, paths: frozenset[str]) -> Any:
+    """A module some of whose own arrays, besides those already held, are not trained."""
+    held = paths.union(aspect_of(type(module), "held") or ())
+    return with_class(module, derived(type(module), "held", tuple(sorted(held))))
+
+
+def _with_again(module: Any, paths: frozenset[str], every: frozenset[str]) -> Any:
+    """A module some of whose own arrays are trained again; of one frozen whole the others stay."""
+    cls = type(module)
+    frozen = aspect_of(cls, "frozen") is not None
+    held = every if frozen else frozenset(aspect_of(cls, "held") or ())
+    cls = derived(cls, "frozen", None)
+    return with_class(module, derived(cls, "held", tuple(sorted(held - paths)) or None))
+
+
+def _thawed(module: Any, training: bool | None) -> Any:
+    """A module, alone, that is frozen no longer."""
+    kept_statistics = aspect_of(type(module), "frozen") == STATES_TOO
+    cls = derived(derived(type(module), "frozen", None), "held", None)
+    new = with_class(module, cls)
+    return new._with_training(training) if kept_statistics and training is not None else new

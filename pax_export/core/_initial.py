@@ -1,0 +1,60 @@
+"""New initial values for the parameters of a net."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from pax_export._errors import InvalidArgumentError, a_few
+from pax_export.core._filters import Leaf, Param, as_rule, leaves_of
+from pax_export.core._selectable import Steps, at_or_below, dotted, shown
+
+Initializer = Callable[[Any, Any], Any]
+"""A function of a key and a shape that makes an array of that shape."""
+
+_initial: dict[type, Mapping[str, Callable[[Any], Initializer]]] = {}
+
+
+def register_initial(cls: type, attributes: Mapping[str, Callable[[Any], Initializer]]) -> None:
+    """Says how the arrays of a class are made: for an attribute, a module's initializer."""
+    _initial[cls] = attributes
+
+
+def initialized(
+    net: Any, paths: tuple[Steps, ...], key: Any, initializer: Initializer | None
+) -> Any:
+    """The net with new values for the parameters at or below some places."""
+    found = leaves_of(net)
+    chosen = frozenset(paths)
+    mask = as_rule(Param)(net, found)
+    meant = [n for n, leaf in enumerate(found) if mask[n] and at_or_below(leaf.path, chosen)]
+    if not meant:
+        raise InvalidArgumentError(
+            "There is no parameter among these parts that is trained.",
+            where=a_few([shown(dotted(steps)) for steps in paths], 5),
+            write="a selection of modules with parameters; unfreeze() before, if they are frozen",
+        )
+    makers = {n: initializer or _maker(found[n]) for n in meant}
+    unknown = [found[n].name for n, maker in makers.items() if maker is None]
+    if unknown:
+        raise InvalidArgumentError(
+            "How the initial values of an array are made is not known: its class is your own.",
+            where=a_few(unknown, 5),
+            write="init(key, lambda key, shape: ...) for these, or replace(lambda old: a new one)",
+        )
+    leaves, treedef = tree_flatten(net)
+    for n, own_key in zip(meant, jax.random.split(key, len(meant))):
+        new = makers[n](own_key, leaves[n].shape)  # type: ignore[misc]
+        leaves[n] = new.astype(leaves[n].dtype)
+    return tree_unflatten(treedef, leaves)
+
+
+def _maker(leaf: Leaf) -> Initializer | None:
+    owner = leaf.owners[-1]
+    for cls in type(owner).__mro__:
+        if leaf.attribute in _initial.get(cls, ()):
+            return _initial[cls][leaf.attribute](owner)
+    return None

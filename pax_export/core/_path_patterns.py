@@ -1,0 +1,185 @@
+"""The one language of paths: how a text such as ``encoder.layers.*.attention`` is read.
+
+Whatever takes a path of modules or leaves asks here: `at`, filters of transforms, rules of
+sharding, exemptions from a policy, what is captured, what of an export is trainable.
+docs/decisions/selections.md says why it is as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core._near_names import near_names
+
+_ANY_STEPS = r"(?:[^.]*\.)*"
+_WILD = frozenset("*?[")
+
+
+class PathPattern:
+    """A path, as the places of a tree are named, in which parts may stand open.
+
+    * Steps are parted by dots.  In a step ``*`` stands for any text, ``?`` for a letter,
+      ``[abc]`` and ``[!abc]`` for one of these letters or another one; none crosses a dot.
+    * ``**`` as a step stands for any number of steps, none as well.
+    * A path that begins with a name begins at the root; one that begins with a wildcard may
+      begin anywhere, ``*.weight`` for each ``weight`` below something.
+    * A leading dot says that the path begins at the root, wildcard or not: ``.*``.
+    * The empty path is the root itself.
+
+    Args:
+        text: the path.
+        anywhere: whether a path that begins with a name may begin anywhere as well, as in
+            filters, which say what kind of thing is meant and not which one.
+
+    Raises:
+        InvalidArgumentError: a step is empty.
+
+    Example:
+        >>> PathPattern("layers.*.norm").fits("layers.3.norm")
+        True
+        >>> PathPattern("layers.*.norm").fits("layers.3.mlp.norm")
+        False
+        >>> PathPattern("layers.**.norm").fits("layers.3.mlp.norm")
+        True
+        >>> PathPattern("norm").fits("layers.3.norm"), PathPattern("*norm").fits("layers.3.norm")
+        (False, True)
+    """
+
+    def __init__(self, text: str, anywhere: bool = False):
+        self.text = text
+        at_root = text.startswith(".") or not text
+        self.steps: tuple[str, ...] = ()
+        if text.strip("."):
+            self.steps = tuple(text.removeprefix(".").split("."))
+        if "" in self.steps or text.count(".") == len(text) > 1:
+            raise InvalidArgumentError(
+                "A path has an empty step.",
+                got=repr(text),
+                write="names parted by single dots, 'encoder.layers.*'; a dot before the first "
+                "one where the path is to begin at the root",
+            )
+        free = not at_root and (anywhere or _is_wild(self.steps[0]))
+        whole = _of_steps(("**", *self.steps) if free else self.steps)
+        self._whole, self._around = re.compile(whole), re.compile(whole + _ANY_STEPS)
+
+    @property
+    def is_written_out(self) -> bool:
+        """True if no part of it stands open."""
+        return not any(map(_is_wild, self.steps))
+
+    def fits(self, path: str) -> bool:
+        """True for the paths that are meant."""
+        return self._whole.fullmatch(_with_last_dot(path)) is not None
+
+    def covers(self, path: str) -> bool:
+        """True for the paths that are meant, and for all that lies below one."""
+        return self._around.fullmatch(_with_last_dot(path)) is not None
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+
+@functools.lru_cache(maxsize=1024)
+def path_pattern(text: str, anywhere: bool = False) -> PathPattern:
+    """The pattern of a text, made once."""
+    return PathPattern(text, anywhere)
+
+
+def _with_last_dot(path: str) -> str:
+    return f"{path}." if path else ""
+
+
+def _is_wild(step: str) -> bool:
+    return not _WILD.isdisjoint(step)
+
+
+def _of_steps(steps: tuple[str, ...]) -> str:
+    """The regular expression of a path whose every step ends with a dot.
+
+    What lies between two ``**`` is looked for once, from the left: if the rest does not fit
+    after its first place, then after no later one.
+    """
+    parts = [""]
+    for step in steps:
+        if step == "**":
+            parts.append("")
+        else:
+            parts[-1] += rf"(?>{_of_step(step)}\.)"
+    first, *rest = parts
+    if not rest:
+        return first
+    between = "".join(rf"(?>(?:[^.]*\.)*?{part})" for part in rest[:-1] if part)
+    return first + between + _ANY_STEPS + rest[-1]
+
+
+def _of_step(step: str) -> str:
+    """The regular expression of one step."""
+    if step == "*":
+        return r"[^.]+"
+    parts, place = [], 0
+    while place < len(step):
+        letter = step[place]
+        end = step.find("]", place + (3 if step[place + 1 : place + 2] == "!" else 2))
+        if letter == "[" and end > 0:
+            letters = re.escape(step[place + 1 : end])
+            parts.append(f"[{_negated(letters)}]".replace(r"\-", "-"))
+            place = end
+        else:
+            parts.append({"*": r"[^.]*", "?": r"[^.]"}.get(letter) or re.escape(letter))
+        place += 1
+    return "".join(parts)
+
+
+def _negated(letters: str) -> str:
+    return f"^.{letters[1:]}" if letters.startswith("!") else letters
+
+
+def escaped(step: Any) -> str:
+    """A name as a step of a path that means this name alone.
+
+    Example:
+        >>> escaped("w*"), escaped(0)
+        ('w[*]', '0')
+    """
+    return re.sub(r"([*?\[])", r"[\1]", str(step))
+
+
+def better_path(text: str, paths: Iterable[str]) -> str:
+    """What to write in place of a path that fits none of these."""
+    paths = [path for path in dict.fromkeys(paths) if path]
+    deeper = f"**.{text.removeprefix('.')}"
+    found = [path for path in paths if text.strip(".") and path_pattern(deeper).fits(path)]
+    if found:
+        return f"{deeper!r}, which fits {_listed(found)}; or one of them"
+    near = near_names(text, paths, 3) or paths[:3]
+    return ", ".join(near)
+
+
+def _listed(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+def with_several_steps(text: str, path: str) -> str:
+    """A pattern whose wildcards may also stand for several steps, so that it fits a path."""
+    steps = []
+    for number, step in enumerate(text.split(".")):
+        before = ["**"] if number and step.startswith("*") else []
+        steps += [*before, step, *(["**"] if step.endswith("*") and step != "*" else [])]
+    wider = ".".join(steps)
+    return wider if path_pattern(wider).covers(path) else f"**.{text.rpartition('.')[2]}"
+
+
+def lost_by_steps(pattern: PathPattern, paths: Iterable[str]) -> list[str]:
+    """The paths that a pattern fitted while its wildcards still crossed dots, and no longer does.
+
+    A pattern that says by a leading dot or by ``**`` how it is meant is not asked.
+    """
+    if pattern.text.startswith(".") or "**" in pattern.steps or "*" not in pattern.text:
+        return []
+    crossing = [path for path in paths if fnmatchcase(path, pattern.text)]
+    return [path for path in crossing if not pattern.covers(path)]

@@ -1,0 +1,172 @@
+"""The places of a tree: its modules and leaves, by the steps that lead to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.tree_util import tree_structure, tree_unflatten
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core._traversal import one_level
+from pax_export.core._tree import Node, attributes_of, flatten, is_array
+
+Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
+
+
+def plain(key: Any) -> Any:
+    """What a key of a jax key path says: a name, an index, a dict key."""
+    for field in ("name", "key", "idx"):
+        if hasattr(key, field):
+            return getattr(key, field)
+    return str(key)
+
+
+def dotted(steps: Iterable[Any]) -> str:
+    """The path as weights and modules are named; that of the root is empty."""
+    return ".".join(map(str, steps))
+
+
+def shown(path: str) -> str:
+    """The path as messages name it."""
+    return path or "(the root)"
+
+
+class Chosen:
+    """Places of a tree, whoever chose them: what a filter, a rule or an exemption may be given.
+
+    Attributes:
+        paths: the steps that lead to them, in the order of the tree.
+    """
+
+    paths: tuple[Steps, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module or a leaf, by where it stands; the value is that of no tree in particular."""
+
+    steps: Steps
+    path: str
+    owner: Steps  # leads to the innermost module around it
+    cls: type | None  # that of a module, None for a leaf
+    training: bool = True  # the mode of a module
+
+
+def values_of(tree: Any) -> Iterator[tuple[Steps, Any]]:
+    """All modules and leaves of a tree with the steps to them, parents first."""
+    left: list[tuple[Steps, Any]] = [((), tree)]
+    while left:
+        steps, value = left.pop()
+        below = _below(value)
+        if below is None or isinstance(value, Node):
+            yield steps, value
+        left += [((*steps, step), child) for step, child in reversed(below or [])]
+
+
+def _below(value: Any) -> list[tuple[Any, Any]] | None:
+    """The children of a module or container with the step to each; None for a leaf."""
+    if isinstance(value, Node):
+        children, moduledef = flatten(value)
+        return list(zip(moduledef.names, children))
+    if is_array(value):
+        return None
+    items, _ = one_level(value)
+    if len(items) == 1 and not items[0][0]:
+        return None
+    return [(plain(path[0]), item) for path, item in items]
+
+
+def places_of(tree: Any) -> tuple[Place, ...]:
+    """All modules and leaves of a tree, parents first; looked for once for a treedef."""
+    return places_in(tree_structure(tree))
+
+
+@functools.lru_cache(maxsize=64)
+def places_in(treedef: Any) -> tuple[Place, ...]:
+    """The places of all trees of a treedef."""
+    skeleton = tree_unflatten(treedef, [object() for _ in range(treedef.num_leaves)])
+    values = list(values_of(skeleton))
+    modules = {steps for steps, value in values if isinstance(value, Node)}
+    return tuple([_place(steps, value, modules) for steps, value in values])
+
+
+def _place(steps: Steps, value: Any, modules: set[Steps]) -> Place:
+    above = (steps[:n] for n in range(len(steps) - 1, -1, -1))
+    owner = next((each for each in above if each in modules), ())
+    if not isinstance(value, Node):
+        return Place(steps, dotted(steps), owner, None)
+    training = attributes_of(value).get("_training", True)
+    return Place(steps, dotted(steps), owner, type(value), training)
+
+
+def value_at(tree: Any, steps: Steps) -> Any:
+    """What stands at a place.
+
+    Raises:
+        InvalidArgumentError: there is no such place.
+    """
+    value = tree
+    for number, step in enumerate(steps):
+        found = dict(_inside(value)).get(step, _inside)
+        if found is _inside:
+            raise InvalidArgumentError(
+                "There is no such place in the tree.",
+                where=dotted(steps[: number + 1]),
+                got=f"{type(value).__name__} at {shown(dotted(steps[:number]))}",
+                write="a selection that was made of this net, or of one with these places",
+            )
+        value = found
+    return value
+
+
+def _inside(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What a path can lead to from a value: static attributes too."""
+    if isinstance(value, Node):
+        return attributes_of(value).items()
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return enumerate(value)
+    try:
+        return _below(value) or ()
+    except (TypeError, ValueError):  # a container that jax cannot flatten
+        return ()
+
+
+def written_out(tree: Any, names: Sequence[str]) -> Steps | None:
+    """The steps of a path that is written out: a container or static data may stand there too."""
+    steps: list[Any] = []
+    value = tree
+    for name in names:
+        found = next((pair for pair in _inside(value) if str(pair[0]) == name), None)
+        if found is None:
+            return None
+        step, value = found
+        steps.append(step)
+    return tuple(steps)
+
+
+def at_or_below(steps: Steps, chosen: set[Steps] | frozenset[Steps]) -> bool:
+    """True if a place is one of those chosen, or lies in one."""
+    return any(steps[:n] in chosen for n in range(len(steps) + 1))
+
+
+def outermost(paths: Sequence[Steps]) -> tuple[Steps, ...]:
+    """Those places that lie in no other one."""
+    chosen = set(paths)
+    return tuple([p for p in paths if not any(p[:n] in chosen for n in range(len(p)))])
+
+
+def rest_of(tree: Any, paths: Sequence[Steps]) -> tuple[Steps, ...]:
+    """The largest places of a tree that share nothing with these."""
+    chosen = frozenset(paths)
+    around = {path[:n] for path in paths for n in range(len(path))}
+    found: set[Steps] = set()
+    for place in places_of(tree):
+        steps = place.steps
+        if steps not in around and not at_or_below(steps, chosen) and not at_or_below(steps, found):
+            found.add(steps)
+    return tuple([place.steps for place in places_of(tree) if place.steps in found])

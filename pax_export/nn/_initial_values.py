@@ -1,0 +1,29 @@
+"""How the arrays of layers are made at first, for ``net.at(...).init(key)``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pax_export.core import register_initial
+from pax_export.nn._arguments import Initializer, normal, ones, zeros
+from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
+from pax_export.nn._conv import Convolution
+from pax_export.nn._linear import Embed, Linear
+from pax_export.nn._norm import GroupNorm, LayerNorm
+
+
+def _of_linear(layer: Any) -> Initializer:
+    return normal(1 / math.sqrt(layer.in_dim))
+
+
+def _of_kernel(layer: Any) -> Initializer:
+    inputs = layer.in_features // getattr(layer, "feature_group_count", 1)
+    return normal(1 / math.sqrt(math.prod(layer.kernel_shape) * inputs))
+
+
+register_initial(Linear, {"weight": _of_linear, "bias": _of_linear})
+register_initial(Embed, {"weight": lambda layer: normal(0.01)})
+register_initial(Convolution, {"weight": _of_kernel, "bias": lambda layer: zeros})
+for _norm in (BatchNorm1D, BatchNorm2D, LayerNorm, GroupNorm):
+    register_initial(_norm, {"scale": lambda layer: ones, "offset": lambda layer: zeros})

@@ -1,0 +1,126 @@
+"""The language of paths: what fits what, and what is proposed where nothing does."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from random import Random
+
+import pytest
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core._path_patterns import (
+    PathPattern,
+    better_path,
+    escaped,
+    lost_by_steps,
+    with_several_steps,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fits", "fits_not"),
+    [
+        ("head", ["head"], ["encoder.head", "head.weight", "heads", ""]),
+        ("layers.*.norm", ["layers.0.norm"], ["layers.norm", "layers.0.a.norm", "a.layers.0.norm"]),
+        ("layers.**.norm", ["layers.norm", "layers.0.norm", "layers.0.a.norm"], ["layers.0"]),
+        ("layers.**", ["layers", "layers.0", "layers.0.norm"], ["a.layers"]),
+        ("**", ["", "a", "a.b.c"], []),
+        ("*", ["a", "a.b"], [""]),
+        (".*", ["a"], ["", "a.b"]),
+        ("*.weight", ["a.weight", "a.b.weight"], ["weight", "a.weights"]),
+        ("**.weight", ["weight", "a.b.weight"], ["a.weights"]),
+        ("*norm", ["norm", "a.layer_norm"], ["norm.scale"]),
+        (".*norm", ["layer_norm"], ["a.layer_norm"]),
+        ("fc?", ["fc1", "a.fcx".replace("a.", "")], ["fc", "fc12", "a.b"]),
+        ("fc[12]", ["fc1", "fc2"], ["fc3", "fc[12]"]),
+        ("fc[!12]", ["fc3"], ["fc1", "fc"]),
+        ("a[b", ["a[b"], ["ab"]),
+        ("a+b$", ["a+b$"], ["aab"]),
+        ("", [""], ["a"]),
+        (".", [""], ["a"]),
+        (".head", ["head"], ["a.head"]),
+    ],
+)
+def test_what_a_path_fits(text, fits, fits_not):
+    pattern = PathPattern(text)
+    assert [path for path in fits if not pattern.fits(path)] == []
+    assert [path for path in fits_not if pattern.fits(path)] == []
+
+
+def test_a_filter_begins_anywhere_unless_it_says_otherwise():
+    assert PathPattern("norm.scale", anywhere=True).fits("layers.0.norm.scale")
+    assert PathPattern("norm", anywhere=True).fits("norm")
+    assert not PathPattern(".norm", anywhere=True).fits("layers.0.norm")
+    assert not PathPattern("norm", anywhere=True).fits("layers.0.layer_norm")
+
+
+def test_what_lies_below_is_covered():
+    pattern = PathPattern("layers.*")
+    assert pattern.covers("layers.0") and pattern.covers("layers.0.norm.scale")
+    assert not pattern.covers("layers") and not pattern.covers("head.weight")
+    assert PathPattern("").covers("anything.at.all")
+
+
+def test_a_name_with_letters_of_the_language_can_be_written():
+    for name in ("w*", "a[0]", "what?", "[", "plain"):
+        pattern = PathPattern(f".{escaped(name)}")
+        assert pattern.fits(name) and not pattern.fits("w1") and not pattern.fits("a0")
+
+
+@pytest.mark.parametrize("text", ["a..b", "a.", "..", "..a", ".a.", "*..b"])
+def test_an_empty_step_is_refused(text):
+    with pytest.raises(InvalidArgumentError) as error:
+        PathPattern(text)
+    assert str(error.value) == (
+        f"A path has an empty step.\n  got: {text!r}\n"
+        "  write: names parted by single dots, 'encoder.layers.*'; a dot before the first one "
+        "where the path is to begin at the root"
+    )
+
+
+def test_a_deep_path_with_many_open_steps_takes_no_time():
+    pattern = PathPattern("**.*a*.**.*a*.**.*a*.**.x")
+    assert not pattern.fits(".".join(["aaaaaaaa"] * 40))
+
+
+def test_a_path_that_lies_deeper_is_proposed_before_names_that_are_alike():
+    paths = ["encoder.attention", "encoder.attention.query", "attentive", "head"]
+    assert better_path("attention", paths) == (
+        "'**.attention', which fits encoder.attention; or one of them"
+    )
+    assert better_path("encoder.atention", paths) == "encoder.attention, encoder.attention.query"
+    assert better_path("zzz", paths) == "encoder.attention, encoder.attention.query, attentive"
+    assert better_path("zzz", []) == ""
+
+
+def test_what_a_wildcard_no_longer_crosses():
+    paths = ["encoder.a.weight", "encoder.a.b.weight", "encoder.c"]
+    assert lost_by_steps(PathPattern("encoder.*.weight"), paths) == ["encoder.a.b.weight"]
+    assert lost_by_steps(PathPattern("*.weight"), paths) == []
+    assert lost_by_steps(PathPattern("encoder.*"), paths) == []
+    assert lost_by_steps(PathPattern(".encoder.*.weight"), paths) == []
+    for text in ("encoder.*.weight", "encoder.a*.weight", "enc*.weight"):
+        wider = with_several_steps(text, "encoder.a.b.weight")
+        assert PathPattern(wider).fits("encoder.a.b.weight"), wider
+
+
+def fits_slowly(steps, path):
+    """What a pattern means, step by step: independent of the regular expressions."""
+    if not steps:
+        return not path
+    if steps[0] == "**":
+        return any(fits_slowly(steps[1:], path[n:]) for n in range(len(path) + 1))
+    return bool(path) and fnmatchcase(path[0], steps[0]) and fits_slowly(steps[1:], path[1:])
+
+
+def test_random_patterns_mean_what_they_mean_step_by_step():
+    random = Random(0)
+    for _ in range(3000):
+        steps = random.choices(["a", "b", "ab", "a*", "*", "?b", "[ab]", "[!a]", "**"], k=4)
+        steps, path = steps[random.randint(0, 3) :], random.choices(["a", "b", "ab", "c"], k=5)
+        path, at_root, anywhere = path[random.randint(0, 5) :], *random.choices([True, False], k=2)
+        pattern = PathPattern("." * at_root + ".".join(steps), anywhere)
+        free = not at_root and (anywhere or not steps[0].isalnum())
+        meant, text = [*["**"] * free, *steps], ".".join(path)
+        assert pattern.fits(text) == fits_slowly(meant, path), (pattern, text)
+        assert pattern.covers(text) == fits_slowly([*meant, "**"], path), (pattern, text)
