@@ -40,6 +40,7 @@ if TYPE_CHECKING or is_installed("jax"):
 # What loads on first use, as type checkers and editors see it.  `_ROOMS` and `_NAMES` below
 # say the same to Python; a test compares the two.
 if TYPE_CHECKING:
+    from pax_export import adapters as adapters
     from pax_export import checkpoint as checkpoint
     from pax_export import compat as compat
     from pax_export import debug as debug
@@ -78,8 +79,8 @@ __version__ = "0.1.0"
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
 # for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
 _PUBLIC_ROOMS = frozenset(
-    "checkpoint debug errors experimental export generation inspection nets optim precision "
-    "sharding transforms utils weights".split()
+    "adapters checkpoint debug errors experimental export generation inspection nets optim "
+    "precision sharding transforms utils weights".split()
 )
 _ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
 # Names that the package takes from a room.

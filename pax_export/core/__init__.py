@@ -84,6 +84,7 @@ from pax_export.core._traversal import (
     one_level,
     path_name,
     rebuilt,
+    upwards,
 )
 from pax_export.core._tree import (
     STATIC,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pax_export import nn
@@ -74,6 +74,7 @@ def tensor_parallel(axis: Axis = "model") -> Rules:
     convolutions             by output channels
     `Embed`                  by words, else by the size of a vector
     norms, EMA, dropout      replicated
+    adapters of a layer      as its weight: inputs in ``lora_a``, outputs in ``lora_b``
     =======================  ==========================================================
 
     (That of a Transformer is Megatron's, Shoeybi et al., 2019: two sums over the
@@ -297,6 +298,21 @@ _WHOLE = (
 )  # fmt: skip
 
 
+def adapter(leaf: LeafPath) -> Layout | None:
+    """As the weight that it is for: its inputs in ``lora_a``, its outputs in ``lora_b``."""
+    if leaf.steps[-3:-2] != ("adapters",) or not hasattr(leaf.module, "lora_a"):
+        return None
+    layer = leaf.owners[-2].module
+    weight = layout_of(replace(leaf, steps=(*leaf.steps[:-3], "weight"), owners=leaf.owners[:-1]))
+    if weight is None or leaf.is_key:
+        return weight and Layout()
+    transposed = isinstance(layer, (nn.Conv1DTranspose, nn.Conv2DTranspose))
+    inputs, outputs = (-1, -2) if transposed else (-2, -1)
+    if leaf.steps[-1] == "lora_a":
+        return Layout((-2,) if weight.axes[:1] == (inputs,) else ())
+    return Layout((-1,), weight.units) if weight.axes[:1] == (outputs,) else Layout()
+
+
 def whole(leaf: LeafPath) -> Layout | None:
     """What is too small to be split."""
     return Layout() if isinstance(leaf.module, _WHOLE) else None
@@ -305,6 +321,7 @@ def whole(leaf: LeafPath) -> Layout | None:
 def layout_of(leaf: LeafPath) -> Layout | None:
     """The layout of the first kind of layer that knows a leaf."""
     kinds = (
+        adapter,
         attention,
         grouped_attention,
         dense_block,

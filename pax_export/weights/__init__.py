@@ -1,6 +1,7 @@
 """Weights on disk: names of leaves, safetensors files of them, and files of other frameworks."""
 
 from pax_export.weights._dtypes import Description, describe, is_key
+from pax_export.weights._file import opened
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
 from pax_export.weights._save_load import (
     absence,

@@ -1,0 +1,19 @@
+"""Adapters: low-rank additions to frozen layers, trained, saved and merged by themselves."""
+
+from pax_export.adapters._layer import lora
+from pax_export.adapters._lora import LoRA
+from pax_export.adapters._net import activate, add, merge, names, remove, unmerge
+from pax_export.adapters._save_load import load, save
+
+__all__ = [
+    "LoRA",
+    "activate",
+    "add",
+    "load",
+    "lora",
+    "merge",
+    "names",
+    "remove",
+    "save",
+    "unmerge",
+]

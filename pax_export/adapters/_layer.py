@@ -1,0 +1,260 @@
+"""A layer with adapters: the layer itself, of a derived class, with a dict of them beside.
+
+The weight stays where it is and keeps its name, so that files of weights of the net without
+adapters fit the net with them.  The class is derived as that of a frozen module is: there is one
+for each class, so equal layers have equal treedefs, and pickles name the recipe.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jmp
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError
+from pax_export._jax import is_tracer
+from pax_export.adapters import _kinds as kinds
+from pax_export.adapters._lora import LoRA
+from pax_export.core import (
+    aspect_of,
+    attributes_of,
+    current_kinds,
+    derived,
+    is_node,
+    next_rng_key,
+    rebuilt,
+    register_aspect,
+    set_training,
+    update_moduledef,
+    with_class,
+    with_static,
+)
+from pax_export.nn import Embed, fraction, integer
+from pax_export.precision import apply_mp_policy, policy_of
+from pax_export.weights import chosen_sharding
+
+M = TypeVar("M")
+
+#: How a module is marked that is frozen because adapters train in its place.
+FOR_ADAPTERS = "for adapters"
+_ATTRIBUTE = "adapters"
+
+
+def lora(
+    module: M,
+    rank: int,
+    *,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    key: Any = None,
+    name: str = "default",
+    rslora: bool = False,
+    dora: bool = False,
+) -> M:
+    """Puts an adapter at one layer, whose own arrays are frozen from then on.
+
+    The layer stays what it is, a `Linear` for example, with its weight at its place; only the
+    adapter, in its dict ``adapters``, is among its `parameters()`.  At first the adapter adds
+    exactly nothing: ``a`` is random and ``b`` zero (in an `Embed` the other way round), as in PEFT.
+
+    Args:
+        module: a `Linear`, `Embed`, convolution or transposed convolution, or what derives from
+            them; stacked ones, in `Scan` or `Vmap`, get an adapter for each layer.
+        rank: the size between ``a`` and ``b``.
+        alpha: the adapter is multiplied by ``alpha / rank``; the rank itself by default.
+        dropout: how much of the input the adapter does not see in train mode; calls need `pure`
+            then, as those of `Dropout` do.  (Not in an `Embed`.)
+        key: the key of the initial values; the next of the ambient stream by default.
+        name: of the adapter; a layer may have several.
+        rslora: whether alpha is divided by the root of the rank instead (Kalajdzievski, 2023).
+        dora: whether the lengths of the weight's columns are trained apart (Liu et al., 2024).
+
+    Returns:
+        The same data as an instance of a subclass of the same name, with the adapter.
+
+    Raises:
+        InvalidArgumentTypeError: the module is no such layer.
+        InvalidArgumentError: the rank is larger than the layer, the name is taken, or an argument
+            is out of its range.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> layer = pax.Linear(8, 4)
+        >>> adapted = pax.adapters.lora(layer, 2)
+        >>> bool((adapted(jnp.ones((1, 8))) == layer(jnp.ones((1, 8)))).all())
+        True
+        >>> adapted.parameters().weight, adapted.parameters().adapters["default"].lora_b.shape
+        (EmptyNode, (2, 4))
+    """
+    where = repr(module)[:200]
+    sizes = kinds.sizes_of(module, where)
+    if integer(rank, "lora.rank", least=1) > sizes.largest_rank:
+        raise InvalidArgumentError(
+            "The rank of an adapter is larger than the sizes of its layer.",
+            where=where,
+            got=f"rank {rank} for {sizes.largest_rank}",
+            write=f"a rank of at most {sizes.largest_rank}, or train the layer itself",
+        )
+    a_key, b_key, dropout_key = jax.random.split(next_rng_key() if key is None else key, 3)
+    dtype = jnp.promote_types(module.weight.dtype, jnp.float32)  # type: ignore[attr-defined]
+    a_shape, b_shape = (*sizes.a, int(rank)), (*sizes.stacked, int(rank), sizes.outputs)
+    if isinstance(module, Embed):
+        a, b = jnp.zeros(a_shape, dtype), jax.random.normal(b_key, b_shape, dtype)
+    else:
+        bound = 1 / np.sqrt(np.prod(sizes.kernel, dtype=int) * sizes.inputs)
+        a = jax.random.uniform(a_key, a_shape, dtype, -bound, bound)
+        b = jnp.zeros(b_shape, dtype)
+    weight = module.weight.astype(dtype)  # type: ignore[attr-defined]
+    adapter = LoRA(
+        a,
+        b,
+        alpha=_positive(rank if alpha is None else alpha, "lora.alpha"),
+        dropout=fraction(dropout, "lora.dropout", one_allowed=False),
+        rslora=rslora,
+        magnitude=kinds.norms(module, weight) if dora else None,
+        key=dropout_key,
+    )
+    return put(module, name, adapter)
+
+
+def _positive(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise InvalidArgumentError(
+            "This argument must be a positive number.", where=where, got=repr(value), write="16"
+        )
+    return number
+
+
+def put(layer: Any, name: str, adapter: LoRA) -> Any:
+    """The layer with one more adapter, in its mode and under its policy."""
+    now = adapters_of(layer)
+    if not isinstance(name, str) or not name or "." in name:
+        raise InvalidArgumentError(
+            "The name of an adapter is a word without dots: it is a part of names of weights.",
+            got=repr(name),
+            write='name="default"',
+        )
+    if name in now:
+        raise InvalidArgumentError(
+            "This layer has an adapter of this name already.",
+            where=repr(layer)[:200],
+            got=repr(name),
+            write="another name, or pax.adapters.remove(net, name) before",
+        )
+    if not now and _ATTRIBUTE in attributes_of(layer):
+        raise InvalidArgumentError(
+            "An adapted layer keeps its adapters in an attribute that this one has for itself.",
+            where=f"{type(layer).__qualname__}.{_ATTRIBUTE}",
+            write="another name for the attribute of that class",
+        )
+    policy = policy_of(layer)
+    if policy is not None:
+        # What trains stays in float32, as loss scales and small steps need.
+        wide = jnp.promote_types(policy.param_dtype, jnp.float32)
+        policy = jmp.Policy(wide, policy.compute_dtype, policy.output_dtype)
+        adapter = apply_mp_policy(adapter, policy)
+    adapter = set_training(adapter, layer.training)
+    return _with_adapters(marked(layer), {**now, name: adapter})
+
+
+def adapters_of(module: Any) -> dict[str, LoRA]:
+    """The adapters of a layer by name; none of anything else."""
+    if not is_node(module) or aspect_of(type(module), "adapted") is None:
+        return {}
+    return dict(getattr(module, _ATTRIBUTE))
+
+
+def with_adapters(layer: Any, adapters: dict[str, LoRA]) -> Any:
+    """An adapted layer with other adapters; without any it is as before the first."""
+    return _with_adapters(layer, adapters) if adapters else unmarked(bare(layer))
+
+
+def _with_adapters(layer: Any, adapters: dict[str, LoRA]) -> Any:
+    new = rebuilt(layer)
+    known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
+    attributes_of(new)[_ATTRIBUTE] = adapters
+    update_moduledef(new, known)
+    return with_class(new, derived(type(new), "adapted", True))
+
+
+def bare(layer: Any) -> Any:
+    """A layer without its adapters, still frozen."""
+    new = rebuilt(layer)
+    known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
+    attributes_of(new).pop(_ATTRIBUTE, None)
+    update_moduledef(new, known)
+    return with_class(new, derived(type(new), "adapted", None))
+
+
+def marked(module: Any) -> Any:
+    """A module whose own arrays are not trained, as adapters train in their place."""
+    if aspect_of(type(module), "frozen") is not None:
+        return module
+    return with_class(module, derived(type(module), "frozen", FOR_ADAPTERS))
+
+
+def unmarked(module: Any) -> Any:
+    """A module as it was before `marked`; what its user has frozen stays frozen."""
+    return unfrozen(module) if is_marked(module) else module
+
+
+def is_marked(module: Any) -> bool:
+    """True for what is frozen because adapters train in its place."""
+    return aspect_of(type(module), "frozen") == FOR_ADAPTERS
+
+
+def unfrozen(module: Any) -> Any:
+    """A module whose own arrays are trained, whoever froze it."""
+    return with_class(module, derived(type(module), "frozen", None))
+
+
+def with_strength(adapter: LoRA, strength: float) -> LoRA:
+    """An adapter that adds so much of itself; one that adds nothing is not trained either."""
+    adapter = with_static(adapter, strength=strength)
+    return unmarked(adapter) if strength else marked(adapter)
+
+
+def merged(layer: Any) -> Any:
+    """An adapted layer with what its active adapters add in its weight, and without them."""
+    weight = layer.weight
+    changes = [each.change(layer) for each in adapters_of(layer).values() if each.strength]
+    layer = bare(layer)
+    if not changes:
+        return layer
+    total = weight.astype(changes[0].dtype)
+    for change in changes:
+        total = total + change
+    total = total.astype(weight.dtype)
+    if isinstance(weight, np.ndarray) and not is_tracer(total):
+        total = np.asarray(total)
+    elif not is_tracer(total) and (sharding := chosen_sharding(weight)) is not None:
+        total = jax.device_put(total, sharding)
+    return layer.replace(weight=total)
+
+
+# --- the derived class --------------------------------------------------------------
+
+
+def _adapted(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
+    """The call of the layer, under whatever policy it is, and what the adapters add to it."""
+    inner: Any = namespace.get("__call__") or base.__call__
+
+    def __call__(self: Any, x: Any, /, *args: Any, **kwargs: Any) -> Any:
+        plain = y = inner.__get__(self, type(self))(x, *args, **kwargs)
+        for adapter in getattr(self, _ATTRIBUTE).values():
+            if adapter.strength:
+                y = y + adapter(self, x, plain).astype(y.dtype)
+        return y
+
+    return {"__call__": functools.update_wrapper(__call__, inner)}
+
+
+register_aspect("adapted", _adapted)

@@ -1,0 +1,143 @@
+"""LoRA: the arrays of one adapter, and what they add to the output of a layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.adapters import _kinds as kinds
+from pax_export.core import ParameterModule
+from pax_export.nn import Dropout, Embed, computed, fraction, joined, spec_of
+
+
+class LoRA(ParameterModule):
+    """One adapter of one layer (Hu et al., 2021): what it adds is ``scale * x · a · b``.
+
+    With a `magnitude` it is DoRA (Liu et al., 2024): the columns of the sum of weight and adapter
+    get these lengths.  `lora` and `add` make it; it stands in the layer's dict ``adapters``.
+
+    Args:
+        lora_a: see the attributes.
+        lora_b: the same.
+        alpha: over the rank (or its root) it is the scale.
+        dropout: how much of the input the adapter does not see in train mode.
+        rslora: whether alpha is divided by the root of the rank.
+        magnitude: see the attributes; None for LoRA.
+        key: the key of the dropout; needed if there is one.
+
+    Attributes:
+        lora_a: ``[..., in, rank]``, in a convolution ``[..., *kernel, in, rank]``.
+        lora_b: ``[..., rank, out]``.
+        magnitude: ``[..., out]``, or None.
+        rank: the size between ``a`` and ``b``.
+        dropout: a `Dropout`, or None.
+        strength: by how much all that it adds is multiplied; 0 while it is not active.
+
+    Example:
+        >>> import pax_export as pax
+        >>> layer = pax.adapters.lora(pax.Linear(8, 4), 2)
+        >>> layer.adapters["default"]
+        LoRA(rank=2, alpha=2.0)
+        >>> layer.adapters["default"].lora_a.shape
+        (8, 2)
+    """
+
+    def __init__(
+        self,
+        lora_a: Any,
+        lora_b: Any,
+        *,
+        alpha: float,
+        dropout: float = 0.0,
+        rslora: bool = False,
+        magnitude: Any = None,
+        key: Any = None,
+    ):
+        super().__init__()
+        self.lora_a, self.lora_b, self.magnitude = lora_a, lora_b, magnitude
+        self.rank: int = lora_b.shape[-2]
+        self.alpha = float(alpha)
+        self.rslora = bool(rslora)
+        self.strength = 1.0
+        self.dropout = None
+        rate = fraction(dropout, "LoRA.dropout", one_allowed=False)
+        if rate:
+            stacked = lora_b.shape[:-2]
+            self.dropout = Dropout(rate).replace(
+                rng_key=jax.random.split(key, stacked) if stacked else key
+            )
+
+    @property
+    def scale(self) -> float:
+        """What the product of ``a`` and ``b`` is multiplied by, beside the strength."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def __call__(self, layer: Any, x: Any, y: Any) -> jax.Array:
+        """What the adapter adds to the output of its layer.
+
+        Args:
+            layer: the layer, whose weight DoRA looks at.
+            x: what the layer was called with.
+            y: what it gave for that.
+
+        Returns:
+            An array of the shape of ``y``.
+        """
+        if self.dropout is not None and not isinstance(layer, Embed):
+            x = self.dropout(x)
+        added = kinds.output(layer, x, self.lora_a, self.lora_b, y)
+        if self.scale * self.strength != 1:
+            added = added * (self.scale * self.strength)
+        if self.magnitude is None:
+            return added
+        strength = self.strength
+
+        def with_lengths(added: Any, y: Any, bias: Any, factor: Any) -> Any:
+            factor = kinds.by_channel(layer, factor)
+            plain = y if bias is None else y - kinds.by_channel(layer, bias)
+            return factor * added + (factor - 1) * strength * plain
+
+        operands = (added, y, getattr(layer, "bias", None), self._factor(layer))
+        return computed(with_lengths, operands, lambda: joined(*spec_of(y)))
+
+    def change(self, layer: Any) -> jax.Array:
+        """What the adapter adds to the weight of its layer.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            An array of the shape of the weight, in at least float32.
+        """
+        wide = jnp.promote_types(layer.weight.dtype, jnp.float32)
+        found = kinds.product(layer, self.lora_a.astype(wide), self.lora_b.astype(wide))
+        if self.magnitude is None:
+            return found * (self.scale * self.strength)
+        weight = layer.weight.astype(wide)
+        factor = kinds.in_weight(layer, self._factor(layer))
+        return (factor * (weight + found * self.scale) - weight) * self.strength
+
+    def _factor(self, layer: Any) -> jax.Array:
+        """What gives the columns of weight and adapter their lengths.
+
+        No gradient goes through the length that they have (section 4.3 of the paper).
+        """
+        product = kinds.product(layer, self.lora_a, self.lora_b)
+        length = kinds.norms(layer, layer.weight + product * self.scale)
+        lengths = (self.magnitude, jax.lax.stop_gradient(length))
+        return computed(jnp.divide, lengths, lambda: joined())
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        own: dict[str, Any] = {"rank": self.rank, "alpha": self.alpha}
+        if self.dropout is not None:
+            own["dropout"] = self.dropout.dropout_rate
+        if self.rslora:
+            own["rslora"] = True
+        if self.magnitude is not None:
+            own["dora"] = True
+        if self.strength != 1:
+            own["strength"] = self.strength
+        return super()._repr({**own, **(info or {})})

@@ -1,0 +1,166 @@
+"""The arrays of a file of adapters, and where in a net they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from pax_export.adapters import _kinds as kinds
+from pax_export.adapters import _peft as peft
+from pax_export.adapters._lora import LoRA
+from pax_export.core import join, named_leaves, named_modules, near_names
+from pax_export.weights import LoadReport, describe, mismatch
+
+#: What PEFT calls a layer so that it has put an adapter around.
+_AROUND = ".base_layer"
+
+
+def own_leaves(module: Any) -> list[tuple[str, Any]]:
+    """The arrays of a module that lie in no module below it, by their names in it."""
+    inner = [each for path, each in named_modules(module) if path]
+    below = {id(leaf) for each in inner for _, leaf in named_leaves(each)}
+    return [(name, leaf) for name, leaf in named_leaves(module) if id(leaf) not in below]
+
+
+@dataclass
+class Found:
+    """What a file has of the adapter of one layer.
+
+    Attributes:
+        own_path: the path of the layer in the names of the file.
+        arrays: what there is, by what follows that path.
+    """
+
+    own_path: str
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def adapter(self, layer: Any, alpha: float, rate: float, rslora: Any, key: Any) -> LoRA:
+        """The adapter, in float32 at least."""
+        a_name, b_name = peft.suffixes(layer)
+        wide = jnp.promote_types(self.arrays[a_name].dtype, jnp.float32)
+        given = (self.arrays[a_name], self.arrays[b_name], self.arrays.get(peft.MAGNITUDE))
+        a, b, magnitude = [
+            None if each is None else jnp.asarray(each, wide)
+            for each in peft.from_peft(layer, *given)
+        ]
+        return LoRA(
+            a, b, alpha=alpha, dropout=rate, rslora=bool(rslora), magnitude=magnitude, key=key
+        )
+
+
+class Reading:
+    """What of a file belongs where in a net.
+
+    Attributes:
+        adapters: what belongs to the adapters of layers, by the paths of these in the net.
+        trained: the paths of modules that were trained as a whole.
+    """
+
+    def __init__(self, net: Any, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
+        self._modules = dict(named_modules(net))
+        self._paths = {peft.renamed(path, rename): path for path in self._modules}
+        self.adapters: dict[str, Found] = {}
+        self.trained: list[str] = []
+        self._whole: dict[str, np.ndarray] = {}
+        self._loaded: list[str] = []
+        self._unexpected: list[str] = []
+        self._missing: list[str] = []
+        self._mismatched: dict[str, str] = {}
+        for name, array in arrays.items():
+            stem = name.removeprefix(f"{peft.PREFIX}.")
+            if not (self._take_adapter(stem, array) or self._take_whole(name, stem, array)):
+                self._unexpected.append(name)
+        for path, found in self.adapters.items():
+            self._check(path, found)
+
+    def _take_adapter(self, stem: str, array: np.ndarray) -> bool:
+        own, suffix = _split(stem)
+        path = self._paths.get(own)
+        if path is None or not kinds.is_adaptable(self._modules[path]):
+            return False
+        if suffix not in (*peft.suffixes(self._modules[path]), peft.MAGNITUDE):
+            return False
+        self.adapters.setdefault(path, Found(own)).arrays[suffix] = array
+        return True
+
+    def _take_whole(self, name: str, stem: str, array: np.ndarray) -> bool:
+        parts = stem.replace(_AROUND, "").split(".")
+        for count in reversed(range(len(parts))):
+            path, leaf = self._paths.get(".".join(parts[:count])), ".".join(parts[count:])
+            own = None if path is None else dict(own_leaves(self._modules[path])).get(leaf)
+            if path is None or own is None:
+                continue
+            turned = peft.whole_from_torch(self._modules[path], leaf, array)
+            if turned.shape == own.shape:
+                self._loaded.append(name)
+            else:
+                there = f"{describe(array)} in the file"
+                self._mismatched[name] = f"{there}, {describe(own)} in the net"
+            self._whole[join(path, leaf)] = turned
+            if _AROUND not in stem and path not in self.trained:
+                self.trained.append(path)
+            return True
+        return False
+
+    def _check(self, path: str, found: Found) -> None:
+        """Notes which of the arrays for an adapter are missing or do not fit."""
+        layer = self._modules[path]
+        a_name, b_name = peft.suffixes(layer)
+        names = {s: peft.full_name(found.own_path, s) for s in (a_name, b_name, peft.MAGNITUDE)}
+        missing = [names[each] for each in (a_name, b_name) if each not in found.arrays]
+        self._missing += missing
+        if b_name in missing:
+            return  # it tells the rank
+        rank = peft.rank_of(layer, found.arrays[b_name].shape)
+        wanted = dict(zip(names, peft.shapes(layer, path, rank)))
+        for suffix, array in found.arrays.items():
+            if array.shape == wanted[suffix] and jnp.issubdtype(array.dtype, jnp.floating):
+                self._loaded.append(names[suffix])
+            else:
+                form = ",".join(map(str, wanted[suffix]))
+                self._mismatched[names[suffix]] = (
+                    f"{describe(array)} in the file, [{form}] for the layer {path or 'itself'}"
+                )
+
+    def require_complete(self, where: str) -> None:
+        """Raises, by a WeightsMismatchError, unless every array has its place."""
+        report = LoadReport(
+            tuple(self._loaded), tuple(self._missing), tuple(self._unexpected), self._mismatched
+        )
+        if report.complete and self.adapters:
+            return
+        what = "The adapters of the file are not for this net"
+        if report.complete:
+            what = "The file has no adapters"
+        raise mismatch(what, report, where=where, write=self._suggestion())
+
+    def _suggestion(self) -> str:
+        if self._unexpected:
+            stem = _split(self._unexpected[0].removeprefix(f"{peft.PREFIX}."))[0]
+            near = near_names(stem, [path for path in self._paths if path])
+            if near:
+                return f"the net that they were trained for, or rename={{{near[0]!r}: {stem!r}}}"
+        return "the net that they were trained for, or rename={path: path in the file}"
+
+    def with_whole(self, net: Any) -> Any:
+        """The net with the arrays that were trained as a whole."""
+        leaves, treedef = tree_flatten(net)
+        names = [name for name, _ in named_leaves(net)]
+        new = [
+            jnp.asarray(self._whole[name], leaf.dtype) if name in self._whole else leaf
+            for name, leaf in zip(names, leaves)
+        ]
+        return tree_unflatten(treedef, new)
+
+
+def _split(stem: str) -> tuple[str, str]:
+    """The name of an array of an adapter as the path of its layer and what follows it."""
+    for suffix in peft.SUFFIXES:
+        if stem == suffix or stem.endswith(f".{suffix}"):
+            return stem[: -len(suffix) - 1] if stem != suffix else "", suffix
+    return stem, ""

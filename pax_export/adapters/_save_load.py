@@ -1,0 +1,243 @@
+"""Adapters on disk, as PEFT has them: a folder with their arrays and what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from pax_export._errors import (
+    InvalidArgumentTypeError,
+    MissingWeightsFileError,
+    WeightsFileError,
+)
+from pax_export._files import directory
+from pax_export._files.replacing import Belongs, some_names
+from pax_export.adapters import _layer as layers
+from pax_export.adapters import _peft as peft
+from pax_export.adapters._lora import LoRA
+from pax_export.adapters._net import Changes, changed, marks, required, told_where
+from pax_export.adapters._reading import Reading, own_leaves
+from pax_export.core import (
+    is_array,
+    join,
+    named_leaves,
+    named_modules,
+    next_rng_key,
+    require_module,
+)
+from pax_export.weights import absence, opened, save_weights
+
+M = TypeVar("M")
+_NO_NAMES: Mapping[str, str] = {}
+
+
+def save(
+    net: Any,
+    folder: str | os.PathLike[str],
+    *,
+    name: str = "default",
+    rename: Mapping[str, str] = _NO_NAMES,
+) -> None:
+    """Writes the adapters of one name to a folder, which PEFT reads as well.
+
+    It holds ``adapter_model.safetensors`` with arrays named as PEFT names them
+    (``base_model.model.<path>.lora_A.weight``, ``[rank, in]``), and ``adapter_config.json``.
+    What else of the net is trained, such as a new head, is saved with them, in torch's layout,
+    as PEFT does with ``modules_to_save``.  Strengths are not saved.
+
+    The folder is there whole or not at all; it may replace one of adapters, and nothing else.
+
+    Args:
+        net: the net with adapters.
+        folder: where to.  Missing parents are made.
+        name: which adapters.
+        rename: other paths of modules in the file: ``{"layers.*.query": "model.layers.*.q_proj"}``;
+            a pattern is a path or how it begins, and ``*`` any part of one.
+
+    Raises:
+        InvalidArgumentError: the net has no adapters, or none of this name.
+        InvalidArgumentTypeError: their values are not here: inside of jit, for example.
+        WeightsFileError: (an OSError) something else lies there.
+        ExportPathError: (an OSError) the folder cannot be written.
+        MissingPackageError: safetensors is not installed.
+
+    Example:
+        >>> import os, tempfile, pax_export as pax
+        >>> net = pax.adapters.add(pax.Sequential(pax.Linear(8, 4)), "modules.0", rank=2)
+        >>> folder = os.path.join(tempfile.mkdtemp(), "french")
+        >>> pax.adapters.save(net, folder)
+        >>> sorted(os.listdir(folder))
+        ['adapter_config.json', 'adapter_model.safetensors']
+    """
+    found = required(net, "adapters.save", [name])
+    arrays: dict[str, np.ndarray] = {}
+    saved: dict[str, LoRA] = {}
+    for path, layer in found:
+        adapter = layers.adapters_of(layer).get(name)
+        if adapter is not None:
+            _require_values(path, adapter)
+            own = peft.renamed(path, rename)
+            saved[own] = adapter
+            for suffix, array in peft.to_peft(layer, adapter).items():
+                arrays[peft.full_name(own, suffix)] = array
+    whole = []
+    for path, module, attribute, leaf in _trained_beside(net):
+        _require_values(path, leaf)
+        own = peft.renamed(path, rename)
+        whole.append(own)
+        arrays[peft.full_name(own, attribute)] = peft.whole_to_torch(module, attribute, leaf)
+    config = peft.config_of(saved, list(dict.fromkeys(whole)))
+    target = directory.place(folder)
+    _require_replaceable(target)
+    with directory.replaced(target, _recognized) as temporary:
+        save_weights(arrays, temporary / peft.WEIGHTS)
+        text = json.dumps(config, indent=2) + "\n"
+        (temporary / peft.CONFIG).write_text(text, encoding="utf-8")
+
+
+def _require_values(path: str, tree: Any) -> None:
+    for name, leaf in named_leaves(tree):
+        problem = absence(leaf) if is_array(leaf) else f"{type(leaf).__name__}, which is no array"
+        if problem:
+            raise InvalidArgumentTypeError(
+                "adapters.save needs arrays whose values are here.",
+                where=join(path, name),
+                got=problem,
+                write="adapters.save(net, folder) outside of jit",
+            )
+
+
+def _trained_beside(net: Any) -> list[tuple[str, Any, str, Any]]:
+    """What is trained beside adapters: the path of a module, it, the name of an array, it."""
+    trained = {id(leaf) for _, leaf in named_leaves(net.parameters())}
+    found = []
+    for path, module in named_modules(net):
+        if isinstance(module, LoRA):
+            continue
+        for name, leaf in own_leaves(module):
+            if id(leaf) in trained:
+                found.append((path, module, name, leaf))
+    return found
+
+
+def _recognized(path: Path) -> Belongs | None:
+    """Of a folder: one of adapters, whoever wrote it."""
+    if not (path / peft.CONFIG).is_file():
+        return None
+    return (peft.CONFIG, peft.WEIGHTS).__contains__
+
+
+def _require_replaceable(path: Path) -> None:
+    if path.is_dir() and any(path.iterdir()):
+        strange = sorted({each.name for each in path.iterdir()} - {peft.CONFIG, peft.WEIGHTS})
+        if strange or not (path / peft.CONFIG).is_file():
+            raise WeightsFileError(
+                "This folder holds something else than adapters, so it is not replaced.",
+                where=str(path),
+                got=f"a directory with {some_names(path)}",
+                write="another folder, or an empty one",
+            )
+
+
+# --- loading ------------------------------------------------------------------------
+
+
+def load(
+    net: M,
+    folder: str | os.PathLike[str],
+    *,
+    name: str = "default",
+    rename: Mapping[str, str] = _NO_NAMES,
+    key: Any = None,
+) -> M:
+    """Puts the adapters of a folder at the layers of a net, as `add` does with new ones.
+
+    Args:
+        net: the net that they were trained for, with or without adapters of other names; it stays
+            as it is.
+        folder: what `save` wrote, or PEFT: LoRA or DoRA, in safetensors.
+        name: the name that they get.
+        rename: as in `save`: from paths of the net to those of the file.
+        key: the key of their dropout, if they have any; the next of the ambient stream by default.
+
+    Returns:
+        The net with active adapters; ranks and scales are those of the file.
+
+    Raises:
+        WeightsMismatchError: (a ValueError and a KeyError) arrays are missing, unexpected, or of
+            another shape: adapters of another model.  The message lists all of them.
+        WeightsFileError: (an OSError) the folder has no adapters that can be read.
+        InvalidArgumentError: the net has adapters of this name already.
+
+    Example:
+        >>> import os, tempfile, pax_export as pax
+        >>> base = pax.Sequential(pax.Linear(8, 4))
+        >>> folder = os.path.join(tempfile.mkdtemp(), "french")
+        >>> pax.adapters.save(pax.adapters.add(base, "modules.0", rank=2), folder)
+        >>> pax.adapters.load(base, folder).modules[0].adapters
+        {'default': LoRA(rank=2, alpha=2.0)}
+    """
+    require_module(net, "adapters.load")
+    place = Path(folder)
+    config = _config(place)
+    reading = Reading(net, rename, _arrays(place))
+    reading.require_complete(str(place))
+    net = reading.with_whole(net)
+    changes: Changes = marks(net)
+    there = dict(named_modules(net))
+    for path in reading.trained:
+        changes[id(there[path])] = layers.unfrozen
+    for path, found in reading.adapters.items():
+        alpha, rate = peft.alpha_and_rate(config, found.own_path, str(place / peft.CONFIG))
+        key = next_rng_key() if rate and key is None else key
+        own_key, key = jax.random.split(key) if rate else (None, key)
+        adapter = found.adapter(there[path], alpha, rate, config.get("use_rslora"), own_key)
+        changes[id(there[path])] = partial(_put, path=path, name=name, adapter=adapter)
+    return changed(net, changes)
+
+
+def _put(layer: Any, *, path: str, name: str, adapter: LoRA) -> Any:
+    with told_where(path):
+        return layers.put(layer, name, adapter)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / peft.CONFIG
+    if not folder.is_dir() or not file.is_file():
+        raise MissingWeightsFileError(
+            "There are no adapters at this path.",
+            where=str(folder),
+            got=f"a directory with {some_names(folder)}" if folder.is_dir() else "no directory",
+            write=f"the folder that adapters.save was given, with {peft.CONFIG} in it",
+        )
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsFileError(
+            "What says how adapters are used cannot be read.",
+            where=str(file),
+            got=f"{type(error).__name__}: {error}"[:200],
+            write="the file as adapters.save or PEFT wrote it",
+        ) from error
+    peft.check_config(config, str(file))
+    return config
+
+
+def _arrays(folder: Path) -> dict[str, np.ndarray]:
+    file = folder / peft.WEIGHTS
+    if not file.exists():
+        raise MissingWeightsFileError(
+            "The folder has no arrays of adapters that are read here.",
+            where=str(folder),
+            got=f"a directory with {some_names(folder)}",
+            write=f"a folder with {peft.WEIGHTS}; PEFT writes it with safe_serialization=True",
+        )
+    with opened(file) as content:
+        return {name: content.read(name) for name in content.entries}
