@@ -167,6 +167,19 @@ class WeightsMismatchError(PaxError, KeyError, ValueError):
     report: object = None
 
 
+class AdoptionError(WeightsMismatchError):
+    """The arrays of a source cannot all be given to a module; `missing` and `left` list them."""
+
+    missing: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+class AmbiguousWeightsError(AdoptionError):
+    """It is not decided where arrays of a source belong; `candidates` has the places of each."""
+
+    candidates: dict[str, tuple[str, ...]] = {}
+
+
 class CheckpointError(PaxError, OSError, ValueError):
     """A checkpoint cannot be written, or is damaged, or is none."""
 

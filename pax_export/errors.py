@@ -15,6 +15,8 @@ Example:
 from __future__ import annotations
 
 from pax_export._errors import (
+    AdoptionError,
+    AmbiguousWeightsError,
     ChangedOutsideWarning,
     CheckpointError,
     ConsumerError,
@@ -64,6 +66,8 @@ from pax_export._errors import (
 )
 
 __all__ = [
+    "AdoptionError",
+    "AmbiguousWeightsError",
     "ChangedOutsideWarning",
     "CheckpointError",
     "ConsumerError",

@@ -10,7 +10,18 @@ from pax_export.weights._save_load import (
     require_shape,
     save_weights,
 )
+from pax_export.weights.adoption import AdoptionReport, Row, adopt
 from pax_export.weights.sources import Entry, Source, open_source
 
 # What is imported and not listed is for other rooms of the package.
-__all__ = ["LoadReport", "Entry", "Source", "load_weights", "open_source", "save_weights"]
+__all__ = [
+    "AdoptionReport",
+    "Entry",
+    "LoadReport",
+    "Row",
+    "Source",
+    "adopt",
+    "load_weights",
+    "open_source",
+    "save_weights",
+]

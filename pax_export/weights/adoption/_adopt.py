@@ -1,0 +1,273 @@
+"""adopt: the arrays of any file, given to a module."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core import next_rng_key
+from pax_export.sharding import shardings
+from pax_export.weights._leaves import leaves_by_name
+from pax_export.weights._save_load import require_shape
+from pax_export.weights.adoption import _refusals
+from pax_export.weights.adoption._options import Options, options_of
+from pax_export.weights.adoption._place import ones, own_value, placed
+from pax_export.weights.adoption._plan import Choice, Study, choices, studied
+from pax_export.weights.adoption._reference import TOLERANCE, Reference
+from pax_export.weights.adoption._report import AdoptionReport, Row
+from pax_export.weights.sources import Source, open_source
+
+T = TypeVar("T")
+
+#: So many ways are run at most to compare them with a reference.
+MOST = 256
+
+
+def adopt(
+    net: T,
+    source: Any,
+    *,
+    rename: Mapping[str, str] | None = None,
+    ignore: Any = None,
+    keep: Any = None,
+    reference: Any = None,
+    tolerance: float = TOLERANCE,
+    origin: str | None = None,
+    fused: str | None = None,
+    axes: Mapping[str, Any] | None = None,
+    rules: Any = None,
+    mesh: Any = None,
+    dtype: Any = None,
+) -> tuple[T, AdoptionReport]:
+    """Makes a module with the weights of any framework's file.
+
+    What belongs where is found by shapes, up to the layouts of frameworks, and by names.  What
+    these do not decide is not guessed: one error lists it, and what to write.
+
+    Args:
+        net: the module to start from; it stays as it is.  It may be abstract, of
+            `jax.eval_shape`, and its leaves may carry shardings.
+        source: what `open_source` takes: a path, or a mapping of names to arrays.
+        rename: a name in the source, or the beginning of one -> the path of a leaf or a layer;
+            ``*`` stands for what is between two dots, on both sides.
+        ignore: names of the source, or patterns of them, that are not wanted.
+        keep: paths of the module, or patterns of them, that stay as they are.
+        reference: ``(inputs, outputs)`` of the net that wrote the weights: the ways that are left
+            are run, and the one that agrees is taken; also one alone must agree.
+            ``(inputs, outputs, call)`` runs ``call(net, *inputs)``.
+        tolerance: how far outputs may be apart, in parts of the largest one.
+        origin: whose conventions the arrays follow, where the file does not tell: ``"torch"``,
+            ``"keras"``, ``"flax"``, ``"onnx"``, ``"mlx"``, or ``"pax"``.
+        fused: the order in an array of queries, keys and values: ``"blocks"`` or ``"by head"``.
+        axes: a path of the module -> for each of its axes the one of the array.
+        rules: with a mesh, how leaves lie on it, as `sharding.shard` takes them.
+        mesh: the mesh on which leaves are put, each one before the next is read.
+        dtype: of floating leaves; that of the module's by default.
+
+    Returns:
+        The new module, and an `AdoptionReport`.
+
+    Raises:
+        AmbiguousWeightsError: (an AdoptionError) more than one way is left.
+        AdoptionError: (a WeightsMismatchError) arrays are missing or left over, have a shape or
+            dtype that fits nowhere, or no way agrees with the reference.
+        WeightsFileError: the source cannot be read.
+        ShardingError: rules do not fit the module or the mesh.
+        InvalidArgumentError: an option has a value that it cannot have, or names nothing.
+
+    Example:
+        >>> import numpy as np, pax_export as pax
+        >>> file = {"0.weight": np.eye(4, 3), "0.bias": np.ones(4), "2.weight": np.ones((2, 4)),
+        ...         "2.bias": np.zeros(2)}
+        >>> net = pax.Sequential(pax.Linear(3, 4), pax.Linear(4, 2))
+        >>> net, report = pax.weights.adopt(net, file)
+        >>> net(np.array([[1.0, 2.0, 3.0]], np.float32)).tolist()
+        [[10.0, 10.0]]
+        >>> report.rows[0].how
+        'transposed'
+    """
+    options = options_of(rename, ignore, keep, axes, origin, fused, "adopt")
+    leaves = leaves_by_name(net)
+    for name, leaf in leaves.items():
+        require_shape(name, leaf, "adopt needs a module of arrays")
+    if rules is not None and mesh is None:
+        raise InvalidArgumentTypeError(
+            "Rules say how leaves lie on a mesh.",
+            where="adopt(rules=)",
+            got="rules without a mesh",
+            write="mesh=pax.sharding.make_mesh(data=-1)",
+        )
+    lying = None if mesh is None else jax.tree_util.tree_leaves(shardings(net, mesh, rules))
+    with open_source(source) as opened:
+        study = studied(net, source, opened, options, "adopt")
+        filler = _Filler(net, leaves, opened, study, dict(zip(leaves, lying or [])), dtype)
+        if not study.possible:
+            raise _refusals.impossible(study, opened)
+        if reference is None:
+            choice = decided(study, opened)
+            return filler.filled(choice), report_of(study, opened, choice, leaves)
+        compared = _Comparison(filler, Reference(reference, tolerance))
+        new, choice = compared.agreeing()
+        return new, report_of(study, opened, choice, leaves, compared.tried)
+
+
+def decided(study: Study, source: Source) -> Choice:
+    """The one way that is left, or the error that lists what is not decided."""
+    if not all(hypothesis.decided for hypothesis in study.possible):
+        raise _refusals.ambiguous(study, source)
+    found = {choice.key(): choice for choice in reversed(list(choices(study.possible)))}
+    if len(found) > 1:
+        raise _refusals.ambiguous(study, source)
+    choice = next(iter(found.values()))
+    _refuse_doubled(choice, source)
+    return choice
+
+
+def _refuse_doubled(choice: Choice, source: Source) -> None:
+    """Refuses two equal arrays for two places, unless both are called as what they fill."""
+    seen: dict[tuple, list[tuple[str, str]]] = {}
+    for layer, group in choice.pairs:
+        if group.name == layer.name or group.within is not None:
+            continue
+        for role, piece in group.parts.items():
+            leaf = next(iter(layer.leaves.values())).path
+            if piece.take is None:
+                entry = source.entries[piece.source]
+                seen.setdefault((entry.shape, entry.dtype, role), []).append((piece.source, leaf))
+    for several in seen.values():
+        if len(several) > 1:
+            _compare(several, source)
+
+
+def _compare(several: list[tuple[str, str]], source: Source) -> None:
+    by_beginning: dict[bytes, list[tuple[str, str]]] = {}
+    for name, leaf in several:
+        entry = source.entries[name]
+        first = tuple([slice(0, 1)] * (len(entry.shape) - 1))  # a row, at most
+        row = entry.read_part(first) if first else entry.read()
+        if row.size and (row != row.reshape(-1)[0]).any():  # zeros and ones are equal everywhere
+            by_beginning.setdefault(np.ascontiguousarray(row).tobytes(), []).append((name, leaf))
+    for alike in by_beginning.values():
+        for (one, path), (other, second) in itertools.combinations(alike, 2):
+            if source.entries[one].read().tobytes() == source.entries[other].read().tobytes():
+                raise _refusals.doubled(source, (one, other), (path, second))
+
+
+class _Filler:
+    """Makes modules of choices; leaves that two of them fill alike are read once."""
+
+    def __init__(
+        self, net: Any, leaves: dict[str, Any], source: Source, study: Study,
+        lying: dict[str, Any], dtype: Any,
+    ):  # fmt: skip
+        self.net, self.leaves, self.source, self.study = net, leaves, source, study
+        self._lying, self._dtype = lying, dtype
+        self._own: dict[str, Any] = {}
+
+    def filled(self, choice: Choice, kept: dict[Any, Any] | None = None) -> Any:
+        """The module with the leaves of a choice, in the order of the module."""
+        values = [self._leaf(path, own, choice, kept) for path, own in self.leaves.items()]
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(self.net), values)
+
+    def _leaf(self, path: str, own: Any, choice: Choice, kept: dict[Any, Any] | None) -> Any:
+        sharding = self._lying.get(path)
+        if path in self.study.wanted.counters:
+            return ones(own, sharding)
+        pieces = choice.recipe.get(path)
+        if pieces is None:
+            if path not in self._own:
+                self._own[path] = own_value(own, path, sharding, next_rng_key)
+            return self._own[path]
+        key = (path, tuple(piece.key() for piece in pieces))
+        if kept is not None and key in kept:
+            return kept[key]
+        value = placed(own, pieces, self.source, path, self._dtype_of(own), sharding)
+        if kept is not None:
+            kept[key] = value
+        return value
+
+    def _dtype_of(self, own: Any) -> Any:
+        floating = jax.numpy.issubdtype(own.dtype, np.floating)
+        return np.dtype(self._dtype) if self._dtype is not None and floating else own.dtype
+
+
+class _Comparison:
+    """Runs choices until it is known which one agrees with the reference."""
+
+    def __init__(self, filler: _Filler, reference: Reference):
+        self._filler, self._reference = filler, reference
+        self.tried = 0
+
+    def agreeing(self) -> tuple[Any, Choice]:
+        """The one that agrees, or an error if none does, or two that differ."""
+        study, source = self._filler.study, self._filler.source
+        found: dict[tuple, tuple[Any, Choice]] = {}
+        seen: set[tuple] = set()
+        kept: dict[Any, Any] = {}
+        nearest = np.inf
+        for choice in choices(study.possible):
+            if choice.key() in seen:
+                continue
+            if self.tried == MOST:
+                break
+            seen.add(choice.key())
+            self.tried += 1
+            net = self._filler.filled(choice, kept)
+            distance = self._reference.distance(net)
+            nearest = min(nearest, distance)
+            if self._reference.agrees(distance):
+                found[choice.key()] = (net, choice)
+                if len(found) > 1:
+                    raise _refusals.ambiguous(study, source, len(found))
+        if not found:
+            raise _refusals.nothing_agrees(source, self.tried, nearest, MOST)
+        return next(iter(found.values()))
+
+
+def report_of(
+    study: Study, source: Source, choice: Choice, leaves: Mapping[str, Any], tried: int = 0
+) -> AdoptionReport:
+    """What was done, in rows in the order of the module."""
+    why = {
+        leaf.path: _why(layer, choice, group.within is not None, tried)
+        for layer, group in choice.pairs
+        for leaf in layer.leaves.values()
+    }
+    rows = tuple(
+        Row(
+            path,
+            tuple(dict.fromkeys(piece.source for piece in choice.recipe[path])),
+            ", ".join(dict.fromkeys(piece.says for piece in choice.recipe[path] if piece.says)),
+            why[path],
+            tuple(own.shape),
+            str(own.dtype),
+        )
+        for path, own in leaves.items()
+        if path in choice.recipe
+    )
+    kept = tuple(
+        path for path in leaves if path not in choice.recipe and path not in study.wanted.counters
+    )
+    return AdoptionReport(
+        source.where, source.kind, choice.origin, rows, tuple(study.wanted.counters), kept,
+        (*study.ignored, *study.counters), study.tied, tried, choice,
+    )  # fmt: skip
+
+
+def _why(layer: Any, choice: Choice, told: bool, tried: int) -> str:
+    if told:
+        return "rename="
+    return choice.why.get(layer, "the reference")
+
+
+def plan_of(net: Any, like: Any, source: Source, options: Options, where: str) -> Choice:
+    """The one way from a source to a module, to be gone back."""
+    study = studied(net, like, source, options, where)
+    if not study.possible:
+        raise _refusals.impossible(study, source)
+    return decided(study, source)

@@ -1,0 +1,362 @@
+"""Which group fills which layer: an assignment under hard constraints, decided or left open.
+
+Layers and groups whose shapes fit each other are looked at together.  Where one layer and one
+group are left, nothing is to be decided.  Where there are more, names decide, and only these two
+things of them:
+
+- Numbers.  The layers ``blocks.0.fc`` to ``blocks.5.fc`` differ by a number, and so do six groups
+  ``h.1.dense`` to ``h.6.dense``: the first is the first.  Numbers of several levels must branch
+  alike.
+- Words.  A layer goes to the groups that share with it every word that any other group shares:
+  what is counted is never a likeness.  If that leaves one way to give each group to a layer, and
+  the groups would not choose otherwise, it is the one.
+
+Where a layer stands, and where the layers went that stand beside it, counts as a word.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pax_export.weights.adoption._groups import Group
+from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._words import Name
+
+#: So many steps are spent on finding out whether there is a second way.
+_STEPS = 20_000
+
+Pairs = list[tuple[Layer, Group]]
+
+
+@dataclass
+class Component:
+    """Layers and groups among which the shapes allow several ways.
+
+    Attributes:
+        layers: in the order of the module.
+        groups: in the order of the file.
+        fits: whether a group fits a layer.
+        evidence: the words that decided, once it is decided.
+    """
+
+    layers: list[Layer]
+    groups: list[Group]
+    fits: Callable[[Layer, Group], bool]
+    pairs: Pairs | None = None
+    why: str = ""
+
+    @property
+    def balanced(self) -> bool:
+        """Whether there are as many layers as groups."""
+        return len(self.layers) == len(self.groups)
+
+
+@dataclass
+class Outcome:
+    """What became of all layers and groups."""
+
+    pairs: Pairs = field(default_factory=list)
+    why: dict[Layer, str] = field(default_factory=dict)
+    open: list[Component] = field(default_factory=list)
+    missing: list[Layer] = field(default_factory=list)
+    left: list[Group] = field(default_factory=list)
+    #: Those among which some are missing or left over, with the others of their shapes.
+    unbalanced: list[Component] = field(default_factory=list)
+
+    @property
+    def possible(self) -> bool:
+        """Whether nothing is missing or left over."""
+        return not (self.missing or self.left)
+
+
+def assigned(
+    layers: Sequence[Layer], groups: Sequence[Group], fits: Callable[[Layer, Group], bool]
+) -> Outcome:
+    """Gives each group to a layer, as far as that is decided."""
+    outcome = Outcome()
+    waiting: list[Component] = []
+    for component in _components(layers, groups, fits):
+        if not component.balanced:
+            _unbalanced(component, outcome)
+        elif len(component.layers) == 1:
+            layer, group = component.layers[0], component.groups[0]
+            outcome.pairs.append((layer, group))
+            outcome.why[layer] = "the only one that fits"
+        else:
+            waiting.append(component)
+    while True:
+        links = _links(outcome.pairs, layers, groups) if outcome.pairs else {}
+        undecided = [each for each in waiting if not _decided(each, links, outcome)]
+        if len(undecided) == len(waiting):
+            break
+        waiting = undecided
+    outcome.open = waiting
+    return outcome
+
+
+def _components(
+    layers: Sequence[Layer], groups: Sequence[Group], fits: Callable[[Layer, Group], bool]
+) -> Iterator[Component]:
+    left = list(groups)
+    done: set[int] = set()
+    for layer in layers:
+        if id(layer) in done:
+            continue
+        mine, theirs, new = [layer], [], [layer]
+        done.add(id(layer))
+        while new:
+            found = [group for group in left if any(fits(each, group) for each in new)]
+            theirs += found
+            taken = set(map(id, found))
+            left = [group for group in left if id(group) not in taken]
+            new = [
+                each for each in layers
+                if id(each) not in done and any(fits(each, group) for group in found)
+            ]  # fmt: skip
+            done |= set(map(id, new))
+            mine += new
+        theirs.sort(key=lambda group: group.place)
+        yield Component(mine, theirs, fits)
+    for group in left:
+        yield Component([], [group], fits)
+
+
+def _unbalanced(component: Component, outcome: Outcome) -> None:
+    """Says which are too many, by their names if these tell; nothing of it is used."""
+    if not component.groups or not component.layers:
+        outcome.missing += component.layers
+        outcome.left += component.groups
+        return
+    outcome.unbalanced.append(component)
+    used: set[int] = set()
+    for layer in component.layers:
+        alike = [g for g in component.groups if g.name == layer.name and id(g) not in used]
+        if alike:
+            used.add(id(alike[0]))
+    if len(component.layers) > len(component.groups):
+        named = {group.name for group in component.groups}
+        lacking = [layer for layer in component.layers if layer.name not in named]
+        outcome.missing += lacking or component.layers
+    else:
+        extra = [group for group in component.groups if id(group) not in used]
+        outcome.left += extra or component.groups
+
+
+# Numbers
+
+
+def _by_words(items: Sequence[Any]) -> dict[tuple[str, ...], list[Any]]:
+    """Layers or groups whose names differ by numbers alone, in the order of these."""
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for item in items:
+        found.setdefault(_template(item.name, items), []).append(item)
+    for same in found.values():
+        same.sort(key=lambda item: item.name.numbers)
+    return found
+
+
+def _template(name: Name, items: Sequence[Any]) -> tuple[str, ...]:
+    """The words of a name; ``dense`` is the first of ``dense_1`` and ``dense_2``."""
+    if name.words[-1:] != ("#",) and any(
+        other.name.words == (*name.words, "#") and other.name.numbers[:-1] == name.numbers
+        for other in items
+    ):
+        return (*name.words, "#")
+    return name.words
+
+
+def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
+    """How sorted tuples of numbers branch, whatever the numbers are; None if two are equal.
+
+    Example:
+        >>> branches([(1, 0, 7), (1, 1, 7), (2, 0, 7)]) == branches([(0, 0), (0, 5), (3, 1)])
+        True
+    """
+    if len(numbers) == 1:
+        return 0
+    if len(set(numbers)) != len(numbers):
+        return None
+    if any(len(each) == 0 for each in numbers):  # dense, before dense_1
+        rest = branches([(-1,) if not each else each for each in numbers])
+        return rest
+    below = [
+        branches([each[1:] for each in group])
+        for _, group in itertools.groupby(numbers, key=lambda each: each[0])
+    ]
+    if None in below:
+        return None
+    if len(below) == 1:
+        return below[0]
+    return tuple(below)
+
+
+# Words
+
+
+def _decided(component: Component, links: Mapping[Any, frozenset], outcome: Outcome) -> bool:
+    ours, theirs = _by_words(component.layers), _by_words(component.groups)
+    fitting: dict[Any, dict[Any, frozenset]] = {}
+    for own, layers in ours.items():
+        fitting[own] = {
+            other: _shared(layers, groups, links)
+            for other, groups in theirs.items()
+            if _fits(component, layers, groups)
+        }
+    chosen = {own: _best(options) for own, options in fitting.items()}
+    backwards: dict[Any, dict[Any, frozenset]] = {other: {} for other in theirs}
+    for own, options in fitting.items():
+        for other, words in options.items():
+            backwards[other][own] = words
+    wished = {other: _best(options) for other, options in backwards.items()}
+    found = list(itertools.islice(matchings(chosen), 2))
+    if len(found) != 1 or len(found[0]) != len(ours):
+        return False
+    if any(own not in wished[other] for own, other in found[0].items()):
+        return False  # a group that is called as another layer
+    component.pairs = []
+    one = len(ours) == 1
+    for own, other in found[0].items():
+        words = sorted(w if isinstance(w, str) else "where it stands" for w in fitting[own][other])
+        why = "by numbers" if one else f"by {', '.join(dict.fromkeys(words))}" if words else (
+            "what is left")  # fmt: skip
+        for layer, group in zip(ours[own], theirs[other]):
+            component.pairs.append((layer, group))
+            outcome.why[layer] = why
+    outcome.pairs += component.pairs
+    return True
+
+
+def _fits(component: Component, layers: list[Layer], groups: list[Group]) -> bool:
+    if len(layers) != len(groups):
+        return False
+    if len(layers) > 1 and not all(_counts(layer, group) for layer, group in zip(layers, groups)):
+        return False
+    alike = branches([layer.name.numbers for layer in layers])
+    if alike is None or alike != branches([group.name.numbers for group in groups]):
+        return False
+    return all(component.fits(layer, group) for layer, group in zip(layers, groups))
+
+
+# Words for what a layer is: "dense_1" and "dense_2" are counted as layers are.
+_KINDS = frozenset(
+    "layer linear dense conv norm embed attention mlp group stage head projection transpose "
+    "separable depthwise lstm gru recurrent simple cell module sequential features encoder "
+    "decoder hidden input output".split()
+)
+
+
+def _counts(layer: Layer, group: Group) -> bool:
+    """Whether the numbers of a name count layers; those of ``arr_0`` and ``var_17`` do not."""
+    return bool(layer.said & group.said) or (group.sure and group.said <= _KINDS)
+
+
+def _shared(layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]) -> frozenset:
+    words = layers[0].said & groups[0].said
+    for layer, group in zip(layers, groups):
+        words &= layer.said & group.said
+    linked = [links.get((layer, group), frozenset()) for layer, group in zip(layers, groups)]
+    return words | frozenset.intersection(*linked)
+
+
+def _best(options: Mapping[Any, frozenset]) -> list[Any]:
+    """Those that share all that any other shares; all of them, if none does."""
+    every = frozenset().union(*options.values()) if options else frozenset()
+    best = [other for other, words in options.items() if words == every]
+    return best or list(options)
+
+
+def matchings(options: Mapping[Any, Sequence[Any]]) -> Iterator[dict[Any, Any]]:
+    """All ways to give each key one of its options, and no option twice."""
+    steps = itertools.count()
+
+    def search(left: dict[Any, list[Any]], done: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+        if next(steps) > _STEPS:
+            yield {}  # too many to know: it counts as one more way, and is none
+            return
+        if not left:
+            yield dict(done)
+            return
+        key = min(left, key=lambda each: len(left[each]))
+        for option in left[key]:
+            rest = {
+                other: [one for one in several if one != option]
+                for other, several in left.items()
+                if other != key
+            }
+            if all(rest.values()):
+                yield from search(rest, {**done, key: option})
+
+    yield from search({key: list(several) for key, several in options.items()}, {})
+
+
+# Where a layer stands
+
+
+def _above(path: str) -> list[str]:
+    parts = path.replace("/", ".").split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def _links(
+    pairs: Pairs, layers: Sequence[Layer], groups: Sequence[Group]
+) -> dict[tuple[Layer, Group], frozenset]:
+    """For each pair that may be one, the modules around both that have gone to each other.
+
+    Two modules have, if all that is decided of one went to the other, and nothing else did.
+    """
+    ours: dict[str, set[int]] = {}
+    theirs: dict[str, set[int]] = {}
+    for number, (layer, group) in enumerate(pairs):
+        for above in _above(layer.path):
+            ours.setdefault(above, set()).add(number)
+        for above in _above(group.path):
+            theirs.setdefault(above, set()).add(number)
+    by_pairs: dict[frozenset, list[str]] = {}
+    for above, numbers in theirs.items():
+        by_pairs.setdefault(frozenset(numbers), []).append(above)
+    everything = frozenset(range(len(pairs)))
+    linked: dict[str, set[str]] = {}
+    for above, numbers in ours.items():
+        if frozenset(numbers) != everything:
+            for other in by_pairs.get(frozenset(numbers), ()):
+                linked.setdefault(above, set()).add(other)
+    if not linked:
+        return {}
+    around = {id(group): set(_above(group.path)) for group in groups}
+    found: dict[tuple[Layer, Group], frozenset] = {}
+    for layer in layers:
+        mine = [(above, linked[above]) for above in _above(layer.path) if above in linked]
+        for group in groups if mine else ():
+            both = {(above, other) for above, others in mine for other in others & around[id(group)]}
+            if both:
+                found[layer, group] = frozenset(above for above, _ in both)
+    return {pair: frozenset(("at", above) for above in words) for pair, words in found.items()}
+
+
+# What a reference run may choose among
+
+
+def ways(component: Component) -> Iterator[Pairs]:
+    """All ways of an open component, those first that go by numbers and order."""
+    ours, theirs = _by_words(component.layers), _by_words(component.groups)
+    fitting = {
+        own: [o for o, groups in theirs.items() if _fits(component, layers, groups)]
+        for own, layers in ours.items()
+    }
+    if all(fitting.values()):
+        for way in filter(None, matchings(fitting)):
+            yield [p for own, other in way.items() for p in zip(ours[own], theirs[other])]
+        if len(component.layers) > 8:
+            return
+    in_order = sorted(component.groups, key=lambda group: group.name.numbers)
+    if all(map(component.fits, component.layers, in_order)):
+        yield list(zip(component.layers, in_order))
+    options = {
+        place: [n for n, group in enumerate(component.groups) if component.fits(layer, group)]
+        for place, layer in enumerate(component.layers)
+    }
+    for way in filter(None, matchings(options)):
+        yield [(component.layers[a], component.groups[b]) for a, b in way.items()]

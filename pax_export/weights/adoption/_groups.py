@@ -1,0 +1,230 @@
+"""The file's side: its arrays, those of one layer together, and whose framework wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pax_export.weights.adoption._moves import Piece
+from pax_export.weights.adoption._words import COUNT, WEIGHT, Name, named, parsed
+from pax_export.weights.sources import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Arrays that seem to be of one layer.
+
+    Attributes:
+        path: the layer, as the file writes it.
+        parts: by role, each the piece of an array.
+        name: of the layer.
+        raw: the words as they are written, synonyms apart.
+        place: of the first array in the file.
+        sure: whether the names say what role each array has.
+        within: below which path of the module the user wants it.
+    """
+
+    path: str
+    parts: dict[str, Piece]
+    name: Name
+    raw: tuple[str, ...]
+    place: int
+    sure: bool = True
+    within: str | None = None
+
+    @property
+    def said(self) -> frozenset[str]:
+        """All words by which it is called."""
+        return self.name.said
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of its arrays."""
+        return tuple(dict.fromkeys(piece.source for piece in self.parts.values()))
+
+    @property
+    def signature(self) -> tuple:
+        """Equal for groups that could fill the same layers."""
+        parts = [(role, p.shape, p.split, str(p.take)) for role, p in sorted(self.parts.items())]
+        flags = tuple(word in self.raw for word in ("matmul", "gemm"))
+        return (tuple(parts), flags, is_conv1d_of_transformers(self))
+
+
+def is_conv1d_of_transformers(group: Group) -> bool:
+    """Whether it is called as the layers of GPT-2, whose weights are in x out in torch too."""
+    return group.raw[-2:] in (("c", "attn"), ("c", "fc"), ("c", "proj"))
+
+
+def grouped(
+    source: Source, names: Iterable[str], told: Mapping[str, tuple[str, str]], alone: bool = False
+) -> tuple[list[Group], list[str]]:
+    """The groups of these arrays, and which of them are counters.
+
+    Args:
+        source: the open source.
+        names: the arrays that are looked at.
+        told: by which name an array is to be known instead of its own, and below which path
+            of the module.
+        alone: whether every array is a group by itself.
+    """
+    groups: dict[Any, dict[str, Piece]] = {}
+    about: dict[Any, tuple] = {}
+    counters: list[str] = []
+    order = {name: place for place, name in enumerate(source.entries)}
+    for name in names:
+        known_as, within = told.get(name, (name, None))
+        found = parsed(known_as)
+        if found.role == COUNT:
+            counters.append(name)
+            continue
+        role = found.role or WEIGHT
+        key: Any = name if alone or found.role is None else (found.words, within)
+        if role in groups.get(key, {}):  # two of one kind: each stands for itself
+            key = name
+        groups.setdefault(key, {})[role] = Piece(name, source.entries[name].shape)
+        words = found.words
+        if key == name and found.role is not None and alone:
+            words = (*words, role)
+        about.setdefault(key, (found.layer, words, order[name], found.role is not None, within))
+    made = [
+        Group(path, groups[key], named(list(words)), words, place, sure, within)
+        for key, (path, words, place, sure, within) in about.items()
+    ]
+    return sorted(made, key=lambda group: group.place), counters
+
+
+def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> list[Group]:
+    """Queries, keys and values that are one array, as three groups; none if it is no such.
+
+    Args:
+        group: the group.
+        origin: whose conventions it follows.
+        order: "blocks" if all queries come first, then all keys; "by head" if those of one head.
+        heads: how many.
+    """
+    found = []
+    for number, word in enumerate(("query", "key", "value")):
+        parts: dict[str, Piece] = {}
+        for role, piece in group.parts.items():
+            axis = _fused_axis(piece, origin, group)
+            if axis is None or piece.shape[axis] % 3:
+                return []
+            size = piece.shape[axis] // 3
+            split = (3, size)
+            if order == "by head":
+                if not heads or size % heads:
+                    return []
+                split = (heads, 3, size // heads)
+            at = axis + (order == "by head")
+            whole = (*piece.shape[:axis], *split, *piece.shape[axis + 1 :])
+            take = tuple(
+                slice(number, number + 1) if place == at else slice(None)
+                for place in range(len(whole))
+            )
+            shape = (*piece.shape[:axis], size, *piece.shape[axis + 1 :])
+            parts[role] = replace(
+                piece, split=whole, take=take, steps=(("reshape", shape),), says=f"its {word} part"
+            )
+        words = [w for w in group.raw if w not in _FUSED]
+        name = named([*words, word])
+        found.append(
+            Group(f"{group.path} ({word})", parts, name, (*group.raw, word), group.place, True,
+                  group.within)
+        )  # fmt: skip
+    return found
+
+
+_FUSED = frozenset("in proj projection qkv query key value c attn to".split())
+
+
+def is_fused(group: Group) -> bool:
+    """Whether it is called as queries, keys and values in one."""
+    raw = group.raw
+    return (
+        raw[-2:] in (("in", "proj"), ("c", "attn"))
+        or "qkv" in raw
+        or raw[-3:] == ("query", "key", "value")
+    )
+
+
+def says_order(group: Group) -> bool:
+    """Whether its name alone says that it is in blocks."""
+    return group.raw[-2:] in (("in", "proj"), ("c", "attn"))
+
+
+def _fused_axis(piece: Piece, origin: str, group: Group) -> int | None:
+    if piece.split is not None or not 1 <= len(piece.shape) <= 2:
+        return None
+    if len(piece.shape) == 1:
+        return 0
+    if origin in ("torch", "mlx") or (origin == "torch, Conv1D" and not _conv1d(group)):
+        return 0
+    return 1
+
+
+def _conv1d(group: Group) -> bool:
+    return is_conv1d_of_transformers(group)
+
+
+def origins(source: Source, given: Any, module: bool) -> list[str]:
+    """Whose conventions the arrays may follow, by the format and by names that one alone uses.
+
+    Args:
+        source: the open source.
+        given: what the user said, or None.
+        module: whether the source is a module of this library.
+    """
+    if given is not None:
+        return _OF_WORD[given]
+    if module:
+        return ["pax"]
+    kind = source.kind
+    if kind == "safetensors":
+        form = str(source.metadata.get("format", ""))
+        if form in _FORMATS:
+            return _FORMATS[form]
+        if any("pax_export" in str(key) for key in source.metadata):
+            return ["pax"]
+    if kind in _OF_KIND:
+        return _OF_KIND[kind]
+    found = list(_by_names(source.entries))
+    if kind == "orbax":
+        found = [one for one in found if one in ("flax", "flax, transposed", "pax")]
+    return found
+
+
+#: What a user may write, and what it means.
+_OF_WORD = {
+    "torch": ["torch", "torch, Conv1D"], "keras": ["keras"], "tensorflow": ["keras"],
+    "flax": ["flax", "flax, transposed"], "onnx": ["onnx"], "pax": ["pax"], "mlx": ["mlx"],
+}  # fmt: skip
+ORIGINS = tuple(_OF_WORD)
+_OF_KIND = {
+    "torch": _OF_WORD["torch"], "gguf": _OF_WORD["torch"], "keras": ["keras"],
+    "tensorflow": ["keras"], "flax": _OF_WORD["flax"], "onnx": ["onnx"], "tflite": ["mlx"],
+}  # fmt: skip
+_FORMATS = {"pt": _OF_WORD["torch"], "flax": _OF_WORD["flax"], "tf": ["keras"], "mlx": ["mlx"]}
+
+_TORCH, _KERAS, _FLAX = tuple(_OF_WORD["torch"]), ("keras",), tuple(_OF_WORD["flax"])
+# How an array is called, and who calls one so.
+_SIGNS = {
+    "weight": (*_TORCH, "pax", "mlx"), "kernel": (*_KERAS, *_FLAX), "moving_mean": _KERAS,
+    "moving_variance": _KERAS, "recurrent_kernel": _KERAS, "embeddings": _KERAS,
+    "gamma": (*_KERAS, *_TORCH), "beta": (*_KERAS, *_TORCH), "scale": (*_FLAX, "pax"),
+    "mean": _FLAX, "var": _FLAX, "offset": (*_FLAX, "pax"), "averages": ("pax",),
+    "running_mean": (*_TORCH, "mlx"), "running_var": (*_TORCH, "mlx"),
+    "num_batches_tracked": _TORCH, "in_proj_weight": _TORCH, "in_proj_bias": _TORCH,
+    "weight_ih": _TORCH, "weight_hh": _TORCH,
+}  # fmt: skip
+
+
+def _by_names(names: Iterable[str]) -> Iterator[str]:
+    """Whoever uses all of the names; anyone, if nobody does."""
+    everyone = (*_TORCH, *_KERAS, *_FLAX, "pax", "mlx")
+    left = list(everyone)
+    for name in names:
+        tail = name.removesuffix(":0").replace("/", ".").rpartition(".")[2]
+        who = _SIGNS.get(tail) or _SIGNS.get(tail.partition("_l")[0], everyone)
+        left = [one for one in left if one in who]
+    return iter(left or everyone)

@@ -1,0 +1,256 @@
+"""The module's side: its layers, each with the leaves that a file has to fill, by role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pax_export.core import Module, modules_with_paths, path_name
+from pax_export.nn import (
+    EMA,
+    GRU,
+    LSTM,
+    BatchNorm1D,
+    BatchNorm2D,
+    Conv1DTranspose,
+    Conv2DTranspose,
+    Convolution,
+    Dropout,
+    Embed,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    RngSeq,
+    VanillaRNN,
+)
+from pax_export.weights._dtypes import is_key
+from pax_export.weights._leaves import leaves_by_name
+from pax_export.weights.adoption._words import (
+    BIAS,
+    COUNT,
+    MEAN,
+    VAR,
+    WEIGHT,
+    Name,
+    name_of,
+    role_of,
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of the module."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """What is filled as one: a layer with its leaves, or a leaf that stands alone.
+
+    Attributes:
+        path: where it stands.
+        kind: linear, conv, conv_transpose, embed, norm, batch_norm, lstm, gru, rnn, or free for
+            arrays of a class that is not ours.
+        leaves: by role.
+        name: of the path; `also` are the words of names that modules were given.
+        options: what its recipes depend on besides.
+    """
+
+    path: str
+    kind: str
+    leaves: dict[str, Leaf]
+    name: Name
+    also: frozenset[str] = frozenset()
+    options: tuple = ()
+    heads: int | None = None
+
+    @property
+    def said(self) -> frozenset[str]:
+        """All words by which it may be called."""
+        return self.name.said | self.also
+
+    @property
+    def signature(self) -> tuple:
+        """Equal for layers that the same arrays would fit."""
+        shapes = tuple((role, leaf.shape) for role, leaf in sorted(self.leaves.items()))
+        return (self.kind, shapes, self.options, self.heads)
+
+
+@dataclass
+class Wanted:
+    """What a module wants of a file.
+
+    Attributes:
+        layers: to be filled.
+        counters: paths of leaves that say whether statistics were gathered; they become 1.
+        own: paths of leaves that no file has, such as random keys.
+    """
+
+    layers: list[Layer] = field(default_factory=list)
+    counters: dict[str, Leaf] = field(default_factory=dict)
+    own: dict[str, Leaf] = field(default_factory=dict)
+
+
+_KINDS = (
+    (LSTM, "lstm"), (GRU, "gru"), (VanillaRNN, "rnn"), ((BatchNorm1D, BatchNorm2D), "batch_norm"),
+    (Linear, "linear"), (Embed, "embed"), ((Conv1DTranspose, Conv2DTranspose), "conv_transpose"),
+    (Convolution, "conv"), ((LayerNorm, GroupNorm), "norm"),
+)  # fmt: skip
+
+# Paths below each kind of layer, and the roles of the leaves there.
+_LINEAR = {"weight": WEIGHT, "bias": BIAS}
+_NORM = {"scale": WEIGHT, "offset": BIAS}
+_ROLES = {
+    "lstm": {"fc.weight": WEIGHT, "fc.bias": BIAS},
+    "rnn": {"fc.weight": WEIGHT, "fc.bias": BIAS},
+    "gru": {
+        "xh_zr_fc.weight": "zr_weight", "xh_zr_fc.bias": "zr_bias",
+        "xh_h_fc.weight": "h_weight", "xh_h_fc.bias": "h_bias",
+    },
+    "batch_norm": {**_NORM, "ema_mean.averages": MEAN, "ema_var.averages": VAR,
+                   "ema_mean.debias": COUNT, "ema_var.debias": COUNT},
+    "linear": _LINEAR, "embed": {"weight": WEIGHT}, "conv": _LINEAR, "conv_transpose": _LINEAR,
+    "norm": _NORM,
+}  # fmt: skip
+
+
+def _axes(kind: str, module: Any) -> int:
+    """How many axes the weight of such a layer has, where nothing is stacked."""
+    if kind in ("conv", "conv_transpose"):
+        return len(module.kernel_shape) + 2
+    if kind == "batch_norm":
+        return len(module.data_format)
+    return 1 if kind == "norm" else 2
+
+
+def wanted(net: Any) -> Wanted:
+    """Takes a module apart into layers; of another pytree every leaf stands alone."""
+    leaves = {
+        path: Leaf(path, tuple(leaf.shape), leaf.dtype)
+        for path, leaf in leaves_by_name(net).items()
+    }
+    found, done = Wanted(), set()
+    modules = [(path_name(path), module) for path, module in modules_with_paths(net)]
+    for path, module in modules:
+        for layer in _layers_at(path, module, leaves, done, _around(path, modules)):
+            if layer.kind == "batch_norm":
+                _move_counters(layer, leaves, found, done)
+            found.layers.append(layer)
+            done |= {leaf.path for leaf in layer.leaves.values()}
+        _set_apart(path, module, leaves, done, found)
+    _free_leaves(leaves, done, found, modules)
+    order = {path: place for place, path in enumerate(leaves)}
+    found.layers.sort(key=lambda each: min(order[leaf.path] for leaf in each.leaves.values()))
+    return found
+
+
+def _around(path: str, modules: list[tuple[str, Any]]) -> list[Any]:
+    """The modules around a path and at it, the outermost first."""
+    return [module for other, module in modules if _is_below(path, other)]
+
+
+def _is_below(path: str, other: str) -> bool:
+    return other in ("", path) or path.startswith(f"{other}.")
+
+
+def _layers_at(
+    path: str, module: Any, leaves: dict[str, Leaf], done: set[str], around: list[Any]
+) -> Iterator[Layer]:
+    kind = next((kind for cls, kind in _KINDS if isinstance(module, cls)), None)
+    if kind is None:
+        return
+    roles: dict[str, Leaf] = {}
+    for below, role in _ROLES[kind].items():
+        leaf = leaves.get(f"{path}.{below}" if path else below)
+        if leaf is not None and leaf.path not in done and role != COUNT:
+            roles[role] = leaf
+    weights = [leaf for role, leaf in roles.items() if role.endswith(WEIGHT)]
+    if any(len(leaf.shape) != _axes(kind, module) for leaf in weights):
+        return  # layers that are stacked, or a weight that was changed: leaves that stand alone
+    if roles:
+        yield Layer(path, kind, roles, name_of(path), _also(around), _options(kind, module),
+                    _heads(around))  # fmt: skip
+
+
+def _also(around: list[Any]) -> frozenset[str]:
+    """The words of the names that the module itself was given."""
+    given = getattr(around[-1], "name", None) if around else None
+    return name_of(given).said if isinstance(given, str) else frozenset()
+
+
+def _options(kind: str, module: Any) -> tuple:
+    if kind in ("lstm", "gru", "rnn"):
+        return (module.input_dim, module.hidden_dim, getattr(module, "forget_gate_bias", 0.0))
+    if kind == "conv":
+        return (getattr(module, "feature_group_count", 1),)
+    return ()
+
+
+def _heads(around: list[Any]) -> int | None:
+    """How many heads the attention around a layer has, if it says so."""
+    for module in reversed(around):
+        for attribute in ("num_heads", "heads", "n_heads", "n_head"):
+            count = getattr(module, attribute, None)
+            if isinstance(count, int):
+                return count
+    return None
+
+
+def _move_counters(layer: Layer, leaves: dict[str, Leaf], found: Wanted, done: set[str]) -> None:
+    for below, role in _ROLES["batch_norm"].items():
+        path = f"{layer.path}.{below}" if layer.path else below
+        if role == COUNT and path in leaves:
+            found.counters[path] = leaves[path]
+            done.add(path)
+
+
+def _set_apart(
+    path: str, module: Any, leaves: dict[str, Leaf], done: set[str], found: Wanted
+) -> None:
+    """Random keys, and whether an average has begun: no file of another framework has them."""
+    attribute = {RngSeq: "_rng_key", Dropout: "rng_key"}.get(type(module))
+    if attribute is None and isinstance(module, (RngSeq, Dropout)):
+        attribute = "_rng_key" if isinstance(module, RngSeq) else "rng_key"
+    if attribute is not None:
+        place = f"{path}.{attribute}" if path else attribute
+        if place in leaves and place not in done:
+            found.own[place] = leaves[place]
+            done.add(place)
+    if isinstance(module, EMA):
+        place = f"{path}.debias" if path else "debias"
+        if place in leaves and place not in done:
+            found.counters[place] = leaves[place]
+            done.add(place)
+
+
+def _free_leaves(
+    leaves: dict[str, Leaf], done: set[str], found: Wanted, modules: list[tuple[str, Any]]
+) -> None:
+    """Arrays of classes that are not ours: weight and bias together, others each alone."""
+    together: dict[str, dict[str, Leaf]] = {}
+    for path, leaf in leaves.items():
+        if path in done:
+            continue
+        if is_key(leaf.dtype):
+            found.own[path] = leaf
+            continue
+        parent, _, attribute = path.rpartition(".")
+        role = role_of(attribute)
+        if role is None or role in together.get(parent, {}):
+            heads = _heads(_around(parent, modules))
+            found.layers.append(
+                Layer(path, "free", {WEIGHT: leaf}, name_of(path), heads=heads, options=("alone",))
+            )
+        else:
+            together.setdefault(parent, {})[role] = leaf
+    for parent, roles in together.items():
+        around = _around(parent, modules)
+        also = _also(around) if around and isinstance(around[-1], Module) else frozenset()
+        first = next(iter(roles.values())).path
+        found.layers.append(
+            Layer(parent or first, "free", roles, name_of(parent), also, heads=_heads(around))
+        )

@@ -1,0 +1,190 @@
+"""How the numbers of an array of a file become those of a leaf, and back again.
+
+A `Piece` takes a part of one array, moves its axes, and puts it into a part of one leaf.  Each
+step can be undone, so that what was adopted goes home the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
+Index = tuple[slice, ...]
+#: ("reshape", shape), ("transpose", axes), ("flip", axes), ("negate",), ("add", number)
+Step = tuple
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an array of a source, and the part of a leaf that it becomes.
+
+    Attributes:
+        source: the name of the array.
+        shape: its shape.
+        split: the shape in which it is looked at before a part is taken; usually its own.
+        take: which part, an index into `split`; None for all of it.
+        steps: what is done with the part.
+        put: where it goes, an index into the leaf; None for all of it.
+        adds: whether it is added to what another piece has put there.
+        says: what the report calls it.
+    """
+
+    source: str
+    shape: Shape
+    split: Shape | None = None
+    take: Index | None = None
+    steps: tuple[Step, ...] = ()
+    put: Index | None = None
+    adds: bool = False
+    says: str = ""
+
+    def then(self, *steps: Step, says: str = "") -> Piece:
+        """The same with more steps."""
+        said = ", ".join(part for part in (self.says, says) if part)
+        return replace(self, steps=self.steps + steps, says=said)
+
+    @property
+    def part_shape(self) -> Shape:
+        """The shape of the part that is taken."""
+        shape = self.split or self.shape
+        if self.take is None:
+            return shape
+        taken = [len(range(*one.indices(size))) for one, size in zip(self.take, shape)]
+        return (*taken, *shape[len(taken) :])
+
+    def key(self) -> tuple:
+        """Equal for pieces that do the same, whatever they are called."""
+        return (self.source, self.split, str(self.take), _canonical(self.part_shape, self.steps),
+                str(self.put), self.adds)  # fmt: skip
+
+
+def _canonical(shape: Shape, steps: Sequence[Step]) -> tuple:
+    """Steps without those that change no number's place: axes of one, empty flips."""
+    found: list[tuple] = []
+    for step in steps:
+        after = shape_after(shape, (step,))
+        if step[0] == "transpose":
+            moved = [axis for axis in step[1] if shape[axis] != 1]
+            if moved != sorted(moved):
+                found.append(("transpose", _squeezed(shape), tuple(np.argsort(np.argsort(moved)))))
+        elif step[0] == "flip":
+            axes = [axis for axis in step[1] if shape[axis] != 1]
+            if axes:
+                kept = [axis for axis in range(len(shape)) if shape[axis] != 1]
+                found.append(("flip", tuple(kept.index(axis) for axis in axes)))
+        elif step[0] == "reshape":
+            if _squeezed(shape) != _squeezed(after):
+                found.append(("reshape", _squeezed(shape), _squeezed(after)))
+        else:
+            found.append(step)
+        shape = after
+    return tuple(found)
+
+
+def _squeezed(shape: Shape) -> Shape:
+    return tuple(size for size in shape if size != 1)
+
+
+def squeezed_equal(one: Shape, other: Shape) -> bool:
+    """Whether two shapes differ in axes of one at most."""
+    return _squeezed(one) == _squeezed(other)
+
+
+def shape_after(shape: Shape, steps: Sequence[Step]) -> Shape:
+    """The shape that an array has after these steps."""
+    for step in steps:
+        if step[0] == "reshape":
+            shape = step[1]
+        elif step[0] == "transpose":
+            shape = tuple(shape[axis] for axis in step[1])
+    return shape
+
+
+def forward(array: np.ndarray, piece: Piece) -> np.ndarray:
+    """The part of a leaf that an array becomes."""
+    if piece.split is not None:
+        array = array.reshape(piece.split)
+    if piece.take is not None:
+        array = array[piece.take]
+    for step in piece.steps:
+        array = _applied(array, step)
+    return array
+
+
+def _applied(array: np.ndarray, step: Step) -> np.ndarray:
+    kind = step[0]
+    if kind == "reshape":
+        return array.reshape(step[1])
+    if kind == "transpose":
+        return array.transpose(step[1])
+    if kind == "flip":
+        return np.flip(array, step[1])
+    if kind == "negate":
+        return -array
+    return array + np.asarray(step[1], array.dtype)
+
+
+def backward(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
+    """Puts what a leaf has at the piece's place back into the array of the source."""
+    if piece.put is not None:
+        value = value[piece.put]
+    shapes = [piece.part_shape]
+    for step in piece.steps:
+        shapes.append(shape_after(shapes[-1], (step,)))
+    for step, shape in zip(reversed(piece.steps), reversed(shapes[:-1])):
+        value = _undone(value, step, shape)
+    part = into if piece.split is None else into.reshape(piece.split)
+    part[piece.take or ...] = value
+
+
+def _undone(value: np.ndarray, step: Step, shape: Shape) -> np.ndarray:
+    kind = step[0]
+    if kind == "reshape":
+        return value.reshape(shape)
+    if kind == "transpose":
+        return value.transpose(np.argsort(step[1]))
+    if kind == "flip":
+        return np.flip(value, step[1])
+    if kind == "negate":
+        return -value
+    return value - np.asarray(step[1], value.dtype)
+
+
+def assembled(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: Any) -> np.ndarray:
+    """A leaf from its pieces; `read` gives the array of a name."""
+    if len(pieces) == 1 and pieces[0].put is None:
+        return forward(read(pieces[0].source), pieces[0]).astype(dtype)
+    # The sum of two biases is rounded once, in the dtype of the file or the leaf's if wider.
+    wide = np.result_type(dtype, *[read(piece.source).dtype for piece in pieces])
+    leaf = np.zeros(shape, wide)
+    for piece in pieces:
+        part = forward(read(piece.source), piece)
+        if piece.adds:
+            leaf[piece.put or ...] += part.astype(wide)
+        else:
+            leaf[piece.put or ...] = part.astype(wide)
+    return leaf.astype(dtype)
+
+
+def axes_alone(pieces: Sequence[Piece], shape: Shape) -> tuple[int, ...] | None:
+    """The order of axes, if that is all that is changed; then a part can be read alone."""
+    if len(pieces) != 1:
+        return None
+    piece = pieces[0]
+    if piece.split is not None or piece.take is not None or piece.put is not None:
+        return None
+    if not piece.steps:
+        return tuple(range(len(shape)))
+    if len(piece.steps) == 1 and piece.steps[0][0] == "transpose":
+        return tuple(piece.steps[0][1])
+    return None
+
+
+def size(shape: Shape) -> int:
+    """How many numbers."""
+    return math.prod(shape)

@@ -1,0 +1,153 @@
+"""What a user says of a source besides: patterns of names, conventions, and what to leave out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core import near_names
+from pax_export.weights.adoption._groups import ORIGINS
+from pax_export.weights.sources import Source
+
+_ORDERS = ("blocks", "by head")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `adopt` and `save_as` were told of the names."""
+
+    rename: Mapping[str, str]
+    ignore: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    axes: Mapping[str, tuple[int, ...]] = ()  # type: ignore[assignment]
+    origin: str | None = None
+    fused: str | None = None
+
+
+def options_of(
+    rename: Any, ignore: Any, keep: Any, axes: Any, origin: Any, fused: Any, where: str
+) -> Options:
+    """The options, checked."""
+    for name, value in (("rename", rename), ("axes", axes)):
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidArgumentTypeError(
+                f"{name}= must be a mapping.",
+                where=f"{where}({name}=)",
+                got=f"{type(value).__name__}: {value!r}"[:200],
+                write='rename={"name.in.the.file": "path.in.the.module"}'
+                if name == "rename" else 'axes={"path.in.the.module": (1, 0)}',
+            )  # fmt: skip
+    for name, value, known in (("origin", origin, ORIGINS), ("fused", fused, _ORDERS)):
+        if value is not None and value not in known:
+            raise InvalidArgumentError(
+                f"{name}= has a value that is none of those there are.",
+                where=f"{where}({name}=)",
+                got=repr(value)[:200],
+                write=" or ".join(f"{name}={one!r}" for one in known),
+            )
+    for path, order in (axes or {}).items():
+        whole = isinstance(order, Sequence) and all(isinstance(one, int) for one in order)
+        if not whole or sorted(order) != list(range(len(order))):
+            raise InvalidArgumentError(
+                "axes= says for each axis of a leaf which axis of the array it is.",
+                where=f"{where}(axes=), {path}",
+                got=repr(order)[:200],
+                write="all axes once, such as (1, 0)",
+            )
+    return Options(
+        {str(key): str(value) for key, value in (rename or {}).items()},
+        _patterns(ignore, f"{where}(ignore=)"),
+        _patterns(keep, f"{where}(keep=)"),
+        {key: tuple(order) for key, order in (axes or {}).items()},
+        origin,
+        fused,
+    )
+
+
+def _patterns(given: Any, where: str) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (given,)
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    if all(isinstance(one, str) for one in listed):
+        return tuple(listed)
+    raise InvalidArgumentTypeError(
+        "Names are left out by patterns of them.",
+        where=where,
+        got=f"{type(given).__name__}: {given!r}"[:200],
+        write='a name or a list of names, in which * stands for a part: "head.*"',
+    )
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    """``*`` stands for one part between two dots, ``**`` for several."""
+    parts = re.split(r"(\*\*|\*)", pattern)
+    text = "".join(
+        {"*": r"([^./]+)", "**": r"(.+)"}.get(part, re.escape(part)) for part in parts
+    )
+    return re.compile(rf"{text}(?P<rest>(?:[./:].*)?)$")
+
+
+def matching(patterns: Iterable[str], names: Iterable[str], what: str, where: str) -> set[str]:
+    """The names that any pattern names, or the beginning of; an error for one that names none."""
+    names = list(names)
+    found: set[str] = set()
+    for pattern in patterns:
+        expression = _expression(pattern)
+        mine = {name for name in names if expression.match(name)}
+        if not mine:
+            raise _nothing(pattern, names, what, where)
+        found |= mine
+    return found
+
+
+def _nothing(pattern: str, names: Sequence[str], what: str, where: str) -> InvalidArgumentError:
+    near = near_names(pattern, names, 3)
+    return InvalidArgumentError(
+        f"This names nothing {what}.",
+        where=where,
+        got=repr(pattern),
+        write=" or ".join(near) if near else "names as the report prints them, such as "
+        + ", ".join(names[:3]),
+    )  # fmt: skip
+
+
+def renamed(
+    options: Options, source: Source, leaves: Sequence[str], where: str
+) -> dict[str, tuple[str, str]]:
+    """For arrays that a pattern names: the name they are known by, and the path they belong to."""
+    found: dict[str, tuple[str, str]] = {}
+    for pattern, target in options.rename.items():
+        expression = _expression(pattern)
+        hits = [(name, hit) for name in source.entries if (hit := expression.match(name))]
+        if not hits:
+            raise _nothing(pattern, list(source.entries), "in the source", f"{where}(rename=)")
+        for name, hit in hits:
+            stars = iter(hit.groups()[:-1])
+            try:
+                base = re.sub(r"\*\*|\*", lambda _, stars=stars: next(stars), target)
+            except StopIteration:
+                raise InvalidArgumentError(
+                    "A new name has more stars than the pattern.",
+                    where=f"{where}(rename=)",
+                    got=f"{pattern!r}: {target!r}",
+                    write="one * on both sides for each part that is kept",
+                ) from None
+            if not any(leaf == base or leaf.startswith(f"{base}.") for leaf in leaves):
+                raise _nothing(base, _paths(leaves), "in the module", f"{where}(rename=)")
+            found[name] = (base + hit["rest"], base)
+    return found
+
+
+def _paths(leaves: Sequence[str]) -> list[str]:
+    """The leaves, and what is around them."""
+    found: dict[str, None] = {}
+    for leaf in leaves:
+        parts = leaf.split(".")
+        for end in range(len(parts), 0, -1):
+            found[".".join(parts[:end])] = None
+    return list(found)

@@ -1,0 +1,266 @@
+"""What is to become of a source: every hypothesis about it tried, and what is left of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pax_export.core import Node
+from pax_export.weights.adoption._assign import Outcome, Pairs, assigned, ways
+from pax_export.weights.adoption._groups import (
+    Group,
+    grouped,
+    is_fused,
+    origins,
+    parts_of_fused,
+    says_order,
+)
+from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, wanted
+from pax_export.weights.adoption._options import Options, matching, renamed
+from pax_export.weights.adoption._readings import Recipe, readings, recipe_key
+from pax_export.weights.adoption._words import Name
+from pax_export.weights.sources import Source
+
+#: Arrays that are no parameters, in files of torch.
+_BOOKKEEPING = ("position_ids",)
+
+
+@dataclass
+class Hypothesis:
+    """The conventions of a framework, and what follows if the source was written by them."""
+
+    origin: str
+    fused: str
+    outcome: Outcome
+    options: dict[tuple[Layer, Group], list[Recipe]]
+
+    @property
+    def says(self) -> str:
+        """In words."""
+        return self.origin
+
+    @property
+    def decided(self) -> bool:
+        """Whether nothing is open."""
+        return not self.outcome.open and all(
+            len(self.options[pair]) == 1 for pair in self.outcome.pairs
+        )
+
+
+@dataclass
+class Choice:
+    """One whole way to fill a module."""
+
+    recipe: Recipe
+    pairs: Pairs
+    why: dict[Layer, str]
+    origin: str
+    open: bool = False
+
+    def key(self) -> tuple:
+        """Equal for ways that give the same numbers."""
+        return recipe_key(self.recipe)
+
+
+@dataclass
+class Study:
+    """A module and a source, and every hypothesis that leaves nothing over.
+
+    Attributes:
+        wanted: what the module wants.
+        kept: paths of leaves that stay as they are.
+        ignored: arrays that are left out because the user says so.
+        counters: arrays that count, and are not needed.
+        tied: arrays that are others once more, and are not needed.
+        possible: hypotheses under which every array has a place.
+        impossible: the others.
+    """
+
+    wanted: Wanted
+    kept: dict[str, Leaf]
+    ignored: list[str]
+    counters: list[str]
+    tied: dict[str, str]
+    possible: list[Hypothesis] = field(default_factory=list)
+    impossible: list[Hypothesis] = field(default_factory=list)
+
+
+def studied(net: Any, given: Any, source: Source, options: Options, where: str) -> Study:
+    """Tries every hypothesis about a source."""
+    study, names = _begun(net, source, options, where)
+    told = renamed(options, source, _leaf_paths(study.wanted), where)
+    axes = _axes(options, study.wanted, where)
+    found = origins(source, options.origin, isinstance(given, Node))
+    tied = {name: first for name, first in source.tied.items() if name in names and first in names}
+    for without_tied, alone in itertools.product((False, True) if tied else (False,), (False, True)):
+        used = [name for name in names if not (without_tied and name in tied)]
+        groups, counters = grouped(source, used, told, alone)
+        if alone and all(group.sure for group in groups):
+            continue
+        layers = _each_alone(study.wanted.layers) if alone else study.wanted.layers
+        for origin, order in itertools.product(found, _orders(groups, options)):
+            hypothesis = _tried(layers, groups, origin, order, axes, options.fused is not None)
+            (study.possible if hypothesis.outcome.possible else study.impossible).append(hypothesis)
+        study.counters = counters
+        if study.possible:
+            study.tied = tied if without_tied else {}
+            break
+    return study
+
+
+def _begun(net: Any, source: Source, options: Options, where: str) -> tuple[Study, list[str]]:
+    found = wanted(net)
+    paths = _leaf_paths(found)
+    kept_paths = matching(options.keep, paths, "in the module", f"{where}(keep=)")
+    kept: dict[str, Leaf] = {}
+    layers = []
+    for layer in found.layers:
+        mine = {role: leaf for role, leaf in layer.leaves.items() if leaf.path in kept_paths}
+        kept |= {leaf.path: leaf for leaf in mine.values()}
+        rest = {role: leaf for role, leaf in layer.leaves.items() if role not in mine}
+        if rest:
+            layers.append(replace(layer, leaves=rest) if mine else layer)
+    kept |= {path: leaf for path, leaf in found.counters.items() if path in kept_paths}
+    found.counters = {path: leaf for path, leaf in found.counters.items() if path not in kept}
+    found.layers = layers
+    ignored = matching(options.ignore, source.entries, "in the source", f"{where}(ignore=)")
+    names = [name for name in source.entries if name not in ignored]
+    passed = [name for name in names if name.rpartition(".")[2] in _BOOKKEEPING]
+    study = Study(found, kept, sorted([*ignored, *passed]), [], {})
+    return study, [name for name in names if name not in passed]
+
+
+def _leaf_paths(found: Wanted) -> list[str]:
+    paths = [leaf.path for layer in found.layers for leaf in layer.leaves.values()]
+    return [*paths, *found.counters]
+
+
+def _axes(options: Options, found: Wanted, where: str) -> dict[str, tuple[int, ...]]:
+    paths = _leaf_paths(found)
+    return {
+        path: order
+        for pattern, order in dict(options.axes).items()
+        for path in matching([pattern], paths, "in the module", f"{where}(axes=)")
+    }
+
+
+def _each_alone(layers: Sequence[Layer]) -> list[Layer]:
+    """Leaves one by one, for a file whose names do not say what belongs together."""
+    return [
+        layer
+        if layer.kind in ("lstm", "gru", "rnn")
+        else replace(
+            layer, path=leaf.path, leaves={role: leaf},
+            name=Name((*layer.name.words, role), layer.name.numbers),
+        )
+        for layer in layers
+        for role, leaf in layer.leaves.items()
+    ]  # fmt: skip
+
+
+def _orders(groups: Sequence[Group], options: Options) -> tuple[str, ...]:
+    if options.fused is not None:
+        return (options.fused,)
+    unsure = [group for group in groups if is_fused(group) and not says_order(group)]
+    return ("blocks", "by head") if unsure else ("blocks",)
+
+
+def _tried(
+    layers: Sequence[Layer],
+    groups: Sequence[Group],
+    origin: str,
+    order: str,
+    axes: Mapping[str, tuple[int, ...]],
+    told_order: bool,
+) -> Hypothesis:
+    known: dict[Any, bool] = {}
+
+    def ways_of(layer: Layer, group: Group) -> list[Recipe]:
+        return readings(layer, group, origin, axes)
+
+    def fits(layer: Layer, group: Group) -> bool:
+        if group.within is not None and not _within(layer, group.within):
+            return False
+        told = tuple(axes.get(leaf.path) for leaf in layer.leaves.values())
+        key = (layer.signature, group.signature, group.raw[-1:], told)
+        if key not in known:
+            known[key] = bool(ways_of(layer, group))
+        return known[key]
+
+    whole = _with_parts(layers, groups, origin, order, told_order, fits)
+    outcome = assigned(layers, whole, fits)
+    options = {(layer, group): ways_of(layer, group) for layer, group in outcome.pairs}
+    for component in outcome.open:
+        for layer, group in itertools.product(component.layers, component.groups):
+            if fits(layer, group):
+                options[layer, group] = ways_of(layer, group)
+    return Hypothesis(origin, order, outcome, options)
+
+
+def _within(layer: Layer, path: str) -> bool:
+    if layer.path == path or layer.path.startswith(f"{path}.") or path == "":
+        return True
+    return all(
+        leaf.path == path or leaf.path.startswith(f"{path}.") for leaf in layer.leaves.values()
+    )
+
+
+def _with_parts(
+    layers: Sequence[Layer],
+    groups: Sequence[Group],
+    origin: str,
+    order: str,
+    told: bool,
+    fits: Callable[[Layer, Group], bool],
+) -> list[Group]:
+    """The groups; of those that are queries, keys and values in one, the parts."""
+    found: list[Group] = []
+    for group in groups:
+        if is_fused(group) and not any(fits(layer, group) for layer in layers):
+            heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
+            count = next(iter(heads)) if len(heads) == 1 else None
+            if says_order(group):
+                parts = parts_of_fused(group, origin, "blocks", None)
+            elif count is None and not told:  # it cannot be known what the other order gives
+                parts = []
+            else:
+                parts = parts_of_fused(group, origin, order, count)
+            found += parts or [group]
+        else:
+            found.append(group)
+    return found
+
+
+def choices(hypotheses: Sequence[Hypothesis]) -> Iterator[Choice]:
+    """Every whole way that the hypotheses leave, those first that names speak for."""
+    for hypothesis in hypotheses:
+        outcome = hypothesis.outcome
+        opened = bool(outcome.open)
+        for found in _product([ways(component) for component in outcome.open]):
+            pairs = [*outcome.pairs, *itertools.chain.from_iterable(found)]
+            several = [hypothesis.options[pair] for pair in pairs]
+            for recipes in itertools.product(*several):
+                recipe: Recipe = {}
+                for each in recipes:
+                    recipe |= each
+                yield Choice(recipe, pairs, outcome.why, hypothesis.origin, opened)
+
+
+def _product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:
+    """As `itertools.product`, but nothing is asked for before it is needed."""
+    if not several:
+        yield []
+        return
+    first, *rest = several
+    later: list[list[Pairs]] | None = None
+    for one in first:
+        if later is None:
+            later = []
+            for other in _product(rest):
+                later.append(other)
+                yield [one, *other]
+        else:
+            for other in later:
+                yield [one, *other]

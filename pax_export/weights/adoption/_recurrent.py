@@ -1,0 +1,187 @@
+"""The gates of recurrent layers: each framework has them in an order of its own.
+
+Ours are ``i g f o`` of an LSTM and ``z r`` and ``h`` of a GRU, of input and state joined.  torch's
+GRU (and flax's) multiplies by the reset gate after the state was projected, and ours before, as
+Keras with ``reset_after=False``: so those of torch and flax are another function, and fit nowhere.
+"""
+
+from __future__ import annotations
+
+from pax_export.weights.adoption._groups import Group
+from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._moves import Piece, Step
+from pax_export.weights.adoption._words import BIAS, RECURRENT, WEIGHT
+
+_ORDERS = {
+    "lstm": {"here": "igfo", "torch": "ifgo", "keras": "ifgo", "onnx": "iofg"},
+    "rnn": {"here": "h", "torch": "h", "keras": "h", "onnx": "h"},
+}
+
+
+def recurrent(layer: Layer, group: Group, origin: str) -> dict[str, tuple[Piece, ...]] | None:
+    """What fills the leaves of a recurrent layer, or None if the group cannot."""
+    if layer.kind == "gru":
+        return _gru(layer, group)
+    if set(layer.leaves) != {WEIGHT, BIAS}:
+        return None
+    weight, bias = layer.leaves[WEIGHT].path, layer.leaves[BIAS].path
+    for way in (_ours,) if origin == "pax" else (_torch, _keras, _onnx, _flax):
+        pieces = way(layer, group)
+        if pieces is not None:
+            return {weight: tuple(pieces[0]), bias: tuple(pieces[1])}
+    return None
+
+
+def _parts(layer: Layer, group: Group, **shapes: tuple[int, ...]) -> bool:
+    return {role: piece.shape for role, piece in group.parts.items()} == shapes
+
+
+def _sizes(layer: Layer) -> tuple[int, int, int]:
+    return len(_ORDERS[layer.kind]["here"]), layer.options[0], layer.options[1]
+
+
+def _less(layer: Layer, gate: str) -> list[Step]:
+    """What our layer adds to the bias of the forget gate is taken from it."""
+    extra = layer.options[2]
+    return [("add", -extra)] if gate == "f" and layer.kind == "lstm" and extra else []
+
+
+def _by_gates(
+    layer: Layer, theirs: str, piece: Piece, axis: int, rows: slice | None, adds: bool = False
+) -> list[Piece]:
+    """A piece for each gate of an array that has all of them along an axis."""
+    ours, h = _ORDERS[layer.kind]["here"], layer.options[1]
+    shape = piece.split or piece.shape
+    found = []
+    for gate in ours:
+        begin = theirs.index(gate) * h
+        base = piece.take or tuple(slice(None) for _ in shape)
+        offset = (base[axis].start or 0) if piece.take else 0
+        place = slice(offset + begin, offset + begin + h)
+        take = tuple(place if at == axis else one for at, one in enumerate(base))
+        part = Piece(piece.source, piece.shape, piece.split, take, says="gates reordered")
+        columns = slice(ours.index(gate) * h, (ours.index(gate) + 1) * h)
+        if rows is None:
+            steps: list[Step] = [("reshape", (h,))]
+            steps += [] if adds else _less(layer, gate)
+            found.append(Piece(part.source, part.shape, part.split, take, tuple(steps),
+                               (columns,), adds, part.says))  # fmt: skip
+        else:
+            size = rows.stop - rows.start
+            flat = (h, size) if axis < len(shape) - 1 else (size, h)
+            steps = [("reshape", flat)]
+            if axis < len(shape) - 1:
+                steps.append(("transpose", (1, 0)))
+            found.append(Piece(part.source, part.shape, part.split, take, tuple(steps),
+                               (rows, columns), adds, part.says))  # fmt: skip
+    return found
+
+
+def _torch(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
+    gates, inputs, h = _sizes(layer)
+    wanted = {"weight_ih": (gates * h, inputs), "weight_hh": (gates * h, h),
+              "bias_ih": (gates * h,), "bias_hh": (gates * h,)}  # fmt: skip
+    if not _parts(layer, group, **wanted):
+        return None
+    order, parts = _ORDERS[layer.kind]["torch"], group.parts
+    return (
+        _by_gates(layer, order, parts["weight_ih"], 0, slice(0, inputs))
+        + _by_gates(layer, order, parts["weight_hh"], 0, slice(inputs, inputs + h)),
+        _by_gates(layer, order, parts["bias_ih"], 0, None)
+        + _by_gates(layer, order, parts["bias_hh"], 0, None, adds=True),
+    )
+
+
+def _keras(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
+    gates, inputs, h = _sizes(layer)
+    parts = group.parts
+    if set(parts) == {"0", "1", "2"}:
+        parts = {WEIGHT: parts["0"], RECURRENT: parts["1"], BIAS: parts["2"]}
+    shapes = {role: piece.shape for role, piece in parts.items()}
+    if shapes != {WEIGHT: (inputs, gates * h), RECURRENT: (h, gates * h), BIAS: (gates * h,)}:
+        return None
+    order = _ORDERS[layer.kind]["keras"]
+    return (
+        _by_gates(layer, order, parts[WEIGHT], 1, slice(0, inputs))
+        + _by_gates(layer, order, parts[RECURRENT], 1, slice(inputs, inputs + h)),
+        _by_gates(layer, order, parts[BIAS], 0, None),
+    )
+
+
+def _onnx(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
+    gates, inputs, h = _sizes(layer)
+    parts = group.parts
+    shapes = {role: piece.shape for role, piece in parts.items()}
+    if shapes != {
+        WEIGHT: (1, gates * h, inputs), RECURRENT: (1, gates * h, h), BIAS: (1, 2 * gates * h),
+    }:  # fmt: skip
+        return None
+    order, n = _ORDERS[layer.kind]["onnx"], gates * h
+    whole = parts[BIAS]
+    first = Piece(whole.source, whole.shape, (1, 2 * n), (slice(None), slice(0, n)))
+    second = Piece(whole.source, whole.shape, (1, 2 * n), (slice(None), slice(n, 2 * n)))
+    return (
+        _by_gates(layer, order, parts[WEIGHT], 1, slice(0, inputs))
+        + _by_gates(layer, order, parts[RECURRENT], 1, slice(inputs, inputs + h)),
+        _by_gates(layer, order, first, 1, None)
+        + _by_gates(layer, order, second, 1, None, adds=True),
+    )
+
+
+def _flax(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
+    if layer.kind != "lstm":
+        return None
+    _, inputs, h = _sizes(layer)
+    wanted = {f"i{gate}.kernel": (inputs, h) for gate in "ifgo"}
+    wanted |= {f"h{gate}.kernel": (h, h) for gate in "ifgo"}
+    wanted |= {f"h{gate}.bias": (h,) for gate in "ifgo"}
+    if not _parts(layer, group, **wanted):
+        return None
+    weight, bias = [], []
+    for place, gate in enumerate(_ORDERS["lstm"]["here"]):
+        columns = slice(place * h, (place + 1) * h)
+        for letter, rows in (("i", slice(0, inputs)), ("h", slice(inputs, inputs + h))):
+            name = group.parts[f"{letter}{gate}.kernel"]
+            weight.append(Piece(name.source, name.shape, put=(rows, columns), says="gates joined"))
+        name = group.parts[f"h{gate}.bias"]
+        bias.append(Piece(name.source, name.shape, steps=tuple(_less(layer, gate)),
+                          put=(columns,), says="gates joined"))  # fmt: skip
+    return weight, bias
+
+
+def _ours(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
+    weight, bias = layer.leaves[WEIGHT].shape, layer.leaves[BIAS].shape
+    if group.raw[-1:] != ("fc",) or not _parts(layer, group, weight=weight, bias=bias):
+        return None
+    return [group.parts[WEIGHT]], [group.parts[BIAS]]
+
+
+def _gru(layer: Layer, group: Group) -> dict[str, tuple[Piece, ...]] | None:
+    inputs, h, _ = layer.options
+    leaves, parts = layer.leaves, group.parts
+    if set(parts) == {"0", "1", "2"}:
+        parts = {WEIGHT: parts["0"], RECURRENT: parts["1"], BIAS: parts["2"]}
+    shapes = {role: piece.shape for role, piece in parts.items()}
+    if shapes != {WEIGHT: (inputs, 3 * h), RECURRENT: (h, 3 * h), BIAS: (3 * h,)}:
+        return None
+    if set(leaves) != {"zr_weight", "zr_bias", "h_weight", "h_bias"}:
+        return None
+    found: dict[str, list[Piece]] = {role: [] for role in leaves}
+    for place, gate in enumerate("zrh"):  # the order of Keras
+        target, at = ("h", 0) if gate == "h" else ("zr", place)
+        columns = slice(at * h, (at + 1) * h)
+        # 1 - sigmoid(x) is sigmoid(-x): their z keeps the old state, and ours takes the new.
+        turned: tuple[Step, ...] = (("negate",),) if gate == "z" else ()
+        take = slice(place * h, (place + 1) * h)
+        for role, rows in ((WEIGHT, slice(0, inputs)), (RECURRENT, slice(inputs, inputs + h))):
+            piece = parts[role]
+            found[f"{target}_weight"].append(
+                Piece(piece.source, piece.shape, None, (slice(None), take), turned,
+                      (rows, columns), says="gates reordered")
+            )  # fmt: skip
+        bias = parts[BIAS]
+        found[f"{target}_bias"].append(
+            Piece(bias.source, bias.shape, None, (take,), turned, (columns,),
+                  says="gates reordered")
+        )  # fmt: skip
+    return {leaves[role].path: tuple(pieces) for role, pieces in found.items()}

@@ -1,0 +1,220 @@
+"""The errors of an adoption: each lists all that is wrong, and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pax_export._errors import AdoptionError, AmbiguousWeightsError
+from pax_export.core import near_names
+from pax_export.weights.adoption._groups import Group, is_fused
+from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._moves import Shape
+from pax_export.weights.adoption._plan import Choice, Hypothesis, Study
+from pax_export.weights.sources import Source
+
+_MOST = 40
+
+
+def _text(shape: Shape) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _lines(lines: Iterable[str]) -> str:
+    lines = list(lines)
+    more = [f"  ... and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
+    return "\n".join([*lines[:_MOST], *more])
+
+
+def _layer_text(layer: Layer) -> str:
+    leaves = ", ".join(f"{leaf.path}{_text(leaf.shape)}" for leaf in layer.leaves.values())
+    return f"{leaves} ({layer.kind})" if layer.kind != "free" else leaves
+
+
+def _group_text(group: Group) -> str:
+    return ", ".join(f"{piece.source}{_text(piece.shape)}" for piece in group.parts.values())
+
+
+def impossible(study: Study, source: Source) -> AdoptionError:
+    """The error if under no hypothesis every array and every leaf has its place."""
+    best = min(
+        study.impossible, key=lambda each: len(each.outcome.missing) + len(each.outcome.left)
+    )
+    outcome = best.outcome
+    lines = [f"  - no array for {_layer_text(layer)}{_near(layer, outcome.left)}"
+             for layer in outcome.missing]  # fmt: skip
+    lines += [f"  - no place for {_group_text(group)}{_about(group)}" for group in outcome.left]
+    for component in outcome.unbalanced:
+        if len(component.layers) > 1 or len(component.groups) > 1:
+            lines.append(
+                f"  - {len(component.groups)} of these shapes in the source, "
+                f"{len(component.layers)} in the module: "
+                + ", ".join(group.path for group in component.groups[:8])
+                + " for " + ", ".join(layer.path for layer in component.layers[:8])
+            )  # fmt: skip
+    error = AdoptionError(
+        "The arrays of the source are not those that the module wants:\n" + _lines(lines),
+        where=source.where,
+        got=f"{len(source.entries)} arrays, read as {best.says} keeps them",
+        write=_what_to_write(outcome.missing, outcome.left),
+    )
+    error.missing = tuple(leaf.path for each in outcome.missing for leaf in each.leaves.values())
+    error.left = tuple(name for group in outcome.left for name in group.arrays)
+    return error
+
+
+def _what_to_write(missing: Sequence[Layer], left: Sequence[Group]) -> str:
+    hints = []
+    if left and not missing:
+        hints.append(f'ignore=["{left[0].arrays[0]}"] for what is not wanted')
+    if missing and not left:
+        path = next(iter(missing[0].leaves.values())).path
+        hints.append(f'keep=["{path}"] for what stays as it is')
+    if missing and left:
+        hints.append("a module of the sizes of the file; keep= and ignore= with patterns for what "
+                     'has no counterpart, rename={"name.in.the.file": "path.in.the.module"}')  # fmt: skip
+    return "; ".join(hints) or "a file with arrays"
+
+
+def _near(layer: Layer, groups: Sequence[Group]) -> str:
+    """What of the file may have been meant, with its shapes."""
+    found = near_names(layer.path, [group.path for group in groups], 1)
+    group = next((each for each in groups if found and each.path == found[0]), None)
+    return f"; near: {_group_text(group)}" if group is not None else ""
+
+
+def _about(group: Group) -> str:
+    if {"weight_ih", "weight_hh"} <= set(group.parts):
+        return "; a GRU of torch is another function than pax.GRU" if _thirds(group) else ""
+    if is_fused(group):
+        return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
+    return ""
+
+
+def _thirds(group: Group) -> bool:
+    shape = group.parts["weight_hh"].shape
+    return len(shape) == 2 and shape[0] == 3 * shape[1]
+
+
+def ambiguous(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeightsError:
+    """The error if more than one way is left: every array with its candidates."""
+    candidates: dict[str, list[str]] = {}
+    layouts: dict[str, list[str]] = {}
+    for hypothesis in study.possible:
+        for component in hypothesis.outcome.open:
+            for group in component.groups:
+                fitting = [la.path for la in component.layers if component.fits(la, group)]
+                for name in group.arrays:
+                    candidates.setdefault(name, [])
+                    candidates[name] += [p for p in fitting if p not in candidates[name]]
+    _differences(study.possible, candidates, layouts)
+    lines = [f"  - {name}: {' or '.join(paths[:8])}" for name, paths in candidates.items()]
+    lines += [f"  - {name}: {' or '.join(says)}" for name, says in layouts.items()]
+    hints = []
+    if candidates:
+        name, paths = next(iter(candidates.items()))
+        group = _group_of(study.possible, name)
+        hints.append(f'rename={{"{group or name}": "{paths[0]}", ...}}, with * for numbers')
+    if layouts:
+        hints.append(_about_layouts(study))
+    hints.append("reference=(inputs, outputs) of the net that wrote it")
+    error = AmbiguousWeightsError(
+        "It is not decided where these arrays belong, or how they lie, and nothing is guessed:\n"
+        + _lines(lines),
+        where=source.where,
+        got=f"{agreeing} ways that agree with the reference" if agreeing else None,
+        write="; or ".join(hints),
+    )
+    error.candidates = {name: tuple(paths) for name, paths in {**candidates, **layouts}.items()}
+    return error
+
+
+def _group_of(hypotheses: Sequence[Hypothesis], name: str) -> str | None:
+    for hypothesis in hypotheses:
+        for component in hypothesis.outcome.open:
+            for group in component.groups:
+                if name in group.arrays:
+                    return group.path if name.startswith(group.path) else None
+    return None
+
+
+def _differences(
+    hypotheses: Sequence[Hypothesis],
+    candidates: dict[str, list[str]],
+    layouts: dict[str, list[str]],
+) -> None:
+    """The arrays of decided pairs that are read in several ways, or go to several places."""
+    ways: dict[str, dict[object, str]] = {}
+    places: dict[str, list[str]] = {}
+    for hypothesis in hypotheses:
+        for layer, group in hypothesis.outcome.pairs:
+            for recipe in hypothesis.options[layer, group]:
+                for path, pieces in recipe.items():
+                    for piece in pieces:
+                        label = f"{piece.says or 'as it is'} ({hypothesis.says}"
+                        label += f", {hypothesis.fused})" if piece.split else ")"
+                        ways.setdefault(piece.source, {}).setdefault((path, piece.key()), label)
+                        mine = places.setdefault(piece.source, [])
+                        if layer.path not in mine:
+                            mine.append(layer.path)
+    for name, found in ways.items():
+        if len(hypotheses) == 1 or name not in candidates:
+            several = {key for _, key in found} if len(places[name]) == 1 else set()
+            if len(several) > 1:
+                layouts[name] = list(dict.fromkeys(found.values()))
+    if len(hypotheses) > 1:
+        for name, paths in places.items():
+            if len(paths) > 1 and len(set(map(len, [paths]))) == 1 and _moves(name, hypotheses):
+                candidates.setdefault(name, [])
+                candidates[name] += [path for path in paths if path not in candidates[name]]
+
+
+def _moves(name: str, hypotheses: Sequence[Hypothesis]) -> bool:
+    """Whether an array goes to another layer under another hypothesis."""
+    found = {
+        tuple(layer.path for layer, group in each.outcome.pairs if name in group.arrays)
+        for each in hypotheses
+    }
+    return len(found) > 1
+
+
+def _about_layouts(study: Study) -> str:
+    hints = []
+    names = {hypothesis.origin for hypothesis in study.possible}
+    if len(names) > 1:
+        said = dict.fromkeys(origin.partition(",")[0] for origin in sorted(names))
+        if len(said) > 1:
+            hints.append(" or ".join(f'origin="{one}"' for one in said))
+    if len({hypothesis.fused for hypothesis in study.possible}) > 1:
+        hints.append('fused="blocks" or fused="by head"')
+    hints.append('axes={"path.in.the.module": (1, 0)}')
+    return "; or ".join(hints)
+
+
+def nothing_agrees(source: Source, tried: int, nearest: float, most: int) -> AdoptionError:
+    """The error if no way that is left gives the outputs of the reference."""
+    more = tried >= most
+    return AdoptionError(
+        "No way to give these arrays to the module has the outputs of the reference.",
+        where=source.where,
+        got=f"{tried} ways tried, of which the nearest is off by {nearest:.3g} of the largest output"
+        + (", and there are more" if more else ""),
+        write=("rename= for some of them, so that fewer ways are left" if more else
+               "the module, the eval mode and the eps of norms as they are in the reference, or "
+               "the file that belongs to it"),
+    )  # fmt: skip
+
+
+def doubled(source: Source, names: tuple[str, str], paths: tuple[str, str]) -> AdoptionError:
+    """The error about two equal arrays for two places, where no name says that this is meant."""
+    return AdoptionError(
+        "Two arrays of the source are the same, and would fill two places of the module.",
+        where=source.where,
+        got=f"{names[0]} for {paths[0]}, {names[1]} for {paths[1]}",
+        write="rename= for both, if the net has one array at both places; ignore= for one, if it "
+        "is there twice",
+    )
+
+
+def said(choice: Choice) -> str:
+    """Whose conventions a choice follows, in words."""
+    return choice.origin

@@ -1,0 +1,107 @@
+"""What went where: one row for each leaf, and what was left on either side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One leaf of the module, and what filled it.
+
+    Attributes:
+        leaf: its path.
+        arrays: the names of the arrays of the source.
+        how: what was done with them, such as ``"transposed"``; empty for nothing.
+        why: what decided that they belong there.
+        shape: of the leaf.
+        dtype: of the leaf.
+    """
+
+    leaf: str
+    arrays: tuple[str, ...]
+    how: str
+    why: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class AdoptionReport:
+    """What `adopt` did: printed, it says what went where.
+
+    Attributes:
+        where: the source.
+        kind: its format.
+        origin: whose conventions its arrays follow.
+        rows: one `Row` for each leaf that was filled.
+        counters: leaves that say whether statistics were gathered, set to 1.
+        kept: leaves that stayed as they were, because of ``keep=`` or because no file has them.
+        ignored: arrays of the source that were not wanted.
+        tied: arrays of the source that are others once more, with these.
+        tried: how many ways were run to compare them with ``reference=``; 0 without one.
+
+    Example:
+        >>> import numpy as np, pax_export as pax
+        >>> file = {"fc.weight": np.ones((3, 2)), "fc.bias": np.ones(3)}
+        >>> net, report = pax.weights.adopt(pax.Linear(2, 3), file)
+        >>> print(report)
+        2 leaves from 2 arrays of the dict that was given (mapping, as torch keeps them)
+          weight  float32[2,3]  <- fc.weight  transposed  (the only one that fits)
+          bias    float32[3]    <- fc.bias                (the only one that fits)
+    """
+
+    where: str
+    kind: str
+    origin: str
+    rows: tuple[Row, ...]
+    counters: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    tied: dict[str, str] = field(default_factory=dict)
+    tried: int = 0
+    _choice: Any = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists and texts, as JSON can keep it."""
+        found = {
+            name: getattr(self, name)
+            for name in ("where", "kind", "origin", "tied", "tried")
+        }  # fmt: skip
+        for name in ("counters", "kept", "ignored"):
+            found[name] = list(getattr(self, name))
+        rows = [asdict(row) for row in self.rows]
+        found["rows"] = [
+            {**row, "arrays": list(row["arrays"]), "shape": list(row["shape"])} for row in rows
+        ]
+        return found
+
+    def __str__(self) -> str:
+        arrays = {name for row in self.rows for name in row.arrays}
+        lines = [
+            f"{len(self.rows)} leaves from {len(arrays)} arrays of {self.where} "
+            f"({self.kind}, as {self.origin} keeps them)"
+        ]
+        table = [
+            (row.leaf, f"{row.dtype}[{','.join(map(str, row.shape))}]",
+             f"<- {' + '.join(row.arrays)}", row.how, f"({row.why})")
+            for row in self.rows
+        ]  # fmt: skip
+        widths = [max(map(len, column), default=0) for column in zip(*table)]
+        for cells in table:
+            padded = [cell.ljust(width) for cell, width in zip(cells, widths)]
+            lines.append("  " + "  ".join(cell for cell in padded if cell.strip()).rstrip()
+                         if not widths[3] else "  " + "  ".join(padded).rstrip())  # fmt: skip
+        for says, names in (
+            ("set to 1, as statistics are there", self.counters),
+            ("kept as they were", self.kept),
+            ("not wanted", self.ignored),
+        ):
+            if names:
+                lines.append(f"{says}: {', '.join(names)}")
+        for name, first in self.tied.items():
+            lines.append(f"once more the same: {name}, as {first}")
+        if self.tried:
+            lines.append(f"compared with the reference: {self.tried} tried, 1 agrees")
+        return "\n".join(lines)

@@ -1,0 +1,197 @@
+"""Names taken apart: words, numbers, and at the end the role of an array in its layer.
+
+Frameworks call one thing by many names: ``kernel`` and ``weight``, ``moving_variance`` and
+``running_var``, ``q_proj`` and ``query``.  Here they become one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+WEIGHT, BIAS, MEAN, VAR, COUNT = "weight", "bias", "mean", "var", "count"
+RECURRENT = "recurrent"
+
+_ROLES = {
+    "weight": WEIGHT, "weights": WEIGHT, "kernel": WEIGHT, "gamma": WEIGHT, "scale": WEIGHT,
+    "w": WEIGHT, "embedding": WEIGHT, "embeddings": WEIGHT, "bias": BIAS, "beta": BIAS,
+    "offset": BIAS, "shift": BIAS, "b": BIAS, "biases": BIAS, "mean": MEAN, "var": VAR,
+    "variance": VAR, "debias": COUNT,
+}  # fmt: skip
+
+# Two or three words that are one thing.
+_JOINED = {
+    ("num", "batches", "tracked"): "debias",
+    ("running", "mean"): "mean", ("moving", "mean"): "mean", ("ema", "mean"): "mean",
+    ("running", "var"): "var", ("moving", "variance"): "var", ("ema", "var"): "var",
+    ("layer", "norm"): "norm", ("batch", "norm"): "norm", ("group", "norm"): "norm",
+    ("layer", "normalization"): "norm", ("batch", "normalization"): "norm",
+    ("group", "normalization"): "norm", ("multi", "head", "attention"): "attention",
+    ("feed", "forward"): "mlp", ("ln", "f"): "final",
+}  # fmt: skip
+
+_SYNONYMS = {
+    word: one
+    for one, words in {
+        "query": "q qry queries wq", "key": "k keys wk", "value": "v val values wv",
+        "output": "o out outputs wo", "attention": "attn att mha",
+        "embed": "emb embedding embeddings embedder wte", "position": "pos positional wpe",
+        "token": "tok tokens", "encoder": "enc", "decoder": "dec", "linear": "fc dense lin",
+        "conv": "convolution conv1d conv2d conv3d", "mlp": "ffn ff",
+        "norm": "ln bn layernorm batchnorm groupnorm normalization",
+        "layer": "layers block blocks", "head": "heads logits classifier", "final": "last",
+        "group": "groups", "hidden": "hid", "projection": "proj", "down": "downs", "up": "ups",
+        "recurrent": "rnn", "input": "in inputs", "dense": "",
+    }.items()
+    for word in words.split()
+}  # fmt: skip
+
+_RANK = re.compile(r"(conv|norm|normalization|pool|pooling|dropout)_?[123]d", re.IGNORECASE)
+_PIECES = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+# torch's LSTM, GRU and RNN: one module with the arrays of several layers and directions.
+_TORCH_RNN = re.compile(r"(weight|bias)_(ih|hh)(?:_l(\d+))?(_reverse)?$")
+# flax's cells have a Dense for each gate: ii, if, ig, io, hi, hf, hg, ho.
+_FLAX_GATE = re.compile(r"(?:^|[./])([ih][ifgo])[./](kernel|bias)$")
+# What stands around the name of an array, and says nothing of it.
+_AROUND = re.compile(r":0$|[./]\.ATTRIBUTES[./]VARIABLE_VALUE$|[./](?:raw_)?value$")
+_COLLECTIONS = re.compile(r"^(?:params|batch_stats|variables|state_dict)[./]")
+_KERAS_PLACE = re.compile(r"^(.*?)[./]vars[./](\d+)$")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name without its role.
+
+    Attributes:
+        words: one for each word and number, in order; a number is ``#``.
+        numbers: the numbers, in order.
+    """
+
+    words: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def said(self) -> frozenset[str]:
+        """The words alone."""
+        return frozenset(self.words) - {"#"}
+
+
+def pieces(text: str) -> list[str]:
+    """The words and numbers of a name as they are written, in small letters.
+
+    Example:
+        >>> pieces("encoder.layers.0/SelfAttention.conv2d_1")
+        ['encoder', 'layers', '0', 'self', 'attention', 'conv', '1']
+    """
+    return [piece.lower() for piece in _PIECES.findall(_RANK.sub(r"\1", text))]
+
+
+def _together(words: list[str]) -> list[str]:
+    found: list[str] = []
+    place = 0
+    while place < len(words):
+        for count in (3, 2):
+            one = _JOINED.get(tuple(words[place : place + count]))
+            if one is not None:
+                found.append(one)
+                place += count
+                break
+        else:
+            found.append(words[place])
+            place += 1
+    return found
+
+
+def named(words: list[str]) -> Name:
+    """The name of these words, synonyms made one."""
+    numbers = tuple(int(word) for word in words if word.isdigit())
+    return Name(
+        tuple("#" if word.isdigit() else _SYNONYMS.get(word, word) for word in words), numbers
+    )
+
+
+def name_of(text: str) -> Name:
+    """The name of a module by its path.
+
+    Example:
+        >>> name_of("layers.0.attn.q_proj").words
+        ('layer', '#', 'attention', 'query', 'projection')
+    """
+    return named(_together(pieces(text)))
+
+
+def role_of(attribute: str) -> str | None:
+    """The role that the attribute of a layer has, or None."""
+    words = _together(pieces(attribute))
+    return _ROLES.get(words[0]) if len(words) == 1 else None
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The name of an array: the layer that it seems to belong to, and its role in there.
+
+    Attributes:
+        layer: the layer as it is written, for the user and for patterns.
+        words: of that layer.
+        role: one of those above, one of a recurrent layer, a place such as ``"0"``, or None.
+    """
+
+    layer: str
+    words: tuple[str, ...]
+    role: str | None
+
+
+def parsed(name: str) -> Parsed:
+    """Takes the name of an array apart.
+
+    Example:
+        >>> parsed("encoder.self_attn.in_proj_weight").role
+        'weight'
+        >>> parsed("params/Dense_0/kernel").layer
+        'Dense_0'
+        >>> parsed("lstm.weight_hh_l0").role
+        'weight_hh'
+    """
+    bare = _COLLECTIONS.sub("", _COLLECTIONS.sub("", _AROUND.sub("", name)))
+    if found := _TORCH_RNN.search(bare):
+        layer = bare[: found.start()].rstrip("._/")
+        number = [found[3]] if found[3] is not None else []
+        words = (*_together(pieces(layer)), *number, *(["reverse"] if found[4] else []))
+        tail = f"_l{found[3]}{found[4] or ''}" if found[3] is not None else ""
+        return Parsed(layer + tail, words, f"{found[1]}_{found[2]}")
+    if found := _FLAX_GATE.search(bare):
+        layer = bare[: found.start()]
+        return Parsed(layer, tuple(_together(pieces(layer))), f"{found[1]}.{found[2]}")
+    if found := _KERAS_PLACE.match(bare):
+        return Parsed(found[1], tuple(_together(pieces(found[1]))), found[2])
+    return _plain(bare)
+
+
+def _plain(bare: str) -> Parsed:
+    words = _together(pieces(bare))
+    if words[-1:] == ["averages"] and words[-2:-1] and words[-2] in ("mean", "var"):
+        words = words[:-1]
+    if words[-2:-1] in (["mean"], ["var"]) and words[-1] == "debias":
+        return Parsed(_without(bare, 2), tuple(words[:-2]), COUNT)
+    if words[-2:] == ["recurrent", "kernel"]:
+        return Parsed(_without(bare, 1), tuple(words[:-2]), RECURRENT)
+    if len(words) > 1 and words[-1] == "r" and bare[-1] == "R":  # of ONNX, beside W and B
+        return Parsed(_without(bare, 1), tuple(words[:-1]), RECURRENT)
+    if words and words[-1] in _ROLES:
+        return Parsed(_without(bare, 1), tuple(words[:-1]), _ROLES[words[-1]])
+    if len(words) > 1 and words[-1].isdigit() and words[-2] in _ROLES:  # w1, b1
+        return Parsed(bare, (*words[:-2], words[-1]), _ROLES[words[-2]])
+    return Parsed(bare, tuple(words), None)
+
+
+def _without(bare: str, parts: int) -> str:
+    """The text before the role, as well as it can be told from it."""
+    for separator in "./":
+        if separator in bare:
+            head, _, tail = bare.rpartition(separator)
+            if role_of(tail) or tail in ("averages", "debias", "recurrent_kernel"):
+                if tail in ("averages", "debias"):
+                    head = head.rpartition(separator)[0]
+                return head
+    ending = re.search(r"[._/]?(recurrent_kernel|[A-Za-z]+)$", bare)
+    return bare[: ending.start()] if ending else bare
