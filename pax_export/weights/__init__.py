@@ -10,7 +10,7 @@ from pax_export.weights._save_load import (
     require_shape,
     save_weights,
 )
-from pax_export.weights.adoption import AdoptionReport, Row, adopt
+from pax_export.weights.adoption import AdoptionReport, Row, adopt, save_as
 from pax_export.weights.sources import Entry, Source, open_source
 
 # What is imported and not listed is for other rooms of the package.
@@ -23,5 +23,6 @@ __all__ = [
     "adopt",
     "load_weights",
     "open_source",
+    "save_as",
     "save_weights",
 ]

@@ -22,7 +22,7 @@ import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
 from pax_export._files import file_types, signature_file, single_file
-from pax_export._files.replacing import Belongs, some_names
+from pax_export._files.replacing import Belongs, Recognize, some_names
 from pax_export._optional import require
 from pax_export._signing import Key
 from pax_export._signing import signer as signer_with
@@ -54,12 +54,16 @@ _SIGNATURES = {
 
 
 def write(
-    path: Path, arrays: dict[str, np.ndarray], notes: Mapping[str, Note], sign: Key | None = None
+    path: Path,
+    arrays: dict[str, np.ndarray],
+    notes: Mapping[str, Note],
+    sign: Key | None = None,
+    extra: Mapping[str, str] | None = None,
 ) -> None:
     """Writes arrays to a file, in the place of one that may be there, or a WeightsFileError."""
     signer = signer_with(sign, "save_weights")
     library = require("safetensors.numpy", "safetensors", "save_weights")
-    metadata = {_checksums.ENTRY: _checksums.text(arrays)}
+    metadata = {**(extra or {}), _checksums.ENTRY: _checksums.text(arrays)}
     if notes:
         metadata[_NOTES] = json.dumps(notes)
     target = _target(path)
@@ -86,14 +90,30 @@ def write(
         ) from error
 
 
-def _target(path: Path) -> Path:
+@contextmanager
+def whole_file(path: Path, recognized: Recognize) -> Iterator[Path]:
+    """Gives the path of a file of another format that becomes ``path`` if the block succeeds."""
+    target = _target(path, recognized)
+    try:
+        with single_file.replaced(target, recognized) as temporary:
+            yield temporary
+            temporary.chmod(_mode(target, temporary.parent))
+    except OSError as error:
+        if isinstance(error, WeightsFileError):
+            raise
+        reason = getattr(error, "strerror", None) or getattr(error, "got", None) or error
+        raise _unwritten(path, reason) from error
+
+
+def _target(path: Path, recognized: Recognize | None = None) -> Path:
     """The file to write, or a WeightsFileError: a link stays; what it leads to is replaced."""
     if "\0" in str(path):
         raise _unwritten(path, "a path with a null character")
     target = Path(os.path.realpath(path))
     try:
         kind = file_types.unusual(target)
-        known = kind is not None or not target.exists() or _recognized(target) is not None
+        recognized = recognized or _recognized
+        known = kind is not None or not target.exists() or recognized(target) is not None
     except OSError as error:
         raise _unwritten(path, error.strerror) from error
     if target.is_dir():

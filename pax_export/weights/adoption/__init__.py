@@ -8,5 +8,6 @@ and that for each hypothesis about who wrote the file (`_plan`).
 
 from pax_export.weights.adoption._adopt import adopt
 from pax_export.weights.adoption._report import AdoptionReport, Row
+from pax_export.weights.adoption._save_as import save_as
 
-__all__ = ["AdoptionReport", "Row", "adopt"]
+__all__ = ["AdoptionReport", "Row", "adopt", "save_as"]

@@ -23,7 +23,6 @@ from typing import Any
 
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._words import Name
 
 #: So many steps are spent on finding out whether there is a second way.
 _STEPS = 20_000
@@ -152,20 +151,10 @@ def _by_words(items: Sequence[Any]) -> dict[tuple[str, ...], list[Any]]:
     """Layers or groups whose names differ by numbers alone, in the order of these."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for item in items:
-        found.setdefault(_template(item.name, items), []).append(item)
+        found.setdefault(item.name.words, []).append(item)
     for same in found.values():
         same.sort(key=lambda item: item.name.numbers)
     return found
-
-
-def _template(name: Name, items: Sequence[Any]) -> tuple[str, ...]:
-    """The words of a name; ``dense`` is the first of ``dense_1`` and ``dense_2``."""
-    if name.words[-1:] != ("#",) and any(
-        other.name.words == (*name.words, "#") and other.name.numbers[:-1] == name.numbers
-        for other in items
-    ):
-        return (*name.words, "#")
-    return name.words
 
 
 def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
@@ -179,9 +168,6 @@ def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
         return 0
     if len(set(numbers)) != len(numbers):
         return None
-    if any(len(each) == 0 for each in numbers):  # dense, before dense_1
-        rest = branches([(-1,) if not each else each for each in numbers])
-        return rest
     below = [
         branches([each[1:] for each in group])
         for _, group in itertools.groupby(numbers, key=lambda each: each[0])
@@ -250,7 +236,7 @@ _KINDS = frozenset(
 
 def _counts(layer: Layer, group: Group) -> bool:
     """Whether the numbers of a name count layers; those of ``arr_0`` and ``var_17`` do not."""
-    return bool(layer.said & group.said) or (group.sure and group.said <= _KINDS)
+    return bool(layer.said & group.said) or (group.sure and group.own_words <= _KINDS)
 
 
 def _shared(layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]) -> frozenset:

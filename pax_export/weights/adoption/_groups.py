@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pax_export.weights.adoption._moves import Piece
-from pax_export.weights.adoption._words import COUNT, WEIGHT, Name, named, parsed
+from pax_export.weights.adoption._words import COUNT, WEIGHT, Name, named, parsed, with_first
 from pax_export.weights.sources import Source
 
 
@@ -23,6 +23,7 @@ class Group:
         place: of the first array in the file.
         sure: whether the names say what role each array has.
         within: below which path of the module the user wants it.
+        around: with so many words the names of all groups begin.
     """
 
     path: str
@@ -32,6 +33,12 @@ class Group:
     place: int
     sure: bool = True
     within: str | None = None
+    around: int = 0
+
+    @property
+    def own_words(self) -> frozenset[str]:
+        """The words but for those before the names of all groups, such as ``model``."""
+        return named(list(self.raw[self.around :])).said
 
     @property
     def said(self) -> frozenset[str]:
@@ -72,8 +79,9 @@ def grouped(
     about: dict[Any, tuple] = {}
     counters: list[str] = []
     order = {name: place for place, name in enumerate(source.entries)}
+    first = with_first(names := list(names))
     for name in names:
-        known_as, within = told.get(name, (name, None))
+        known_as, within = told.get(name, (first[name], None))
         found = parsed(known_as)
         if found.role == COUNT:
             counters.append(name)
@@ -91,7 +99,22 @@ def grouped(
         Group(path, groups[key], named(list(words)), words, place, sure, within)
         for key, (path, words, place, sure, within) in about.items()
     ]
+    around = _beginning([group.raw for group in made])
+    made = [replace(group, around=around) for group in made]
     return sorted(made, key=lambda group: group.place), counters
+
+
+def _beginning(several: list[tuple[str, ...]]) -> int:
+    """With how many words all names begin; the last word of a name is never among them."""
+    count = 0
+    for words in zip(*[raw[:-1] for raw in several if raw]):
+        if len(set(words)) > 1 or words[0].isdigit():
+            break
+        count += 1
+    shortest = min((len([w for w in raw if not w.isdigit()]) for raw in several), default=1)
+    return min(count, max(shortest - 1, 0))
+
+
 
 
 def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> list[Group]:
@@ -126,8 +149,7 @@ def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> 
             parts[role] = replace(
                 piece, split=whole, take=take, steps=(("reshape", shape),), says=f"its {word} part"
             )
-        words = [w for w in group.raw if w not in _FUSED]
-        name = named([*words, word])
+        name = named([*_without_fused(group.raw), word])
         found.append(
             Group(f"{group.path} ({word})", parts, name, (*group.raw, word), group.place, True,
                   group.within)
@@ -135,7 +157,15 @@ def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> 
     return found
 
 
-_FUSED = frozenset("in proj projection qkv query key value c attn to".split())
+def _without_fused(raw: tuple[str, ...]) -> list[str]:
+    """The words without those that say that it is three in one."""
+    if raw[-2:] == ("c", "attn"):
+        return [*raw[:-2], "attn"]
+    if raw[-2:] == ("in", "proj"):
+        return list(raw[:-2])
+    if raw[-3:] == ("query", "key", "value"):
+        return list(raw[:-3])
+    return [word for word in raw if word != "qkv"]
 
 
 def is_fused(group: Group) -> bool:

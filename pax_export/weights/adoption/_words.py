@@ -7,6 +7,7 @@ Frameworks call one thing by many names: ``kernel`` and ``weight``, ``moving_var
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 WEIGHT, BIAS, MEAN, VAR, COUNT = "weight", "bias", "mean", "var", "count"
@@ -54,7 +55,7 @@ _TORCH_RNN = re.compile(r"(weight|bias)_(ih|hh)(?:_l(\d+))?(_reverse)?$")
 _FLAX_GATE = re.compile(r"(?:^|[./])([ih][ifgo])[./](kernel|bias)$")
 # What stands around the name of an array, and says nothing of it.
 _AROUND = re.compile(r":0$|[./]\.ATTRIBUTES[./]VARIABLE_VALUE$|[./](?:raw_)?value$")
-_COLLECTIONS = re.compile(r"^(?:params|batch_stats|variables|state_dict)[./]")
+_COLLECTIONS = re.compile(r"(?:(?<=[./])|^)(?:params|batch_stats|variables|state_dict)[./]")
 _KERAS_PLACE = re.compile(r"^(.*?)[./]vars[./](\d+)$")
 
 
@@ -72,8 +73,8 @@ class Name:
 
     @property
     def said(self) -> frozenset[str]:
-        """The words alone."""
-        return frozenset(self.words) - {"#"}
+        """The words that say something."""
+        return frozenset(self.words) - {"#", "projection"}
 
 
 def pieces(text: str) -> list[str]:
@@ -120,6 +121,29 @@ def name_of(text: str) -> Name:
     return named(_together(pieces(text)))
 
 
+def with_first(names: Iterable[str]) -> dict[str, str]:
+    """The names, in which Keras's ``dense`` beside ``dense_1`` is called ``dense_0``.
+
+    Example:
+        >>> with_first(["a/dense/kernel", "a/dense_1/kernel"])["a/dense/kernel"]
+        'a/dense_0/kernel'
+    """
+    split = {name: re.split(r"([./])", name) for name in names}
+    counted = {
+        re.sub(r"_\d+$", "", beginning)
+        for parts in split.values()
+        for end in range(len(parts))
+        if re.search(r"[A-Za-z0-9]_\d+$", beginning := "".join(parts[: end + 1]))
+    }
+    return {
+        name: "".join(
+            f"{part}_0" if "".join(parts[: place + 1]) in counted else part
+            for place, part in enumerate(parts)
+        )
+        for name, parts in split.items()
+    }
+
+
 def role_of(attribute: str) -> str | None:
     """The role that the attribute of a layer has, or None."""
     words = _together(pieces(attribute))
@@ -152,7 +176,7 @@ def parsed(name: str) -> Parsed:
         >>> parsed("lstm.weight_hh_l0").role
         'weight_hh'
     """
-    bare = _COLLECTIONS.sub("", _COLLECTIONS.sub("", _AROUND.sub("", name)))
+    bare = _COLLECTIONS.sub("", _AROUND.sub("", name))
     if found := _TORCH_RNN.search(bare):
         layer = bare[: found.start()].rstrip("._/")
         number = [found[3]] if found[3] is not None else []
