@@ -11,11 +11,14 @@ from pax_export._errors import WeightsFileError
 from pax_export._files.replacing import some_names
 from pax_export.weights.sources import (
     _gguf,
+    _hdf5,
+    _keras,
     _mapping,
     _npz,
     _onnx,
     _safetensors,
     _sharded,
+    _tensorflow,
     _torch,
 )
 from pax_export.weights.sources._binary_file import BinaryFile
@@ -23,7 +26,8 @@ from pax_export.weights.sources._source import Source, refusing
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 _READABLE = (
-    "a file of safetensors or PyTorch, or the index of several; GGUF; ONNX; numpy's .npz; or a "
+    "a file of safetensors or PyTorch, or the index of several; GGUF; ONNX; Keras; a "
+    "SavedModel or a checkpoint of TensorFlow; numpy's .npz; or a "
     "mapping of "
     "names to arrays"
 )
@@ -70,7 +74,7 @@ def open_source(source: Any, *, keep_quantised: bool = False) -> Source:
 
 
 def _of_folder(path: Path, opened: ExitStack, keep: bool) -> Source:
-    file = _sharded.in_folder(path)
+    file = _tensorflow.in_folder(path) or _sharded.in_folder(path)
     if file is not None:
         return _of_file(file, opened, keep)
     raise _unknown(str(path), f"a folder with {some_names(path)}")
@@ -79,16 +83,18 @@ def _of_folder(path: Path, opened: ExitStack, keep: bool) -> Source:
 def _of_file(path: Path, opened: ExitStack, keep: bool) -> Source:
     if _sharded.is_index(path):
         return _sharded.opened(path, opened, lambda shard: _of_file(shard, opened, keep))
-    file = opened.enter_context(BinaryFile(path))
+    file = opened.enter_context(BinaryFile(_tensorflow.of_prefix(path) or path))
     if file.begin(2) == b"PK":
         with refusing(file.where, "zip archive"):
             archive = ZipArchive(file)
-        for reader in (_torch, _npz):
+        for reader in (_torch, _keras, _npz):
             if reader.recognises(archive):
                 return reader.opened(file, opened, keep)
+    if _hdf5.recognises(file):
+        return _keras.of_hdf5(file, opened)
     if _torch.recognises_legacy(file):
         return _torch.legacy(file, opened)
-    for reader in (_gguf, _safetensors, _onnx):
+    for reader in (_gguf, _safetensors, _tensorflow, _onnx):
         if reader.recognises(file):
             return reader.opened(file, opened, keep)
     raise _unknown(file.where, f"a file of {file.size} bytes that begins with {file.begin(16)!r}")
