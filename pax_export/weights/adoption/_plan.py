@@ -31,6 +31,8 @@ from pax_export.weights.sources import Entry, Source
 _BOOKKEEPING = ("position_ids",)
 #: Kinds of sources that hold a graph, and all that it computes with.
 _GRAPHS = ("onnx", "tflite")
+#: What readers note of arrays that no net is made of.
+_NO_NET = ("optimizer", "metric")
 
 
 @dataclass
@@ -78,7 +80,8 @@ class Study:
         wanted: what the module wants.
         kept: paths of leaves that stay as they are.
         ignored: arrays that are left out because the user says so.
-        constants: arrays of a graph that no leaf could be: shapes, axes, exponents.
+        constants: arrays that are no weights: shapes and exponents of a graph, and what an
+            optimizer keeps.
         counters: arrays that count, and are not needed.
         tied: arrays that are others once more, and are not needed.
         possible: hypotheses under which every array has a place.
@@ -143,10 +146,10 @@ def _begun(net: Any, source: Source, options: Options, where: str) -> tuple[Stud
 
 
 def _constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]:
-    """What a graph computes with besides its weights, and what has no numbers at all.
+    """What a file holds besides weights: constants of a graph, the state of an optimizer.
 
-    Nobody can list them: a graph has hundreds.  Left out is only what could fill no leaf: whole
-    numbers where no leaf is of whole numbers, and a single number where no leaf is one.
+    Nobody can list them: a graph has hundreds.  Of one, left out is only what could fill no leaf:
+    whole numbers where no leaf is of whole numbers, and a single number where no leaf is one.
     """
     leaves = [leaf for layer in found.layers for leaf in layer.leaves.values()]
     whole = any(not _is_floating(leaf.dtype) for leaf in leaves)
@@ -155,8 +158,10 @@ def _constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]
 
     def is_constant(entry: Entry) -> bool:
         size = math.prod(entry.shape)
-        if size == 0 or not graph:
-            return size == 0
+        if size == 0 or entry.note in _NO_NET:
+            return True
+        if not graph:
+            return False
         if not _is_floating(entry.dtype):
             return not whole
         return size == 1 and (not ranks or (entry.shape == () and 0 not in ranks))

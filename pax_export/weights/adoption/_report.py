@@ -39,7 +39,8 @@ class AdoptionReport:
         counters: leaves that say whether statistics were gathered, set to 1.
         kept: leaves that stayed as they were, because of ``keep=`` or because no file has them.
         ignored: arrays of the source that were not wanted.
-        constants: arrays of a graph that no leaf could be, such as shapes and exponents.
+        constants: arrays that are no weights: shapes and exponents of a graph, and what an
+            optimizer keeps.
         tied: arrays of the source that are others once more, with these.
         tried: how many ways were run to compare them with ``reference=``; 0 without one.
 
@@ -105,7 +106,7 @@ class AdoptionReport:
         if self.constants:
             more = ", ..." if len(self.constants) > 3 else ""
             lines.append(
-                f"no weights, {len(self.constants)} constants: "
+                f"{len(self.constants)} arrays that are no weights: "
                 f"{', '.join(self.constants[:3])}{more}"
             )
         for name, first in self.tied.items():

@@ -7,6 +7,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.errors import AdoptionError
+from pax_export.weights import Entry, Source
 from tests.closeness import assert_close
 
 onnx = pytest.importorskip("onnx")
@@ -38,7 +39,7 @@ def test_constants_of_a_graph_are_left_out_and_told(tmp_path):
     net, report = pax.weights.adopt(pax.Linear(3, 4), graph(tmp_path / "net.onnx", arrays))
     assert_close(net.weight, arrays["fc.weight"].T)
     assert set(report.constants) == set(CONSTANTS) == set(report.to_dict()["constants"])
-    assert "no weights, 5 constants: axes, shape, is_training, ..." in str(report)
+    assert "5 arrays that are no weights: axes, shape, is_training, ..." in str(report)
 
 
 def test_a_single_number_that_a_leaf_could_be_is_no_constant(tmp_path):
@@ -108,3 +109,27 @@ def test_a_bias_with_an_axis_of_one_is_no_bias_of_heads():
     arrays = {"fc/kernel:0": drawn(3, 4), "fc/bias:0": drawn(1, 4)}
     _, report = pax.weights.adopt(pax.Linear(3, 4), arrays)
     assert [row.how for row in report.rows] == ["", ""]
+
+
+def test_what_an_optimizer_keeps_is_left_out_though_it_has_the_shapes_of_the_weights():
+    notes = {"fc/kernel": "", "Adam/fc/kernel/m": "optimizer", "total": "metric"}
+    arrays = {name: drawn(3, 4) + place for place, name in enumerate(notes)}
+    entries = {
+        name: Entry("net", "checkpoint", (3, 4), "float32", lambda a=array: a, note=notes[name])
+        for name, array in arrays.items()
+    }
+    net, report = pax.weights.adopt(pax.Linear(3, 4, False), Source("tensorflow", "net", entries))
+    assert_close(net.weight, arrays["fc/kernel"])
+    assert report.constants == ("Adam/fc/kernel/m", "total")
+
+
+def test_layers_of_keras_that_are_wrapped_go_by_their_numbers():
+    class Towers(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.towers = [pax.Linear(3, 4, with_bias=False) for _ in range(11)]
+
+    arrays = {f"time_distributed_{i}/kernel:0": drawn(3, 4) + i for i in range(1, 12)}
+    net, _ = pax.weights.adopt(Towers(), arrays)
+    for i, tower in enumerate(net.towers, start=1):
+        assert_close(tower.weight, arrays[f"time_distributed_{i}/kernel:0"])
