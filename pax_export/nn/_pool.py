@@ -16,10 +16,11 @@ from pax_export._errors import InvalidArgumentError
 from pax_export.nn._arguments import choice, integer
 
 Window = int | Sequence[int]
+Padding = str | Sequence[Sequence[int]]
 
 
 def max_pool(
-    value: Any, window_shape: Window, strides: Window, padding: str, channel_axis: int | None = -1
+    value: Any, window_shape: Window, strides: Window, padding: Padding, channel_axis: int | None = -1
 ) -> jax.Array:
     """Takes the largest element of each window.
 
@@ -29,7 +30,8 @@ def max_pool(
             the front are 1.  A single integer is for all axes but the first and
             ``channel_axis``; other than 1 it is deprecated.
         strides: the step of the window along each axis, in the same form.
-        padding: ``"SAME"`` or ``"VALID"``.
+        padding: ``"SAME"``, ``"VALID"``, or a list with a pair ``(before, after)`` for each axis,
+            e.g. ``[(0, 1), (0, 1), (0, 0)]``; missing axes at the front are not padded.
         channel_axis: the axis that a single integer leaves alone, or None.
 
     Returns:
@@ -50,7 +52,7 @@ def max_pool(
 
 
 def avg_pool(
-    value: Any, window_shape: Window, strides: Window, padding: str, channel_axis: int | None = -1
+    value: Any, window_shape: Window, strides: Window, padding: Padding, channel_axis: int | None = -1
 ) -> jax.Array:
     """Takes the mean of each window; padded elements do not count.
 
@@ -58,7 +60,8 @@ def avg_pool(
         value: an array whose first axis is the batch.
         window_shape: the size of the window along each axis; see `max_pool`.
         strides: the step of the window along each axis, in the same form.
-        padding: ``"SAME"`` or ``"VALID"``.
+        padding: ``"SAME"``, ``"VALID"``, or a list with a pair ``(before, after)`` for each axis,
+            e.g. ``[(0, 1), (0, 1), (0, 0)]``; missing axes at the front are not padded.
         channel_axis: the axis that a single integer leaves alone, or None.
 
     Returns:
@@ -99,7 +102,7 @@ def _least(dtype: Any) -> np.ndarray:
 
 
 def _geometry(
-    where: str, x: jax.Array, window_shape: Window, strides: Window, padding: str, channel_axis: Any
+    where: str, x: jax.Array, window_shape: Window, strides: Window, padding: Padding, channel_axis: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
     """Window, strides and padding of each axis; axes that are not pooled may be symbolic."""
     if channel_axis is not None and not -x.ndim <= operator.index(channel_axis) < x.ndim:
@@ -112,6 +115,8 @@ def _geometry(
     kept = {0} if channel_axis is None else {0, channel_axis % x.ndim}
     window = _each_axis(window_shape, x, kept, f"{where}.window_shape")
     steps = _each_axis(strides, x, kept, f"{where}.strides")
+    if not isinstance(padding, str):
+        return window, steps, _pairs(padding, x, window, f"{where}.padding")
     choice(padding, ("SAME", "VALID"), f"{where}.padding")
     pads = []
     for size, width, step in zip(x.shape, window, steps):
@@ -120,6 +125,27 @@ def _geometry(
         else:
             pads += jax.lax.padtype_to_pads((size,), (width,), (step,), padding)
     return window, steps, pads
+
+
+def _pairs(
+    padding: Any, x: jax.Array, window: tuple[int, ...], where: str
+) -> list[tuple[int, int]]:
+    """A pair for each axis; less than a window each, so that every window has a real element."""
+    try:
+        pairs = [(operator.index(before), operator.index(after)) for before, after in padding]
+    except (TypeError, ValueError):
+        pairs = None
+    if pairs is not None and len(pairs) <= x.ndim:
+        pairs = [(0, 0)] * (x.ndim - len(pairs)) + pairs
+        if all([0 <= size < width for pair, width in zip(pairs, window) for size in pair]):
+            return pairs
+    raise InvalidArgumentError(
+        "The padding of a pool needs a pair (before, after) for each axis, "
+        "each less than the window there.",
+        where=where,
+        got=f"{padding!r} for shape {x.shape} and windows {window}",
+        write=f"'SAME', 'VALID' or {[(0, width - 1) for width in window[1:]]}",
+    )
 
 
 def _each_axis(sizes: Window, x: jax.Array, kept: set[int], where: str) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,6 +25,26 @@ def test_numbers(window, strides, padding):
     np.testing.assert_array_equal(pax.max_pool(x, window, strides, padding), largest)
     mean = pool(x, window, strides, padding, np.mean)
     assert_close(pax.avg_pool(x, window, strides, padding), mean, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [
+    [(0, 1), (0, 1), (0, 0)], [(2, 0), (0, 1), (0, 0)], [(0, 0), (1, 1), (2, 2), (0, 0)],
+])  # fmt: skip
+def test_a_pair_of_padding_for_each_axis(padding):
+    x = drawn(2, 7, 5, 4)
+    window, strides, whole = (1, 3, 3, 1), (1, 2, 2, 1), [(0, 0)] * (4 - len(padding)) + padding
+    largest = pool(x, window, strides, whole, np.max)
+    np.testing.assert_array_equal(pax.max_pool(x, window, strides, padding), largest)
+    mean = pool(x, window, strides, whole, np.mean)
+    assert_close(pax.avg_pool(x, window, strides, padding), mean, rtol=1e-5, atol=1e-5)
+
+
+def test_pairs_of_padding_leave_the_size_to_the_caller():
+    sizes = jax.export.symbolic_shape("2*half, odd")
+    pooled = jax.jit(lambda x: pax.max_pool(x, (2, 2, 1), (2, 2, 1), [(0, 1), (0, 1), (0, 0)]))
+    x = jax.ShapeDtypeStruct((1, *sizes, 3), jnp.float32)
+    half, odd = jax.eval_shape(pooled, x).shape[1:3]
+    assert half == sizes[0] // 2 and odd == (sizes[1] - 1) // 2 + 1
 
 
 def test_missing_axes_at_the_front_are_1():
@@ -85,7 +106,11 @@ def test_booleans():
 
 @pytest.mark.parametrize(("message", "arguments"), [
     ("avg_pool.padding", ((2, 1), (2, 1), "FULL")),
-    ("avg_pool.padding", ((2, 1), (2, 1), [(0, 1)] * 3)),
+    ("avg_pool.padding", ((2, 1), (2, 1), [(0, 1)] * 4)),
+    ("avg_pool.padding", ((2, 1), (2, 1), [(0, 2), (0, 0)])),  # a window of padding alone
+    ("avg_pool.padding", ((2, 1), (2, 1), [(-1, 0), (0, 0)])),
+    ("avg_pool.padding", ((2, 1), (2, 1), [0, 1])),
+    ("avg_pool.padding", ((2, 1), (2, 1), None)),
     ("more sizes than the input has axes", ((1, 1, 2, 1), (2, 1), "SAME")),
     ("avg_pool.strides", ((2, 1), (1, 1, 1, 1), "SAME")),
     ("avg_pool.window_shape", ((0, 1), (2, 1), "SAME")),

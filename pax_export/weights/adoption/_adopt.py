@@ -265,7 +265,7 @@ def report_of(
     )
     return AdoptionReport(
         source.where, source.kind, choice.origin, rows, tuple(study.wanted.counters), kept,
-        (*study.ignored, *study.counters), study.tied, tried, choice,
+        (*study.ignored, *study.counters), tuple(study.constants), study.tied, tried, choice,
     )  # fmt: skip
 
 

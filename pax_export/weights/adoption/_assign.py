@@ -230,7 +230,7 @@ def _fits(component: Component, layers: list[Layer], groups: list[Group]) -> boo
 _KINDS = frozenset(
     "layer linear dense conv norm embed attention mlp group stage head projection transpose "
     "separable depthwise lstm gru recurrent simple cell module sequential features encoder "
-    "decoder hidden input output".split()
+    "decoder hidden input output time distributed bidirectional".split()
 )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import jax
+import numpy as np
 
 from pax_export.core import Node
 from pax_export.weights.adoption._assign import Outcome, Pairs, assigned, ways
@@ -21,10 +25,14 @@ from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, wanted
 from pax_export.weights.adoption._options import Options, matching, renamed
 from pax_export.weights.adoption._readings import Recipe, readings, recipe_key
 from pax_export.weights.adoption._words import Name
-from pax_export.weights.sources import Source
+from pax_export.weights.sources import Entry, Source
 
 #: Arrays that are no parameters, in files of torch.
 _BOOKKEEPING = ("position_ids",)
+#: Kinds of sources that hold a graph, and all that it computes with.
+_GRAPHS = ("onnx", "tflite")
+#: What readers note of arrays that no net is made of.
+_NO_NET = ("optimizer", "metric")
 
 
 @dataclass
@@ -72,6 +80,8 @@ class Study:
         wanted: what the module wants.
         kept: paths of leaves that stay as they are.
         ignored: arrays that are left out because the user says so.
+        constants: arrays that are no weights: shapes and exponents of a graph, and what an
+            optimizer keeps.
         counters: arrays that count, and are not needed.
         tied: arrays that are others once more, and are not needed.
         possible: hypotheses under which every array has a place.
@@ -83,6 +93,7 @@ class Study:
     ignored: list[str]
     counters: list[str]
     tied: dict[str, str]
+    constants: list[str] = field(default_factory=list)
     possible: list[Hypothesis] = field(default_factory=list)
     impossible: list[Hypothesis] = field(default_factory=list)
 
@@ -91,6 +102,8 @@ def studied(net: Any, given: Any, source: Source, options: Options, where: str) 
     """Tries every hypothesis about a source."""
     study, names = _begun(net, source, options, where)
     told = renamed(options, source, _leaf_paths(study.wanted), where)
+    study.constants = [name for name in _constants(study.wanted, source, names) if name not in told]
+    names = [name for name in names if name not in set(study.constants)]
     axes = _axes(options, study.wanted, where)
     found = origins(source, options.origin, isinstance(given, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
@@ -130,6 +143,34 @@ def _begun(net: Any, source: Source, options: Options, where: str) -> tuple[Stud
     passed = [name for name in names if name.rpartition(".")[2] in _BOOKKEEPING]
     study = Study(found, kept, sorted([*ignored, *passed]), [], {})
     return study, [name for name in names if name not in passed]
+
+
+def _constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]:
+    """What a file holds besides weights: constants of a graph, the state of an optimizer.
+
+    Nobody can list them: a graph has hundreds.  Of one, left out is only what could fill no leaf:
+    whole numbers where no leaf is of whole numbers, and a single number where no leaf is one.
+    """
+    leaves = [leaf for layer in found.layers for leaf in layer.leaves.values()]
+    whole = any(not _is_floating(leaf.dtype) for leaf in leaves)
+    ranks = {len(leaf.shape) for leaf in leaves if math.prod(leaf.shape) == 1}
+    graph = source.kind in _GRAPHS
+
+    def is_constant(entry: Entry) -> bool:
+        size = math.prod(entry.shape)
+        if size == 0 or entry.note in _NO_NET:
+            return True
+        if not graph:
+            return False
+        if not _is_floating(entry.dtype):
+            return not whole
+        return size == 1 and (not ranks or (entry.shape == () and 0 not in ranks))
+
+    return [name for name in names if is_constant(source.entries[name])]
+
+
+def _is_floating(dtype: Any) -> bool:
+    return jax.numpy.issubdtype(dtype, np.inexact)
 
 
 def _leaf_paths(found: Wanted) -> list[str]:

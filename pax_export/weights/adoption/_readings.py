@@ -123,7 +123,8 @@ def _squeezing(shape: Shape, piece: Piece) -> list[Piece]:
 def _same_order(shape: Shape, piece: Piece) -> list[Piece]:
     """A bias, whose heads may be apart."""
     after = shape_after(piece.part_shape, piece.steps)
-    if len(after) == 2 and len(shape) == 1 and after[0] * after[1] == shape[0]:
+    joined = len(after) == 2 and len(shape) == 1 and 1 not in after
+    if joined and after[0] * after[1] == shape[0]:
         return [piece.then(("reshape", shape), says="heads joined")]
     return _squeezing(shape, piece)
 
@@ -207,12 +208,30 @@ def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
         depthwise = origin == "keras" and groups > 1 and groups == now[-2]
         if depthwise and (*now[:-2], 1, now[-2] * now[-1]) == shape:
             yield piece.then(("reshape", shape), says="depthwise")
+    elif len(now) == rank + 1 and rank > 2:
+        yield from _with_one_axis_less(shape, piece, now, origin)
     elif len(now) == 2 and rank > 2 and all(size == 1 for size in shape[:-2]):
         for turned in _out_in(origin, group):
             steps = [("transpose", (1, 0))] if turned else []
             if shape_after(now, steps) == shape[-2:]:
                 says = "transposed" if turned else ""
                 yield piece.then(*steps, ("reshape", shape), says=says)
+
+
+def _with_one_axis_less(
+    shape: Shape, piece: Piece, now: Shape, origin: str
+) -> Iterable[Piece]:
+    """A convolution of more axes, whose kernel has the width 1 along one of them."""
+    order = _axes_of_conv(len(now), origin)
+    assert order is not None
+    after = tuple(now[axis] for axis in order)
+    for axis in range(len(after) - 2):
+        if after[axis] == 1 and (*after[:axis], *after[axis + 1 :]) == shape:
+            k, less = _letters(len(now)), _letters(len(shape))
+            turned = order != tuple(range(len(now)))
+            steps = [("transpose", order)] if turned else []
+            says = f"{f'OI{k}' if turned else f'{k}IO'} to {less}IO"
+            yield piece.then(*steps, ("reshape", shape), says=says)
 
 
 def _transposed(

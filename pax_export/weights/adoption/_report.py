@@ -39,6 +39,8 @@ class AdoptionReport:
         counters: leaves that say whether statistics were gathered, set to 1.
         kept: leaves that stayed as they were, because of ``keep=`` or because no file has them.
         ignored: arrays of the source that were not wanted.
+        constants: arrays that are no weights: shapes and exponents of a graph, and what an
+            optimizer keeps.
         tied: arrays of the source that are others once more, with these.
         tried: how many ways were run to compare them with ``reference=``; 0 without one.
 
@@ -59,6 +61,7 @@ class AdoptionReport:
     counters: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
     tied: dict[str, str] = field(default_factory=dict)
     tried: int = 0
     _choice: Any = field(default=None, repr=False, compare=False)
@@ -69,7 +72,7 @@ class AdoptionReport:
             name: getattr(self, name)
             for name in ("where", "kind", "origin", "tied", "tried")
         }  # fmt: skip
-        for name in ("counters", "kept", "ignored"):
+        for name in ("counters", "kept", "ignored", "constants"):
             found[name] = list(getattr(self, name))
         rows = [asdict(row) for row in self.rows]
         found["rows"] = [
@@ -100,6 +103,12 @@ class AdoptionReport:
         ):
             if names:
                 lines.append(f"{says}: {', '.join(names)}")
+        if self.constants:
+            more = ", ..." if len(self.constants) > 3 else ""
+            lines.append(
+                f"{len(self.constants)} arrays that are no weights: "
+                f"{', '.join(self.constants[:3])}{more}"
+            )
         for name, first in self.tied.items():
             lines.append(f"once more the same: {name}, as {first}")
         if self.tried:

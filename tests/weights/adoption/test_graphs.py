@@ -1,0 +1,135 @@
+"""Weights out of graphs, which hold more than weights, and layers that are written otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.errors import AdoptionError
+from pax_export.weights import Entry, Source
+from tests.closeness import assert_close
+
+onnx = pytest.importorskip("onnx")
+
+
+def graph(path, arrays, nodes=()):
+    """A file of ONNX with these initialisers."""
+    kept = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    made = onnx.helper.make_graph(nodes, "graph", [], [], initializer=kept)
+    onnx.save(onnx.helper.make_model(made), path)
+    return path
+
+
+def drawn(*shape):
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+CONSTANTS = {
+    "axes": np.array([0, 2]),
+    "shape": np.array([-1, 8]),
+    "is_training": np.array(False),
+    "exponent": np.array(2.0, np.float32),
+    "one": np.ones((1, 1, 1), np.float32),
+}
+
+
+def test_constants_of_a_graph_are_left_out_and_told(tmp_path):
+    arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), **CONSTANTS}
+    net, report = pax.weights.adopt(pax.Linear(3, 4), graph(tmp_path / "net.onnx", arrays))
+    assert_close(net.weight, arrays["fc.weight"].T)
+    assert set(report.constants) == set(CONSTANTS) == set(report.to_dict()["constants"])
+    assert "5 arrays that are no weights: axes, shape, is_training, ..." in str(report)
+
+
+def test_a_single_number_that_a_leaf_could_be_is_no_constant(tmp_path):
+    arrays = {"fc.weight": drawn(1, 3), "fc.bias": drawn(1), **CONSTANTS}
+    path = graph(tmp_path / "net.onnx", arrays)
+    with pytest.raises(AdoptionError, match=r"no place for one\[1,1,1\]"):
+        pax.weights.adopt(pax.Linear(3, 1), path)
+    net, report = pax.weights.adopt(pax.Linear(3, 1), path, ignore="one")
+    assert_close(net.bias, arrays["fc.bias"])
+    assert set(report.constants) == set(CONSTANTS) - {"one"}
+
+
+def test_a_constant_that_the_user_names_is_not_left_out(tmp_path):
+    class Scaled(pax.ParameterModule):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.factor = pax.Linear(3, 4), np.ones(2, np.float32)
+
+    arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), "shape": np.array([5, 8])}
+    path = graph(tmp_path / "net.onnx", arrays)
+    with pytest.raises(AdoptionError, match="an array of int64, shape, for a leaf of float32"):
+        pax.weights.adopt(Scaled(), path, rename={"shape": "factor"})
+
+
+def test_larger_arrays_of_a_graph_are_never_left_out(tmp_path):
+    arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), "table": drawn(7)}
+    with pytest.raises(AdoptionError, match=r"no place for table\[7\]"):
+        pax.weights.adopt(pax.Linear(3, 4), graph(tmp_path / "net.onnx", arrays))
+
+
+def test_whole_numbers_of_a_file_of_weights_alone_are_not_left_out():
+    arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), "steps": np.array([3, 4])}
+    with pytest.raises(AdoptionError, match=r"no place for steps\[2\]"):
+        pax.weights.adopt(pax.Linear(3, 4), arrays)
+
+
+def test_an_array_without_numbers_is_left_out_of_any_file():
+    arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), "_state": np.zeros(0, np.float32)}
+    _, report = pax.weights.adopt(pax.Linear(3, 4), arrays)
+    assert report.constants == ("_state",)
+
+
+@pytest.mark.parametrize("place", [2, 3])
+def test_a_convolution_over_one_axis_that_is_stored_with_two(place):
+    flat = drawn(6, 4, 5)
+    arrays = {"conv.weight": np.expand_dims(flat, place), "conv.bias": drawn(6)}
+    net, report = pax.weights.adopt(pax.Conv1D(4, 6, 5), arrays)
+    assert_close(net.weight, flat.transpose(2, 1, 0))
+    assert report.rows[0].how == "OIHW to WIO"
+
+
+def test_a_convolution_of_keras_that_is_stored_with_an_axis_more():
+    flat = drawn(5, 4, 6)
+    arrays = {"conv/kernel:0": flat[:, None], "conv/bias:0": drawn(6)}
+    net, report = pax.weights.adopt(pax.Conv1D(4, 6, 5), arrays)
+    assert_close(net.weight, flat)
+    assert report.rows[0].how == "HWIO to WIO"
+
+
+def test_a_kernel_that_is_wider_than_one_along_its_second_axis_fits_nowhere():
+    arrays = {"conv.weight": drawn(6, 4, 5, 2), "conv.bias": drawn(6)}
+    with pytest.raises(AdoptionError, match=r"no place for conv.weight\[6,4,5,2\]"):
+        pax.weights.adopt(pax.Conv1D(4, 6, 5), arrays)
+
+
+def test_a_bias_with_an_axis_of_one_is_no_bias_of_heads():
+    arrays = {"fc/kernel:0": drawn(3, 4), "fc/bias:0": drawn(1, 4)}
+    _, report = pax.weights.adopt(pax.Linear(3, 4), arrays)
+    assert [row.how for row in report.rows] == ["", ""]
+
+
+def test_what_an_optimizer_keeps_is_left_out_though_it_has_the_shapes_of_the_weights():
+    notes = {"fc/kernel": "", "Adam/fc/kernel/m": "optimizer", "total": "metric"}
+    arrays = {name: drawn(3, 4) + place for place, name in enumerate(notes)}
+    entries = {
+        name: Entry("net", "checkpoint", (3, 4), "float32", lambda a=array: a, note=notes[name])
+        for name, array in arrays.items()
+    }
+    net, report = pax.weights.adopt(pax.Linear(3, 4, False), Source("tensorflow", "net", entries))
+    assert_close(net.weight, arrays["fc/kernel"])
+    assert report.constants == ("Adam/fc/kernel/m", "total")
+
+
+def test_layers_of_keras_that_are_wrapped_go_by_their_numbers():
+    class Towers(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.towers = [pax.Linear(3, 4, with_bias=False) for _ in range(11)]
+
+    arrays = {f"time_distributed_{i}/kernel:0": drawn(3, 4) + i for i in range(1, 12)}
+    net, _ = pax.weights.adopt(Towers(), arrays)
+    for i, tower in enumerate(net.towers, start=1):
+        assert_close(tower.weight, arrays[f"time_distributed_{i}/kernel:0"])
