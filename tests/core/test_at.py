@@ -86,6 +86,8 @@ def parameters_of(net):
         ("config.width", ["config.width"]),
         ("blocks.1.rate", ["blocks.1.rate"]),
         ("shifts.1", ["shifts.1"]),
+        ("s[ch]*", ["scale", "shifts"]),
+        (".*", ["blocks", "by_name", "scale", "shifts", "steps", "head"]),
         ("head.weight", ["head.weight"]),
         ("", [""]),
         (..., [""]),

@@ -42,7 +42,8 @@ def leaves_in(selection):
 @given(TREES)
 def test_every_name_selects_what_it_names(recipe):
     tree = tree_of(recipe)
-    assert Selection.of(tree, "**").names() == ["", *names_of(tree)]
+    named = [name for name, _ in [*named_modules(tree), *named_leaves(tree)]]
+    assert {*named} <= {*Selection.of(tree, "**").names()}
     for name in names_of(tree):
         assert tree.at(_written(name)).names() == [name]
 
