@@ -21,6 +21,7 @@ from pax_export.weights.sources import (
     _safetensors,
     _sharded,
     _tensorflow,
+    _tflite,
     _torch,
 )
 from pax_export.weights.sources._binary_file import BinaryFile
@@ -100,7 +101,7 @@ def _of_file(path: Path, opened: ExitStack, keep: bool) -> Source:
         return _keras.of_hdf5(file, opened)
     if _torch.recognises_legacy(file):
         return _torch.legacy(file, opened)
-    for reader in (_gguf, _safetensors, _tensorflow, _flax, _onnx):
+    for reader in (_gguf, _safetensors, _tflite, _tensorflow, _flax, _onnx):
         if reader.recognises(file):
             return reader.opened(file, opened, keep)
     raise _unknown(file.where, f"a file of {file.size} bytes that begins with {file.begin(16)!r}")
