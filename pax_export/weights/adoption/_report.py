@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pax_export._errors import a_few
+
 
 @dataclass(frozen=True)
 class Row:
@@ -99,7 +101,7 @@ class AdoptionReport:
             ("not wanted", self.ignored),
         ):
             if names:
-                lines.append(f"{says}: {', '.join(names)}")
+                lines.append(f"{says}: {a_few(names, 6)}")
         for name, first in self.tied.items():
             lines.append(f"once more the same: {name}, as {first}")
         if self.tried:
