@@ -207,10 +207,8 @@ def tried(seed):
 
 def test_a_file_is_adopted_right_or_refused():
     count = collections.Counter()
-    for seed in range(runs(short=60, long=2000)):
-        change, result, (case, framework) = tried(seed)
+    for seed in range(runs(short=25, long=2000)):
+        change, result, (_, framework) = tried(seed)
         assert result != "wrong", (seed, change.__name__, framework)
-        count[change, result] += 1
-    print(*sorted((c.__name__, r, n) for (c, r), n in count.items()), sep="\n")
-    for change in HARMLESS:  # a machine that refuses everything would prove nothing
-        assert count[change, "right"] > 0.7 * count[change, "refused"]
+        count[result] += change in HARMLESS and framework != "neox"
+    assert count["right"] > 20 * count["refused"]  # what refuses everything would prove nothing

@@ -334,7 +334,9 @@ def _links(
     for layer in layers:
         mine = [(above, linked[above]) for above in _above(layer.path) if above in linked]
         for group in groups if mine else ():
-            both = {(above, other) for above, others in mine for other in others & around[id(group)]}
+            both = {
+                (above, other) for above, others in mine for other in others & around[id(group)]
+            }
             if both:
                 found[layer, group] = frozenset(above for above, _ in both)
     return {pair: frozenset(("at", above) for above in words) for pair, words in found.items()}

@@ -115,8 +115,6 @@ def _beginning(several: list[tuple[str, ...]]) -> int:
     return min(count, max(shortest - 1, 0))
 
 
-
-
 def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> list[Group]:
     """Queries, keys and values that are one array, as three groups; none if it is no such.
 

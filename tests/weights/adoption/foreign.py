@@ -154,7 +154,10 @@ def _bert(unit: Unit) -> Arrays:
     found = {}
     for key, word in (("q", "self.query"), ("k", "self.key"), ("v", "self.value"),
                       ("o", "output.dense")):  # fmt: skip
-        found[f"{name}.{word}.weight"], found[f"{name}.{word}.bias"] = a[f"{key}_w"].T, a[f"{key}_b"]
+        found[f"{name}.{word}.weight"], found[f"{name}.{word}.bias"] = (
+            a[f"{key}_w"].T,
+            a[f"{key}_b"],
+        )
     return found
 
 

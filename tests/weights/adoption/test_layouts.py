@@ -140,7 +140,7 @@ def test_layers_of_gpt2_are_in_x_out_in_files_of_torch():
     file = {"h.0.attn.c_attn.weight": normal(d, 3 * d), "h.0.attn.c_attn.bias": normal(3 * d),
             "h.0.attn.c_proj.weight": normal(d, d), "h.0.attn.c_proj.bias": normal(d)}  # fmt: skip
     net = Free(layers=[Free(attention=pax.MultiHeadAttention(2, 2))])
-    net, report = pax.weights.adopt(net, file, origin="torch")
+    net, _ = pax.weights.adopt(net, file, origin="torch")
     attention = net.layers[0].attention
     assert np.array_equal(attention.output_projection.weight, file["h.0.attn.c_proj.weight"])
     key = file["h.0.attn.c_attn.weight"][:, d : 2 * d]
