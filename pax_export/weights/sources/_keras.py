@@ -1,0 +1,201 @@
+"""Keras: ``.keras`` archives, ``.weights.h5`` files, and the older ``.h5``.
+
+A newer file numbers the variables of a layer; they get the names that the layer gives them,
+where there are as many as it must have.  The configuration is read as data, and no class of it
+is made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pax_export.weights.sources import _hdf5
+from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._hdf5_objects import Hdf5, Object
+from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._zip_archive import ZipArchive
+
+KIND = "file of Keras"
+_WEIGHTS = "model.weights.h5"
+_LARGEST_TEXT = 1 << 26
+#: The variables of a layer in order, by the end of its class's name.
+_VARIABLES = {
+    "batch_normalization": ("gamma", "beta", "moving_mean", "moving_variance"),
+    "layer_normalization": ("gamma", "beta"),
+    "group_normalization": ("gamma", "beta"),
+    "rms_normalization": ("scale",),
+    "cell": ("kernel", "recurrent_kernel", "bias"),
+    "embedding": ("embeddings",),
+    "prelu": ("alpha",),
+    "p_re_lu": ("alpha",),
+    **dict.fromkeys(("separable_conv1d", "separable_conv2d"),
+                    ("depthwise_kernel", "pointwise_kernel", "bias")),
+    **dict.fromkeys(("dense", "conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose",
+                     "conv3d_transpose", "depthwise_conv1d", "depthwise_conv2d"),
+                    ("kernel", "bias")),
+}  # fmt: skip
+#: Layers that may lack their last variable, the bias.
+_WITHOUT_BIAS = frozenset(("kernel", "depthwise_kernel"))
+
+
+def recognises(archive: ZipArchive) -> bool:
+    """Whether an archive is a ``.keras`` file."""
+    return _WEIGHTS in archive
+
+
+def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The arrays of a ``.keras`` archive."""
+    with refusing(file.where, KIND):
+        archive = ZipArchive(file)
+        metadata: dict[str, Any] = {}
+        if "metadata.json" in archive:
+            metadata = dict(json.loads(archive.read("metadata.json", _LARGEST_TEXT)))
+        if "config.json" in archive:
+            metadata["config"] = json.loads(archive.read("config.json", _LARGEST_TEXT))
+        begin = archive.place(_WEIGHTS)
+        if begin is None:
+            inner, begin = _unpacked(archive, file.where, opened), 0
+            return _opened(inner, 0, inner.size, metadata, opened)
+        return _opened(file, begin, archive.size(_WEIGHTS), metadata, opened)
+
+
+def of_hdf5(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The arrays of an HDF5 file."""
+    with refusing(file.where, KIND):
+        return _opened(file, 0, file.size, {}, opened)
+
+
+def _unpacked(archive: ZipArchive, where: str, opened: ExitStack) -> BinaryFile:
+    """The weights of an archive that packs them, in a file that has no name any more."""
+    archive.size(_WEIGHTS)  # an error if it is a bomb
+    with tempfile.NamedTemporaryFile() as temporary:
+        with archive.open(_WEIGHTS) as content:
+            shutil.copyfileobj(content, temporary)
+        temporary.flush()
+        return opened.enter_context(BinaryFile(Path(temporary.name), where))
+
+
+def _opened(
+    file: BinaryFile, begin: int, size: int, metadata: dict[str, Any], opened: ExitStack
+) -> Source:
+    hdf5 = Hdf5(file, begin, size)
+    _take_attributes(hdf5.groups[""].attributes, metadata)
+    found = {path: each for path, each in hdf5.datasets.items() if _hdf5.dtype_of(each) is not None
+             and each.shape is not None}  # fmt: skip
+    names = _older_names(hdf5, found) or _newer_names(hdf5, found, metadata.get("config"))
+    entries: dict[str, Entry] = {}
+    for path, dataset in found.items():
+        where = f"{names[path]} in {file.where}"
+        note = "optimizer" if path.startswith(("optimizer/", "optimizer_weights/")) else ""
+        with refusing(where, KIND):
+            entries[names[path]] = _hdf5.entry(where, KIND, dataset, hdf5, file, begin, note)
+    tied = _hdf5.tied({names[path]: each for path, each in found.items()})
+    return Source("keras", file.where, entries, metadata=metadata, tied=tied)
+
+
+def _take_attributes(attributes: Any, metadata: dict[str, Any]) -> None:
+    for name in ("keras_version", "backend", "model_config"):
+        text = attributes.get(name)
+        if isinstance(text, str):
+            metadata["config" if name == "model_config" else name] = (
+                json.loads(text) if name == "model_config" else text
+            )
+
+
+def _older_names(hdf5: Hdf5, found: dict[str, Object]) -> dict[str, str] | None:
+    """The names that an older file lists for each layer; None if it lists none."""
+    top = "model_weights/" if "model_weights" in hdf5.groups else ""
+    layers = _listed(hdf5.groups[top.rstrip("/")], "layer_names")
+    if not layers:
+        return None
+    names = {path: path.removeprefix(top) for path in found}
+    listed = {}
+    for layer in layers:
+        group = hdf5.groups.get(f"{top}{layer}")
+        for weight in _listed(group, "weight_names") if group else ():
+            if f"{top}{layer}/{weight}" in names:
+                listed[f"{top}{layer}/{weight}"] = re.sub(r":\d+$", "", weight)
+    if len(set(listed.values())) == len(listed):
+        names |= listed
+    ordered = [*listed, *(path for path in found if path not in listed)]
+    datasets = dict(found)
+    found.clear()
+    found.update((path, datasets[path]) for path in ordered)
+    return names if len(set(names.values())) == len(names) else {path: path for path in names}
+
+
+def _listed(group: Object, name: str) -> list[str]:
+    """A list of texts in attributes; a long one is kept in parts with numbers."""
+    parts = [name] if name in group.attributes else []
+    while f"{name}{len(parts)}" in group.attributes:
+        parts.append(f"{name}{len(parts)}")
+    return [each for part in parts for each in group.attributes[part]]
+
+
+def _newer_names(hdf5: Hdf5, found: dict[str, Object], config: Any) -> dict[str, str]:
+    """A name for each path ``layers/<class>/.../vars/<number>``; the path where that fails."""
+    layers = _configured(config)
+    counts: dict[str, int] = {}
+    for path in found:
+        counts[path.rpartition("/")[0]] = counts.get(path.rpartition("/")[0], 0) + 1
+    names = {path: _newer_name(hdf5, path, layers, counts) for path in found}
+    return names if len(set(names.values())) == len(names) else {path: path for path in found}
+
+
+def _newer_name(hdf5: Hdf5, path: str, layers: dict[str, str], counts: dict[str, int]) -> str:
+    found = re.fullmatch(r"(?:(.*)/)?vars/([0-9]+)", path)
+    if not found:
+        return path
+    groups, number = (found[1] or "").split("/"), found[2]
+    parts = []
+    for at, each in enumerate(groups):
+        if each == "layers" and at + 1 < len(groups):
+            continue
+        own = hdf5.groups.get("/".join([*filter(None, groups[: at + 1]), "vars"]))
+        name = own.attributes.get("name") if own is not None else None
+        parts.append(str(name or layers.get("/".join(groups[: at + 1]), each)))
+    variables = _variables(groups[-1], counts[path.rpartition("/")[0]])
+    place = int(number)
+    return "/".join([*filter(None, parts), variables[place] if place < len(variables) else number])
+
+
+def _variables(group: str, count: int) -> tuple[str, ...]:
+    """The names of the variables of a group, if it has as many as such a layer has."""
+    kind = re.sub(r"_\d+$", "", group)
+    if kind.endswith("_dense"):  # the projections of attention
+        kind = "dense"
+    names = _VARIABLES.get(kind, ())
+    if len(names) == count:
+        return names
+    return names[:-1] if count == len(names) - 1 and names[0] in _WITHOUT_BIAS else ()
+
+
+def _configured(config: Any, path: str = "", depth: int = 0) -> dict[str, str]:
+    """What the configuration calls the layers, by their groups: those of a class are counted."""
+    found: dict[str, str] = {}
+    inner = config.get("config") if isinstance(config, dict) else None
+    layers = inner.get("layers") if isinstance(inner, dict) else None
+    counts: dict[str, int] = {}
+    for layer in layers if isinstance(layers, list) and depth < 32 else ():
+        if not isinstance(layer, dict) or not isinstance(layer.get("config"), dict):
+            continue
+        kind = _snake(str(layer.get("class_name", "")))
+        number = counts.get(kind, 0)
+        counts[kind] = number + 1
+        group = f"{path}layers/{kind}{f'_{number}' if number else ''}"
+        found[group] = str(layer["config"].get("name", group))
+        found |= _configured(layer, f"{group}/", depth + 1)
+    return found
+
+
+def _snake(name: str) -> str:
+    """The name of a class as Keras writes it in files: ``Conv2DTranspose`` is conv2d_transpose."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -1,0 +1,255 @@
+"""TensorFlow's checkpoints, and the variables of a SavedModel, without TensorFlow.
+
+A checkpoint is an index, a sorted table of names as LevelDB writes it, and files of bytes.
+One of objects holds a graph as well, which knows the name that each variable was given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import UnsupportedDtypeError, WeightsFileError, a_few
+from pax_export.weights.sources import _crc32c
+from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._leveldb import entries as table_entries
+from pax_export.weights.sources._source import Entry, Source, damaged, refusing
+from pax_export.weights.sources._wire import Message, message, signed, whole
+
+KIND = "checkpoint of TensorFlow"
+_INDEX, _GRAPH = ".index", b"_CHECKPOINTABLE_OBJECT_GRAPH"
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_STRING = 7
+_DTYPES = {
+    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64",
+    9: "int64", 10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16",
+    22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn",
+}  # fmt: skip
+_MOST_SHARDS = 10_000
+_MOST_DIMENSIONS = 64
+
+
+def in_folder(path: Path) -> Path | None:
+    """The index of the variables of a SavedModel, or of the checkpoint of a folder."""
+    if (path / "variables" / f"variables{_INDEX}").is_file():
+        return path / "variables" / f"variables{_INDEX}"
+    if (path / "checkpoint").is_file():
+        text = BinaryFile(path / "checkpoint").begin(10_000).decode("utf-8", "replace")
+        latest = re.search(r'^model_checkpoint_path: "([^"/\\]+)"', text, re.MULTILINE)
+        if latest and (path / f"{latest[1]}{_INDEX}").is_file():
+            return path / f"{latest[1]}{_INDEX}"
+    found = sorted(path.glob(f"*{_INDEX}"))
+    if len(found) > 1:
+        raise WeightsFileError(
+            "This folder has several checkpoints, and nothing says which is meant.",
+            where=str(path),
+            got=a_few([each.name for each in found], 8),
+            write=f"the path of one, e.g. {found[0].with_suffix('')}",
+        )
+    return found[0] if found else None
+
+
+def of_prefix(path: Path) -> Path | None:
+    """The index of a checkpoint whose name without an ending was given, as TensorFlow does."""
+    index = path.with_name(f"{path.name}{_INDEX}")
+    return index if not path.exists() and index.is_file() else None
+
+
+def recognises(file: BinaryFile) -> bool:
+    """Whether a file ends as a table of LevelDB does."""
+    end = file.read(file.size - 8, 8) if file.size >= 48 else b""
+    return end == bytes.fromhex("57fb808b247547db")
+
+
+def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The variables of a checkpoint, by the names that they were given."""
+    with refusing(file.where, KIND):
+        saved: dict[str, _Saved] = {}
+        names: list[tuple[str, str]] = []
+        shards = 1
+        for key, span in table_entries(file):
+            value = Message(span)
+            if key == b"":
+                shards = _shards(value)
+            elif key == _GRAPH:
+                names = _given_names(_Saved(value), file, shards, opened)
+            else:
+                saved[key.decode()] = _Saved(value)
+        files = _Shards(file.path, shards, opened)
+        found = _named(saved, names)
+        entries = {}
+        for name, key in found.items():
+            if saved[key].dtype != _STRING:
+                entries[name] = _entry(f"{name} in {file.where}", saved[key], files, _note(key))
+        tied = _tied(names, found, saved)
+        metadata = {"keys": {name: found[name] for name in entries}}
+    return Source("tensorflow", file.where, entries, metadata=metadata, tied=tied)
+
+
+class _Saved:
+    """What the index says of an array."""
+
+    def __init__(self, value: Message):
+        self.dtype = self.shard = self.offset = self.size = 0
+        self.shape: list[int] = []
+        self.crc: int | None = None
+        for number, field in value.fields():
+            if number == 1:
+                self.dtype = whole(field)
+            elif number == 2:
+                self.shape = _shape(message(field))
+            elif number in (3, 4, 5):
+                setattr(self, ("shard", "offset", "size")[number - 3], whole(field))
+            elif number == 6:
+                self.crc = int.from_bytes(message(field).content(), "little")
+            elif number == 7:
+                raise ValueError("a variable that is kept in slices, which is not read")
+
+    @property
+    def same(self) -> tuple[Any, ...]:
+        """Equal for two that hold the same array."""
+        return self.dtype, tuple(self.shape), self.size, self.crc
+
+
+def _shape(value: Message) -> list[int]:
+    shape = []
+    for number, dimension in value.fields():
+        if number == 2:
+            sizes = [signed(size) for at, size in message(dimension).fields() if at == 1]
+            shape.append(sizes[-1] if sizes else 0)
+        if len(shape) > _MOST_DIMENSIONS or any(size < 0 for size in shape):
+            raise ValueError(f"the shape {shape!r:.100}")
+    return shape
+
+
+def _shards(header: Message) -> int:
+    fields = {number: whole(value) for number, value in header.fields() if number in (1, 2)}
+    if fields.get(2, 0):
+        raise ValueError("numbers in the order of a big-endian machine")
+    if not 0 < fields.get(1, 0) <= _MOST_SHARDS:
+        raise ValueError(f"{fields.get(1, 0)} files of numbers")
+    return fields[1]
+
+
+class _Shards:
+    """The files of numbers beside an index."""
+
+    def __init__(self, index: Path, count: int, opened: ExitStack):
+        self._prefix = index.with_suffix("")
+        self._count, self._opened = count, opened
+        self._files: dict[int, BinaryFile] = {}
+
+    def file(self, number: int) -> BinaryFile:
+        """The file with this number."""
+        if number not in self._files:
+            if number >= self._count:
+                raise ValueError(f"the file {number} of {self._count}")
+            name = f"{self._prefix.name}.data-{number:05d}-of-{self._count:05d}"
+            file = BinaryFile(self._prefix.with_name(name))
+            self._files[number] = self._opened.enter_context(file)
+        return self._files[number]
+
+
+def _entry(where: str, saved: _Saved, files: _Shards, note: str) -> Entry:
+    if saved.dtype not in _DTYPES:
+        raise UnsupportedDtypeError(
+            "This variable has a dtype that is not read.",
+            where=where,
+            got=f"the dtype {saved.dtype} of TensorFlow",
+            write=f"a checkpoint of {', '.join(_DTYPES.values())}",
+        )
+    dtype, file = np.dtype(_DTYPES[saved.dtype]), files.file(saved.shard)
+    if saved.size != math.prod(saved.shape) * dtype.itemsize:
+        raise damaged(where, KIND, f"{saved.size} bytes of {dtype}{saved.shape}")
+    with refusing(where, KIND):
+        file.require(saved.offset, saved.size)
+
+    def read() -> np.ndarray:
+        array = file.array(dtype, saved.shape, saved.offset)
+        if saved.crc not in (None, _crc32c.masked(array.reshape(-1).view(np.uint8))):
+            raise damaged(where, KIND, "its numbers differ from their checksum")
+        return array
+
+    return Entry(
+        where, KIND, saved.shape, dtype, read,
+        lambda index: file.array(dtype, saved.shape, saved.offset)[index], note,
+    )  # fmt: skip
+
+
+def _given_names(
+    graph: _Saved, index: BinaryFile, shards: int, opened: ExitStack
+) -> list[tuple[str, str]]:
+    """Pairs of a variable's key and the name it was given, in the order of the graph."""
+    file = _Shards(index.path, shards, opened).file(graph.shard)
+    file.require(graph.offset, graph.size)
+    return list(_names(_string(file, graph)))
+
+
+def _string(file: BinaryFile, saved: _Saved) -> Message:
+    """The one text of an array of texts: its length, a checksum of that, and the text."""
+    at, length = saved.offset, 0
+    for place in range(10):
+        byte = file.read(at, 1)[0]
+        at, length = at + 1, length | (byte & 127) << (7 * place)
+        if byte < 128:
+            break
+    at += 4
+    if at + length > saved.offset + saved.size:
+        raise ValueError("a text that is longer than its place")
+    return Message(file, (at, at + length))
+
+
+def _names(graph: Message) -> Iterator[tuple[str, str]]:
+    for number, node in graph.fields():
+        if number != 1:
+            continue
+        for at, attribute in message(node).fields():
+            if at == 2:
+                texts = {each: message(text).text() for each, text in message(attribute).fields()
+                         if each in (2, 3)}  # fmt: skip
+                yield texts.get(3, ""), texts.get(2, "")
+
+
+def _named(saved: dict[str, _Saved], names: list[tuple[str, str]]) -> dict[str, str]:
+    """The keys by names: that which a variable was given, or its key where two have one name."""
+    by_name: dict[str, list[str]] = {}
+    for key, name in names:
+        if key in saved:
+            by_name.setdefault(name, []).append(key)
+    found: dict[str, str] = {}
+    for name, keys in by_name.items():
+        same = len({saved[key].same for key in keys}) == 1
+        if name and same and name != "Variable" and name not in saved:
+            found[name] = keys[0]
+            keys = keys[1:]
+        found |= {key.removesuffix(_SUFFIX): key for key in keys}
+    kept = set(found.values())
+    for key in saved:
+        if key not in kept:
+            found.setdefault(key.removesuffix(_SUFFIX), key)
+    return found
+
+
+def _tied(
+    names: list[tuple[str, str]], found: dict[str, str], saved: dict[str, _Saved]
+) -> dict[str, str]:
+    """One variable that an export holds twice: its key -> its name."""
+    given = {key: name for key, name in names if name in found}
+    return {
+        name: given[key]
+        for name, key in found.items()
+        if given.get(key, name) != name and saved[key].same == saved[found[given[key]]].same
+    }
+
+
+def _note(key: str) -> str:
+    """Of what no net is made; an optimizer also lists the net's own variables."""
+    if "/.OPTIMIZER_SLOT/" in key or re.search(r"(^|/)optimizer/(?!_trainable_)", key):
+        return "optimizer"
+    return "metric" if "keras_api/metrics/" in key else ""
