@@ -27,8 +27,10 @@ from pax_export.weights.sources import Source, open_source
 
 T = TypeVar("T")
 
-#: So many ways are run at most to compare them with a reference.
+#: So many ways are run at most to compare them with a reference; and so many after the first that
+#: agrees, to see whether the inputs tell ways apart at all.
 MOST = 256
+AFTERWARDS = 8
 
 
 def adopt(
@@ -219,11 +221,11 @@ class _Comparison:
         found: dict[tuple, tuple[Any, Choice]] = {}
         seen: set[tuple] = set()
         kept: dict[Any, Any] = {}
-        nearest = np.inf
+        nearest, agreed = np.inf, 0
         for choice in choices(study.possible):
             if choice.key() in seen:
                 continue
-            if self.tried == MOST:
+            if self.tried == MOST or (found and self.tried - agreed == AFTERWARDS):
                 break
             seen.add(choice.key())
             self.tried += 1
@@ -231,7 +233,7 @@ class _Comparison:
             distance = self._reference.distance(net)
             nearest = min(nearest, distance)
             if self._reference.agrees(distance):
-                found[choice.key()] = (net, choice)
+                found[choice.key()], agreed = (net, choice), self.tried
                 if len(found) > 1:
                     raise _refusals.ambiguous(study, source, len(found))
         if not found:

@@ -19,7 +19,7 @@ class Group:
         path: the layer, as the file writes it.
         parts: by role, each the piece of an array.
         name: of the layer.
-        raw: the words as they are written, synonyms apart.
+        raw: the words as they are written; of a part, those of the whole.
         place: of the first array in the file.
         sure: whether the names say what role each array has.
         within: below which path of the module the user wants it.
@@ -115,8 +115,6 @@ def _beginning(several: list[tuple[str, ...]]) -> int:
     return min(count, max(shortest - 1, 0))
 
 
-
-
 def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> list[Group]:
     """Queries, keys and values that are one array, as three groups; none if it is no such.
 
@@ -151,9 +149,8 @@ def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> 
             )
         name = named([*_without_fused(group.raw), word])
         found.append(
-            Group(f"{group.path} ({word})", parts, name, (*group.raw, word), group.place, True,
-                  group.within)
-        )  # fmt: skip
+            replace(group, path=f"{group.path} ({word})", parts=parts, name=name, sure=True)
+        )
     return found
 
 

@@ -142,9 +142,7 @@ def _out_in(origin: str, group: Group) -> list[bool]:
     return [False]
 
 
-def _linear(
-    shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
-) -> Iterable[Piece]:
+def _linear(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -> Iterable[Piece]:
     now = shape_after(piece.part_shape, piece.steps)
     if len(now) == 2:
         for turned in _out_in(origin, group):
