@@ -90,9 +90,10 @@ _NAMES = {
     "unfreeze_parameters update_parameters",
     "inspection": "inspect",
     "nn": "EMA GRU LSTM BatchNorm1D BatchNorm2D Conv1D Conv1DTranspose Conv2D Conv2DTranspose "
-    "Dropout Embed GroupNorm GRUState Identity Lambda LayerNorm Linear LSTMState "
-    "MultiHeadAttention RngSeq Sequential VanillaRNN VanillaRNNState avg_pool dropout "
-    "max_pool",
+    "Dropout Embed GatedDense GroupNorm GroupedQueryAttention GRUState Identity Lambda LayerNorm "
+    "Linear LSTMState MultiHeadAttention RMSNorm RngSeq Rotary RotaryScaling Sequential "
+    "VanillaRNN VanillaRNNState alibi_slopes avg_pool dot_product_attention dropout max_pool "
+    "rotary_frequencies sinusoidal_positions",
     "optim": "build_update_fn",
     "precision": "apply_mp_policy unwrap_mp_policy",
     "transforms": "grad value_and_grad",

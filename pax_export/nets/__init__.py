@@ -1,7 +1,26 @@
-"""Whole networks: residual networks for images, a Transformer for sequences."""
+"""Whole networks: residual networks for images, a Transformer for sequences, language models."""
 
+from pax_export.nets._decoder import Decoder
+from pax_export.nets._decoder_cache import DecoderCache, Int8Store
+from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_layer import DecoderLayer
+from pax_export.nets._layer_kind import LayerKind
 from pax_export.nets._resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152, ResNet200
 from pax_export.nets._transformer import DenseBlock, Transformer
 
 # What is imported and not listed is for other rooms of the package.
-__all__ = ["ResNet18", "ResNet34", "ResNet50", "ResNet101", "ResNet152", "ResNet200", "Transformer"]
+__all__ = [
+    "Decoder",
+    "DecoderCache",
+    "DecoderConfig",
+    "DecoderLayer",
+    "Int8Store",
+    "LayerKind",
+    "ResNet18",
+    "ResNet34",
+    "ResNet50",
+    "ResNet101",
+    "ResNet152",
+    "ResNet200",
+    "Transformer",
+]

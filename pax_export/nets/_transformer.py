@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module
 from pax_export.nn import (
+    DenseBlock,
     LayerNorm,
-    Linear,
     MultiHeadAttention,
     RngSeq,
     dropout,
@@ -43,22 +43,6 @@ def _not_after(length: Any) -> jax.Array:
     row = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
     column = jax.lax.broadcasted_iota(jnp.int32, (length, length), 1)
     return column <= row
-
-
-class DenseBlock(Module):
-    """Two dense layers with gelu between, four times as wide inside.
-
-    The initial weights have variance ``w_init_scale / fan_in``.
-    """
-
-    def __init__(self, dim: int, w_init_scale: float):
-        super().__init__()
-        w_init = jax.nn.initializers.variance_scaling(w_init_scale, "fan_in", "normal")
-        self.fc1 = Linear(dim, 4 * dim, w_init=w_init)
-        self.fc2 = Linear(4 * dim, dim, w_init=w_init)
-
-    def __call__(self, x: Any) -> jax.Array:
-        return self.fc2(jax.nn.gelu(self.fc1(x)))
 
 
 class Transformer(Module):

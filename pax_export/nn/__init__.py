@@ -1,22 +1,35 @@
 """The layers: one file for each family."""
 
 from pax_export.nn import _initial_values as _initial_values  # layers say how they begin
-from pax_export.nn._arguments import fraction, integer, zeros
+from pax_export.nn._arguments import choice, fraction, integer, zeros
 from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution
+from pax_export.nn._dense_block import DenseBlock
+from pax_export.nn._dot_attention import causal_mask, dot_product_attention
 from pax_export.nn._dropout import Dropout, dropout
 from pax_export.nn._explicit import computed, computed_by_batch, joined, spec_of
+from pax_export.nn._gated import GatedDense, PlainDense
+from pax_export.nn._grouped_attention import GroupedQueryAttention
 from pax_export.nn._linear import Embed, Linear
 from pax_export.nn._norm import GroupNorm, LayerNorm
 from pax_export.nn._pool import avg_pool, max_pool
+from pax_export.nn._positions import alibi_slopes, sinusoidal_positions
 from pax_export.nn._recurrent import GRU, LSTM, GRUState, LSTMState, VanillaRNN, VanillaRNNState
+from pax_export.nn._rms_norm import RMSNorm
+from pax_export.nn._rotary import (
+    PAIRINGS,
+    Rotary,
+    RotaryScaling,
+    rotary_angles,
+    rotary_frequencies,
+    rotate,
+)
 from pax_export.nn._sequential import Identity, Lambda, Sequential, function_name
 from pax_export.nn._state import EMA, RngSeq
 
 # What is imported and not listed is for other rooms of the package.
 __all__ = [
-    "EMA",
     "BatchNorm1D",
     "BatchNorm2D",
     "Conv1D",
@@ -24,10 +37,13 @@ __all__ = [
     "Conv2D",
     "Conv2DTranspose",
     "Dropout",
+    "EMA",
     "Embed",
     "GRU",
     "GRUState",
+    "GatedDense",
     "GroupNorm",
+    "GroupedQueryAttention",
     "Identity",
     "LSTM",
     "LSTMState",
@@ -35,11 +51,18 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MultiHeadAttention",
+    "RMSNorm",
     "RngSeq",
+    "Rotary",
+    "RotaryScaling",
     "Sequential",
     "VanillaRNN",
     "VanillaRNNState",
+    "alibi_slopes",
     "avg_pool",
+    "dot_product_attention",
     "dropout",
     "max_pool",
+    "rotary_frequencies",
+    "sinusoidal_positions",
 ]

@@ -80,7 +80,17 @@ def leaf_paths(
             found += leaf_paths(item, below, owners)
         else:
             found.append(_leaf_path(item, below, owners))
-    return _stacked(tree, found) if isinstance(tree, (Vmap, Scan)) else found
+    if isinstance(tree, (Vmap, Scan)):
+        return _stacked(tree, found)
+    stacks = getattr(type(tree), "_pax_stacked", ())
+    return [_in_a_stack(leaf, tree, len(steps)) for leaf in found] if stacks else found
+
+
+def _in_a_stack(leaf: LeafPath, module: Any, depth: int) -> LeafPath:
+    """A leaf of a module that keeps layers stacked by itself, along their first axis."""
+    name = leaf.steps[depth]
+    is_stacked = name in type(module)._pax_stacked and isinstance(getattr(module, name), Node)
+    return replace(leaf, stacked=(0, *leaf.stacked)) if is_stacked else leaf
 
 
 def _leaf_path(leaf: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> LeafPath:

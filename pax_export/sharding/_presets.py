@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pax_export import nn
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Spec
-from pax_export.nets import DenseBlock
-from pax_export.nn import Convolution
+from pax_export.nn import Convolution, DenseBlock, PlainDense
 from pax_export.sharding._leaf_paths import LeafPath, Owner
 from pax_export.sharding._mesh import names_in, parts_of
 from pax_export.sharding._rules import Match, Rules, Sizes, merged, on_own_axes
@@ -66,7 +66,9 @@ def tensor_parallel(axis: Axis = "model") -> Rules:
 
     =======================  ==========================================================
     `MultiHeadAttention`     query, key and value by heads; output by its input
+    `GroupedQueryAttention`  the same; keys and values by their own heads
     ``DenseBlock``           of a `Transformer`: ``fc1`` by output, ``fc2`` by input
+    `GatedDense`             ``gate`` and ``up`` by output, ``down`` by input
     `Linear` in Sequential   in turns by output and by input
     other `Linear`           by output
     convolutions             by output channels
@@ -228,6 +230,31 @@ def attention(leaf: LeafPath) -> Layout | None:
     return _dense(_PROJECTIONS[projection], name, owner.module.num_heads)
 
 
+_GROUPED = {"query": _BY_OUTPUT, "key": _BY_OUTPUT, "value": _BY_OUTPUT, "output": _BY_INPUT}
+
+
+def grouped_attention(leaf: LeafPath) -> Layout | None:
+    """As `attention`; keys and values have heads of their own."""
+    owner = _within(leaf, nn.GroupedQueryAttention)
+    if owner is None:
+        return None
+    projection, _, name = leaf.name_in(owner).partition(".")
+    if projection not in _GROUPED:
+        return None
+    layer: Any = owner.module
+    heads = layer.num_kv_heads if projection in ("key", "value") else layer.num_heads
+    return _dense(_GROUPED[projection], name, heads)
+
+
+def gated_dense(leaf: LeafPath) -> Layout | None:
+    """``gate`` and ``up`` by their output, ``down`` by its input."""
+    owner = _within(leaf, nn.GatedDense) or _within(leaf, PlainDense)
+    if owner is None:
+        return None
+    layer, _, name = leaf.name_in(owner).partition(".")
+    return _dense(_BY_INPUT if layer == "down" else _BY_OUTPUT, name)
+
+
 def dense_block(leaf: LeafPath) -> Layout | None:
     """``fc1`` by its output, ``fc2`` by its input."""
     owner = _within(leaf, DenseBlock)
@@ -266,7 +293,8 @@ def embed(leaf: LeafPath) -> Layout | None:
 
 
 _WHOLE = (
-    nn.BatchNorm1D, nn.BatchNorm2D, nn.Dropout, nn.EMA, nn.GroupNorm, nn.LayerNorm, nn.RngSeq,
+    nn.BatchNorm1D, nn.BatchNorm2D, nn.Dropout, nn.EMA, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
+    nn.RngSeq,
 )  # fmt: skip
 
 
@@ -292,5 +320,15 @@ def whole(leaf: LeafPath) -> Layout | None:
 
 def layout_of(leaf: LeafPath) -> Layout | None:
     """The layout of the first kind of layer that knows a leaf."""
-    kinds = (adapter, attention, dense_block, linear, convolution, embed, whole)
+    kinds = (
+        adapter,
+        attention,
+        grouped_attention,
+        dense_block,
+        gated_dense,
+        linear,
+        convolution,
+        embed,
+        whole,
+    )
     return next((layout for kind in kinds if (layout := kind(leaf)) is not None), None)

@@ -1,4 +1,4 @@
-"""Weights on disk: names of leaves, and safetensors files of them."""
+"""Weights on disk: names of leaves, safetensors files of them, and files of other frameworks."""
 
 from pax_export.weights._dtypes import Description, describe, is_key
 from pax_export.weights._file import opened
@@ -11,6 +11,7 @@ from pax_export.weights._save_load import (
     require_shape,
     save_weights,
 )
+from pax_export.weights.sources import Entry, Source, open_source
 
 # What is imported and not listed is for other rooms of the package.
-__all__ = ["LoadReport", "load_weights", "save_weights"]
+__all__ = ["LoadReport", "Entry", "Source", "load_weights", "open_source", "save_weights"]

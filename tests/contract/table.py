@@ -118,6 +118,17 @@ def attend_to_itself(attention: Any, x: Any) -> Any:
     return attention(x, x, x)
 
 
+def turn(rotary: Any, x: Any) -> Any:
+    return rotary(x, jnp.arange(x.shape[1]))
+
+
+def tiny_decoder() -> pax.Module:
+    config = pax.nets.DecoderConfig.llama(
+        vocab_size=5, dim=4, num_layers=2, num_heads=2, num_kv_heads=1, hidden_dim=6, tied=True
+    )
+    return pax.nets.Decoder(config)
+
+
 class TinyResNet(ResNet):
     """One block; the rest is as in all residual networks."""
 
@@ -219,6 +230,7 @@ ROWS = [
         ("b, t, 4",),
     ),
     Row("LayerNorm, no arrays", lambda: pax.LayerNorm(4, (0, 2), False, False), ("b, t, 4",)),
+    Row("RMSNorm", lambda: pax.RMSNorm(4, scale_offset=1.0), ("b, t, 4",)),
     Row("GroupNorm", lambda: pax.GroupNorm(2, 4), ("b, h, w, 4",)),
     Row(
         "GroupNorm, channels first",
@@ -238,6 +250,16 @@ ROWS = [
         ("b, t, 4",),
         call=attend_to_itself,
     ),
+    Row(
+        "GroupedQueryAttention",
+        lambda: pax.GroupedQueryAttention(
+            4, 2, 1, query_key_norm=1e-5, rotary=pax.Rotary(2), window=2, softcap=3.0
+        ),
+        ("b, t, 4",),
+    ),
+    Row("Rotary", lambda: pax.Rotary(4), ("b, t, 2, 4",), call=turn),
+    Row("GatedDense", lambda: pax.GatedDense(4, 6), ("b, t, 4",)),
+    Row("Decoder", tiny_decoder, ("b, t",), dtype="int32"),
     Row(
         "Transformer",
         lambda: pax.nets.Transformer(4, 2, 1, 0.2),

@@ -1,0 +1,444 @@
+"""Decoder: a language model, with or without a cache of what it has read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_map
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._jax import is_tracer
+from pax_export.core import Module
+from pax_export.nets._decoder_attend import CachedReading, Reading
+from pax_export.nets._decoder_cache import DecoderCache, new_store
+from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_layer import DecoderLayer, norm_of
+from pax_export.nets._decoder_loading import decoder_of_folder, decoder_of_gguf
+from pax_export.nn import Embed, Linear, choice, sinusoidal_positions
+from pax_export.transforms import stack_layers, unstack_layers, vmap
+
+_FORMS = ("scanned", "listed")
+
+
+class Decoder(Module):
+    """A causal language model: tokens in, logits of the next token out.
+
+    What kind it is, its configuration says: Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1 to 3
+    and GPT-2 are instances.
+
+    Args:
+        config: a `DecoderConfig`.
+        layers: ``"scanned"``: one `DecoderLayer` with stacked weights, called by a compiled loop,
+            which traces and compiles in the time of one layer; ``"listed"``: a list of them.
+            `scanned` and `listed` go from one to the other.
+        dtype: of the weights; float32 by default.
+        remat: whether the inner values of layers are computed again for a gradient.
+
+    Attributes:
+        config: the configuration.
+        embed: an `Embed`.
+        place_embed: an `Embed` of positions; missing unless these are learned.
+        layers: a stacked `DecoderLayer`, or a list.
+        norm: the last norm.
+        head: a `Linear` to the vocabulary; missing if the embedding is it (``tied``).
+
+    Raises:
+        InvalidArgumentError: a configuration that does not fit, or another word for ``layers``.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=100, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=32)
+        >>> lm = pax.nets.Decoder(config)
+        >>> tokens = jnp.array([[3, 1, 4, 1, 5]])
+        >>> lm(tokens).shape
+        (1, 5, 100)
+        >>> cache = lm.init_cache(1, max_length=8)
+        >>> logits, cache = lm(tokens, cache=cache, last_only=True)
+        >>> logits.shape, cache.lengths.tolist()
+        ((1, 100), [5])
+    """
+
+    _pax_stacked = ("layers",)  # which sharding asks: its first axis is that of layers
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layers: str = "scanned",
+        dtype: Any = None,
+        remat: bool = True,
+    ):
+        super().__init__()
+        if not isinstance(config, DecoderConfig):
+            raise InvalidArgumentTypeError(
+                "A Decoder needs a configuration.",
+                where="Decoder.config",
+                got=f"{type(config).__name__}: {config!r:.100}",
+                write="DecoderConfig.llama(...), or DecoderConfig.from_hf(json.load(file))",
+            )
+        choice(layers, _FORMS, "Decoder.layers")
+        self.config, self.remat = config, bool(remat)
+        self.embed = Embed(config.vocab_size, config.dim, jax.nn.initializers.normal(0.02))
+        if config.positions == "learned":
+            size = (config.max_positions, config.dim)
+            self.place_embed = Embed(*size, jax.nn.initializers.normal(0.02))
+        if layers == "scanned":
+            self.layers: Any = vmap(lambda: DecoderLayer(config), axis_size=config.num_layers)()
+        else:
+            self.layers = [DecoderLayer(config) for _ in range(config.num_layers)]
+        self.norm = norm_of(config)
+        if not config.tied:
+            self.head = Linear(config.dim, config.vocab_size, with_bias=False)
+        if dtype is not None:
+            for name in ("embed", "place_embed", "layers", "norm", "head"):
+                if hasattr(self, name):
+                    cast = tree_map(lambda x: x.astype(dtype), getattr(self, name))
+                    setattr(self, name, cast)
+
+    # --- of a file ------------------------------------------------------------------------
+
+    @classmethod
+    def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+        """The net of a GGUF file, as llama.cpp uses it.
+
+        Quantised weights become numbers, one leaf after the other: beside the net itself there is
+        never more than one leaf in memory.
+
+        Args:
+            path: of the file; see `DecoderConfig.from_gguf` for what it may hold.
+            layers: ``"scanned"`` or ``"listed"``.
+            dtype: of the weights; that of the file by default, float32 for quantised ones.
+
+        Returns:
+            A `Decoder`, whose ``config`` says what it is.
+
+        Raises:
+            InvalidArgumentError: a file of another architecture.
+            MissingWeightError: a tensor is missing.
+            WeightsMismatchError: a tensor of another shape, or one too many.
+            WeightsFileError: no GGUF file, or a damaged one.
+            MissingPackageError: gguf is not installed.
+        """
+        choice(layers, _FORMS, "Decoder.from_gguf(layers=...)")
+        return decoder_of_gguf(cls, path, layers, dtype)
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+        """The net of a folder of transformers: ``config.json`` and safetensors, one or several.
+
+        Args:
+            folder: its path; see `DecoderConfig.from_hf` for what it may hold.
+            layers: ``"scanned"`` or ``"listed"``.
+            dtype: of the weights; that of the file by default.
+
+        Returns:
+            A `Decoder`, whose ``config`` says what it is.
+
+        Raises:
+            InvalidArgumentError: a model of another architecture.
+            MissingWeightError: a tensor is missing.
+            WeightsMismatchError: a tensor of another shape, or one too many.
+            WeightsFileError: no such folder, or a damaged file.
+        """
+        choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
+        return decoder_of_folder(cls, folder, layers, dtype)
+
+    # --- with stacked layers or with a list -----------------------------------------------
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether the layers are stacked."""
+        return not isinstance(self.layers, (list, tuple))
+
+    def listed(self) -> Decoder:
+        """The same net with a list of layers.
+
+        Example:
+            >>> import pax_export as pax
+            >>> config = pax.nets.DecoderConfig.llama(
+            ...     vocab_size=9, dim=4, num_layers=2, num_heads=2, hidden_dim=8)
+            >>> lm = pax.nets.Decoder(config)
+            >>> lm.layers.dense.up.weight.shape, lm.listed().layers[0].dense.up.weight.shape
+            ((2, 4, 8), (4, 8))
+        """
+        return (
+            self.set_attribute("layers", unstack_layers(self.layers)) if self.is_scanned else self
+        )
+
+    def scanned(self) -> Decoder:
+        """The same net with stacked layers."""
+        return self if self.is_scanned else self.set_attribute("layers", stack_layers(self.layers))
+
+    # --- a call ---------------------------------------------------------------------------
+
+    def init_cache(
+        self, batch: int, max_length: int, dtype: Any = None, *, rolling: bool = True
+    ) -> DecoderCache:
+        """An empty cache.
+
+        Args:
+            batch: how many rows.
+            max_length: how many tokens each row can hold.
+            dtype: of keys and values: that of the weights by default; ``"int8"`` keeps integers
+                with a scale for each vector, a quarter of float32.
+            rolling: whether layers with a window hold no more than that.
+
+        Returns:
+            A `DecoderCache`.
+
+        Raises:
+            InvalidArgumentError: with learned positions, more than there are.
+        """
+        config = self.config
+        dtype = self.embed.weight.dtype if dtype is None else dtype
+        self._check_positions(max_length, "max_length")
+        windows = [config.kind_of(i).window for i in range(config.num_layers)]
+        rolled = [window for window in windows if rolling and window is not None]
+        tail = (config.num_kv_heads, config.head_size)
+
+        def pair(layers: int, places: Any) -> tuple:
+            shape = (layers, batch, places, *tail)
+            return new_store(shape, dtype), new_store(shape, dtype)
+
+        window_keys = window_values = None
+        if rolled:
+            self._check_windows(rolled)
+            short = isinstance(max_length, int) and max_length < rolled[0]
+            places = max_length if short else rolled[0]
+            window_keys, window_values = pair(len(rolled), places)
+        keys, values = pair(len(windows) - len(rolled), max_length)
+        return DecoderCache(
+            keys, values, window_keys, window_values, jnp.zeros((batch,), jnp.int32)
+        )
+
+    def __call__(
+        self,
+        tokens: Any,
+        lengths: Any = None,
+        *,
+        cache: DecoderCache | None = None,
+        last_only: bool = False,
+    ) -> Any:
+        """Reads tokens, and gives logits of the next one.
+
+        Without a cache each row begins at position 0.  With one, the tokens of each row come
+        behind those that it holds, and see these too.
+
+        Args:
+            tokens: integers ``[batch, length]``, padded on the right.
+            lengths: ``[batch]``: how many tokens of each row count; all by default.  Logits behind
+                them mean nothing, and a cache does not take these tokens.
+            cache: what was read before, of `init_cache`.
+            last_only: whether only the logits of the last token that counts are computed; of a
+                row of length 0 they mean nothing.
+
+        Returns:
+            Logits ``[batch, length, vocab_size]``, or ``[batch, vocab_size]`` with ``last_only``,
+            of float32 at least; with a cache a pair of these and the cache after the tokens.  In
+            a jitted function, tokens for which the cache has no place are lost, which
+            ``cache.overflowed`` says of each row.
+
+        Raises:
+            InvalidArgumentError: shapes that do not fit; lengths below 0 or above the number of
+                tokens, or tokens for which the cache has no place, where these are known.
+            InvalidArgumentTypeError: (a TypeError) tokens that are no integers.
+        """
+        tokens = jnp.asarray(tokens)
+        self._check_tokens(tokens, lengths, cache)
+        batch, length = tokens.shape
+        counts = self._counts(lengths, batch, length)
+        if cache is None:
+            self._check_positions(length, "tokens")
+        else:
+            self._check_room(cache, counts)
+        return _compiled(self, tokens, counts, cache, last_only=bool(last_only))
+
+    def _read(self, tokens: Any, counts: Any, cache: DecoderCache | None, last_only: bool) -> Any:
+        batch, length = tokens.shape
+        if cache is None:
+            places = jnp.arange(length, dtype=jnp.int32)[None, :]
+            reading, stores = Reading(self.config, places), ()
+        else:
+            reading = CachedReading(self.config, cache, counts, length)
+            stores = (cache.keys, cache.values, cache.window_keys, cache.window_values)
+        h, stores = self._through_layers(self._embedded(tokens, reading), stores, reading)
+        if last_only:
+            last = jnp.clip(counts - 1, 0)
+            h = h[jnp.arange(batch, dtype=jnp.int32), last]
+        logits = self._logits(self.norm(h))
+        return logits if cache is None else (logits, reading.after(stores, counts))
+
+    def _embedded(self, tokens: Any, reading: Reading) -> jax.Array:
+        config, h = self.config, self.embed(tokens)
+        if config.embed_scale != 1.0:
+            h = h * jnp.asarray(config.embed_scale, h.dtype)
+        if config.positions == "learned":
+            h = h + self.place_embed(reading.positions)
+        if config.positions == "sinusoidal":
+            h = h + sinusoidal_positions(reading.positions, config.dim).astype(h.dtype)
+        return h
+
+    def _logits(self, h: Any) -> jax.Array:
+        dtype = jnp.promote_types(h.dtype, jnp.float32)
+        if self.config.tied:
+            table = self.embed.weight
+            logits = jnp.einsum("...d,vd->...v", h, table, preferred_element_type=dtype)
+        else:
+            logits = self.head(h).astype(dtype)
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+    def _through_layers(self, h: Any, stores: tuple, reading: Reading) -> tuple:
+        config = self.config
+        kinds = config.kinds
+        groups, rest = divmod(config.num_layers, len(kinds))
+        # The number of a layer among those that share its stores.
+        rolls = [reading.rolls(kind) for kind in kinds]
+        of_group = [sum(rolls), len(rolls) - sum(rolls)]
+
+        def call(layer: Any, h: Any, stores: tuple, group: Any, place: int) -> tuple:
+            before = rolls[:place].count(rolls[place])
+            index = group * of_group[0 if rolls[place] else 1] + before
+            after = stores
+
+            def attend(attention: Any, x: Any) -> Any:
+                nonlocal after
+                heads, after = reading.attend(attention, x, kinds[place], index, stores)
+                return heads
+
+            # What a policy makes wider in a layer stays as it was between the layers.
+            return layer(h, attend).astype(h.dtype), after
+
+        def of_list(layers: Any, h: Any, stores: tuple, group: Any) -> tuple:
+            for place, layer in enumerate(layers):
+                h, stores = call(layer, h, stores, group, place)
+            return h, stores
+
+        if not self.is_scanned:
+            for group in range(groups + bool(rest)):
+                layers = self.layers[group * len(kinds) : (group + 1) * len(kinds)]
+                h, stores = of_list(layers, h, stores, group)
+            return h, stores
+
+        def step(carry: tuple, x: tuple) -> tuple:
+            (layers, group), (h, stores) = x, carry
+            return of_list(_taken_apart(layers, len(kinds)), h, stores, group), None
+
+        body = jax.checkpoint(step) if self.remat and not stores else step  # pyright: ignore
+        whole = tree_map(lambda x: _grouped(x, groups, len(kinds)), self.layers)
+        (h, stores), _ = jax.lax.scan(
+            body, (h, stores), (whole, jnp.arange(groups, dtype=jnp.int32))
+        )
+        if rest:
+            left = tree_map(lambda x: x[-rest:], self.layers)
+            h, stores = of_list(unstack_layers(left), h, stores, groups)
+        return h, stores
+
+    # --- checks ---------------------------------------------------------------------------
+
+    def _counts(self, lengths: Any, batch: Any, length: Any) -> jax.Array:
+        if lengths is None:
+            return jnp.broadcast_to(jnp.asarray(length, jnp.int32), (batch,))
+        lengths = jnp.asarray(lengths)
+        if not is_tracer(lengths) and isinstance(length, int):
+            low, high = int(lengths.min(initial=0)), int(lengths.max(initial=0))
+            if low < 0 or high > length:
+                raise InvalidArgumentError(
+                    "A length says how many tokens of a row count.",
+                    where="Decoder(lengths=...)",
+                    got=f"lengths from {low} to {high} for {length} tokens",
+                    write=f"lengths from 0 to {length}",
+                )
+        return jnp.clip(lengths.astype(jnp.int32), 0, length)
+
+    def _check_tokens(self, tokens: Any, lengths: Any, cache: Any) -> None:
+        if not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise InvalidArgumentTypeError(
+                "Tokens are integers.",
+                where="Decoder(tokens)",
+                got=f"{tokens.dtype}{list(tokens.shape)}",
+                write="tokens.astype(jnp.int32)",
+            )
+        if tokens.ndim != 2:
+            raise InvalidArgumentError(
+                "Tokens must have shape [batch, length].",
+                where="Decoder(tokens)",
+                got=f"shape {tokens.shape}",
+                write="tokens[None] for a single row" if tokens.ndim == 1 else None,
+            )
+        if lengths is not None and jnp.shape(lengths) != tokens.shape[:1]:
+            raise InvalidArgumentError(
+                "There must be a length for each row.",
+                where="Decoder(lengths=...)",
+                got=f"shape {jnp.shape(lengths)} for tokens of shape {tokens.shape}",
+                write=f"an array of shape ({tokens.shape[0]},)",
+            )
+        if cache is not None and cache.batch != tokens.shape[0]:
+            raise InvalidArgumentError(
+                "The cache must have as many rows as the tokens.",
+                where="Decoder(cache=...)",
+                got=f"{cache.batch} rows for {tokens.shape[0]} of tokens",
+                write=f"lm.init_cache({tokens.shape[0]}, max_length)",
+            )
+
+    def _check_room(self, cache: DecoderCache, counts: Any) -> None:
+        held = cache.lengths
+        room = cache.max_length
+        if is_tracer(held) or is_tracer(counts) or not isinstance(room, int):
+            return
+        needed = held + counts
+        if needed.size and int(needed.max()) > room:
+            row = int(needed.argmax())
+            raise InvalidArgumentError(
+                "The cache has no place for these tokens.",
+                where=f"Decoder(cache=...), row {row}",
+                got=f"{int(held[row])} tokens held and {int(counts[row])} more, for {room} places",
+                write=f"lm.init_cache(batch, max_length={int(needed[row])}) or more",
+            )
+
+    def _check_positions(self, length: Any, where: str) -> None:
+        most = self.config.max_positions
+        learned = self.config.positions == "learned"
+        if learned and isinstance(length, int) and length > most:
+            raise InvalidArgumentError(
+                f"This net has learned {most} positions.",
+                where=f"Decoder.{where}",
+                got=f"{length}",
+                write=f"at most {most}",
+            )
+
+    def _check_windows(self, windows: list[int]) -> None:
+        if len(set(windows)) > 1:
+            raise InvalidArgumentError(
+                "A rolling cache needs windows of one size.",
+                where="Decoder.init_cache",
+                got=f"windows {sorted(set(windows))}",
+                write="rolling=False",
+            )
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        config = self.config
+        own = {"family": config.family, "num_layers": config.num_layers, "dim": config.dim}
+        return super()._repr({**own, **(info or {})})
+
+
+@partial(jax.jit, static_argnames="last_only", inline=True)
+def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
+    # By itself a call would compile its loop anew each time; within a program this is not there.
+    return lm._read(tokens, counts, cache, last_only)
+
+
+def _grouped(x: Any, groups: int, size: int) -> Any:
+    """``[layers, ...]`` as ``[groups, size, ...]``, without those that are left over."""
+    if size == 1:
+        return x
+    return x[: groups * size].reshape((groups, size, *x.shape[1:]))
+
+
+def _taken_apart(layers: Any, size: int) -> list[Any]:
+    if size == 1:
+        return [layers]
+    return [tree_map(lambda x: x[i], layers) for i in range(size)]  # noqa: B023

@@ -1,0 +1,165 @@
+"""How one call of a Decoder attends: over its own tokens, or over those of a cache too.
+
+What is the same in all layers (positions, angles, masks) is computed once, before the loop over
+the layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from pax_export.nets._decoder_cache import DecoderCache, places_of, read, write
+from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_layer import alibi_bias, seen_in_order
+from pax_export.nets._layer_kind import LayerKind
+from pax_export.nn import alibi_slopes, rotary_angles, rotary_frequencies
+
+Stores = tuple  # keys, values, window_keys, window_values of a cache; empty without one
+
+
+class Reading:
+    """One call: the positions of its tokens, and what layers of each kind need besides.
+
+    Args:
+        config: of the net.
+        positions: ``[batch or 1, length]``.
+    """
+
+    def __init__(self, config: DecoderConfig, positions: Any):
+        self.config, self.positions = config, positions
+        self._angles: dict[tuple, Any] = {}
+        self._kept: dict[Any, Any] = {}
+        for kind in config.kinds:  # before the loop, not in it
+            self.angles(kind)
+
+    def angles(self, kind: LayerKind) -> Any:
+        """Cosines and sines for a kind of layers; None where nothing turns."""
+        config = self.config
+        base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
+        if config.positions != "rotary" or base == 0:
+            return None
+        scaling = config.rotary_scaling if kind.scaled else None
+        if (base, scaling) not in self._angles:
+            size = config.rotary_size or config.head_size
+            factor = 1.0 if scaling is None else scaling.result_factor
+            frequencies = rotary_frequencies(size, base, scaling)
+            self._angles[base, scaling] = rotary_angles(self.positions, frequencies, factor)
+        return self._angles[base, scaling]
+
+    def after(self, stores: Stores, counts: Any) -> DecoderCache | None:
+        """The cache after the call, if there is one."""
+        return None
+
+    def rolls(self, kind: LayerKind) -> bool:
+        """Whether layers of a kind have stores that are written in circles."""
+        return False
+
+    def projected(self, attention: Any, x: Any, kind: LayerKind) -> tuple:
+        """Queries, keys and values of a layer."""
+        return attention.project(x, self.angles(kind), self.config.rotary_pairing)
+
+    def bias(self, places: Any) -> Any:
+        """What is added to the logits, for keys at these positions, or None."""
+        if self.config.positions != "alibi":
+            return None
+        return alibi_bias(alibi_slopes(self.config.num_heads), places, self.positions)
+
+    def attend(self, attention: Any, x: Any, kind: LayerKind, index: Any, stores: Stores) -> tuple:
+        """The heads of a layer, and the stores after it.
+
+        Args:
+            attention: the layer.
+            x: its input.
+            kind: of the layer.
+            index: its number among the layers that share its stores.
+            stores: those of the cache.
+        """
+        query, key, value = self.projected(attention, x, kind)
+        options = {"bias": self._bias_of_own(), "is_causal": True, "window": kind.window}
+        return attention.attend(query, key, value, **options), stores
+
+    def _bias_of_own(self) -> Any:
+        if "own" not in self._kept:
+            self._kept["own"] = self.bias(self.positions)
+        return self._kept["own"]
+
+
+class CachedReading(Reading):
+    """One call with a cache: tokens are written behind those that each row holds.
+
+    Args:
+        config: of the net.
+        cache: what was read before.
+        counts: ``[batch]``: how many of the tokens of each row count.
+        length: how many tokens there are.
+    """
+
+    def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: Any, length: Any):
+        steps = jnp.arange(length, dtype=jnp.int32)[None, :]
+        self.start, self.length, self.cache = cache.lengths[:, None], length, cache
+        super().__init__(config, self.start + steps)
+        counts = counts[:, None]
+        self.counted = steps < counts
+        self._last = steps >= counts - (
+            places_of(cache.window_keys) if cache.window_keys is not None else 0
+        )
+        for kind in config.kinds:
+            self._seen(kind)
+
+    def after(self, stores: Stores, counts: Any) -> DecoderCache:
+        keys, values, window_keys, window_values = stores
+        return replace(
+            self.cache, keys=keys, values=values, window_keys=window_keys,
+            window_values=window_values, lengths=self.cache.lengths + counts,
+        )  # fmt: skip
+
+    def rolls(self, kind: LayerKind) -> bool:
+        return kind.window is not None and self.cache.is_rolling
+
+    def attend(self, attention: Any, x: Any, kind: LayerKind, index: Any, stores: Stores) -> tuple:
+        query, key, value = self.projected(attention, x, kind)
+        first = 2 if self.rolls(kind) else 0
+        pair = stores[first : first + 2]
+        places, mask, bias = self._seen(kind)
+        # In a circle, what several tokens write may be what the first of them still sees.
+        several = self.rolls(kind) and not _is_one(self.length)
+        seen = [read(store, index, query.dtype) for store in pair] if several else []
+        pair = tuple([write(s, index, places, new) for s, new in zip(pair, (key, value))])
+        if several:
+            seen = [jnp.concatenate(both, 1) for both in zip(seen, (key, value))]
+        else:
+            seen = [read(store, index, query.dtype) for store in pair]
+        heads = attention.attend(query, *seen, mask=mask, bias=bias)
+        return heads, (*stores[:first], *pair, *stores[first + 2 :])
+
+    def _seen(self, kind: LayerKind) -> tuple:
+        """Where the tokens are written, which keys each query sees, and their bias."""
+        rolls = self.rolls(kind)
+        entry = ("rolling",) if rolls else ("whole", kind.window)
+        if entry not in self._kept:
+            self._kept[entry] = self._in_a_circle(kind) if rolls else self._in_order(kind)
+        return self._kept[entry]
+
+    def _in_order(self, kind: LayerKind) -> tuple:
+        size = self.cache.max_length
+        places = jnp.where(self.counted, self.positions, size)
+        held = jnp.arange(size, dtype=jnp.int32)[None, :]
+        return places, seen_in_order(held, self.positions, kind.window), self.bias(held)
+
+    def _in_a_circle(self, kind: LayerKind) -> tuple:
+        size = places_of(self.cache.window_keys)
+        places = jnp.where(self.counted & self._last, self.positions % size, size)
+        slots = jnp.arange(size, dtype=jnp.int32)[None, :]
+        # A slot holds the last position that fell on it; a negative one, none.
+        newest = self.positions if _is_one(self.length) else self.start - 1
+        held = newest - (newest - slots) % size
+        if not _is_one(self.length):
+            held = jnp.concatenate((held, self.positions), 1)
+        return places, seen_in_order(held, self.positions, kind.window), self.bias(held)
+
+
+def _is_one(length: Any) -> bool:
+    return isinstance(length, int) and length == 1

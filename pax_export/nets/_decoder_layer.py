@@ -1,0 +1,110 @@
+"""A layer of a Decoder, and how it attends with a cache and without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.core import Module
+from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nn import (
+    GatedDense,
+    GroupedQueryAttention,
+    LayerNorm,
+    PlainDense,
+    RMSNorm,
+)
+
+Attend = Callable[[GroupedQueryAttention, Any], jax.Array]
+
+
+def norm_of(config: DecoderConfig) -> Module:
+    """A norm of hidden vectors."""
+    if config.norm == "layer":
+        return LayerNorm(config.dim, eps=config.norm_eps)
+    return RMSNorm(config.dim, config.norm_eps, config.norm_offset)
+
+
+class DecoderLayer(Module):
+    """Attention and a dense block, each normalised first and added to what came in.
+
+    All layers of a net have one treedef, so that they can be stacked: what differs (windows,
+    bases of rotary embeddings) comes with the call.
+
+    Attributes:
+        attention_norm: the norm before `attention`.
+        attention: a `GroupedQueryAttention`.
+        attention_post_norm: the norm after it, if the configuration has ``post_norms``.
+        dense_norm: the norm before `dense`.
+        dense: a `GatedDense`, or two layers ``up`` and ``down``.
+        dense_post_norm: the norm after it, if the configuration has ``post_norms``.
+
+    Example:
+        >>> import pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=100, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=32)
+        >>> layer = pax.nets.Decoder(config, layers="listed").layers[0]
+        >>> type(layer).__name__, layer.attention.key.weight.shape
+        ('DecoderLayer', (16, 8))
+    """
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        # The variance of what is added stays that of one layer, as in GPT-2.
+        w_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+        self.attention_norm = norm_of(config)
+        self.attention = GroupedQueryAttention(
+            config.dim, config.num_heads, config.num_kv_heads, config.head_size,
+            with_bias=config.projection_bias, output_bias=config.output_bias,
+            query_key_norm=config.norm_eps if config.query_key_norm else None,
+            norm_offset=config.norm_offset, softcap=config.attention_softcap,
+            scale=config.attention_scale, implementation=config.implementation, w_init=w_init,
+        )  # fmt: skip
+        self._heads_size = config.num_heads * config.head_size
+        self.dense_norm = norm_of(config)
+        dense = GatedDense if config.gated else PlainDense
+        self.dense = dense(
+            config.dim, config.hidden_dim, config.activation, config.dense_bias, w_init
+        )
+        self.post_norms = config.post_norms
+        if config.post_norms:
+            self.attention_post_norm, self.dense_post_norm = norm_of(config), norm_of(config)
+
+    def __call__(self, h: Any, attend: Attend) -> jax.Array:
+        """Applies the layer.
+
+        Args:
+            h: ``[batch, length, dim]``.
+            attend: a function of the attention layer and its input that gives the heads,
+                ``[batch, length, num_heads, head_size]``.
+
+        Returns:
+            ``[batch, length, dim]``.
+        """
+        heads = attend(self.attention, self.attention_norm(h))
+        update = self.attention.output(heads.reshape((*h.shape[:2], self._heads_size)))
+        h = h + (self.attention_post_norm(update) if self.post_norms else update)
+        update = self.dense(self.dense_norm(h))
+        return h + (self.dense_post_norm(update) if self.post_norms else update)
+
+
+def seen_in_order(places: Any, positions: Any, window: int | None) -> jax.Array:
+    """``[batch, 1, length, keys]``: whether a query at a position sees the key at a place.
+
+    Args:
+        places: the positions of keys, ``[batch or 1, keys]``; negative ones hold nothing.
+        positions: those of queries, ``[batch, length]``.
+        window: how many places a query sees at most.
+    """
+    keys, queries = places[:, None, None, :], positions[:, None, :, None]
+    seen = (keys <= queries) & (keys >= 0)
+    return seen if window is None else seen & (keys > queries - window)
+
+
+def alibi_bias(slopes: Any, places: Any, positions: Any) -> jax.Array:
+    """``[batch, heads, length, keys]``: how much less a query sees of distant keys."""
+    distance = places[:, None, None, :] - positions[:, None, :, None]
+    return jnp.asarray(slopes, jnp.float32)[None, :, None, None] * distance

@@ -1,0 +1,175 @@
+"""A Decoder of a file of others: its leaves are read and placed one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import tree_structure
+
+from pax_export._errors import MissingWeightError, WeightsFileError, WeightsMismatchError, a_few
+from pax_export.core import named_leaves
+from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_names import Piece, Pieces, pieces_of_gguf, pieces_of_hf
+from pax_export.nn import RotaryScaling
+from pax_export.weights import Source, open_source
+
+# Tables that others keep beside the weights, and parts that are no language model.
+_IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^rope_freqs\.weight$|rope_factors_\w+\.weight$"
+    r"|^(model\.)?(vision_tower|multi_modal_projector|vision_model)\."
+)
+
+
+def decoder_of_gguf(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
+    """See `Decoder.from_gguf`."""
+    with open_source(path) as source:
+        if source.kind != "gguf":
+            raise WeightsFileError(
+                "This is no GGUF file.",
+                where=source.where,
+                got=f"a file of {source.kind}",
+                write="Decoder.from_pretrained(folder) for config.json and safetensors",
+            )
+        config = DecoderConfig.from_gguf(source.metadata)
+        names = source.entries
+        config = replace(
+            config,
+            tied="output.weight" not in names,
+            vocab_size=_rows(source, "token_embd.weight", config.vocab_size),
+            projection_bias=config.projection_bias or "blk.0.attn_q.bias" in names,
+            output_bias=config.output_bias or "blk.0.attn_output.bias" in names,
+        )
+        if "rope_freqs.weight" in names:
+            table = names["rope_freqs.weight"].read().astype(np.float64).tolist()
+            config = replace(config, rotary_scaling=RotaryScaling("table", table=tuple(table)))
+        return filled(cls, source, config, pieces_of_gguf(config), layers, dtype)
+
+
+def decoder_of_folder(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
+    """See `Decoder.from_pretrained`."""
+    folder = Path(os.fspath(path))
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(described, dict):
+            raise ValueError(f"a {type(described).__name__}")
+    except (OSError, ValueError) as error:
+        raise WeightsFileError(
+            "A folder of a model has a file config.json, which says what net it is.",
+            where=str(folder / "config.json"),
+            got=f"{type(error).__name__}: {error}"[:200],
+            write="the folder with config.json and *.safetensors, as transformers saves it",
+        ) from None
+    config = DecoderConfig.from_hf(described)
+    with open_source(folder) as source:
+        return filled(cls, source, config, pieces_of_hf(config, source.entries), layers, dtype)
+
+
+def _rows(source: Source, name: str, default: int) -> int:
+    entry = source.entries.get(name)
+    return default if entry is None or not entry.shape else entry.shape[0]
+
+
+def filled(
+    cls: Any, source: Source, config: DecoderConfig, pieces: Pieces, layers: str, dtype: Any
+) -> Any:
+    """A net of the class `Decoder` with the arrays of a source.
+
+    One leaf after the other is read, so that beside the net itself there is never more than
+    one leaf (of all layers, where they are stacked) in memory.
+    """
+    shapes: Any = jax.eval_shape(lambda: cls(config, layers))
+    places = [_Place(name, leaf, pieces) for name, leaf in named_leaves(shapes)]
+    used = {name for place in places for name in place.names(config.num_layers)}
+    _check(source, places, config, used)
+    leaves = [place.read(source, config.num_layers, dtype) for place in places]
+    return tree_structure(shapes).unflatten(leaves)
+
+
+class _Place:
+    """A leaf of the net, and its array (or those of all layers) in a file."""
+
+    def __init__(self, name: str, leaf: Any, pieces: Pieces):
+        self.name, self.shape = name, leaf.shape
+        listed = re.match(r"layers\.(\d+)\.", name)
+        self.number = None if listed is None else int(listed[1])
+        self.is_stacked = listed is None and name.startswith("layers.")
+        self.piece: Piece = pieces[re.sub(r"^layers\.\d+\.", "layers.", name)]
+
+    def names(self, layers: int) -> list[str]:
+        if self.is_stacked:
+            return [self.piece.name.format(i) for i in range(layers)]
+        return [self.piece.name.format(self.number)]
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        return self.shape[1:] if self.is_stacked else self.shape
+
+    def read(self, source: Source, layers: int, dtype: Any) -> jax.Array:
+        names = self.names(layers)
+        if not self.is_stacked:
+            return _as_leaf(self._one(source, names[0]), dtype)
+        first = self._one(source, names[0])
+        whole = np.empty(self.shape, first.dtype if dtype is None else jnp.dtype(dtype))
+        whole[0] = first
+        for i, name in enumerate(names[1:], 1):
+            whole[i] = self._one(source, name)
+        return _as_leaf(whole, dtype)
+
+    def _one(self, source: Source, name: str) -> np.ndarray:
+        array = self.piece(source.entries[name].read())
+        if array.shape != self.part_shape:
+            raise _mismatch(source, self.name, f"{name} {array.shape}", f"{self.part_shape}")
+        return array
+
+
+def _as_leaf(array: np.ndarray, dtype: Any) -> jax.Array:
+    # A view of a file, or of another array, must not live on in the net.
+    array = np.ascontiguousarray(array, None if dtype is None else jnp.dtype(dtype))
+    return jnp.array(array) if array.base is not None else jnp.asarray(array)
+
+
+def _check(source: Source, places: list[_Place], config: DecoderConfig, used: set) -> None:
+    """Nothing is missing, and nothing is left that would change what the net computes."""
+    for place in places:
+        for name in place.names(config.num_layers):
+            if name not in source.entries:
+                raise MissingWeightError(
+                    "A tensor of the net is missing from the file.",
+                    where=f"{place.name}, in {source.where}",
+                    got=f"no {name!r} among {a_few(sorted(source.entries), 6)}",
+                    write=_advice(place.name),
+                )
+    head = "lm_head.weight" if config.tied else "\0"  # which a tied net has twice in some files
+    left = [
+        name
+        for name in source.entries
+        if name not in used and not _IGNORED.search(name) and not name.endswith(head)
+    ]
+    if left:
+        raise _mismatch(
+            source, "the tensors of the file", f"besides those of the net {a_few(left, 6)}",
+            f"those of a {config.family} of {config.num_layers} layers",
+        )  # fmt: skip
+
+
+def _advice(name: str) -> str:
+    if name == "head.weight":
+        return 'the whole file; or "tie_word_embeddings": true in config.json, if so it is'
+    return "the whole file, of the net that its configuration describes"
+
+
+def _mismatch(source: Source, name: str, got: str, needed: str) -> WeightsMismatchError:
+    return WeightsMismatchError(
+        "The tensors of this file are not those of the net that its configuration describes.",
+        where=f"{name}, in {source.where}",
+        got=got,
+        write=f"a file with {needed}, or its own configuration",
+    )

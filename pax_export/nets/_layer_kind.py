@@ -1,0 +1,35 @@
+"""LayerKind: in what the layers of one language model differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """In what the layers of one net may differ beside their weights.
+
+    Attributes:
+        window: how many places a query sees at most, its own included; None for all before it.
+        rotary_base: of the rotary embedding; None for that of the configuration, 0 for no turning.
+        scaled: whether the scaling of the configuration holds for it.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pattern = (pax.nets.LayerKind(window=512), pax.nets.LayerKind())  # in turns
+        >>> pattern[0].window, pattern[1].window
+        (512, None)
+    """
+
+    window: int | None = None
+    rotary_base: float | None = None
+    scaled: bool = True
+
+
+def repeating(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
+    """The shortest pattern that repeats to these kinds."""
+    for length in range(1, len(kinds) + 1):
+        pattern = kinds[:length]
+        if all(kind == pattern[i % length] for i, kind in enumerate(kinds)):
+            return tuple(pattern)
+    return ()

@@ -1,0 +1,26 @@
+"""DenseBlock: the two dense layers of a block of a Transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from pax_export.core import Module
+from pax_export.nn._linear import Linear
+
+
+class DenseBlock(Module):
+    """Two dense layers with gelu between, four times as wide inside.
+
+    The initial weights have variance ``w_init_scale / fan_in``.
+    """
+
+    def __init__(self, dim: int, w_init_scale: float):
+        super().__init__()
+        w_init = jax.nn.initializers.variance_scaling(w_init_scale, "fan_in", "normal")
+        self.fc1 = Linear(dim, 4 * dim, w_init=w_init)
+        self.fc2 = Linear(4 * dim, dim, w_init=w_init)
+
+    def __call__(self, x: Any) -> jax.Array:
+        return self.fc2(jax.nn.gelu(self.fc1(x)))

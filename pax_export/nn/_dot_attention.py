@@ -1,0 +1,132 @@
+"""Attention of heads that are projected already: many queries to few keys, windows, soft caps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.nn import _arguments as arg
+
+_IMPLEMENTATIONS = ("xla", "cudnn")
+_LOWEST = -1e30  # as in MultiHeadAttention: its weight is 0, and it is finite
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    is_causal: bool = False,
+    window: int | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention of ``heads`` queries to ``kv_heads`` keys and values.
+
+    It is `jax.nn.dot_product_attention` where that gives the numbers; a soft cap, and halves
+    without a kernel, are computed by products that every format of `pax_export.export` knows.
+    Logits and softmax are of float32 at least.
+
+    Args:
+        query: ``[batch, length, heads, size]``.
+        key: ``[batch, keys, kv_heads, size]``; ``kv_heads`` divides ``heads``, and each serves
+            that many queries in a row.
+        value: the shape of ``key``.
+        mask: booleans that broadcast to ``[batch, heads or 1, length, keys]``; False is not seen.
+        bias: added to the scaled logits; broadcasts as the mask does.
+        scale: of the logits, ``1 / sqrt(size)`` by default.
+        softcap: logits become ``softcap * tanh(logits / softcap)`` (Gemma 2).
+        is_causal: whether query ``i`` sees keys up to ``i`` only.
+        window: how many keys a query sees at most, itself included; counts with ``is_causal``.
+        implementation: ``"cudnn"`` for the fused kernel of NVIDIA's GPUs, which takes bfloat16
+            and float16 and cannot be exported; otherwise ``"xla"``.
+
+    Returns:
+        The shape of ``query``.
+
+    Raises:
+        InvalidArgumentError: the heads do not fit, or the implementation cannot do it.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> q, k = jnp.ones((1, 5, 6, 4)), jnp.ones((1, 5, 2, 4))
+        >>> pax.dot_product_attention(q, k, k, is_causal=True).shape
+        (1, 5, 6, 4)
+    """
+    query, key, value = map(arg.as_array, (query, key, value))
+    _check(query, key, softcap, implementation)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if implementation == "cudnn" or (softcap is None and query.dtype == jnp.float32):
+        # jax counts the keys to the left of a query, without its own.
+        sides = None if window is None else (window - 1, 0)
+        kernel: Any = implementation
+        return jax.nn.dot_product_attention(
+            query, key, value, bias, mask, scale=scale, is_causal=is_causal,
+            local_window_size=sides if is_causal else None, implementation=kernel,
+        )  # fmt: skip
+    if is_causal:
+        seen = causal_mask(query.shape[1], window)
+        mask = seen if mask is None else mask & seen
+    return _by_products(query, key, value, mask, bias, scale, softcap)
+
+
+def causal_mask(length: Any, window: int | None = None) -> jax.Array:
+    """``[1, 1, length, length]``: whether a query sees a key, which is not after it."""
+    # Compared indices, not a constant: an export may leave the length open.
+    row = jax.lax.broadcasted_iota(jnp.int32, (1, 1, length, length), 2)
+    column = jax.lax.broadcasted_iota(jnp.int32, (1, 1, length, length), 3)
+    seen = column <= row
+    return seen if window is None else seen & (column > row - window)
+
+
+def _by_products(
+    query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: float, softcap: Any
+) -> jax.Array:
+    batch, length, heads, size = query.shape
+    kv_heads = key.shape[2]
+    dtype = arg.wide(query.dtype)
+    grouped = query.reshape((batch, length, kv_heads, heads // kv_heads, size))
+    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=dtype) * scale
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
+    if bias is not None:
+        logits = logits + _grouped(bias, kv_heads)
+    if mask is not None:
+        logits = jnp.where(_grouped(mask, kv_heads), logits, _LOWEST)
+    weights = arg.cast(jax.nn.softmax(logits), value.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
+
+
+def _grouped(x: Any, kv_heads: int) -> jax.Array:
+    """``[batch, heads or 1, ...]`` as ``[batch, kv_heads, group, ...]``."""
+    x = jnp.asarray(x)
+    if x.shape[1] == 1:
+        return x[:, :, None]
+    return x.reshape((x.shape[0], kv_heads, x.shape[1] // kv_heads, *x.shape[2:]))
+
+
+def _check(query: Any, key: Any, softcap: Any, implementation: Any) -> None:
+    where = "dot_product_attention"
+    if implementation is not None:
+        arg.choice(implementation, _IMPLEMENTATIONS, f"{where}.implementation")
+    if query.ndim != 4 or key.ndim != 4 or query.shape[2] % key.shape[2]:
+        raise InvalidArgumentError(
+            "The key heads must divide the query heads.",
+            where=where,
+            got=f"query {query.shape} and key {key.shape}",
+            write="query [batch, length, heads, size], key [batch, keys, kv_heads, size]",
+        )
+    if implementation == "cudnn" and softcap is not None:
+        raise InvalidArgumentError(
+            "The fused kernel has no soft cap.",
+            where=f"{where}.implementation",
+            got=f"'cudnn' with softcap={softcap}",
+            write="implementation=None",
+        )

@@ -1,0 +1,97 @@
+"""GatedDense: two dense layers of which one opens and closes the other; PlainDense: none does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pax_export.core import Module
+from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import Initializer
+from pax_export.nn._linear import Linear
+
+ACTIVATIONS: dict[str, Callable[[Any], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+class GatedDense(Module):
+    """``down(activation(gate(x)) * up(x))`` (Shazeer, 2020).
+
+    With ``"silu"`` it is SwiGLU, with ``"gelu_tanh"`` or ``"gelu"`` GeGLU.
+
+    Args:
+        dim: the size of the last axis of input and output.
+        hidden_dim: how wide it is inside.
+        activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
+        with_bias: whether the three layers have a bias.
+        w_init: ``w_init(key, shape)`` makes the weights, as for a `Linear`.
+
+    Attributes:
+        gate: the `Linear` that is activated.
+        up: the `Linear` beside it.
+        down: the `Linear` back.
+
+    Raises:
+        InvalidArgumentError: a size is less than one, or an unknown activation.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> pax.GatedDense(4, 12)(jnp.ones((2, 4))).shape
+        (2, 4)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        activation: str = "silu",
+        with_bias: bool = False,
+        w_init: Initializer | None = None,
+    ):
+        super().__init__()
+        self.activation = arg.choice(activation, tuple(ACTIVATIONS), "GatedDense.activation")
+        made = functools.partial(
+            Linear, with_bias=with_bias, w_init=w_init, b_init=arg.zeros if with_bias else None
+        )
+        self.gate, self.up = made(dim, hidden_dim), made(dim, hidden_dim)
+        self.down = made(hidden_dim, dim)
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Applies the layers to the last axis.
+
+        Args:
+            x: ``[..., dim]``, with at least one axis before the last.
+
+        Returns:
+            ``[..., dim]``.
+
+        Raises:
+            InvalidArgumentError: less than two axes.
+            InvalidArgumentTypeError: another width than ``dim``.
+        """
+        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+
+    _repr = arg.repr_method("activation")
+
+
+class PlainDense(Module):
+    """Two dense layers with an activation between, as in GPT-2."""
+
+    def __init__(self, dim: int, hidden_dim: int, activation: str, with_bias: bool, w_init: Any):
+        super().__init__()
+        self.activation = activation
+        made = functools.partial(
+            Linear, with_bias=with_bias, w_init=w_init, b_init=arg.zeros if with_bias else None
+        )
+        self.up, self.down = made(dim, hidden_dim), made(hidden_dim, dim)
+
+    def __call__(self, x: Any) -> jax.Array:
+        return self.down(ACTIVATIONS[self.activation](self.up(x)))

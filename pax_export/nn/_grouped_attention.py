@@ -1,0 +1,217 @@
+"""GroupedQueryAttention: causal self-attention as in today's language models."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core import Module
+from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import Initializer
+from pax_export.nn._dot_attention import dot_product_attention
+from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._linear import Linear
+from pax_export.nn._rms_norm import RMSNorm, rms_normalised
+from pax_export.nn._rotary import Rotary, rotate
+
+Angles = tuple[jax.Array, jax.Array] | None
+
+
+class GroupedQueryAttention(Module):
+    """Causal self-attention in which several query heads share a key and a value head.
+
+    ``num_kv_heads=num_heads`` is the attention of Vaswani et al. (2017), ``num_kv_heads=1``
+    multi-query attention (Shazeer, 2019), and what is between grouped (Ainslie et al., 2023).
+
+    Args:
+        dim: the size of the last axis of input and output.
+        num_heads: how many query heads.
+        num_kv_heads: how many key and value heads, a divisor of ``num_heads``; as many by default.
+        head_size: the size of a head, ``dim / num_heads`` by default.
+        with_bias: whether query, key and value projections have a bias.
+        output_bias: whether the output projection has one; as the others by default.
+        query_key_norm: the ``eps`` of norms of each query and key head, or None for no norms.
+        norm_offset: the ``scale_offset`` of these norms.
+        rotary: a `Rotary` for queries and keys.
+        window: how many places a query sees at most, its own included.
+        softcap: of the logits, see `dot_product_attention`.
+        scale: of the logits, ``1 / sqrt(head_size)`` by default.
+        implementation: as in `dot_product_attention`.
+        w_init: ``w_init(key, shape)`` makes the weights, as for a `Linear`.
+
+    Attributes:
+        query: a `Linear` to ``num_heads * head_size``.
+        key: a `Linear` to ``num_kv_heads * head_size``.
+        value: the same.
+        output: a `Linear` back to ``dim``.
+        query_norm: an `RMSNorm` of ``head_size`` channels; missing without norms.
+        key_norm: the same.
+
+    Raises:
+        InvalidArgumentError: a size is less than one, or the heads do not fit.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> layer = pax.GroupedQueryAttention(12, 6, 2, rotary=pax.Rotary(2), window=4)
+        >>> layer(jnp.ones((3, 5, 12))).shape, layer.key.weight.shape
+        ((3, 5, 12), (12, 4))
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_size: int | None = None,
+        *,
+        with_bias: bool = False,
+        output_bias: bool | None = None,
+        query_key_norm: float | None = None,
+        norm_offset: float = 0.0,
+        rotary: Rotary | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        implementation: str | None = None,
+        w_init: Initializer | None = None,
+    ):
+        super().__init__()
+        where = "GroupedQueryAttention"
+        self.dim = arg.integer(dim, f"{where}.dim", least=1)
+        self.num_heads = arg.integer(num_heads, f"{where}.num_heads", least=1)
+        kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
+        self.num_kv_heads = arg.integer(kv_heads, f"{where}.num_kv_heads", least=1)
+        self._check_heads(head_size)
+        size = self.dim // self.num_heads if head_size is None else head_size
+        self.head_size = arg.integer(size, f"{where}.head_size", least=1)
+        self.window = None if window is None else arg.integer(window, f"{where}.window", least=1)
+        self.softcap = None if softcap is None else float(softcap)
+        self.scale = None if scale is None else float(scale)
+        self.implementation = implementation
+        self._make_layers(bool(with_bias), output_bias, w_init)
+        if query_key_norm is not None:
+            self.query_norm = RMSNorm(self.head_size, query_key_norm, norm_offset)
+            self.key_norm = RMSNorm(self.head_size, query_key_norm, norm_offset)
+        if rotary is not None:
+            self.rotary = rotary
+
+    def _check_heads(self, head_size: int | None) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise InvalidArgumentError(
+                "The key heads must divide the query heads.",
+                where="GroupedQueryAttention.num_kv_heads",
+                got=f"{self.num_kv_heads} for {self.num_heads} heads",
+                write=f"a divisor of {self.num_heads}",
+            )
+        if head_size is None and self.dim % self.num_heads:
+            raise InvalidArgumentError(
+                "The number of heads must divide the size, or the size of a head must be given.",
+                where="GroupedQueryAttention.num_heads",
+                got=f"{self.num_heads} heads for dim={self.dim}",
+                write="head_size=",
+            )
+
+    def _make_layers(self, with_bias: bool, output_bias: bool | None, w_init: Any) -> None:
+        def made(of: int, to: int, bias: bool) -> Linear:
+            b_init = arg.zeros if bias else None
+            return Linear(of, to, with_bias=bias, w_init=w_init, b_init=b_init)
+
+        inner = self.num_heads * self.head_size
+        kv_inner = self.num_kv_heads * self.head_size
+        self.query = made(self.dim, inner, with_bias)
+        self.key = made(self.dim, kv_inner, with_bias)
+        self.value = made(self.dim, kv_inner, with_bias)
+        self.output = made(inner, self.dim, with_bias if output_bias is None else bool(output_bias))
+
+    def __call__(self, x: Any, positions: Any = None, mask: Any = None) -> jax.Array:
+        """Attends from each place to itself and to those before it.
+
+        Args:
+            x: ``[batch, length, dim]``.
+            positions: integers that broadcast to ``[batch, length]``, for `rotary`; from 0 up by
+                default.
+            mask: booleans that broadcast to ``[batch, num_heads or 1, length, length]``; what is
+                False is not seen either.
+
+        Returns:
+            ``[batch, length, dim]``.
+
+        Raises:
+            InvalidArgumentError: another number of axes.
+            InvalidArgumentTypeError: another width than ``dim``.
+        """
+        x = arg.as_array(x)
+        arg.require_rank(x, 3, "[batch, length, dim]", self)
+        rotary = getattr(self, "rotary", None)
+        cos, sin, pairing = None, None, "halves"
+        if rotary is not None:
+            if positions is None:
+                positions = jax.lax.iota(jnp.int32, x.shape[1])
+            (cos, sin), pairing = rotary.angles(positions), rotary.pairing
+
+        def attended(q: Any, k: Any, v: Any, scales: Any, cos: Any, sin: Any, mask: Any) -> Any:
+            angles = None if cos is None else (cos, sin)
+            heads = self._heads(q, k, v, scales, angles, pairing)
+            attend = functools.partial(self.attend, is_causal=True, window=self.window)
+            found = attend(*heads, mask=mask)
+            return found.reshape((*found.shape[:2], self.num_heads * self.head_size))
+
+        mask = mask if mask is None else jnp.asarray(mask)
+        flat = self.query(x), self.key(x), self.value(x)
+        query_scale, key_scale = self._norm_scales()
+        operands = (*flat, query_scale, key_scale, cos, sin, mask)
+
+        def of_operands(q: Any, k: Any, v: Any, qs: Any, ks: Any, *rest: Any) -> Any:
+            return attended(q, k, v, (qs, ks), *rest)
+
+        out = lambda: joined(*spec_of(flat[0]))  # noqa: E731
+        return self.output(computed(of_operands, operands, out))
+
+    def project(self, x: Any, angles: Angles = None, pairing: str = "halves") -> tuple:
+        """Queries, keys and values by heads, normalised and turned.
+
+        Args:
+            x: ``[batch, length, dim]``.
+            angles: the cosines and sines of `Rotary.angles`, computed once for all layers.
+            pairing: as in `Rotary`.
+
+        Returns:
+            ``[batch, length, num_heads, head_size]``, and two with ``num_kv_heads``.
+        """
+        flat = self.query(x), self.key(x), self.value(x)
+        return self._heads(*flat, self._norm_scales(), angles, pairing)
+
+    def attend(self, query: Any, key: Any, value: Any, **options: Any) -> jax.Array:
+        """`dot_product_attention` with the scale, soft cap and kernel of this layer."""
+        return dot_product_attention(
+            query, key, value, scale=self.scale, softcap=self.softcap,
+            implementation=self.implementation, **options,
+        )  # fmt: skip
+
+    def _norm_scales(self) -> tuple[Any, Any]:
+        if not hasattr(self, "query_norm"):
+            return None, None
+        return self.query_norm.scale, self.key_norm.scale
+
+    def _heads(
+        self, query: Any, key: Any, value: Any, scales: Any, angles: Angles, pairing: str
+    ) -> tuple:
+        def split(x: Any, heads: int) -> jax.Array:
+            return x.reshape((*x.shape[:-1], heads, self.head_size))
+
+        query = split(query, self.num_heads)
+        key, value = split(key, self.num_kv_heads), split(value, self.num_kv_heads)
+        if scales[0] is not None:
+            norm = self.query_norm
+            query = rms_normalised(query, scales[0], norm.eps, norm.scale_offset)
+            key = rms_normalised(key, scales[1], norm.eps, norm.scale_offset)
+        if angles is not None:
+            query, key = rotate(query, *angles, pairing), rotate(key, *angles, pairing)
+        return query, key, value
+
+    _repr = arg.repr_method("dim", "num_heads", "num_kv_heads", "head_size", "window")

@@ -1,0 +1,54 @@
+"""Positions that are added: sinusoids to a vector, slopes to the logits of attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def sinusoidal_positions(positions: Any, dim: int, base: float = 10000.0) -> jax.Array:
+    """The vectors that Vaswani et al. (2017) add for positions: sines, then cosines.
+
+    Args:
+        positions: integers ``[...]``.
+        dim: the size of a vector; an even number.
+        base: the ratio of the longest wave to the shortest.
+
+    Returns:
+        ``[..., dim]`` of float32: the sines of all frequencies, then the cosines.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> pax.sinusoidal_positions(jnp.arange(3), 4).shape
+        (3, 4)
+    """
+    waves = float(base) ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+    angles = jnp.asarray(positions, jnp.float32)[..., None] * np.float32(waves)
+    return jnp.concatenate((jnp.sin(angles), jnp.cos(angles)), -1)
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """By how much the logits of each head fall with distance (Press et al., 2021).
+
+    Args:
+        num_heads: how many heads.  For a number that is no power of two, those of the power
+            below, then every other one of the power above.
+
+    Returns:
+        ``[num_heads]`` of float64, in numpy: they are constants of a program.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.alibi_slopes(4).tolist()
+        [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+
+    def of(power: int) -> np.ndarray:
+        return 2.0 ** (-8.0 / power * np.arange(1, power + 1))
+
+    return np.concatenate([of(power), of(2 * power)[::2][: num_heads - power]])

@@ -1,0 +1,91 @@
+"""RMSNorm: a vector divided by the root of its mean square."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.core import ParameterModule
+from pax_export.nn import _arguments as arg
+from pax_export.nn._arguments import Initializer
+from pax_export.nn._explicit import computed, joined, spec_of
+
+
+class RMSNorm(ParameterModule):
+    """Divides by the root of the mean square of the last axis, then scales each channel.
+
+    The norm of Zhang and Sennrich (2019), which Llama and its relatives use.  The mean is taken
+    in float32 at least; the result has the dtype of the input.
+
+    Args:
+        num_channels: the size of the last axis.
+        eps: added to the mean square.
+        scale_offset: added to the scale; 1 for the weights of Gemma, which are kept around zero.
+        scale_init: ``scale_init(key, shape)`` makes the scale; by default what scales by one.
+        rng_key: the key of the initial values; the next of the ambient stream by default.
+        name: shown by ``repr`` and ``summary``.
+
+    Attributes:
+        scale: ``[num_channels]``.
+
+    Raises:
+        InvalidArgumentError: a size is less than one.
+        InvalidArgumentTypeError: a size is no integer.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> pax.RMSNorm(2)(jnp.array([[3.0, 3.0]])).round(4).tolist()
+        [[1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        eps: float = 1e-6,
+        scale_offset: float = 0.0,
+        scale_init: Initializer | None = None,
+        *,
+        rng_key: Any = None,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self.num_channels = arg.integer(num_channels, "RMSNorm.num_channels", least=1)
+        self.eps, self.scale_offset = float(eps), float(scale_offset)
+        if scale_init is None:
+            self.scale = jnp.full((self.num_channels,), 1 - self.scale_offset, jnp.float32)
+        else:
+            self.scale = scale_init(arg.key_or_next(rng_key), (self.num_channels,))
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Normalises the input.
+
+        Args:
+            x: ``[..., num_channels]``.
+
+        Returns:
+            The shape and dtype of the input.
+
+        Raises:
+            InvalidArgumentError: (a ValueError) another number of channels.
+        """
+        x = arg.as_array(x)
+        arg.require_channels(x, -1, self.num_channels, self)
+        eps, offset = self.eps, self.scale_offset
+
+        def normalised(x: jax.Array, scale: Any) -> jax.Array:
+            return rms_normalised(x, scale, eps, offset)
+
+        return computed(normalised, (x, self.scale), lambda: joined(*spec_of(x)))
+
+    _repr = arg.repr_method("num_channels", "eps", "scale_offset")
+
+
+def rms_normalised(x: jax.Array, scale: Any, eps: float, offset: float) -> jax.Array:
+    """The numbers of `RMSNorm`."""
+    dtype = arg.wide(x.dtype)
+    y = arg.cast(x, dtype)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
+    factor = arg.cast(arg.as_array(scale), dtype)
+    return arg.cast(y * (factor + offset if offset else factor), x.dtype)

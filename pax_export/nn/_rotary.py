@@ -1,0 +1,248 @@
+"""Rotary embeddings: positions as angles by which pairs of channels are turned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.core import Module
+from pax_export.nn import _arguments as arg
+
+PAIRINGS = ("halves", "neighbours")
+_KINDS = ("linear", "llama3", "yarn", "table")
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How the angles of a rotary embedding are changed for sequences longer than in training.
+
+    Attributes:
+        kind: ``"linear"`` divides all of them (Chen et al., 2023); ``"llama3"`` those of the slow
+            pairs, and keeps those of the fast ones; ``"yarn"`` does so with a ramp between, and
+            scales the result (Peng et al., 2023); ``"table"`` each by a number of its own.
+        factor: by what they are divided.
+        original_length: the longest sequence of the training before; not for ``"linear"``.
+        low: for ``"llama3"`` the pairs that turn less often than this in ``original_length`` are
+            slow; for ``"yarn"`` the same (``beta_slow``).
+        high: those that turn more often than this are fast; for ``"yarn"`` (``beta_fast``) 32 in
+            most models.
+        attention_factor: for ``"yarn"`` by what the result is multiplied;
+            ``0.1 * log(factor) + 1`` by default.
+        table: for ``"table"`` by what the frequency of each pair is divided, as GGUF files of
+            Llama 3 have it.
+
+    Raises:
+        InvalidArgumentError: another kind, or a factor or length that is not above zero.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.RotaryScaling("linear", 8.0).factor
+        8.0
+    """
+
+    kind: str
+    factor: float = 1.0
+    original_length: int | None = None
+    low: float = 1.0
+    high: float = 4.0
+    attention_factor: float | None = None
+    table: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind == "dynamic":
+            raise InvalidArgumentError(
+                "Dynamic scaling turns the keys that are cached already by other angles with "
+                "each longer sequence, so that no cache can hold them.",
+                where="RotaryScaling.kind",
+                got="'dynamic'",
+                write="'yarn' or 'linear' with this factor for long sequences, or no scaling "
+                "for those of the length in training",
+            )
+        arg.choice(self.kind, _KINDS, "RotaryScaling.kind")
+        if not self.factor > 0:
+            raise _not_positive("factor", self.factor)
+        if self.kind in ("llama3", "yarn") and not (self.original_length or 0) > 0:
+            raise _not_positive("original_length", self.original_length)
+
+    @property
+    def result_factor(self) -> float:
+        """By what cosines and sines are multiplied."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+def _not_positive(name: str, value: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "This number must be above zero.",
+        where=f"RotaryScaling.{name}",
+        got=repr(value),
+        write=f"{name}= of the configuration of the model (rope_scaling)",
+    )
+
+
+def rotary_frequencies(
+    size: int, base: float = 10000.0, scaling: RotaryScaling | None = None
+) -> np.ndarray:
+    """By how much each pair of channels turns from one position to the next.
+
+    Args:
+        size: how many channels turn; an even number.
+        base: of the geometric series of frequencies (theta).
+        scaling: for sequences longer than those of the training.
+
+    Returns:
+        ``[size / 2]`` of float64, in numpy: they are constants of a program.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.rotary_frequencies(4, 100.0).tolist()
+        [1.0, 0.1]
+    """
+    plain = 1.0 / float(base) ** (np.arange(0, size, 2, dtype=np.float64) / size)
+    if scaling is None:
+        return plain
+    if scaling.kind == "linear":
+        return plain / scaling.factor
+    if scaling.kind == "table":
+        return plain / np.asarray(scaling.table, np.float64)
+    assert scaling.original_length is not None
+    turns = scaling.original_length * plain / (2 * math.pi)  # in a sequence of the training
+    if scaling.kind == "llama3":
+        kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+    else:
+        kept = 1.0 - _yarn_ramp(size, base, scaling)
+    return plain * kept + plain / scaling.factor * (1.0 - kept)
+
+
+def _yarn_ramp(size: int, base: float, scaling: RotaryScaling) -> np.ndarray:
+    """How far each pair is on the way from the fast ones (0) to the slow ones (1)."""
+
+    def pair(turns: float) -> float:
+        length = scaling.original_length or 1
+        return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first = max(math.floor(pair(scaling.high)), 0)
+    last = min(math.ceil(pair(scaling.low)), size - 1)
+    return np.clip((np.arange(size // 2) - first) / max(last - first, 1e-3), 0.0, 1.0)
+
+
+def rotary_angles(
+    positions: Any, frequencies: np.ndarray, factor: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """The cosines and sines by which `rotate` turns, computed once for all layers.
+
+    Args:
+        positions: integers ``[...]``.
+        frequencies: of `rotary_frequencies`.
+        factor: of the result (``RotaryScaling.result_factor``).
+
+    Returns:
+        Two arrays ``[..., size / 2]`` of float32.
+    """
+    # In float32 the angle itself rounds at long distances, as in the training of the models.
+    angles = jnp.asarray(positions, jnp.float32)[..., None] * np.float32(frequencies)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+
+
+def rotate(x: Any, cos: Any, sin: Any, pairing: str = "halves") -> jax.Array:
+    """Turns pairs of channels; those beyond twice the number of angles stay.
+
+    Args:
+        x: ``[..., heads, size]``.
+        cos: ``[..., pairs]`` of `rotary_angles`, for all heads.
+        sin: the same.
+        pairing: ``"halves"``: channel ``i`` with ``i + pairs``; ``"neighbours"``: ``2i`` with
+            ``2i + 1``.
+
+    Returns:
+        The shape and dtype of ``x``.
+    """
+    pairs = cos.shape[-1]
+    turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+    if pairing == "halves":
+        first, second = turned[..., :pairs], turned[..., pairs:]
+    else:
+        split = turned.reshape((*turned.shape[:-1], pairs, 2))
+        first, second = split[..., 0], split[..., 1]
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    ends = first * cos - second * sin, second * cos + first * sin
+    if pairing == "halves":
+        turned = jnp.concatenate(ends, -1)
+    else:
+        turned = jnp.stack(ends, -1).reshape(turned.shape)
+    turned = arg.cast(turned, x.dtype)
+    return turned if rest.shape[-1] == 0 else jnp.concatenate((turned, rest), -1)
+
+
+class Rotary(Module):
+    """A rotary embedding (Su et al., 2021): turns queries and keys by their positions.
+
+    It has no parameters.
+
+    Args:
+        size: how many channels of a head turn; an even number.
+        base: of the geometric series of frequencies (theta).
+        pairing: ``"halves"`` (channel ``i`` turns with ``i + size / 2``: Llama in the layout of
+            transformers, Qwen, Gemma, NeoX) or ``"neighbours"`` (``2i`` with ``2i + 1``: the
+            paper, GPT-J, Llama in llama.cpp).
+        scaling: for sequences longer than those of the training.
+
+    Raises:
+        InvalidArgumentError: an odd size, or another pairing.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> x = jnp.ones((2, 5, 3, 8))
+        >>> pax.Rotary(8)(x, jnp.arange(5)).shape
+        (2, 5, 3, 8)
+    """
+
+    def __init__(
+        self,
+        size: int,
+        base: float = 10000.0,
+        pairing: str = "halves",
+        scaling: RotaryScaling | None = None,
+    ):
+        super().__init__()
+        self.size = arg.integer(size, "Rotary.size", least=2)
+        if self.size % 2:
+            raise InvalidArgumentError(
+                "Channels turn in pairs.",
+                where="Rotary.size",
+                got=repr(size),
+                write="an even number",
+            )
+        self.base = float(base)
+        self.pairing = arg.choice(pairing, PAIRINGS, "Rotary.pairing")
+        self.scaling = scaling
+
+    def angles(self, positions: Any) -> tuple[jax.Array, jax.Array]:
+        """Cosines and sines for positions ``[...]``, two arrays ``[..., size / 2]``."""
+        frequencies = rotary_frequencies(self.size, self.base, self.scaling)
+        factor = 1.0 if self.scaling is None else self.scaling.result_factor
+        return rotary_angles(positions, frequencies, factor)
+
+    def __call__(self, x: Any, positions: Any) -> jax.Array:
+        """Turns the heads of queries or keys.
+
+        Args:
+            x: ``[..., length, heads, head_size]``, with at least `size` channels; more stay.
+            positions: integers that broadcast to ``[..., length]``.
+
+        Returns:
+            The shape and dtype of ``x``.
+        """
+        return rotate(arg.as_array(x), *self.angles(positions), self.pairing)
+
+    _repr = arg.repr_method("size", "base", "pairing")

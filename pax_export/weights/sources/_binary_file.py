@@ -1,0 +1,178 @@
+"""A file of a stranger: regular, and nothing is believed to lie beyond its end.
+
+Large arrays are views of the file, each with a mapping of its own: what a program lets go of
+leaves its memory, so that a file larger than that can be read array by array.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from pax_export._errors import MissingWeightsFileError, WeightsFileError
+from pax_export._files import file_types
+
+#: A smaller array is read, not mapped: a process may have about 65,000 mappings.
+_MAPPED = 1 << 20
+
+
+class BinaryFile:
+    """A regular file, open for reading at any place; `where` names it in messages."""
+
+    def __init__(self, path: Path, where: str | None = None):
+        self.path = path
+        self.where = where or str(path)
+        self._number = _opened(path)
+        self.size = os.fstat(self._number).st_size
+
+    def read(self, offset: int, count: int) -> bytes:
+        """So many bytes from a place on; an error if the file ends before."""
+        self.require(offset, count)
+        pieces = []
+        while count:
+            piece = os.pread(self._number, count, offset)
+            if not piece:
+                raise ValueError("the file became shorter while it was read")
+            pieces.append(piece)
+            offset, count = offset + len(piece), count - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def begin(self, count: int) -> bytes:
+        """The first bytes, or fewer if there are no more."""
+        return self.read(0, min(count, self.size))
+
+    def require(self, offset: int, count: int) -> None:
+        """An error if some bytes do not all lie in the file."""
+        if offset < 0 or count < 0 or offset + count > self.size:
+            end = offset + count
+            raise ValueError(f"bytes {offset} to {end} of a file of {self.size} bytes")
+
+    def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
+        """An array that lies in the file from a place on, in C's order; a view if it is large."""
+        dtype, shape = np.dtype(dtype), tuple(shape)
+        if any(size < 0 for size in shape):
+            raise ValueError(f"the shape {list(shape)}")
+        count = math.prod(shape) * dtype.itemsize
+        self.require(offset, count)
+        if count < _MAPPED or offset % dtype.itemsize:
+            return np.frombuffer(bytearray(self.read(offset, count)), dtype).reshape(shape)
+        begin = offset - offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(
+            self._number, offset - begin + count, access=mmap.ACCESS_READ, offset=begin
+        )
+        return np.frombuffer(mapped, dtype, math.prod(shape), offset - begin).reshape(shape)
+
+    def stream(self, begin: int = 0, size: int | None = None) -> Stream:
+        """The bytes from a place on, to be read one after the other."""
+        size = self.size - begin if size is None else size
+        self.require(begin, size)
+        return Stream(self, begin, size)
+
+    def close(self) -> None:
+        """Closes the file; what was mapped stays."""
+        if self._number >= 0:
+            os.close(self._number)
+            self._number = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Stream:
+    """A part of a file as a program reads it from the begin to the end, a piece at a time."""
+
+    _PIECE = 1 << 16
+
+    def __init__(self, file: BinaryFile, begin: int, size: int):
+        self._file = file
+        self._begin, self._size, self._at = begin, size, 0
+        self._piece, self._piece_at = b"", 0
+
+    def tell(self) -> int:
+        """The place in this part."""
+        return self._at
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        """Goes to a place in this part."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, base + place)
+        return self._at
+
+    def read(self, count: int | None = -1) -> bytes:
+        """So many bytes, or as many as are left: a length that lies takes no memory."""
+        left = max(0, self._size - self._at)
+        count = left if count is None or count < 0 else min(count, left)
+        begin = self._at - self._piece_at
+        if not (begin >= 0 and begin + count <= len(self._piece)):
+            if count > self._PIECE:
+                content = self._file.read(self._begin + self._at, count)
+                self._at += count
+                return content
+            self._piece_at, begin = self._at, 0
+            self._piece = self._file.read(self._begin + self._at, min(left, self._PIECE))
+        self._at += count
+        return self._piece[begin : begin + count]
+
+    def readline(self) -> bytes:
+        """The bytes up to the end of a line, or of the file; a line is no longer than a piece."""
+        begin = self._at
+        content = self.read(self._PIECE)
+        end = content.find(b"\n") + 1 or len(content)
+        self._at = begin + end
+        return content[:end]
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills a buffer as far as there are bytes."""
+        view = memoryview(buffer).cast("B")
+        content = self.read(len(view))
+        view[: len(content)] = content
+        return len(content)
+
+    def seekable(self) -> bool:
+        """True: this is a part of a file."""
+        return True
+
+    def readable(self) -> bool:
+        """True as well."""
+        return True
+
+
+def _opened(path: Path) -> int:
+    """The number of an open regular file, or a WeightsFileError."""
+    where = str(path).replace("\0", "\\0")
+    try:
+        # Opening a FIFO waits for somebody who writes to it, unless it is told not to.
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingWeightsFileError(
+            "There is no file of weights at this path.",
+            where=where,
+            write="the path of a file of weights, or of a folder that holds them",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise WeightsFileError(
+            "The file of weights cannot be read.",
+            where=where,
+            got=getattr(error, "strerror", None) or error,
+            write="the path of a file that you may read",
+        ) from error
+    mode = os.fstat(number).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(number)
+        raise WeightsFileError(
+            "This is no regular file, so it is not read.",
+            where=where,
+            got=file_types.kind(mode),
+            write="the path of a file",
+        )
+    return number

@@ -1,0 +1,172 @@
+"""GGUF: the files of llama.cpp, most of whose arrays are of a few bits in blocks.
+
+The header is read here, because a length in it may lie; what the bits of a block mean is
+known to the package gguf, and here for those that may stay integers.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import UnsupportedDtypeError
+from pax_export._optional import require
+from pax_export.weights.sources import _gguf_blocks
+from pax_export.weights.sources._binary_file import BinaryFile, Stream
+from pax_export.weights.sources._source import Entry, Source, refusing
+
+KIND = "GGUF file"
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MOST_DIMENSIONS = 8
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
+            10: "<u8", 11: "<i8", 12: "<f8"}  # fmt: skip
+_PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64",
+          28: "float64", 30: "bfloat16"}  # fmt: skip
+#: So many numbers are dequantised at a time.
+_AT_ONCE = 1 << 20
+
+
+def recognises(file: BinaryFile) -> bool:
+    """Whether a file begins as one of this format does."""
+    return file.begin(4) == _MAGIC
+
+
+def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The arrays of a file, and all that it says of its model."""
+    entries: dict[str, Entry] = {}
+    with refusing(file.where, KIND):
+        stream = file.stream()
+        version, arrays, keys = struct.unpack("<4xIQQ", _exactly(stream, 24))
+        if version not in _VERSIONS:
+            raise ValueError(f"version {version} of the format, or bytes in another order")
+        metadata: dict[str, Any] = {}
+        for _ in range(keys):
+            key = _text(stream)
+            if key in metadata:
+                raise ValueError(f"the key {key!r:.200} twice")
+            metadata[key] = _value(stream, _number(stream, "<I"), 0)
+        heads = list(_heads(stream, arrays))
+        align = metadata.get("general.alignment", 32)
+        if type(align) is not int or not 0 < align <= 1 << 20:
+            raise ValueError(f"arrays at multiples of {align!r:.50}")
+        begin = -(-stream.tell() // align) * align
+        for name, shape, code, offset in heads:
+            with refusing(f"{name} in {file.where}", KIND):
+                found = _entries(file, name, shape, code, begin + offset, keep_quantised)
+                twice = entries.keys() & found.keys()
+                if twice:
+                    raise ValueError(f"the name {min(twice)!r:.200} twice")
+                entries |= found
+    return Source("gguf", file.where, entries, metadata=metadata)
+
+
+def _exactly(stream: Stream, count: int) -> bytes:
+    content = stream.read(count)
+    if len(content) != count:
+        raise ValueError(f"{count} bytes announced, where {len(content)} are left")
+    return content
+
+
+def _number(stream: Stream, kind: str) -> Any:
+    return struct.unpack(kind, _exactly(stream, struct.calcsize(kind)))[0]
+
+
+def _text(stream: Stream) -> str:
+    return _exactly(stream, _number(stream, "<Q")).decode("utf-8", "surrogateescape")
+
+
+def _value(stream: Stream, kind: int, depth: int) -> Any:
+    if kind in _NUMBERS:
+        dtype = np.dtype(_NUMBERS[kind])
+        return np.frombuffer(_exactly(stream, dtype.itemsize), dtype)[0].item()
+    if kind == _STRING:
+        return _text(stream)
+    if kind != _ARRAY or depth > 2:
+        raise ValueError(f"a value of the kind {kind} in the metadata")
+    kind, count = struct.unpack("<IQ", _exactly(stream, 12))
+    if kind in _NUMBERS:
+        dtype = np.dtype(_NUMBERS[kind])
+        return np.frombuffer(_exactly(stream, count * dtype.itemsize), dtype)
+    return [_value(stream, kind, depth + 1) for _ in range(count)]  # each takes from the file
+
+
+def _heads(stream: Stream, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
+    for _ in range(count):
+        name = _text(stream)
+        dimensions = _number(stream, "<I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise ValueError(f"{name!r:.200} has {dimensions} dimensions")
+        sizes = struct.unpack(f"<{dimensions}Q", _exactly(stream, 8 * dimensions))
+        code, offset = struct.unpack("<IQ", _exactly(stream, 12))
+        yield name, sizes[::-1], code, offset  # the fastest dimension comes first in the file
+
+
+def _entries(
+    file: BinaryFile, name: str, shape: tuple[int, ...], code: int, begin: int, keep: bool
+) -> dict[str, Entry]:
+    where = f"{name} in {file.where}"
+    if code in _PLAIN:
+        file.require(begin, math.prod(shape) * np.dtype(_PLAIN[code]).itemsize)
+        return {
+            name: Entry(
+                where, KIND, shape, _PLAIN[code],
+                lambda: file.array(_PLAIN[code], shape, begin),
+                lambda index: file.array(_PLAIN[code], shape, begin)[index],
+            )
+        }  # fmt: skip
+    library = require("gguf", "adopt", "open_source of a GGUF file")
+    try:
+        kind = library.GGMLQuantizationType(code)
+        block, size = library.GGML_QUANT_SIZES[kind]
+    except (ValueError, KeyError) as error:
+        raise UnsupportedDtypeError(
+            "The package gguf does not know the dtype of this array.",
+            where=where,
+            got=f"the dtype {code}",
+            write="python -m pip install --upgrade gguf; or a file of Q4_0, Q8_0, F16, ...",
+        ) from error
+    if not shape or shape[-1] % block:
+        raise ValueError(f"{kind.name} in blocks of {block}, in rows of {shape[-1:]}")
+    raw_shape = (*shape[:-1], shape[-1] // block * size)
+    file.require(begin, math.prod(raw_shape))
+
+    def raw() -> np.ndarray:
+        return file.array(np.uint8, raw_shape, begin)
+
+    if keep and kind.name in _gguf_blocks.KEPT:
+        return _gguf_blocks.entries(where, KIND, name, shape, kind.name, raw)
+    return {
+        name: Entry(
+            where, KIND, shape, np.float32,
+            lambda: _dequantised(library, raw(), kind, shape),
+            lambda index: _part(library, raw(), kind, shape, index), note=kind.name,
+        )
+    }  # fmt: skip
+
+
+def _dequantised(library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The numbers, made a few rows at a time: what is made on the way is small."""
+    array = np.empty(shape, np.float32)
+    if not array.size:
+        return array
+    rows, packed = array.reshape(-1, shape[-1]), raw.reshape(-1, raw.shape[-1])
+    step = max(1, _AT_ONCE // shape[-1])
+    for first in range(0, len(rows), step):
+        piece = slice(first, first + step)
+        rows[piece] = library.dequantize(np.asarray(packed[piece]), kind)
+    return array
+
+
+def _part(library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...], index: Any) -> Any:
+    """A part, of which only the rows that it needs are dequantised."""
+    outer, last = index[: len(shape) - 1], index[len(shape) - 1 :]
+    packed = raw[outer]
+    rows = _dequantised(library, packed, kind, (*packed.shape[:-1], shape[-1]))
+    return rows[(..., *last)]

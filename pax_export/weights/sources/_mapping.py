@@ -1,0 +1,118 @@
+"""Arrays that are in memory already: a mapping of names, nested ones, a module, any pytree."""
+
+from __future__ import annotations
+
+import numbers
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._errors import InvalidArgumentTypeError, WeightsFileError
+from pax_export._jax import is_tracer
+from pax_export.weights._dtypes import is_key
+from pax_export.weights._leaves import leaves_by_name
+from pax_export.weights.sources._nested import flattened
+from pax_export.weights.sources._source import Entry, Source
+
+KIND = "mapping of arrays"
+
+
+def opened(tree: Any) -> Source:
+    """The arrays of a tree, by dotted names."""
+    where = f"the {type(tree).__name__} that was given"
+    try:
+        leaves, others = flattened(_plain(tree, 0), _is_array)
+    except ValueError as error:
+        raise WeightsFileError(
+            "The arrays of this mapping cannot be told apart by their names.",
+            where=where,
+            got=error,
+            write="a mapping with one name for each array",
+        ) from error
+    if not leaves and not isinstance(tree, Mapping):
+        raise _no_arrays(where, f"{type(tree).__name__}: {tree!r}"[:200])
+    entries = {name: _entry(name, leaf, where) for name, leaf in leaves.items()}
+    return Source("mapping", where, entries, metadata=others, tied=_tied(leaves))
+
+
+def _plain(tree: Any, depth: int) -> Any:
+    """A tree whose pytrees, which only jax can take apart, are dicts of names."""
+    if _is_array(tree) or isinstance(tree, (str, bytes, numbers.Number)) or depth > 200:
+        return tree
+    if isinstance(tree, Mapping):
+        return {str(key): _plain(value, depth + 1) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return [_plain(value, depth + 1) for value in tree]
+    if tree is None:
+        return tree
+    if jax.tree_util.all_leaves([tree]):
+        raise _no_arrays("what was given", f"{type(tree).__name__}: {tree!r}"[:200])
+    return leaves_by_name(tree)
+
+
+def _no_arrays(where: str, got: str) -> InvalidArgumentTypeError:
+    return InvalidArgumentTypeError(
+        "A source is the path of a file, or a mapping of names to arrays.",
+        where=where,
+        got=got,
+        write="open_source(path), or a dict of arrays",
+    )
+
+
+def _is_array(value: Any) -> bool:
+    return (
+        isinstance(value, (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct))
+        or is_tracer(value)
+        or _is_of_torch(value)
+    )
+
+
+def _is_of_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has such an array has imported it
+    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
+
+
+def _entry(name: str, leaf: Any, where: str) -> Entry:
+    if isinstance(leaf, jax.ShapeDtypeStruct) or is_tracer(leaf):
+        raise InvalidArgumentTypeError(
+            "A source needs arrays that have values.",
+            where=f"{name} in {where}",
+            got=type(leaf).__name__,
+            write="arrays, outside of jit; a module that was initialised",
+        )
+    if _is_of_torch(leaf):
+        leaf = _from_torch(leaf)
+    if is_key(leaf.dtype):
+        leaf = jax.random.key_data(leaf)
+    dtype = np.dtype(leaf.dtype)
+    if dtype.hasobject or dtype.kind in "SUMm":
+        raise InvalidArgumentTypeError(
+            "A source needs arrays of numbers.",
+            where=f"{name} in {where}",
+            got=f"an array of {dtype}",
+            write="arrays of numbers or booleans",
+        )
+    return Entry(
+        f"{name} in {where}", KIND, leaf.shape, dtype,
+        lambda: np.asarray(leaf), lambda index: np.asarray(leaf[index]),
+    )  # fmt: skip
+
+
+def _from_torch(tensor: Any) -> np.ndarray:
+    """An array of torch as numpy's; numpy and it share no dtype for bfloat16."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return tensor.view(sys.modules["torch"].int16).numpy().view(np.dtype("bfloat16"))
+    return tensor.numpy()
+
+
+def _tied(leaves: Mapping[str, Any]) -> dict[str, str]:
+    first: dict[int, str] = {}
+    return {
+        name: first[id(leaf)]
+        for name, leaf in leaves.items()
+        if first.setdefault(id(leaf), name) != name
+    }

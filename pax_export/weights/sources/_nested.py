@@ -1,0 +1,57 @@
+"""Nested containers with arrays in them: dotted names, in the order in which they stand.
+
+What a stranger's file unpacks to may hold itself, or one list a thousand times in another: so
+there is a limit to how deep and how far one goes.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_DEEPEST = 200
+_MOST = 1_000_000
+
+
+def flattened(tree: Any, is_leaf: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The leaves by dotted name, and by theirs the texts and numbers that stand beside them.
+
+    Example:
+        >>> flattened({"a": [1.5j, "text"], "b": {}}, lambda x: isinstance(x, complex))
+        ({'a.0': 1.5j}, {'a.1': 'text'})
+    """
+    leaves: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    left = _MOST
+    waiting: list[tuple[str, Any, int]] = [("", tree, 0)]
+    while waiting:
+        name, value, depth = waiting.pop()
+        left -= 1
+        if depth > _DEEPEST or left < 0:
+            raise ValueError(f"containers in containers without end, at {name[:200]!r}")
+        if is_leaf(value):
+            if name in leaves:
+                raise ValueError(f"two arrays with the name {name!r}")
+            leaves[name] = value
+        elif (children := _children(value)) is not None:
+            below = [(joined(name, key), child, depth + 1) for key, child in children]
+            if len(below) + len(waiting) > _MOST:
+                raise ValueError(f"containers in containers without end, at {name[:200]!r}")
+            waiting.extend(reversed(below))
+        elif isinstance(value, (str, bytes, numbers.Number)):
+            others[name] = value
+    return leaves, others
+
+
+def joined(name: str, key: Any) -> str:
+    """The dotted name of what stands under a key."""
+    return f"{name}.{key}" if name else str(key)
+
+
+def _children(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, (list, tuple)):
+        return enumerate(value)
+    return None

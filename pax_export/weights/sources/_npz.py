@@ -1,0 +1,86 @@
+"""numpy's .npz: a zip archive of .npy files; what numpy would unpickle is refused."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import UnsupportedDtypeError
+from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._source import Entry, Source, damaged, refusing
+from pax_export.weights.sources._zip_archive import ZipArchive
+
+KIND = ".npz file"
+#: numpy reads no longer header.
+_LARGEST_HEADER = 10_000
+
+
+def recognises(archive: ZipArchive) -> bool:
+    """Whether all files of an archive are arrays of numpy."""
+    return bool(archive.names) and all(name.endswith(".npy") for name in archive.names)
+
+
+def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The arrays of an archive, which stays as it is; each is read when it is asked for."""
+    with refusing(file.where, KIND):
+        archive = ZipArchive(file)
+        entries = {}
+        for member in archive.names:
+            name = member.removesuffix(".npy")
+            with refusing(f"{name} in {file.where}", KIND):
+                entries[name] = _entry(archive, member, f"{name} in {file.where}")
+    return Source("npz", file.where, entries)
+
+
+def _entry(archive: ZipArchive, member: str, where: str) -> Entry:
+    shape, fortran, dtype, begin = _header(archive, member)
+    if dtype.hasobject:
+        raise UnsupportedDtypeError(
+            "This array holds Python objects, which only a pickle could restore.",
+            where=where,
+            got=dtype,
+            write="numpy.savez of arrays of numbers",
+        )
+    if dtype.kind not in "biufcV" or dtype.names is not None or dtype.subdtype is not None:
+        raise UnsupportedDtypeError(
+            "This array does not hold numbers.",
+            where=where,
+            got=dtype,
+            write="numpy.savez of arrays of numbers or booleans",
+        )
+    count = math.prod(shape) * dtype.itemsize
+    if begin + count != archive.size(member):
+        got = f"{archive.size(member) - begin} bytes of {dtype}{list(shape)}"
+        raise damaged(where, KIND, got)
+
+    def read() -> np.ndarray:
+        content = archive.array(member)[begin:]
+        array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+        return array.astype(dtype.newbyteorder("="), copy=False)
+
+    def part(index: Any) -> np.ndarray:
+        content = archive.array(member, check=False)[begin:]
+        array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+        return array[index].astype(dtype.newbyteorder("="), copy=False)
+
+    note = "" if dtype.kind != "V" else "bytes of a dtype that numpy's files do not name"
+    return Entry(where, KIND, shape, dtype.newbyteorder("="), read, part, note)
+
+
+def _header(archive: ZipArchive, member: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """The shape, the order, the dtype, and where the numbers begin."""
+    with archive.open(member) as content:
+        version = np.lib.format.read_magic(content)
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        if version not in readers:
+            raise ValueError(f"a .npy file of version {version}")
+        shape, fortran, dtype = readers[version](content, max_header_size=_LARGEST_HEADER)
+        if any(size < 0 for size in shape):
+            raise ValueError(f"the shape {list(shape)}")
+        return shape, fortran, dtype, content.tell()

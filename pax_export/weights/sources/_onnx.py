@@ -1,0 +1,141 @@
+"""ONNX: the initialisers of a model and of its branches, and the constants among its nodes.
+
+The model is read here, without the package onnx: that would hold all of it in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._onnx_tensor import ExternalFiles, Tensor, entry
+from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._wire import Message, message, whole
+
+KIND = "ONNX file"
+_DEEPEST = 32
+# Numbers of the fields.
+_MODEL = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}
+_IR_VERSION, _PRODUCER, _GRAPH, _METADATA, _FUNCTION = 1, 2, 7, 14, 25
+_NODE, _INITIALIZER, _SPARSE = 1, 5, 15
+_INPUT, _OUTPUT, _NODE_NAME, _OPERATOR, _ATTRIBUTE = 1, 2, 3, 4, 5
+_NAME, _TENSOR, _SUBGRAPH, _SUBGRAPHS = 1, 5, 6, 11
+_FUNCTION_NODE = 7
+_VALUES = {"value_float": 2, "value_int": 3, "value_floats": 7, "value_ints": 8}
+
+
+def recognises(file: BinaryFile) -> bool:
+    """Whether a file is a model: it has a version and a graph, and nothing that no model has."""
+    numbers = set()
+    try:
+        for number, _ in Message(file).fields():
+            numbers.add(number)
+            if number not in _MODEL:
+                return False
+    except ValueError:
+        return {_IR_VERSION, _GRAPH} <= numbers or file.path.suffix == ".onnx"
+    return {_IR_VERSION, _GRAPH} <= numbers
+
+
+def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The arrays of a model, those in files beside it too."""
+    with refusing(file.where, KIND):
+        found = _Found(file, ExternalFiles(file.path, opened))
+        for number, value in Message(file).fields():
+            if number == _GRAPH:
+                found.graph(message(value), "", 0)
+            elif number == _FUNCTION:
+                found.function(message(value))
+            elif number == _IR_VERSION:
+                found.metadata["ir_version"] = whole(value)
+            elif number == _PRODUCER:
+                found.metadata["producer_name"] = message(value).text()
+            elif number == _METADATA:
+                texts = {at: message(text).text() for at, text in message(value).fields()}
+                found.metadata[texts.get(1, "")] = texts.get(2, "")
+        found.metadata["used_by"] = found.used_by
+    return Source("onnx", file.where, found.entries, metadata=found.metadata)
+
+
+class _Found:
+    """What a model holds, as it is gone through."""
+
+    def __init__(self, file: BinaryFile, external: ExternalFiles):
+        self._file, self._external = file, external
+        self.entries: dict[str, Entry] = {}
+        self.metadata: dict[str, Any] = {}
+        #: By name of an array: the operators that take it, as which input, in which node.
+        self.used_by: dict[str, list[tuple[str, int, str]]] = {}
+
+    def graph(self, graph: Message, path: str, depth: int) -> None:
+        """The arrays of a graph; the path says in which branch of which node it stands."""
+        if depth > _DEEPEST:
+            raise ValueError("graphs in graphs without end")
+        for number, value in graph.fields():
+            if number == _INITIALIZER:
+                self._add(Tensor(message(value)), path, "")
+            elif number == _NODE:
+                self._node(message(value), path, depth)
+            elif number == _SPARSE:
+                raise ValueError("a sparse initialiser, which is not read")
+
+    def function(self, function: Message) -> None:
+        """The constants of a function of the model."""
+        name = "".join(message(value).text() for at, value in function.fields() if at == _NAME)
+        for number, value in function.fields():
+            if number == _FUNCTION_NODE:
+                self._node(message(value), f"{name}/", 0)
+
+    def _node(self, node: Message, path: str, depth: int) -> None:
+        texts: dict[int, list[str]] = {_INPUT: [], _OUTPUT: [], _NODE_NAME: [""], _OPERATOR: [""]}
+        attributes = []
+        for number, value in node.fields():
+            if number in texts:
+                texts[number].append(message(value).text())
+            elif number == _ATTRIBUTE:
+                attributes.append(message(value))
+        name, operator = texts[_NODE_NAME][-1], texts[_OPERATOR][-1]
+        for place, used in enumerate(texts[_INPUT]):
+            self.used_by.setdefault(used, []).append((operator, place, name))
+        for attribute in attributes:
+            if operator == "Constant":
+                for tensor in _constants(attribute):
+                    self._add(tensor, path, (texts[_OUTPUT] or [name])[0])
+            else:
+                self._branches(attribute, f"{path}{name or operator}/", depth)
+
+    def _branches(self, attribute: Message, path: str, depth: int) -> None:
+        graphs, name = [], ""
+        for number, value in attribute.fields():
+            if number == _NAME:
+                name = message(value).text()
+            elif number in (_SUBGRAPH, _SUBGRAPHS):
+                graphs.append(message(value))
+        for graph in graphs:
+            self.graph(graph, f"{path}{name}/", depth + 1)
+
+    def _add(self, tensor: Tensor, path: str, constant: str) -> None:
+        if tensor.is_text:
+            return
+        own = constant or tensor.name
+        name = own if own not in self.entries else path + own
+        if name in self.entries:
+            raise ValueError(f"two arrays with the name {name!r:.200}")
+        where = f"{name} in {self._file.where}"
+        with refusing(where, KIND):
+            self.entries[name] = entry(
+                where, KIND, tensor, self._external, "Constant" if constant else ""
+            )
+
+
+def _constants(attribute: Message) -> Iterator[Tensor]:
+    """The array of a node Constant: a tensor, or numbers."""
+    fields = list(attribute.fields())
+    name = "".join(message(value).text() for number, value in fields if number == _NAME)
+    if name == "value":
+        yield from (Tensor(message(value)) for number, value in fields if number == _TENSOR)
+    elif name in _VALUES:
+        values = [value for number, value in fields if number == _VALUES[name]]
+        yield Tensor.of_numbers(values, many=name.endswith("s"), floats="float" in name)

@@ -1,0 +1,205 @@
+"""A tensor of ONNX: in the model's own bytes, number by number, or in a file beside it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+import numpy as np
+
+from pax_export._errors import UnsupportedDtypeError, WeightsFileError
+from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._source import Entry
+from pax_export.weights.sources._wire import Message, message, signed, whole
+
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
+    15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
+    19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4_e2m1fn",
+    24: "float8_e8m0fnu",
+}  # fmt: skip
+_TEXT = 8
+_HALF_BYTES = (21, 22, 23)
+_DIMS, _DTYPE, _FLOATS, _WHOLE, _LONG, _NAME, _RAW, _DOUBLES, _UNSIGNED = (
+    1,
+    2,
+    4,
+    5,
+    7,
+    8,
+    9,
+    10,
+    11,
+)
+_EXTERNAL, _LOCATION = 13, 14
+_MOST_DIMENSIONS = 64
+
+
+class Tensor:
+    """What a model says of an array, and where its numbers are."""
+
+    def __init__(self, tensor: Message | None = None):
+        self.name, self.dtype, self.shape = "", 0, []
+        self.raw: Message | None = None
+        self.numbers: list[tuple[int, int | Message]] = []
+        self.external: dict[str, str] = {}
+        self._outside = False
+        for number, value in tensor.fields() if tensor else ():
+            self._take(number, value)
+        if any(size < 0 for size in self.shape) or len(self.shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"the shape {self.shape!r:.100}")
+        if self._outside != bool(self.external):
+            raise ValueError(f"{self.name!r:.200} is beside the file and in it")
+
+    def _take(self, number: int, value: int | Message) -> None:
+        if number == _DIMS:
+            if len(self.shape) > _MOST_DIMENSIONS:
+                raise ValueError("a shape without end")
+            packed = isinstance(value, Message)
+            self.shape.extend(value.varints().tolist() if packed else [signed(value)])
+        elif number == _DTYPE:
+            self.dtype = whole(value)
+        elif number == _NAME:
+            self.name = message(value).text()
+        elif number == _RAW:
+            self.raw = message(value)
+        elif number in (_FLOATS, _WHOLE, _LONG, _DOUBLES, _UNSIGNED):
+            self.numbers.append((number, value))
+        elif number == _EXTERNAL:
+            texts = {at: message(text).text() for at, text in message(value).fields()}
+            self.external[texts.get(1, "")] = texts.get(2, "")
+        elif number == _LOCATION:
+            self._outside = whole(value) == 1
+
+    @classmethod
+    def of_numbers(cls, values: list[int | Message], many: bool, floats: bool) -> Self:
+        """The array of a node that gives its numbers as attributes."""
+        made = cls()
+        made.dtype = 1 if floats else 7
+        made.numbers = [(_FLOATS if floats else _LONG, value) for value in values]
+        made.shape = [len(_numbers(made))] if many else []
+        return made
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds texts, which are no weights."""
+        return self.dtype == _TEXT
+
+
+class ExternalFiles:
+    """The files beside a model; none that lies elsewhere is opened."""
+
+    def __init__(self, model: Path, opened: ExitStack):
+        self._folder, self._opened, self._model = model.parent, opened, model
+        self._files: dict[str, BinaryFile] = {}
+
+    def file(self, location: str) -> BinaryFile:
+        """The file that a model names."""
+        if location not in self._files:
+            path = self._inside(location)
+            self._files[location] = self._opened.enter_context(BinaryFile(path))
+        return self._files[location]
+
+    def _inside(self, location: str) -> Path:
+        name = PurePosixPath(location)
+        strange = not location or "\\" in location or "\0" in location or ".." in name.parts
+        folder = os.path.realpath(self._folder)
+        path = os.path.realpath(os.path.join(folder, location)) if not strange else ""
+        if strange or name.is_absolute() or not path.startswith(os.path.join(folder, "")):
+            raise WeightsFileError(
+                "A model names a file of weights outside of its own folder.",
+                where=str(self._model),
+                got=repr(location)[:200],
+                write="a model whose external data lie beside it, with no links elsewhere",
+            )
+        return Path(path)
+
+
+def entry(where: str, kind: str, tensor: Tensor, external: ExternalFiles, note: str) -> Entry:
+    """The array of a tensor, read when it is asked for."""
+    if tensor.dtype not in DTYPES:
+        raise UnsupportedDtypeError(
+            "Neither numpy nor jax has the dtype of this array.",
+            where=where,
+            got=f"the dtype {tensor.dtype} of ONNX",
+            write=f"a model of {', '.join(DTYPES.values())}",
+        )
+    dtype, shape = np.dtype(DTYPES[tensor.dtype]), tuple(tensor.shape)
+    count = math.prod(shape)
+    if tensor.raw is None and not tensor.external:
+        if count > sum(value.size if isinstance(value, Message) else 1
+                       for _, value in tensor.numbers):  # fmt: skip
+            raise ValueError(f"fewer numbers than {dtype}{list(shape)} has")
+        return Entry(where, kind, shape, dtype, lambda: _listed(tensor, dtype), note=note)
+    file, begin, size = _place(tensor, external)
+    packed = tensor.dtype in _HALF_BYTES
+    wanted = -(-count // 2) if packed else count * dtype.itemsize
+    if size is not None and size != wanted:
+        raise ValueError(f"{size} bytes of {dtype}{list(shape)}")
+    file.require(begin, wanted)
+    if packed:
+        return Entry(where, kind, shape, dtype, _unpacked(file, begin, shape, dtype), note=note)
+    return Entry(
+        where, kind, shape, dtype, lambda: file.array(dtype, shape, begin),
+        lambda index: file.array(dtype, shape, begin)[index], note,
+    )  # fmt: skip
+
+
+def _place(tensor: Tensor, external: ExternalFiles) -> tuple[BinaryFile, int, int | None]:
+    if not tensor.external:
+        assert tensor.raw is not None
+        return tensor.raw.file, tensor.raw.span[0], tensor.raw.size
+    file = external.file(tensor.external.get("location", ""))
+    length = tensor.external.get("length")
+    offset = _digits(tensor.external.get("offset", "0"))
+    return file, offset, _digits(length) if length else None
+
+
+def _digits(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ValueError(f"{text!r:.50} as an offset or a length")
+    return int(text)
+
+
+def _unpacked(file: BinaryFile, begin: int, shape: Any, dtype: Any) -> Callable[[], np.ndarray]:
+    """Two numbers in each byte, the lower half first."""
+
+    def read() -> np.ndarray:
+        count = math.prod(shape)
+        raw = file.array(np.uint8, (-(-count // 2),), begin)
+        halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[:count].reshape(shape)
+        if dtype.name == "int4":
+            halves = (halves ^ 8).astype(np.int8) - np.int8(8)
+        return halves.view(dtype) if dtype.name.startswith("float") else halves.astype(dtype)
+
+    return read
+
+
+def _listed(tensor: Tensor, dtype: np.dtype) -> np.ndarray:
+    """The array of numbers that a model gives one by one."""
+    numbers = _numbers(tensor)
+    if dtype.kind == "c":
+        return numbers.view(dtype).reshape(tensor.shape)
+    if numbers.dtype.kind in "iu" and (dtype.kind not in "iub" or dtype.name in ("int4", "uint4")):
+        if tensor.dtype in _HALF_BYTES:
+            raise ValueError(f"{dtype} in whole numbers")
+        bits = numbers.astype(f"uint{8 * dtype.itemsize}")  # as bits, in the lowest places
+        return bits.view(dtype).reshape(tensor.shape)
+    return numbers.astype(dtype).reshape(tensor.shape)
+
+
+def _numbers(tensor: Tensor) -> np.ndarray:
+    pieces = []
+    for number, value in tensor.numbers:
+        if isinstance(value, int):
+            pieces.append(np.array([signed(value)]))
+        elif number in (_FLOATS, _DOUBLES):
+            pieces.append(np.frombuffer(value.content(), "<f4" if number == _FLOATS else "<f8"))
+        else:
+            pieces.append(value.varints())
+    return np.concatenate(pieces) if pieces else np.empty(0)

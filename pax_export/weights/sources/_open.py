@@ -1,0 +1,103 @@
+"""Which reader a source needs: by what is in it, never by the ending of its name alone."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import WeightsFileError
+from pax_export._files.replacing import some_names
+from pax_export.weights.sources import (
+    _gguf,
+    _mapping,
+    _npz,
+    _onnx,
+    _safetensors,
+    _sharded,
+    _torch,
+)
+from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._source import Source, refusing
+from pax_export.weights.sources._zip_archive import ZipArchive
+
+_READABLE = (
+    "a file of safetensors or PyTorch, or the index of several; GGUF; ONNX; numpy's .npz; or a "
+    "mapping of "
+    "names to arrays"
+)
+
+
+def open_source(source: Any, *, keep_quantised: bool = False) -> Source:
+    """Opens a file of weights of any framework, or arrays that are there already.
+
+    Nothing of the file is run, and no array is read before it is asked for.
+
+    Args:
+        source: the path of a file or folder; or a mapping of names to arrays, which may be
+            nested, or a module.  Which format a file has is seen by what is in it.
+        keep_quantised: whether arrays of few bits stay integers, with their scales as
+            entries of their own, instead of being dequantised when they are read.
+
+    Returns:
+        The open `Source`, to be used in a ``with`` block.
+
+    Raises:
+        WeightsFileError: (an OSError) the file is in none of the formats, or damaged, or
+            holds what could do harm.
+        MissingWeightsFileError: there is nothing at the path.
+        UnsupportedDtypeError: an array has a dtype that neither numpy nor jax has.
+        MissingPackageError: the package that reads the format is not installed.
+
+    Example:
+        >>> import numpy as np, os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "net.npz")
+        >>> np.savez(path, kernel=np.ones((2, 3), np.float32), bias=np.zeros(3))
+        >>> with open_source(path) as source:
+        ...     print(source.kind, source.entries, source.entries["bias"].read())
+        npz {'kernel': float32[2,3], 'bias': float64[3]} [0. 0. 0.]
+    """
+    if isinstance(source, Source):
+        return source
+    if not isinstance(source, (str, os.PathLike)):
+        return _mapping.opened(source)
+    path = Path(os.fspath(source))
+    with ExitStack() as opened:
+        read = _of_folder if path.is_dir() else _of_file
+        found = read(path, opened, keep_quantised)
+        return found.closing(opened.pop_all())
+
+
+def _of_folder(path: Path, opened: ExitStack, keep: bool) -> Source:
+    file = _sharded.in_folder(path)
+    if file is not None:
+        return _of_file(file, opened, keep)
+    raise _unknown(str(path), f"a folder with {some_names(path)}")
+
+
+def _of_file(path: Path, opened: ExitStack, keep: bool) -> Source:
+    if _sharded.is_index(path):
+        return _sharded.opened(path, opened, lambda shard: _of_file(shard, opened, keep))
+    file = opened.enter_context(BinaryFile(path))
+    if file.begin(2) == b"PK":
+        with refusing(file.where, "zip archive"):
+            archive = ZipArchive(file)
+        for reader in (_torch, _npz):
+            if reader.recognises(archive):
+                return reader.opened(file, opened, keep)
+    if _torch.recognises_legacy(file):
+        return _torch.legacy(file, opened)
+    for reader in (_gguf, _safetensors, _onnx):
+        if reader.recognises(file):
+            return reader.opened(file, opened, keep)
+    raise _unknown(file.where, f"a file of {file.size} bytes that begins with {file.begin(16)!r}")
+
+
+def _unknown(where: str, got: str) -> WeightsFileError:
+    return WeightsFileError(
+        "This is in none of the formats from which weights are read.",
+        where=where,
+        got=got,
+        write=_READABLE,
+    )

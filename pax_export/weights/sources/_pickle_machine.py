@@ -1,0 +1,261 @@
+"""A machine for pickles that calls nothing: what it meets is data, or it stops.
+
+A pickle is a program for a machine with a stack.  Python's own machine imports what a pickle
+names and calls it, which is how a file of weights runs a stranger's commands.  Here a name is
+looked up in a table of the few that are data, each with a function of ours that takes its
+arguments apart; any other name is refused, and so is any step that none of them needs.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from typing import Any
+
+from pax_export._errors import WeightsFileError
+from pax_export.weights.sources._binary_file import Stream
+
+#: More than any file of weights needs, and less than fills a memory.
+_MOST_STEPS, _MOST_CONTAINERS = 20_000_000, 4_000_000
+_KEYS = (str, int, float, bool, bytes, type(None))
+
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_VALUES = frozenset(
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING "
+    "SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 UNICODE BINUNICODE "
+    "SHORT_BINUNICODE BINUNICODE8".split()
+)
+_NOTHING = frozenset(("PROTO", "FRAME"))
+_EMPTY: dict[str, Callable[[], Any]] = {
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_SET": set,
+    "EMPTY_TUPLE": tuple,
+}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_PUT = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
+_GET = frozenset(("GET", "BINGET", "LONG_BINGET"))
+_MARK = object()
+
+
+class Global:
+    """What a name of a pickle stands for: a function of ours for its arguments, or nothing."""
+
+    __slots__ = ("build", "name", "value")
+
+    def __init__(self, name: str, build: Callable[..., Any] | None = None, value: Any = None):
+        self.name, self.build, self.value = name, build, value
+
+
+class Instance(dict):
+    """An object of a class that is nowhere imported: its attributes by name."""
+
+
+class Buildable:
+    """What takes its state from a pickle by a method of its own."""
+
+    def build(self, state: Any) -> None:
+        """Takes the state over."""
+        raise NotImplementedError
+
+
+class PickleMachine:
+    """Reads pickles with a table of known names, and the storages that persistent ids name."""
+
+    def __init__(
+        self, where: str, known: Callable[[str, str], Global | None], persistent: Callable[..., Any]
+    ):
+        self._where, self._known, self._persistent = where, known, persistent
+        self._steps = self._containers = 0
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def load(self, stream: Stream) -> Any:
+        """What the next pickle of a stream holds."""
+        self._stack, self._memo = [], {}
+        for code, argument, _ in pickletools.genops(stream):  # pyright: ignore[reportArgumentType]
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                raise ValueError(f"a pickle of more than {_MOST_STEPS} steps")
+            if code.name == "STOP":
+                return self._popped(1)[0]
+            self._step(code.name, argument)
+        raise ValueError("a pickle without an end")
+
+    def _step(self, name: str, argument: Any) -> None:
+        stack = self._stack
+        if name in _VALUES:
+            stack.append(argument)
+        elif name in _PUT:
+            self._memo[argument] = self._top()
+        elif name in _GET:
+            stack.append(self._memo[argument])
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in _EMPTY:
+            stack.append(self._counted(_EMPTY[name]()))
+        elif name in _TUPLES:
+            stack.append(self._counted(tuple(self._popped(_TUPLES[name]))))
+        elif name not in _NOTHING:
+            step = getattr(self, f"_{name.lower()}", None)
+            if step is None:
+                raise ValueError(f"the step {name} in a pickle")
+            step(*() if argument is None else (argument,))
+
+    def _counted(self, container: Any) -> Any:
+        self._containers += 1
+        if self._containers > _MOST_CONTAINERS:
+            raise ValueError(f"a pickle of more than {_MOST_CONTAINERS} containers")
+        return container
+
+    def _top(self) -> Any:
+        if self._stack[-1] is _MARK:
+            raise ValueError("a mark where a pickle needs a value")
+        return self._stack[-1]
+
+    def _popped(self, count: int) -> list[Any]:
+        values = self._stack[-count:]
+        if len(values) != count or any(value is _MARK for value in values):
+            raise ValueError("a pickle that takes more than it has put")
+        del self._stack[-count:]
+        return values
+
+    def _above_mark(self) -> list[Any]:
+        stack = self._stack
+        at = len(stack) - 1
+        while stack[at] is not _MARK:  # an IndexError where there is none
+            at -= 1
+            if at < 0:
+                raise ValueError("a pickle without a mark")
+        values = stack[at + 1 :]
+        del stack[at:]
+        return values
+
+    def _mark(self) -> None:
+        self._stack.append(_MARK)
+
+    def _pop(self) -> None:
+        self._stack.pop()
+
+    def _pop_mark(self) -> None:
+        self._above_mark()
+
+    def _dup(self) -> None:
+        self._stack.append(self._top())
+
+    def _memoize(self) -> None:
+        self._memo[len(self._memo)] = self._top()
+
+    def _tuple(self) -> None:
+        self._stack.append(self._counted(tuple(self._above_mark())))
+
+    def _list(self) -> None:
+        self._stack.append(self._counted(self._above_mark()))
+
+    def _append(self) -> None:
+        (value,) = self._popped(1)
+        _require(self._top(), list).append(value)
+
+    def _appends(self) -> None:
+        values = self._above_mark()
+        _require(self._top(), list).extend(values)
+
+    def _dict(self) -> None:
+        self._stack.append(self._counted(filled({}, _pairs(self._above_mark()))))
+
+    def _setitem(self) -> None:
+        pair = self._popped(2)
+        filled(_require(self._top(), dict), [pair])
+
+    def _setitems(self) -> None:
+        pairs = _pairs(self._above_mark())
+        filled(_require(self._top(), dict), pairs)
+
+    def _additems(self) -> None:
+        values = self._above_mark()
+        _require(self._top(), set).update(_keys(values))
+
+    def _frozenset(self) -> None:
+        self._stack.append(self._counted(frozenset(_keys(self._above_mark()))))
+
+    def _global(self, argument: str) -> None:
+        module, _, name = argument.partition(" ")
+        self._stack.append(self._looked_up(module, name))
+
+    def _stack_global(self) -> None:
+        module, name = self._popped(2)
+        self._stack.append(self._looked_up(_require(module, str), _require(name, str)))
+
+    def _looked_up(self, module: str, name: str) -> Global:
+        known = self._known(module, name)
+        if known is None:
+            raise WeightsFileError(
+                "This file is a pickle that names what is no tensor; it is not run.",
+                where=self._where,
+                got=f"{module}.{name}"[:200],
+                write="torch.save(net.state_dict(), path) or safetensors.torch.save_file, where "
+                "the file was made; or a file of somebody whom you trust, opened by PyTorch",
+            )
+        return known
+
+    def _reduce(self) -> None:
+        function, arguments = self._popped(2)
+        self._stack.append(self._called(function, arguments))
+
+    _newobj = _reduce
+
+    def _newobj_ex(self) -> None:
+        made, arguments, names = self._popped(3)
+        if names:
+            raise ValueError("an object of a pickle that is made with names")
+        self._stack.append(self._called(made, arguments))
+
+    def _called(self, function: Any, arguments: Any) -> Any:
+        if not isinstance(function, Global) or function.build is None:
+            got = function.name if isinstance(function, Global) else type(function).__name__
+            raise ValueError(f"a call of {got} in a pickle")
+        return self._counted(function.build(*_require(arguments, tuple)))
+
+    def _build(self) -> None:
+        (state,) = self._popped(1)
+        made = self._top()
+        if isinstance(made, Instance):
+            filled(made, state.items() if isinstance(state, dict) else [("state", state)])
+        elif isinstance(made, Buildable):
+            made.build(state)
+        elif not isinstance(made, dict):  # the attributes of a dict are no weights
+            raise ValueError(f"a state for {type(made).__name__} in a pickle")
+
+    def _persid(self, argument: Any) -> None:
+        self._stack.append(self._persistent(argument))
+
+    def _binpersid(self) -> None:
+        (value,) = self._popped(1)
+        self._stack.append(self._persistent(value))
+
+
+def filled(target: dict[Any, Any], pairs: Any) -> dict[Any, Any]:
+    """Puts pairs into a dict; a key is a text or a number, which Python hashes without harm."""
+    for key, value in pairs:
+        _keys((key,))
+        target[key] = value
+    return target
+
+
+def _keys(values: Any) -> Any:
+    wrong = [each for each in values if not isinstance(each, _KEYS)]
+    if wrong:
+        raise ValueError(f"a {type(wrong[0]).__name__} as a key in a pickle")
+    return values
+
+
+def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
+    if len(values) % 2:
+        raise ValueError("a key without a value in a pickle")
+    return list(zip(values[::2], values[1::2]))
+
+
+def _require(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"a {type(value).__name__} where a pickle needs a {kind.__name__}")
+    return value

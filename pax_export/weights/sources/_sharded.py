@@ -1,0 +1,94 @@
+"""Weights in several files, and the index that says which array is in which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import WeightsFileError, a_few
+from pax_export._files import bounded
+from pax_export.weights.sources._source import Source, damaged, refusing
+
+KIND = "index of weights"
+_ENDING = ".index.json"
+_LARGEST = 200_000_000
+#: The names that one file of weights has in a folder of Hugging Face.
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+
+
+def is_index(path: Path) -> bool:
+    """Whether a path is named as the index of several files."""
+    return path.name.endswith(_ENDING) and path.is_file()
+
+
+def in_folder(path: Path) -> Path | None:
+    """The one index, or the one file of weights, of a folder; None if it has none."""
+    files = sorted(each for each in path.iterdir() if each.is_file())
+    for found in (
+        [each for each in files if each.name.endswith(_ENDING)],
+        [path / name for name in _WHOLE if path / name in files][:1],
+        [each for each in files if each.suffix == ".safetensors"],
+    ):
+        if len(found) > 1:
+            raise WeightsFileError(
+                "This folder has several files of weights, and nothing says which is meant.",
+                where=str(path),
+                got=a_few([each.name for each in found], 8),
+                write=f"the path of one file, e.g. {found[0]}",
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def opened(path: Path, opened: ExitStack, read: Callable[[Path], Source]) -> Source:
+    """The arrays of all files that an index names, each from the file that it says."""
+    with refusing(str(path), KIND):
+        index = json.loads(bounded.read_bytes(path, _LARGEST))
+        files = index["weight_map"]
+        shards = {
+            name: read(_inside(path, name))
+            for name in sorted({_text(name, path) for name in files.values()})
+        }
+        kinds = {shard.kind for shard in shards.values()}
+        if len(kinds) != 1:
+            raise ValueError(f"files of the kinds {sorted(kinds)}")
+        entries = {name: _entry(shards[file], name, path) for name, file in files.items()}
+        others = [
+            name for shard in shards.values() for name in shard.entries if name not in entries
+        ]
+        if others:
+            raise ValueError(f"arrays that the index does not name: {a_few(others, 8)}")
+        metadata: dict[str, Any] = {}
+        tied: dict[str, str] = {}
+        for shard in shards.values():
+            metadata |= shard.metadata
+            tied |= shard.tied
+    return Source(kinds.pop(), str(path), entries, metadata=metadata, tied=tied)
+
+
+def _text(name: Any, path: Path) -> str:
+    if not isinstance(name, str):
+        raise damaged(str(path), KIND, f"{name!r} as the name of a file")
+    return name
+
+
+def _inside(path: Path, name: str) -> Path:
+    """A file beside the index; a name that leads elsewhere is refused."""
+    if not name or name in (".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
+        raise WeightsFileError(
+            "An index of weights names a file outside of its own folder.",
+            where=str(path),
+            got=repr(name),
+            write="an index whose files lie beside it",
+        )
+    return path.parent / name
+
+
+def _entry(shard: Source, name: str, path: Path) -> Any:
+    if name not in shard.entries:
+        raise damaged(f"{name} in {path}", KIND, f"the file {shard.where}, which has no such array")
+    return shard.entries[name]

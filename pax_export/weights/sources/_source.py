@@ -1,0 +1,162 @@
+"""What every reader gives: names, and for each an array that is read when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from pax_export._errors import PaxError, WeightsFileError
+from pax_export.weights._dtypes import NUMPY_NAMES  # which makes jax's dtypes known to numpy
+
+Index = tuple[slice, ...]
+Read = Callable[[], np.ndarray]
+ReadPart = Callable[[Index], np.ndarray]
+
+assert NUMPY_NAMES["BF16"] == "bfloat16"
+
+
+@contextlib.contextmanager
+def refusing(where: str, kind: str) -> Iterator[None]:
+    """Turns whatever a damaged or hostile file causes into one WeightsFileError."""
+    try:
+        yield
+    except PaxError:
+        raise
+    except Exception as error:
+        raise damaged(where, kind, f"{type(error).__name__}: {error}"[:300]) from error
+
+
+def damaged(where: str, kind: str, got: object) -> WeightsFileError:
+    """The error about a file that contradicts itself, or of which a part is missing."""
+    return WeightsFileError(
+        f"This {kind} is damaged, or only a part of one.",
+        where=where,
+        got=got,
+        write="a whole copy of the file, as the program that made it wrote it",
+    )
+
+
+class Entry:
+    """One array of a source: what it is, and how to read it.
+
+    Attributes:
+        shape: its shape, as in the file.
+        dtype: numpy's dtype of what `read` gives; jax's small floats are among them.
+        note: what else there is to know, e.g. ``"Q4_1"`` of an array that is kept in
+            four bits and dequantised while it is read; empty otherwise.
+
+    Example:
+        >>> import numpy as np
+        >>> from pax_export.weights import open_source
+        >>> with open_source({"kernel": np.eye(3)}) as source:
+        ...     entry = source.entries["kernel"]
+        ...     entry.shape, entry.dtype.name, entry.read_part((slice(1), slice(2)))
+        ((3, 3), 'float64', array([[1., 0.]]))
+    """
+
+    __slots__ = ("_kind", "_part", "_read", "_where", "dtype", "note", "shape")
+
+    def __init__(
+        self,
+        where: str,
+        kind: str,
+        shape: Iterable[int],
+        dtype: Any,
+        read: Read,
+        part: ReadPart | None = None,
+        note: str = "",
+    ):
+        self.shape = tuple(int(size) for size in shape)
+        self.dtype = np.dtype(dtype)
+        self.note = note
+        self._where, self._kind = where, kind
+        self._read, self._part = read, part
+
+    @property
+    def nbytes(self) -> int:
+        """So many bytes has the array that `read` gives."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> np.ndarray:
+        """The whole array, not to be written to: it may be a view of the file itself."""
+        with refusing(self._where, self._kind):
+            array = self._checked(self._read())
+        if array.flags.writeable:
+            array = array.view()
+            array.flags.writeable = False
+        return array
+
+    def _checked(self, array: np.ndarray) -> np.ndarray:
+        if array.shape != self.shape or array.dtype != self.dtype:
+            got = f"{array.dtype}{list(array.shape)}, announced as {self.dtype}{list(self.shape)}"
+            raise damaged(self._where, self._kind, got)
+        return array
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """A part of the array, as an array of its own; no more is read, where that can be."""
+        with refusing(self._where, self._kind):
+            if self._part is None:
+                return np.array(self._checked(self._read())[index])
+            return np.array(self._part(index))
+
+    def __repr__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{note}"
+
+
+class Source:
+    """Arrays by name, from a file of any framework; open for the time of a ``with`` block.
+
+    Attributes:
+        kind: the format: ``"safetensors"``, ``"torch"``, ``"gguf"``, ``"keras"``, ``"npz"``,
+            ``"onnx"``, ``"tensorflow"``, ``"tflite"``, ``"flax"``, ``"orbax"`` or ``"mapping"``.
+        where: the path, or what else was given, as text for messages.
+        entries: the arrays by their names in the file, in its order.
+        metadata: what else the file says, by name: texts and numbers.
+        tied: name -> an earlier name, for the entries that are the same array once more.
+
+    Example:
+        >>> import numpy as np
+        >>> from pax_export.weights import open_source
+        >>> with open_source({"encoder": {"kernel": np.ones((2, 3), np.float32)}}) as source:
+        ...     source.kind, source.entries
+        ('mapping', {'encoder.kernel': float32[2,3]})
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        where: str,
+        entries: Mapping[str, Entry],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        tied: Mapping[str, str] | None = None,
+    ):
+        self.kind = kind
+        self.where = where
+        self.entries = dict(entries)
+        self.metadata = dict(metadata or {})
+        self.tied = dict(tied or {})
+        self._closing = contextlib.ExitStack()
+
+    def closing(self, opened: contextlib.ExitStack) -> Self:
+        """Takes over what must be closed with this source."""
+        self._closing = opened
+        return self
+
+    def close(self) -> None:
+        """Closes the files; arrays that were read stay as they are."""
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Source({self.kind!r}, {self.where!r}, {len(self.entries)} arrays)"

@@ -1,0 +1,228 @@
+"""PyTorch's files: zip archives and the older pickles, and the archives of TorchScript.
+
+Only tensors are made of them.  The pickle inside is read by a machine that calls nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import UnsupportedDtypeError
+from pax_export.weights.sources import _torch_names
+from pax_export.weights.sources._binary_file import BinaryFile, Stream
+from pax_export.weights.sources._nested import flattened
+from pax_export.weights.sources._pickle_machine import PickleMachine
+from pax_export.weights.sources._pickled_numpy import PickledArray
+from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._torch_names import Storage, Tensor
+from pax_export.weights.sources._zip_archive import ZipArchive
+
+KIND = "file of PyTorch"
+_LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+_PICKLE = "data.pkl"
+_LARGEST_PICKLE = 1 << 28
+#: An array over fewer numbers than it has (an expanded one) may have so many bytes.
+_MOST_EXPANDED = 1 << 26
+
+#: A storage as bytes; the number says how many it must have.
+Bytes = Callable[[Storage], np.ndarray]
+
+
+def recognises(archive: ZipArchive) -> bool:
+    """Whether an archive is one of PyTorch."""
+    return _root(archive) is not None
+
+
+def recognises_legacy(file: BinaryFile) -> bool:
+    """Whether a file is one that PyTorch wrote before it wrote archives."""
+    return file.begin(len(_LEGACY)) == _LEGACY
+
+
+def _root(archive: ZipArchive) -> str | None:
+    """The folder of an archive that has the pickle of its tensors."""
+    found = [name.removesuffix(_PICKLE) for name in archive.names if name.endswith(_PICKLE)]
+    found = [root for root in found if root == "" or (root.count("/") == 1 and root[-1] == "/")]
+    return found[0] if len(found) == 1 else None
+
+
+def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The tensors of an archive."""
+    with refusing(file.where, KIND):
+        archive = ZipArchive(file)
+        root = _root(archive) or ""
+        if f"{root}byteorder" in archive:
+            _require_little(file.where, archive.read(f"{root}byteorder", 100) == b"little")
+        content = _Archived(archive, f"{root}data/")
+        tree = _loaded(file.where, archive, f"{root}{_PICKLE}")
+        leaves, others = flattened(tree, _is_leaf)
+        entries = {name: _entry(file.where, name, leaf, content) for name, leaf in leaves.items()}
+        if f"{root}constants.pkl" in archive:  # what TorchScript's code names CONSTANTS.c0
+            constants = _Archived(archive, f"{root}constants/")
+            tree = _loaded(file.where, archive, f"{root}constants.pkl")
+            for name, leaf in flattened(tree, _is_leaf)[0].items():
+                name = f"CONSTANTS.c{name}"
+                entries[name] = _entry(file.where, name, leaf, constants)
+    return Source("torch", file.where, entries, metadata=others, tied=_tied(leaves))
+
+
+def _loaded(where: str, archive: ZipArchive, member: str) -> Any:
+    machine = PickleMachine(where, _torch_names.known, _torch_names.storage)
+    if archive.size(member) > _LARGEST_PICKLE:
+        raise ValueError(f"{member!r} has {archive.size(member)} bytes")
+    with archive.open(member) as content:
+        return machine.load(_Buffered(content.read(archive.size(member))))
+
+
+class _Buffered(Stream):
+    """A pickle that was unpacked."""
+
+    def __init__(self, content: bytes):
+        self._size, self._at = len(content), 0
+        self._piece, self._piece_at = content, 0
+
+
+class _Archived:
+    """The storages in an archive; each is compared with its checksum once."""
+
+    def __init__(self, archive: ZipArchive, folder: str):
+        self._archive, self._folder = archive, folder
+        self._checked: set[str] = set()
+
+    def size(self, storage: Storage) -> int:
+        """The bytes of a storage."""
+        return self._archive.size(self._folder + storage.key)
+
+    def __call__(self, storage: Storage, check: bool = True) -> np.ndarray:
+        content = self._archive.array(
+            self._folder + storage.key, check and storage.key not in self._checked
+        )
+        if check:
+            self._checked.add(storage.key)
+        return content
+
+
+def legacy(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The tensors of a file of PyTorch before 1.6: pickles, and the storages behind them."""
+    with refusing(file.where, KIND):
+        stream = file.stream()
+        storages: dict[str, Storage] = {}
+
+        def persistent(identity: Any) -> Storage:
+            found = _torch_names.storage(identity)
+            storages.setdefault(found.key, found)
+            return found
+
+        machine = PickleMachine(file.where, _torch_names.known, persistent)
+        _, protocol, system, tree = (machine.load(stream) for _ in range(4))
+        if protocol != 1001:
+            raise ValueError(f"version {protocol!r:.50} of this format")
+        _require_little(file.where, system.get("little_endian") is True)
+        content = _Behind(file, machine.load(stream), storages, stream.tell())
+        leaves, others = flattened(tree, _is_leaf)
+        entries = {name: _entry(file.where, name, leaf, content) for name, leaf in leaves.items()}
+    return Source("torch", file.where, entries, metadata=others, tied=_tied(leaves))
+
+
+class _Behind:
+    """The storages behind the pickles of the older format: a number, and so many elements."""
+
+    def __init__(self, file: BinaryFile, keys: Any, storages: dict[str, Storage], at: int):
+        self._file = file
+        self._places: dict[str, tuple[int, int]] = {}
+        for key in keys:
+            count = int.from_bytes(file.read(at, 8), "little", signed=True)
+            size = count * storages[key].dtype.itemsize
+            file.require(at + 8, size)
+            self._places[key] = (at + 8, size)
+            at += 8 + size
+        if at != file.size:
+            raise ValueError(f"{file.size - at} bytes behind the last storage")
+
+    def size(self, storage: Storage) -> int:
+        """The bytes of a storage."""
+        return self._places[storage.key][1]
+
+    def __call__(self, storage: Storage, check: bool = True) -> np.ndarray:
+        begin, size = self._places[storage.key]
+        return self._file.array(np.uint8, (size,), begin)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, (Tensor, PickledArray))
+
+
+def _entry(where: str, name: str, leaf: Tensor | PickledArray, content: Any) -> Entry:
+    where = f"{name} in {where}"
+    with refusing(where, KIND):
+        if isinstance(leaf, PickledArray):
+            array = leaf.array
+            if array is None:
+                raise ValueError("an array without numbers")
+            return Entry(where, KIND, array.shape, array.dtype, lambda: array)
+        first, count = _window(leaf, content.size(leaf.storage))
+
+        def window(check: bool) -> np.ndarray:
+            return _strided(leaf, content(leaf.storage, check)[first : first + count])
+
+        return Entry(
+            where, KIND, leaf.shape, leaf.dtype,
+            lambda: window(True), lambda index: window(False)[index],
+        )  # fmt: skip
+
+
+def _window(tensor: Tensor, size: int) -> tuple[int, int]:
+    """Where in its storage the bytes of a tensor begin, and how many they are."""
+    storage, item = tensor.storage, tensor.dtype.itemsize
+    if storage.typed and storage.begin == 0 and storage.numel * storage.dtype.itemsize != size:
+        raise ValueError(f"a storage of {storage.numel} {storage.dtype}, in {size} bytes")
+    first = (storage.begin + tensor.offset) * item
+    if 0 in tensor.shape:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides))
+    count = (last + 1) * item
+    if first + count > size:
+        raise ValueError(f"bytes {first} to {first + count} of a storage of {size} bytes")
+    whole = math.prod(tensor.shape) * item
+    if whole > max(count, _MOST_EXPANDED):
+        raise ValueError(f"an array of {whole} bytes over {count}")
+    return first, count
+
+
+def _strided(tensor: Tensor, content: np.ndarray) -> np.ndarray:
+    if 0 in tensor.shape:
+        return np.empty(tensor.shape, tensor.dtype)
+    item = tensor.dtype.itemsize
+    if content.ctypes.data % item:
+        content = content.copy()
+    flat = content.view(tensor.dtype)
+    return np.lib.stride_tricks.as_strided(
+        flat, tensor.shape, [stride * item for stride in tensor.strides], writeable=False
+    )
+
+
+def _tied(leaves: dict[str, Any]) -> dict[str, str]:
+    """The names of tensors that are one window on one storage."""
+    first: dict[Any, str] = {}
+    tied = {}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, Tensor) and 0 not in leaf.shape:
+            storage = leaf.storage
+            window = (storage.key, storage.begin + leaf.offset, leaf.shape, leaf.strides)
+            if first.setdefault((*window, leaf.dtype), name) != name:
+                tied[name] = first[*window, leaf.dtype]
+    return tied
+
+
+def _require_little(where: str, little: bool) -> None:
+    if not little:
+        raise UnsupportedDtypeError(
+            "The numbers of this file have their bytes in the order of another kind of machine.",
+            where=where,
+            got="a file of a big-endian machine",
+            write="safetensors.torch.save_file where the file was made",
+        )

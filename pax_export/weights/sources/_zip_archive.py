@@ -1,0 +1,107 @@
+"""A zip archive of a stranger: no name twice, no bomb, and what is not packed is mapped."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from typing import IO, Any
+
+import numpy as np
+
+from pax_export.weights import _checksums
+from pax_export.weights.sources._binary_file import BinaryFile
+
+#: No array that is worth keeping is packed so tightly, beyond what any machine has room for.
+_MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100
+_LOCAL_HEADER = 30
+_MOST_MEMBERS = 1_000_000
+
+
+class ZipArchive:
+    """The members of a zip archive, by name and in order."""
+
+    def __init__(self, file: BinaryFile):
+        self._file = file
+        self._zip = zipfile.ZipFile(file.stream())  # pyright: ignore[reportArgumentType]
+        infos = [info for info in self._zip.infolist() if not info.is_dir()]
+        self._members = {info.filename: info for info in infos}
+        if len(self._members) != len(infos):
+            names = [info.filename for info in infos]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the name {twice!r} twice in the archive")
+        if len(infos) > _MOST_MEMBERS:
+            raise ValueError(f"{len(infos)} files in the archive")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the files in it."""
+        return list(self._members)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def size(self, name: str) -> int:
+        """How many bytes a member has when it is unpacked; an error if that is a bomb."""
+        info = self._members[name]
+        times = info.file_size / max(1, info.compress_size)
+        if info.file_size > _MOST_UNPACKED and times > _MOST_TIMES:
+            raise ValueError(
+                f"{name!r} says that its {info.compress_size} bytes become {info.file_size}"
+            )
+        if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+            raise ValueError(f"{name!r} is not packed, and has two sizes")
+        return info.file_size
+
+    def open(self, name: str) -> IO[bytes]:
+        """A member as a program reads it from its begin on."""
+        self.size(name)
+        return self._zip.open(self._members[name])
+
+    def read(self, name: str, most: int) -> bytes:
+        """The whole of a small member."""
+        if self.size(name) > most:
+            raise ValueError(f"{name!r} has {self.size(name)} bytes, and may have {most}")
+        return self._zip.read(name)
+
+    def array(self, name: str, check: bool = True) -> np.ndarray:
+        """The bytes of a member: a view of the file if it is not packed."""
+        place = self.place(name)
+        if place is not None:
+            content = self._file.array(np.uint8, (self.size(name),), place)
+            if check and _checksums.crc32(content, 0) != self._members[name].CRC:
+                raise ValueError(f"{name!r} differs from its checksum")
+            return content
+        with self.open(name) as packed:
+            content = np.empty(self.size(name), np.uint8)
+            if _filled(packed, content) != len(content) or packed.read(1):
+                raise ValueError(f"{name!r} has another size than the archive says")
+        return content
+
+    def place(self, name: str) -> int | None:
+        """Where the bytes of a member begin in the file, if they stand there as they are."""
+        info = self._members[name]
+        size = self.size(name)
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            return None
+        header = self._file.read(info.header_offset, _LOCAL_HEADER)
+        signature, names, extra = struct.unpack("<4s22xHH", header)
+        if signature != b"PK\x03\x04":
+            raise ValueError(f"no file begins where {name!r} is said to begin")
+        begin = info.header_offset + _LOCAL_HEADER + names + extra
+        own = self._file.read(info.header_offset + _LOCAL_HEADER, names)
+        if own != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"):
+            raise ValueError(f"two names for {name!r}")
+        self._file.require(begin, size)
+        return begin
+
+
+def _filled(packed: IO[bytes], content: np.ndarray) -> int:
+    """How many bytes of an array could be filled."""
+    at = 0
+    while at < len(content):
+        piece: Any = packed.read(min(1 << 20, len(content) - at))
+        if not piece:
+            break
+        content[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
+    return at

@@ -1,0 +1,114 @@
+"""GroupedQueryAttention and dot_product_attention against formulas in numpy, and their mistakes."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from tests.closeness import assert_close
+
+X = np.random.RandomState(0).standard_normal((2, 7, 12)).astype(np.float32)
+DRAWS = np.random.RandomState(1)
+Q = DRAWS.standard_normal((2, 7, 6, 4)).astype(np.float32)
+K, V = DRAWS.standard_normal((2, 2, 7, 2, 4)).astype(np.float32)
+SEEN = DRAWS.rand(2, 1, 7, 7) < 0.7
+
+
+def by_loops(seen: np.ndarray, scale=0.5, softcap=None, bias=None) -> np.ndarray:
+    """Attention of `Q` to `K` and `V`; `seen` is [batch, 1, t, T]."""
+    found = np.empty(Q.shape)
+    for b, h, t in np.ndindex(2, 6, 7):
+        logits = K[b, :, h // 3].astype(float) @ Q[b, t, h] * scale
+        if softcap is not None:
+            logits = softcap * np.tanh(logits / softcap)
+        if bias is not None:
+            logits = logits + bias[h, t]
+        logits = logits[seen[b, 0, t]]
+        weights = np.exp(logits - logits.max())
+        found[b, t, h] = weights / weights.sum() @ V[b, seen[b, 0, t], h // 3]
+    return found
+
+
+def within(window: int) -> np.ndarray:
+    t, place = np.ogrid[:7, :7]
+    return np.broadcast_to((place <= t) & (place > t - window), (2, 1, 7, 7))
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_heads_share_keys_and_see_what_mask_and_window_leave(softcap):
+    seen = SEEN & within(3) | np.eye(7, dtype=bool)
+    found = pax.dot_product_attention(
+        Q, K, V, mask=jnp.asarray(SEEN | np.eye(7, dtype=bool)), is_causal=True, window=3,
+        softcap=softcap,
+    )  # fmt: skip
+    assert_close(found, by_loops(seen, softcap=softcap), rtol=2e-6)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_a_bias_is_added_to_scaled_logits(softcap):
+    bias = DRAWS.standard_normal((6, 7, 7)).astype(np.float32)
+    found = pax.dot_product_attention(Q, K, V, bias=bias[None], scale=0.1, softcap=softcap)
+    whole = np.ones((2, 1, 7, 7), bool)
+    assert_close(found, by_loops(whole, 0.1, softcap, bias), rtol=2e-6)
+
+
+def test_halves_are_near_and_have_logits_in_float32():
+    halves = (jnp.asarray(x, jnp.bfloat16) for x in (Q, K, V))
+    found = pax.dot_product_attention(*halves, is_causal=True)
+    assert found.dtype == jnp.bfloat16
+    assert_close(np.asarray(found, np.float32), by_loops(within(7)), rtol=2e-2)
+
+
+def test_with_as_many_keys_as_queries_it_is_multi_head_attention():
+    plain, grouped = pax.MultiHeadAttention(3, 4), pax.GroupedQueryAttention(12, 3, with_bias=True)
+    for own, other in {
+        "query": "query",
+        "key": "key",
+        "value": "value",
+        "output": "output",
+    }.items():
+        layer = getattr(plain, f"{other}_projection")
+        grouped = grouped.replace(**{own: layer})
+    mask = np.tril(np.ones((7, 7), bool))
+    assert_close(grouped(X), plain(X, X, X, mask), rtol=2e-6)
+
+
+def test_positions_turn_queries_and_keys_and_only_distance_counts():
+    layer = pax.GroupedQueryAttention(12, 6, 2, 4, rotary=pax.Rotary(4), query_key_norm=1e-5)
+    assert layer.query_norm.scale.shape == (4,) and layer.key.weight.shape == (12, 8)
+    whole = layer(X)
+    assert_close(layer(X, np.arange(7) + 100), whole, rtol=2e-5)
+    assert float(jnp.abs(layer(X, np.arange(7) * 2) - whole).max()) > 1e-3
+
+
+def message(call) -> str:
+    with pytest.raises(pax.errors.InvalidArgumentError) as raised:
+        call()
+    return str(raised.value)
+
+
+def test_mistakes_are_named():
+    assert message(lambda: pax.GroupedQueryAttention(12, 6, 4)) == (
+        "The key heads must divide the query heads.\n"
+        "  where: GroupedQueryAttention.num_kv_heads\n"
+        "  got: 4 for 6 heads\n"
+        "  write: a divisor of 6"
+    )
+    assert "write: head_size=" in message(lambda: pax.GroupedQueryAttention(12, 5))
+    assert "got: query (2, 7, 6, 4) and key (2, 7, 4, 4)" in message(
+        lambda: pax.dot_product_attention(Q, Q[:, :, :4], Q[:, :, :4])
+    )
+    assert "dot_product_attention.implementation\n  got: 'flash'" in message(
+        lambda: pax.dot_product_attention(Q, K, V, implementation="flash")
+    )
+    assert message(
+        lambda: pax.dot_product_attention(Q, K, V, softcap=2.0, implementation="cudnn")
+    ) == (
+        "The fused kernel has no soft cap.\n"
+        "  where: dot_product_attention.implementation\n"
+        "  got: 'cudnn' with softcap=2.0\n"
+        "  write: implementation=None"
+    )
+    assert "3 axes, [batch, length, dim]" in message(lambda: pax.GroupedQueryAttention(12, 6)(X[0]))

@@ -1,0 +1,90 @@
+"""Rotary embeddings, sinusoids and slopes against the formulas of their papers."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from tests.closeness import assert_close
+
+X = np.random.RandomState(0).standard_normal((2, 5, 3, 8)).astype(np.float32)
+PLACES = np.array([0, 3, 4, 9, 17])
+
+
+def turned(pairs: np.ndarray, base: float) -> np.ndarray:
+    """Pairs [..., length, heads, pairs] as complex numbers, turned."""
+    frequencies = base ** (-np.arange(pairs.shape[-1]) / pairs.shape[-1])
+    return pairs * np.exp(1j * PLACES[:, None, None] * frequencies)
+
+
+def test_both_pairings_turn_complex_numbers():
+    halves = turned(X[..., :4] + 1j * X[..., 4:], 100.0)
+    found = pax.Rotary(8, 100.0)(X, PLACES)
+    assert_close(found, np.concatenate([halves.real, halves.imag], -1), rtol=3e-6)
+    beside = turned(X[..., ::2] + 1j * X[..., 1::2], 100.0)
+    found = pax.Rotary(8, 100.0, "neighbours")(X, PLACES)
+    assert_close(found, np.stack([beside.real, beside.imag], -1).reshape(X.shape), rtol=3e-6)
+
+
+def test_channels_beyond_its_size_stay_and_halves_keep_their_dtype():
+    found = pax.Rotary(4)(jnp.asarray(X, jnp.bfloat16), PLACES)
+    assert found.dtype == jnp.bfloat16
+    assert_close(found[..., 4:], jnp.asarray(X, jnp.bfloat16)[..., 4:], rtol=0.0)
+
+
+def test_scalings_change_the_frequencies():
+    plain = pax.rotary_frequencies(8, 100.0)
+    linear = pax.rotary_frequencies(8, 100.0, pax.RotaryScaling("linear", 4.0))
+    assert_close(linear, plain / 4)
+    table = pax.RotaryScaling("table", table=(1.0, 2.0, 3.0, 4.0))
+    assert_close(pax.rotary_frequencies(8, 100.0, table), plain / np.arange(1, 5))
+    for kind, low, high in (("llama3", 1.0, 4.0), ("yarn", 1.0, 32.0)):
+        scaling = pax.RotaryScaling(kind, 8.0, 2**20, low, high)
+        base = 1e12  # some pairs turn often, some less than once
+        found = pax.rotary_frequencies(16, base, scaling) / pax.rotary_frequencies(16, base)
+        assert found[0] == 1.0 and found[-1] == 1 / 8 and (np.diff(found) <= 0).all()
+    assert pax.RotaryScaling("yarn", 8.0, 64).result_factor == pytest.approx(1 + 0.1 * np.log(8))
+    assert pax.RotaryScaling("yarn", 8.0, 64, attention_factor=0.7).result_factor == 0.7
+
+
+def test_sinusoids_and_slopes_are_those_of_the_papers():
+    found = pax.sinusoidal_positions(PLACES, 6)
+    angles = PLACES[:, None] / 10000 ** (np.arange(0, 6, 2) / 6)
+    assert_close(found, np.concatenate([np.sin(angles), np.cos(angles)], -1), rtol=3e-6)
+    assert_close(pax.alibi_slopes(8), 0.5 ** np.arange(1, 9))
+    between = [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]  # of 4 heads, then of 8
+    assert_close(pax.alibi_slopes(6), np.array(between))
+
+
+def message(call) -> str:
+    with pytest.raises(pax.errors.InvalidArgumentError) as raised:
+        call()
+    return str(raised.value)
+
+
+def test_mistakes_are_named():
+    assert "Channels turn in pairs.\n  where: Rotary.size\n  got: 7" in message(
+        lambda: pax.Rotary(7)
+    )
+    assert "where: Rotary.pairing\n  got: 'pairs'" in message(
+        lambda: pax.Rotary(8, pairing="pairs")
+    )
+    assert "where: RotaryScaling.kind\n  got: 'ntk'" in message(
+        lambda: pax.RotaryScaling("ntk", 2.0)
+    )
+    assert message(lambda: pax.RotaryScaling("dynamic", 2.0)) == (
+        "Dynamic scaling turns the keys that are cached already by other angles with each longer "
+        "sequence, so that no cache can hold them.\n"
+        "  where: RotaryScaling.kind\n"
+        "  got: 'dynamic'\n"
+        "  write: 'yarn' or 'linear' with this factor for long sequences, or no scaling for those "
+        "of the length in training"
+    )
+    assert "where: RotaryScaling.factor\n  got: 0" in message(
+        lambda: pax.RotaryScaling("linear", 0)
+    )
+    assert "where: RotaryScaling.original_length\n  got: None" in message(
+        lambda: pax.RotaryScaling("llama3", 2.0)
+    )
