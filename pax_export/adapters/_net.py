@@ -53,9 +53,9 @@ def add(
 
     Args:
         net: the net; it stays as it is.
-        targets: the layers, or modules around them, such as `MultiHeadAttention`: a class, a path
-            whose end is enough (``"attention.query_projection"``, ``*`` stands for a part of one
-            name), a function of a module, or several of these.
+        targets: the layers, or modules around them, as `Module.at` takes them: a class, a path
+            (``"layers.*.query_projection"``; one that begins with ``*`` may begin anywhere), a
+            function of a module, a selection, or several of these.
         rank: as in `lora`, and so the following.
         alpha: the same.
         dropout: the same.

@@ -6,6 +6,7 @@ that of ``B`` of size one.  An `Embed` has names of its own there.  (PEFT 0.21 w
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -216,19 +217,22 @@ def check_config(config: Any, where: str) -> None:
 def alpha_and_rate(config: Mapping[str, Any], path: str, where: str) -> tuple[float, float]:
     """Alpha and dropout of the layer at a path (in the names of the file)."""
     try:
-        patterns: Mapping[str, Any] = config.get("alpha_pattern") or {}
+        patterns = dict(config.get("alpha_pattern") or {})
         found = next((p for p in patterns if re.match(rf"(.*\.)?({p})$", path)), None)
         alpha = float(config["lora_alpha"] if found is None else patterns[found])
-        return alpha, float(config.get("lora_dropout") or 0.0)
-    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
+        rate = float(config.get("lora_dropout") or 0.0)
+        if not (math.isfinite(alpha) and 0 <= rate < 1):
+            raise ValueError(f"lora_alpha {alpha}, lora_dropout {rate}")
+    except (KeyError, TypeError, ValueError, re.error) as error:
         raise WeightsFileError(
             "This adapter_config.json does not say what its adapters are multiplied by.",
             where=where,
             got=f"{type(error).__name__}: {error}"[:200],
             write='numbers for "lora_alpha" and "lora_dropout", and an object "alpha_pattern"',
         ) from error
+    return alpha, rate
 
 
 def full_name(path: str, suffix: str) -> str:
     """The name of an array in a file of adapters."""
-    return join(join(PREFIX, path), suffix)
+    return join(PREFIX, join(path, suffix))

@@ -114,12 +114,13 @@ class Reading:
         names = {s: peft.full_name(found.own_path, s) for s in (a_name, b_name, peft.MAGNITUDE)}
         missing = [names[each] for each in (a_name, b_name) if each not in found.arrays]
         self._missing += missing
-        if b_name in missing:
+        if b_name not in found.arrays:
             return  # it tells the rank
         rank = peft.rank_of(layer, found.arrays[b_name].shape)
         wanted = dict(zip(names, peft.shapes(layer, path, rank)))
         for suffix, array in found.arrays.items():
-            if array.shape == wanted[suffix] and jnp.issubdtype(array.dtype, jnp.floating):
+            fits = rank > 0 and array.shape == wanted[suffix]
+            if fits and jnp.issubdtype(array.dtype, jnp.floating):
                 self._loaded.append(names[suffix])
             else:
                 form = ",".join(map(str, wanted[suffix]))
@@ -140,11 +141,11 @@ class Reading:
         raise mismatch(what, report, where=where, write=self._suggestion())
 
     def _suggestion(self) -> str:
-        if self._unexpected:
-            stem = _split(self._unexpected[0].removeprefix(f"{peft.PREFIX}."))[0]
-            near = near_names(stem, [path for path in self._paths if path])
-            if near:
-                return f"the net that they were trained for, or rename={{{near[0]!r}: {stem!r}}}"
+        for name in self._unexpected:
+            own, suffix = _split(name.removeprefix(f"{peft.PREFIX}."))
+            near = near_names(own, [path for path in self._paths if path])
+            if suffix and near and own not in self._paths:
+                return f"the net that they were trained for, or rename={{{near[0]!r}: {own!r}}}"
         return "the net that they were trained for, or rename={path: path in the file}"
 
     def with_whole(self, net: Any) -> Any:

@@ -1,67 +1,42 @@
-"""Which modules of a net are meant: by class, by path, by a function."""
+"""Which modules of a net are meant, in the language of `Module.at`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import Module, named_modules, near_names
+from jax.tree_util import tree_flatten_with_path
 
-Target = type | str | Callable[[Any], Any]
+from pax_export._errors import InvalidArgumentError
+from pax_export.core import Module, Selection, is_node, join, path_name
+
+Target = type[Module] | str | Callable[..., Any] | Selection
 
 
 def chosen(net: Any, targets: Any, where: str) -> list[tuple[str, Any]]:
-    """The modules that any of the targets means, with their paths; each must mean some."""
-    named = named_modules(net)
+    """The modules that are selected, or lie in containers that are, with their paths.
+
+    Raises:
+        InvalidArgumentError: nothing is meant, or only arrays and the like.
+    """
+    if isinstance(targets, (tuple, list)) and not targets:
+        return []
+    try:
+        selection = Selection.of(net, targets)
+    except InvalidArgumentError as error:
+        error.where = f"{where}, in {error.where}"
+        raise
     found: dict[str, Any] = {}
-    for each in _listed(targets):
-        matches = _matcher(each, where)
-        matched = {path: module for path, module in named if matches(path, module)}
-        if not matched:
-            raise InvalidArgumentError(
-                "A selection of modules matches none.",
-                where=where,
-                got=each.__qualname__ if isinstance(each, type) else repr(each),
-                write=_suggestion(each, named),
-            )
-        found |= matched
-    return [(path, module) for path, module in named if path in found]
-
-
-def _listed(targets: Any) -> Iterable[Any]:
-    if isinstance(targets, Iterable) and not isinstance(targets, (str, type, Module)):
-        return targets
-    return [targets]
-
-
-def _matcher(each: Any, where: str) -> Callable[[str, Any], Any]:
-    if isinstance(each, type):
-        return lambda path, module: isinstance(module, each)
-    if isinstance(each, str):
-        pattern = each.split(".")
-        return lambda path, module: _ends_with(path.split("."), pattern)
-    if callable(each) and not isinstance(each, Module):
-        return lambda path, module: each(module)
-    raise InvalidArgumentTypeError(
-        "A selection of modules is a class, the dotted path of some, or a function of one.",
-        where=where,
-        got=f"{type(each).__name__}: {each!r}"[:200],
-        write='targets=(pax.Linear, "attention.query_projection", lambda module: ...)',
-    )
-
-
-def _ends_with(path: list[str], pattern: list[str]) -> bool:
-    last = path[-len(pattern) :]
-    return len(last) == len(pattern) and all(map(fnmatchcase, last, pattern))
-
-
-def _suggestion(each: Any, named: list[tuple[str, Any]]) -> str:
-    """What the net has instead: paths alike, or its classes."""
-    if isinstance(each, str):
-        paths = [path for path, _ in named if path]
-        near = near_names(each, paths, 3) or paths[:3]
-        return f"a path that ends so, such as {', '.join(near) or 'one of a submodule'}"
-    classes = dict.fromkeys([type(module).__qualname__ for _, module in named])
-    return f"what the net has: {', '.join(classes)}"
+    for name, part in selection.items():
+        for path, item in tree_flatten_with_path(part, is_leaf=is_node)[0]:
+            if is_node(item):
+                below = path_name(path)
+                found[join(name, below) if below else name] = item
+    if not found:
+        raise InvalidArgumentError(
+            "There are no modules among the parts that are chosen.",
+            where=where,
+            got=", ".join(selection.names())[:200],
+            write="the paths or classes of modules, as net.at(...) takes them",
+        )
+    return list(found.items())

@@ -1,0 +1,279 @@
+"""Adapters on disk: PEFT's files read, files that PEFT reads written, everything else refused.
+
+``peft_0_21`` holds what PEFT 0.21.2 wrote under torch 2.13, with the weights of the base and the
+outputs that torch gave.  (Folders that `save` wrote were loaded there as well: the outputs agreed
+to 1e-6.)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import pax_export as pax
+from pax_export import adapters
+from pax_export import transforms as T
+from tests.adapters.layers import disturbed, names_of, same
+from tests.closeness import assert_close
+
+PEFT = Path(__file__).parent / "peft_0_21"
+INPUTS = jnp.array([[1, 2, 3], [4, 0, 1]])
+
+
+class Net(pax.Module):
+    """The net of the files."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = pax.Embed(5, 3)
+        self.conv1 = pax.Conv1D(3, 4, 3)
+        self.conv2 = pax.Conv2D(1, 2, 3, data_format="NCHW")
+        self.layers = [pax.Linear(8, 6), pax.Linear(6, 6, with_bias=False)]
+        self.head = pax.Linear(6, 2)
+
+    def __call__(self, tokens):
+        x = self.conv1(self.embed(tokens))
+        x = jax.nn.relu(self.conv2(x[:, None]))
+        x = x.transpose(0, 2, 1, 3).reshape(*tokens.shape, 8)
+        for layer in self.layers:
+            x = jnp.tanh(layer(x))
+        return self.head(x)
+
+
+def base():
+    """The net with the weights that it had in torch."""
+    arrays = np.load(PEFT / "base.npz")
+    net = Net()
+    for name in arrays:
+        array = arrays[name]
+        if name.endswith("weight") and not name.startswith("embed"):
+            array = np.moveaxis(array, (0, 1), (-1, -2))
+        net = net.at(name).set(jnp.asarray(array))
+    return net
+
+
+@pytest.mark.parametrize("case", ["plain", "rslora", "dora"])
+def test_what_peft_wrote(case, tmp_path):
+    outputs = np.load(PEFT / "outputs.npz")
+    net = base()
+    assert_close(net(INPUTS), outputs["base"])
+    loaded = adapters.load(net, PEFT / case).eval()
+    assert_close(loaded(INPUTS), outputs[case])
+    assert_close(adapters.merge(loaded)(INPUTS), outputs[case])
+    adapters.save(loaded, tmp_path / case)
+    _is_the_same_for_peft(tmp_path / case, PEFT / case)
+    assert same(adapters.load(net, tmp_path / case).eval().parameters(), loaded.parameters())
+
+
+def _is_the_same_for_peft(ours, theirs):
+    mine = safetensors.numpy.load_file(ours / "adapter_model.safetensors")
+    other = safetensors.numpy.load_file(theirs / "adapter_model.safetensors")
+    assert mine.keys() == other.keys()
+    assert all(np.array_equal(mine[name], other[name]) for name in mine)
+    config = json.loads((ours / "adapter_config.json").read_text())
+    wanted = json.loads((theirs / "adapter_config.json").read_text())
+    assert sorted(config.pop("target_modules")) == sorted(wanted["target_modules"])
+    for name in ("alpha_pattern", "rank_pattern"):
+        assert {k.replace("\\", ""): v for k, v in config.pop(name).items()} == wanted[name]
+    assert {name: wanted[name] for name in config} == config | {"auto_mapping": ...} or (
+        all(wanted[name] == value for name, value in config.items())
+    )
+
+
+def test_modules_that_were_trained_as_a_whole_train_on():
+    loaded = adapters.load(base(), PEFT / "plain")
+    assert names_of(loaded.parameters())[-2:] == ["head.weight", "head.bias"]
+    assert not (loaded.head.weight == base().head.weight).all()
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path):
+    net = pax.Sequential(T.Scan(pax.Linear, length=3, scan_output=False)(4, 4), pax.Linear(4, 2))
+    saved = disturbed(adapters.add(net, pax.Linear, 2, alpha=3, dropout=0.25, rslora=True))
+    saved = disturbed(adapters.add(saved, "modules.1", 1, name="second", dora=True), 1)
+    for name in ("default", "second"):
+        adapters.save(saved, tmp_path / "deep" / name, name=name)
+    loaded = adapters.load(net, tmp_path / "deep" / "default")
+    loaded = adapters.load(loaded, tmp_path / "deep" / "second", name="second")
+    assert jax.tree_util.tree_structure(loaded) == jax.tree_util.tree_structure(saved)
+    assert same(loaded.parameters(), saved.parameters())
+    adapters.save(loaded, tmp_path / "deep" / "second")  # over another one
+    arrays = safetensors.numpy.load_file(tmp_path / "deep/second/adapter_model.safetensors")
+    assert arrays["base_model.model.modules.0.scan_module.lora_A.weight"].shape == (3, 2, 4)
+
+
+def test_half_precision_is_read_as_float32(tmp_path):
+    net = pax.Linear(8, 4)
+    half = disturbed(adapters.lora(net, 2)).map(lambda x: x.astype(jnp.bfloat16))
+    adapters.save(half, tmp_path / "a")
+    loaded = adapters.load(net, tmp_path / "a").adapters["default"]
+    assert loaded.lora_a.dtype == jnp.float32
+    assert (loaded.lora_a == half.adapters["default"].lora_a.astype(jnp.float32)).all()
+
+
+def test_paths_of_another_model(tmp_path):
+    net = pax.Sequential(pax.Linear(4, 4), pax.Linear(4, 4))
+    rename = {"modules.*": "model.layers.*.mlp"}
+    adapters.save(adapters.add(net, pax.Linear, 2), tmp_path / "a", rename=rename)
+    arrays = safetensors.numpy.load_file(tmp_path / "a" / "adapter_model.safetensors")
+    assert "base_model.model.model.layers.1.mlp.lora_A.weight" in arrays
+    assert len(adapters.load(net, tmp_path / "a", rename=rename)[1].adapters) == 1
+    with pytest.raises(pax.errors.WeightsMismatchError, match=r"rename=\{"):
+        adapters.load(net, tmp_path / "a")
+
+
+def test_a_path_that_ends_another_has_an_alpha_of_its_own(tmp_path):
+    class Two(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = pax.Linear(4, 4)
+            self.inner = pax.Sequential(pax.Linear(4, 4))
+            self.block = {"fc": pax.Linear(4, 4)}
+
+    net = Two()
+    saved = adapters.add(adapters.add(net, ("inner", "block"), 2, alpha=2), "fc", 2, alpha=9)
+    adapters.save(saved, tmp_path / "a")
+    loaded = adapters.load(net, tmp_path / "a")
+    assert loaded.fc.adapters["default"].alpha == 9
+    assert loaded.block["fc"].adapters["default"].alpha == 2
+
+
+# --- mistakes -----------------------------------------------------------------------
+
+
+def refused(call, kind=pax.errors.WeightsFileError):
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value)
+
+
+def written(folder, arrays=None, **config):
+    """A folder of adapters, as somebody else may have written it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if arrays is None:
+        arrays = {"base_model.model.lora_A.weight": np.ones((2, 8), np.float32),
+                  "base_model.model.lora_B.weight": np.ones((4, 2), np.float32)}  # fmt: skip
+    safetensors.numpy.save_file(arrays, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "lora_alpha": 4, "r": 2, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_adapters_of_another_model(tmp_path):
+    net = pax.Sequential(pax.Linear(8, 4), pax.LayerNorm(4, -1))
+    prefix = "base_model.model.modules."
+    arrays = {
+        f"{prefix}0.lora_A.weight": np.ones((2, 9), np.float32),
+        f"{prefix}0.lora_B.weight": np.ones((4, 2), np.float32),
+        f"{prefix}1.lora_B.weight": np.ones((4, 2), np.float32),
+        f"{prefix}2.lora_A.weight": np.ones((4, 2), np.float32),
+        f"{prefix}0.lora_B.bias": np.ones(4, np.float32),
+    }
+    folder = written(tmp_path / "a", arrays)
+    text = refused(lambda: adapters.load(net, folder), pax.errors.WeightsMismatchError)
+    assert text == (
+        "The adapters of the file are not for this net:\n"
+        "  - unknown to the module: base_model.model.modules.0.lora_B.bias\n"
+        "  - unknown to the module: base_model.model.modules.1.lora_B.weight\n"
+        "  - unknown to the module: base_model.model.modules.2.lora_A.weight\n"
+        "  - base_model.model.modules.0.lora_A.weight: float32[2,9] in the file, [2,8] for the "
+        "layer modules.0\n"
+        f"  where: {folder}\n"
+        "  write: the net that they were trained for, or rename={'modules.0': 'modules.2'}"
+    )
+    arrays = {f"{prefix}0.lora_A.weight": np.ones((2, 8), np.float32)}
+    text = refused(
+        lambda: adapters.load(net, written(tmp_path / "b", arrays)), pax.errors.WeightsMismatchError
+    )
+    assert "missing from the file: base_model.model.modules.0.lora_B.weight" in text
+    text = refused(
+        lambda: adapters.load(net, written(tmp_path / "c", {"base_model.model.modules.0.bias":
+            np.ones(4, np.float32)})), pax.errors.WeightsMismatchError
+    )  # fmt: skip
+    assert text.startswith("The file has no adapters")
+
+
+def test_integers_and_wrong_axes_are_no_adapter(tmp_path):
+    names = [f"base_model.model.lora_{each}.weight" for each in "AB"]
+    for a, b in (
+        (np.ones((2, 8), np.int32), np.ones((4, 2), np.int32)),
+        (np.ones((2, 8), np.float32), np.ones(4, np.float32)),
+        (np.ones((0, 8), np.float32), np.ones((4, 0), np.float32)),
+    ):
+        folder = written(tmp_path / "a", dict(zip(names, (a, b))))
+        text = refused(
+            lambda folder=folder: adapters.load(pax.Linear(8, 4), folder),
+            pax.errors.WeightsMismatchError,
+        )
+        assert names[1] in text
+
+
+def test_folders_without_adapters(tmp_path):
+    layer = pax.Linear(8, 4)
+    text = refused(lambda: adapters.load(layer, tmp_path), pax.errors.MissingWeightsFileError)
+    assert text.startswith("There are no adapters at this path.")
+    folder = written(tmp_path / "a")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    text = refused(lambda: adapters.load(layer, folder), pax.errors.MissingWeightsFileError)
+    assert "got: a directory with adapter_config.json, adapter_model.bin" in text
+    (folder / "adapter_config.json").write_text("{")
+    assert "cannot be read" in refused(lambda: adapters.load(layer, folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"peft_type": "IA3"}, "got: peft_type 'IA3'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "got: init_lora_weights='pissa_niter_4'"),
+        ({"use_qalora": True, "layer_replication": [[0, 1]]}, "got: layer_replication="),
+        ({"lora_alpha": "much"}, "got: ValueError"),
+        ({"alpha_pattern": {"(": 3}}, "got: PatternError" ),
+        ({"alpha_pattern": [3]}, "does not say what its adapters are multiplied by"),
+        ({"lora_alpha": float("inf")}, "does not say what its adapters are multiplied by"),
+        ({"lora_dropout": 1.5}, "does not say what its adapters are multiplied by"),
+    ],
+)  # fmt: skip
+def test_configurations_that_are_refused(config, words, tmp_path):
+    folder = written(tmp_path / "a", **config)
+    text = refused(lambda: adapters.load(pax.Linear(8, 4), folder))
+    assert words.replace("PatternError", "") in text and str(folder) in text
+
+
+def test_nothing_else_is_replaced(tmp_path):
+    net = adapters.lora(pax.Linear(8, 4), 2)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert refused(lambda: adapters.save(net, tmp_path)) == (
+        "This folder holds something else than adapters, so it is not replaced.\n"
+        f"  where: {tmp_path}\n"
+        "  got: a directory with notes.txt\n"
+        "  write: another folder, or an empty one"
+    )
+    adapters.save(net, tmp_path / "a")
+    (tmp_path / "a" / "README.md").write_text("mine")
+    assert "README.md" in refused(lambda: adapters.save(net, tmp_path / "a"))
+
+
+def test_what_has_no_values_is_not_saved(tmp_path):
+    net = adapters.lora(pax.Linear(8, 4), 2)
+    text = refused(
+        lambda: jax.jit(lambda net: adapters.save(net, tmp_path / "a"))(net),
+        pax.errors.InvalidArgumentTypeError,
+    )
+    assert text.startswith("adapters.save needs arrays whose values are here.")
+    assert not (tmp_path / "a").exists()
+    text = refused(
+        lambda: adapters.save(pax.Linear(8, 4), tmp_path / "a"), pax.errors.InvalidArgumentError
+    )
+    assert text.startswith("adapters.save needs a net with adapters")
+
+
+def test_a_name_that_is_taken(tmp_path):
+    net = adapters.lora(pax.Sequential(pax.Linear(8, 4))[0], 2)
+    adapters.save(net, tmp_path / "a")
+    text = refused(lambda: adapters.load(net, tmp_path / "a"), pax.errors.InvalidArgumentError)
+    assert "This layer has an adapter of this name already." in text

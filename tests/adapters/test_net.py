@@ -1,0 +1,208 @@
+"""Adapters over a whole net: which layers, what trains, switched, merged, taken back."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export import adapters
+from tests.adapters.layers import disturbed, names_of, same
+from tests.closeness import assert_close
+
+
+class Net(pax.Module):
+    """Some of everything: an embedding, attention, a norm, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = pax.Embed(12, 8)
+        self.attention = pax.MultiHeadAttention(2, 4)
+        self.norm = pax.LayerNorm(8, -1)
+        self.layers = [pax.Linear(8, 8), pax.Linear(8, 8)]
+        self.head = pax.Linear(8, 3)
+
+    def __call__(self, tokens):
+        x = self.embed(tokens)
+        x = self.norm(x + self.attention(x, x, x))
+        for layer in self.layers:
+            x = jax.nn.relu(layer(x))
+        return self.head(x)
+
+
+TOKENS = jnp.array([[1, 2, 3, 4], [5, 6, 7, 11]])
+
+
+def adapted_paths(net):
+    return {name.split(".adapters")[0] for name in names_of(net.parameters()) if "lora" in name}
+
+
+@pytest.mark.parametrize(
+    ("targets", "wanted"),
+    [
+        ("attention", {f"attention.{n}_projection" for n in ("query", "key", "value", "output")}),
+        ("*query_projection", {"attention.query_projection"}),
+        ("layers", {"layers.0", "layers.1"}),
+        ((pax.Embed, "layers.0"), {"embed", "layers.0"}),
+        (lambda module: getattr(module, "out_dim", 0) == 3, {"head"}),
+    ],
+)
+def test_targets_are_what_at_selects(targets, wanted):
+    net = Net()
+    assert adapted_paths(adapters.add(net, targets, 2)) == wanted
+    assert adapted_paths(adapters.add(net, net.at(targets), 2)) == wanted
+    assert adapted_paths(net.at(targets).lora(2)) == wanted
+
+
+def test_base_weights_keep_their_names():
+    net = Net()
+    adapted = adapters.add(net, pax.Linear, 2)
+    own = [name for name in names_of(adapted) if ".adapters." not in name]
+    assert sorted(own) == sorted(names_of(net))
+    assert adapted.layers[0].weight is net.layers[0].weight
+
+
+def test_a_head_can_train_beside_them():
+    net = adapters.add(Net(), pax.Linear, 2, train="head")
+    trained = names_of(net.parameters())
+    assert trained[-2:] == ["head.weight", "head.bias"]
+    assert all(".adapters." in name for name in trained[:-2])
+    again = adapters.add(net, "layers.0", 3, name="more")
+    assert "head.weight" in names_of(again.parameters())
+    froze = pax.freeze_parameters(Net())
+    assert "head.bias" in names_of(adapters.add(froze, "layers", 2, train="head").parameters())
+
+
+def test_it_learns_and_the_base_stays_as_it_was():
+    net = Net()
+    adapted = adapters.add(net, pax.Linear, 2, key=jax.random.key(0), train="head")
+    optimizer = pax.optim.from_optax(optax.adam(0.1))(adapted.parameters())
+    labels = jnp.array([[0, 1, 2, 0], [1, 2, 0, 1]])
+
+    @jax.jit
+    def step(net, optimizer):
+        def loss(params):
+            logits = net.update_parameters(params)(TOKENS)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        value, grads = jax.value_and_grad(loss)(net.parameters())
+        optimizer, updates = optimizer % (grads, net.parameters())
+        params = jax.tree_util.tree_map(jnp.subtract, net.parameters(), updates)
+        return net.update_parameters(params), optimizer, value
+
+    states = names_of(optimizer)
+    losses = []
+    for _ in range(60):
+        adapted, optimizer, value = step(adapted, optimizer)
+        losses.append(float(value))
+    assert losses[-1] < losses[0] / 2 and step._cache_size() == 1
+    assert not any("embed" in name or "norm" in name for name in states)
+    merged = adapters.merge(adapted)
+    assert_close(merged(TOKENS), adapted(TOKENS), 1e-5)
+    assert same(adapters.remove(adapted, "default").replace(head=net.head), net)
+    assert jax.tree_util.tree_structure(merged) == jax.tree_util.tree_structure(net)
+    assert same(adapters.unmerge(merged, adapted), adapted)
+
+
+def test_several_adapters_add_up_and_are_switched_by_name():
+    net = Net()
+    two = adapters.add(net, "layers", 2, name="french")
+    two = disturbed(adapters.add(two, ("layers.0", "embed"), 3, name="german"))
+    assert adapters.names(two) == ["german", "french"] or adapters.names(two) == [
+        "french",
+        "german",
+    ]
+    of_one = adapters.remove(two, "german")
+    assert same(adapters.activate(two, "french")(TOKENS), of_one(TOKENS))
+    assert same(adapters.activate(two, ())(TOKENS), net(TOKENS))
+    weighted = adapters.activate(two, {"french": 0.25, "german": 2})
+    assert_close(weighted(TOKENS), adapters.merge(weighted)(TOKENS), 1e-5)
+    assert all("german" in name for name in names_of(adapters.activate(two, "german").parameters()))
+    assert same(adapters.activate(adapters.activate(two, ()), ["french", "german"]), two)
+    assert same(adapters.merge(adapters.activate(two, ())), net)
+
+
+def test_what_was_merged_elsewhere_changed_is_taken_back():
+    net = disturbed(adapters.add(Net(), "layers", 2))
+    merged = adapters.merge(net)
+    other = merged.replace(head=pax.Linear(8, 5))
+    back = adapters.unmerge(other, net)
+    assert same(back.layers, net.layers) and back.head.weight is other.head.weight
+    assert names_of(back.parameters()) == names_of(net.parameters())
+
+
+# --- mistakes -----------------------------------------------------------------------
+
+
+def message_of(call):
+    with pytest.raises(pax.errors.InvalidArgumentError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_targets_that_mean_nothing():
+    assert message_of(lambda: adapters.add(Net(), "layer.0", 2)).startswith(
+        "Nothing in the net is meant by this.\n  where: add.targets, in Net\n  got: 'layer.0'"
+    )
+    assert message_of(lambda: adapters.add(Net(), "norm", 2)) == (
+        "There is nothing to adapt in what the targets choose: no Linear, Embed or convolution.\n"
+        "  where: add.targets\n"
+        "  got: 'norm'\n"
+        "  write: the class or path of a layer"
+    )
+    assert "There are no modules among the parts that are chosen.\n  where: add.train" in (
+        message_of(lambda: adapters.add(Net(), "layers", 2, train="head.bias"))
+    )
+    assert "all of it is trained as a whole.\n  where: add.targets\n  got: head" in (
+        message_of(lambda: adapters.add(Net(), "head", 2, train="head"))
+    )
+
+
+def test_ranks_that_are_too_large_are_all_named():
+    assert message_of(lambda: adapters.add(Net(), pax.Linear, 4)) == (
+        "The rank of an adapter is larger than the sizes of its layer.\n"
+        "  where: head\n"
+        "  got: rank 4 for 3\n"
+        "  write: a smaller rank, or targets without these layers"
+    )
+
+
+def test_a_name_that_is_taken_says_where():
+    net = adapters.add(Net(), "layers", 2)
+    assert "where: layers.0: Linear" in message_of(lambda: adapters.add(net, "layers", 2))
+
+
+def test_merged_twice():
+    merged = adapters.merge(adapters.add(Net(), "layers", 2))
+    assert message_of(lambda: adapters.merge(merged)).startswith(
+        "adapters.merge needs a net with adapters, and this one has none: they were not added, or "
+        "merged already."
+    )
+
+
+def test_names_and_strengths_that_are_not_there():
+    net = adapters.add(Net(), "layers", 2, name="french")
+    assert message_of(lambda: adapters.activate(net, "frensh")) == (
+        "The net has no adapter of this name.\n"
+        "  where: adapters.activate\n"
+        "  got: 'frensh'\n"
+        "  write: 'french'"
+    )
+    assert "no adapter of this name" in message_of(lambda: adapters.remove(net, "x"))
+    assert "where: activate: french" in message_of(
+        lambda: adapters.activate(net, {"french": float("nan")})
+    )
+
+
+def test_what_was_trained_after_merging_is_not_unmerged():
+    net = disturbed(adapters.add(Net(), "layers", 2))
+    merged = adapters.merge(net)
+    changed = merged.at("layers.1.weight").apply(lambda w: w + 1)
+    assert message_of(lambda: adapters.unmerge(changed, net)) == (
+        "What was merged can only be taken out of the layers that merge gave.\n"
+        "  where: layers.1\n"
+        "  got: another layer, or one that was changed since\n"
+        "  write: pax.adapters.unmerge(pax.adapters.merge(net), net)"
+    )
