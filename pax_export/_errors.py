@@ -12,6 +12,7 @@ which is the name that users see; a new one goes into both, and into docs/api/er
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 _PUBLIC = "pax_export.errors"
 
@@ -272,7 +273,15 @@ class ConsumerError(PaxError, ValueError):
 
 
 class ValidationError(PaxError, ValueError):
-    """What was written does not compute what the model computes."""
+    """What was written does not compute what the model computes.
+
+    Attributes:
+        parting: the first operation after which jax and the export differ, where it was
+            found: its `operation`, the `path` and `kind` of the module, the `source` line,
+            and how far they are `apart`.
+    """
+
+    parting: Any = None
 
 
 class GradientMismatchError(ValidationError):

@@ -7,6 +7,7 @@ from pax_export.core._check import (
     structure_differences,
 )
 from pax_export.core._edit import set_training, with_class, with_static
+from pax_export.core._labels import labelled, path_in, recorded
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,
