@@ -11,7 +11,9 @@ which is the name that users see; a new one goes into both, and into docs/api/er
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 _PUBLIC = "pax_export.errors"
 
@@ -177,7 +179,7 @@ class AdoptionError(WeightsMismatchError):
 class AmbiguousWeightsError(AdoptionError):
     """It is not decided where arrays of a source belong; `candidates` has the places of each."""
 
-    candidates: dict[str, tuple[str, ...]] = {}
+    candidates: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 class CheckpointError(PaxError, OSError, ValueError):
@@ -285,7 +287,15 @@ class ConsumerError(PaxError, ValueError):
 
 
 class ValidationError(PaxError, ValueError):
-    """What was written does not compute what the model computes."""
+    """What was written does not compute what the model computes.
+
+    Attributes:
+        parting: the first operation after which jax and the export differ, where it was
+            found: its `operation`, the `path` and `kind` of the module, the `source` line,
+            and how far they are `apart`.
+    """
+
+    parting: Any = None
 
 
 class GradientMismatchError(ValidationError):

@@ -41,6 +41,12 @@ def inner_programs(equation: Any) -> Iterator[Any]:
                 yield inner
 
 
+def called_program(equation: Any) -> Any:
+    """The program that an operation only calls; None for any other operation."""
+    parameter = _WRAPPERS.get(equation.primitive.name)
+    return None if parameter is None else equation.params[parameter]
+
+
 def _equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
     """Every operation of a traced program, each before those inside of it, and what calls it."""
     for equation in getattr(program, "jaxpr", program).eqns:

@@ -23,6 +23,7 @@ from pax_export.core._filters import (
     leaves_of,
 )
 from pax_export.core._finding import matcher
+from pax_export.core._labels import labelled, path_in, recorded
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,

@@ -9,10 +9,9 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from pax_export.core import is_array, purecall, require_module
+from pax_export.core import is_array, labelled, purecall, recorded, require_module
 from pax_export.debug._harvest import PREFIX, Harvest
 from pax_export.debug._selection import selected_paths
-from pax_export.inspection import labelled, recorded
 
 
 @dataclass

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from pax_export._errors import NonFiniteError
 from pax_export._jax import call_with_constants, scan_operands
 from pax_export._jaxpr import bound, is_literal, line_of
-from pax_export.core import is_array, is_node, named_leaves
-from pax_export.inspection import labelled, path_in
+from pax_export.core import is_array, is_node, labelled, named_leaves, path_in
 
 _ADVICE = {
     "log": "jnp.log(jnp.maximum(x, 1e-12)), or jnp.log1p",

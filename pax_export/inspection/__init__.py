@@ -4,8 +4,6 @@ from pax_export.inspection._diff import Change, Diff, diff
 from pax_export.inspection._drawing import Drawing, draw
 from pax_export.inspection._inspect import inspect
 from pax_export.inspection._inspection import Inspection
-from pax_export.inspection._labels import labelled, path_in, recorded
 from pax_export.inspection._row import Row
 
-# What is imported and not listed is for other rooms of the package.
 __all__ = ["Change", "Diff", "Drawing", "Inspection", "Row", "diff", "draw", "inspect"]

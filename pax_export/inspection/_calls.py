@@ -9,9 +9,8 @@ from typing import Any
 import jax
 
 from pax_export._jax import needed_part
-from pax_export.core import is_array, is_node, purecall
+from pax_export.core import is_array, is_node, labelled, purecall, recorded
 from pax_export.export.tracing.spec import resolve
-from pax_export.inspection._labels import labelled, recorded
 from pax_export.inspection._work import Work, work_of
 
 

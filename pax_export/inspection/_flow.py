@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pax_export._jaxpr import inner_programs, is_literal
-from pax_export.core import describe_array
+from pax_export.core import describe_array, path_in
 from pax_export.inspection._calls import Trace
-from pax_export.inspection._labels import path_in
 
 #: Operations that only look at a value in another way: an edge goes through them.
 _LOOKS = frozenset(

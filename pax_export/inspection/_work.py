@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pax_export._jaxpr import inner_programs
+from pax_export.core import path_in
 from pax_export.export.artifact import dimensions
-from pax_export.inspection._labels import path_in
 
 _FREE = frozenset(
     "broadcast_in_dim reshape transpose squeeze expand_dims slice dynamic_slice "

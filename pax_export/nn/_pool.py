@@ -20,7 +20,11 @@ Padding = str | Sequence[Sequence[int]]
 
 
 def max_pool(
-    value: Any, window_shape: Window, strides: Window, padding: Padding, channel_axis: int | None = -1
+    value: Any,
+    window_shape: Window,
+    strides: Window,
+    padding: Padding,
+    channel_axis: int | None = -1,
 ) -> jax.Array:
     """Takes the largest element of each window.
 
@@ -52,7 +56,11 @@ def max_pool(
 
 
 def avg_pool(
-    value: Any, window_shape: Window, strides: Window, padding: Padding, channel_axis: int | None = -1
+    value: Any,
+    window_shape: Window,
+    strides: Window,
+    padding: Padding,
+    channel_axis: int | None = -1,
 ) -> jax.Array:
     """Takes the mean of each window; padded elements do not count.
 
@@ -102,7 +110,12 @@ def _least(dtype: Any) -> np.ndarray:
 
 
 def _geometry(
-    where: str, x: jax.Array, window_shape: Window, strides: Window, padding: Padding, channel_axis: Any
+    where: str,
+    x: jax.Array,
+    window_shape: Window,
+    strides: Window,
+    padding: Padding,
+    channel_axis: Any,
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
     """Window, strides and padding of each axis; axes that are not pooled may be symbolic."""
     if channel_axis is not None and not -x.ndim <= operator.index(channel_axis) < x.ndim:
@@ -137,7 +150,7 @@ def _pairs(
         pairs = None
     if pairs is not None and len(pairs) <= x.ndim:
         pairs = [(0, 0)] * (x.ndim - len(pairs)) + pairs
-        if all([0 <= size < width for pair, width in zip(pairs, window) for size in pair]):
+        if all(0 <= size < width for pair, width in zip(pairs, window) for size in pair):
             return pairs
     raise InvalidArgumentError(
         "The padding of a pool needs a pair (before, after) for each axis, "

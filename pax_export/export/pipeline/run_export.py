@@ -6,6 +6,8 @@ at the path before the end, and nothing is left where a phase fails.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import shutil
 import sys
@@ -20,15 +22,23 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, MissingPackageError, ValidationError, a_few
+from pax_export._errors import (
+    GradientMismatchError,
+    InvalidArgumentError,
+    MissingPackageError,
+    ValidationError,
+    a_few,
+)
 from pax_export._files import directory as _directory
 from pax_export._files import replacing, signature_file, single_file
 from pax_export._optional import require
 from pax_export._signing import signer
+from pax_export.core import Module, labelled, named_modules
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.artifact.ours import export_of_ours
 from pax_export.export.artifact.report import Report, Validated, VariableInfo, write_report
+from pax_export.export.pipeline.parting import Parting, named, parting
 from pax_export.export.tracing.exportable import Exportable, exportable
 from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.validation.budget import SPARE, Budget
@@ -128,6 +138,14 @@ class Writer(ABC):
         here = imported(self.format.run) if self.one_by_one else None
         return validate(self.format, place, self.cases(), run.separate, self.factor, here)
 
+    def for_part(self) -> Writer | None:
+        """One alike that writes a part of the model, to find where an export goes wrong.
+
+        None where that has no use.  What such a part holds is a program alone: no gradients,
+        no new state, nothing around it.
+        """
+        return copy.copy(self)
+
     def gives_up(self, error: ValidationError) -> bool:
         """Whether a part that nobody asked for is left out now, because its test failed so."""
         return False
@@ -163,25 +181,56 @@ def run_export(writer: Writer, request: Request) -> Report:
                 writer.write(place)
             if writer.tests_reported:
                 writer.attach(_report(writer, place, run, {}), place)
-            errors = _tested(writer, place, run)
+            errors = _tested(writer, place, run, request)
             report = _report(writer, place, run, errors)
             writer.attach(report, place)
             run.sign(place)
     return report
 
 
-def _tested(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
+def _tested(writer: Writer, place: Path, run: ExportRun, request: Request) -> dict[str, float]:
     """Tests what was written, and once more without what failed and nobody asked for."""
     try:
         return run.tested(lambda: _test(writer, place, run))
     except ValidationError as error:
         if not writer.gives_up(error):
+            _name(error, writer, run, request)
             raise
     with run.phase("write"):
         for each in place.iterdir():
             shutil.rmtree(each) if each.is_dir() else each.unlink()
         writer.write(place)
-    return run.tested(lambda: _test(writer, place, run))
+    try:
+        return run.tested(lambda: _test(writer, place, run))
+    except ValidationError as error:
+        _name(error, writer, run, request)
+        raise
+
+
+def _name(error: ValidationError, writer: Writer, run: ExportRun, request: Request) -> None:
+    """Adds to an error where jax and the export part, for results that differ."""
+    part = writer.for_part()
+    if part is None or isinstance(error, GradientMismatchError):
+        return
+    model, kinds = request.model, {}
+    if isinstance(model, Module):
+        kinds = {path: type(each).__name__ for path, each in named_modules(model)}
+        model = labelled(model)
+
+    def test(model: Exportable, program: Program, place: Path) -> None:
+        copied = copy.copy(part)
+        copied.budget = Budget()
+        copied.lower(model, (program,))
+        copied.write(place)
+        copied.test(place, run)
+
+    def find() -> Parting | None:
+        run.budget = Budget()
+        traced = part.trace(dataclasses.replace(request, model=model))
+        return parting(writer.format, *traced, kinds, error, test)
+
+    with run.phase("find the operation"):
+        named(error, find)
 
 
 def _test(writer: Writer, place: Path, run: ExportRun) -> dict[str, float]:
@@ -294,7 +343,8 @@ class _Lines:
         self._total = total
 
     def show(self, name: str, done: int) -> None:
-        print(f"pax_export: {name} ({done + 1}/{self._total})", file=sys.stderr, flush=True)
+        total = max(self._total, done + 1)
+        print(f"pax_export: {name} ({done + 1}/{total})", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -216,9 +216,7 @@ def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
                 yield piece.then(*steps, ("reshape", shape), says=says)
 
 
-def _with_one_axis_less(
-    shape: Shape, piece: Piece, now: Shape, origin: str
-) -> Iterable[Piece]:
+def _with_one_axis_less(shape: Shape, piece: Piece, now: Shape, origin: str) -> Iterable[Piece]:
     """A convolution of more axes, whose kernel has the width 1 along one of them."""
     order = _axes_of_conv(len(now), origin)
     assert order is not None

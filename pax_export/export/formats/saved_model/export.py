@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -241,6 +242,14 @@ class _SavedModelWriter(Writer):
         checkpoint.compare(place, lowered.weights)
         shared = partial(run_saved_model, weights=lowered.weights)
         return validated(self.format, place, cases, run.separate, here=shared)
+
+    def for_part(self) -> Writer:
+        part = copy.copy(self)
+        if self.around.preprocess or self.around.postprocess:
+            part.examples = {}  # they are given to the whole
+        part.around = Processors({}, {}, {})
+        part.state, part.trainable, part.vjp_order = "frozen", False, 0
+        return part
 
     def gives_up(self, error: ValidationError) -> bool:
         """Leaves gradients out that are not right in TensorFlow, if nobody asked for them."""

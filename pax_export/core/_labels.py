@@ -17,19 +17,10 @@ from typing import Any, Protocol
 
 import jax
 
-from pax_export.core import (
-    STATIC,
-    Node,
-    apply_bottom_up,
-    attributes_of,
-    current_kinds,
-    derived,
-    named_modules,
-    rebuilt,
-    register_aspect,
-    update_moduledef,
-    with_class,
-)
+from pax_export.core._edit import with_class
+from pax_export.core._subclassing import derived, register_aspect
+from pax_export.core._traversal import apply_bottom_up, named_modules, rebuilt
+from pax_export.core._tree import STATIC, Node, attributes_of, current_kinds, update_moduledef
 
 _PATH = "_path_in_net"
 _SCOPE = re.compile(r"<([^<>]*)>")
@@ -101,11 +92,11 @@ def path_in(equation: Any, around: str) -> str:
     module around is not believed.
     """
     found = _SCOPE.findall(str(equation.source_info.name_stack))
-    if found and is_below(found[-1], around):
+    if found and _is_below(found[-1], around):
         return found[-1]
     return around
 
 
-def is_below(path: str, other: str) -> bool:
+def _is_below(path: str, other: str) -> bool:
     """True for a path itself, and for one that leads on from it."""
     return not other or path == other or path.startswith(other + ".")

@@ -1,0 +1,250 @@
+"""Where an export and jax part: the first operation whose result is another one.
+
+A test that fails says which output is wrong, which is where a fault arrives and not where it
+is.  So the model is exported again, in parts: cut behind one of its operations, with all that
+later ones read for outputs.  Each part is written, loaded, called and compared by what tests
+the whole.  What is wrong in the end is wrong in every part that holds the fault, since some of
+what later operations read must carry it; so halving finds the first such part, in as many
+exports as the number of operations has bits.  docs/decisions/parting.md says more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import export as jax_export
+
+from pax_export._errors import PaxError, ValidationError
+from pax_export._files import leftovers
+from pax_export._jax import symbolic_rules
+from pax_export.export.artifact.formats import Format
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.source_lines import lines, module_path
+from pax_export.export.tracing.spec import describe, tree_names
+from pax_export.export.tracing.tape import Step, Tape
+from pax_export.export.tracing.traced import Traced, trace
+
+#: Nothing is begun any more after so many seconds.
+PATIENCE = 120.0
+
+#: Writes a part of the model at a place and tests it, as the whole is written and tested.
+Tester = Callable[[Exportable, Program, Path], object]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first operation after which jax and an export differ.
+
+    Attributes:
+        operation: its name in the traced program.
+        path: of the module in whose call it stands; empty for the model itself.
+        kind: the class of that module.
+        source: the lines of code that made it.
+        apart: how far its results are apart.
+        candidates: how many operations it may be instead, where parts could not be exported.
+    """
+
+    operation: str
+    path: str
+    kind: str
+    source: str
+    apart: str
+    candidates: int = 1
+
+    def __str__(self) -> str:
+        where = f"{self.path} ({self.kind})" if self.path and self.kind else self.path or self.kind
+        place = ", ".join(filter(None, (where, self.source)))
+        what = self.operation
+        if self.candidates > 1:
+            what = f"{what} or one of the {self.candidates - 1} operations before it"
+        return f"{what} in {place}" if place else what
+
+
+def parting(
+    format: Format,
+    model: Exportable,
+    programs: Sequence[Program],
+    kinds: dict[str, str],
+    error: ValidationError,
+    test: Tester,
+) -> Parting | None:
+    """The first operation after which they part; None where that cannot be said.
+
+    `kinds` are the classes of modules by path, and `error` is what the test of the whole said.
+    """
+    end = time.perf_counter() + PATIENCE
+    key = (error.where or "").split(" ")[0].rstrip(":")
+    ordered = sorted(programs, key=lambda each: each.key != key)
+    with_state = "variable:" in (error.where or "")
+    for program in ordered:
+        found = _Search(format, model, program, with_state, test, end).found()
+        if found is not None:
+            step, apart, candidates = found
+            equations = (*step.callers, step.equation)
+            path = module_path(equations)
+            name = step.equation.primitive.name
+            kind, source = kinds.get(path, ""), lines(equations)
+            return Parting(name, path, kind, source, apart, candidates)
+    return None
+
+
+class _Search:
+    """The search in one program of a model."""
+
+    def __init__(
+        self,
+        format: Format,
+        model: Exportable,
+        program: Program,
+        with_state: bool,
+        test: Tester,
+        end: float,
+    ):
+        self._format = format
+        self._model = model
+        self._program = program
+        self._test = test
+        self._end = end
+        # What repeats is written out, so that each operation knows its own line.
+        traced = program.traced
+        self._whole = trace(traced.function, traced.structs, outlined=False)
+        self._wanted = range(len(self._whole.results) if with_state else len(program.output_names))
+        self._tape = Tape(self._whole.program, self._wanted)
+        self._tapes: dict[Any, Tape | None] = {}
+
+    def found(self) -> tuple[Step, str, int] | None:
+        """The step, how far it is apart, and how many steps may be the one instead of it."""
+        steps = self._tape.steps
+        if not steps:
+            return None
+        good, bad = -1, len(steps) - 1
+        apart = self._apart(bad)
+        if apart is None or not apart:
+            return None  # the parts are right, and only the whole is not
+        while bad - good > 1 and time.perf_counter() < self._end:
+            for middle in _from_the_middle(good, bad):
+                said = self._apart(middle)
+                if said is not None:
+                    break
+            else:
+                break
+            if said:
+                bad, apart = middle, said
+            else:
+                good = middle
+        return steps[bad], apart, bad - good
+
+    def _apart(self, last: int) -> str | None:
+        """How far the part up to a step is apart: empty if it is not, None if nobody can say."""
+        try:
+            program = self._part(last)
+            with leftovers.scratch() as folder:
+                place = folder / f"part{self._format.suffix}"
+                if not self._format.suffix:
+                    place.mkdir()
+                self._test(self._model, program, place)
+        except ValidationError as error:
+            return str(error.got)
+        except PaxError:  # the format cannot give such an array
+            return None
+        return ""
+
+    def _part(self, last: int) -> Program:
+        """The program up to a step, which gives all that later ones read."""
+
+        def along(tape: Tape, values: Sequence[Any]) -> list[Any]:
+            live = tape.run(last, values).values()
+            return [array for value in live for array in _outside(value)]
+
+        def function(values: list[Any]) -> list[Any]:
+            tape = self._tape_for(values)
+            return called(values) if tape is None else along(tape, values)
+
+        structs = self._whole.structs
+        traced = trace(lambda values: along(self._tape, values), structs, outlined=False)
+        called = _with_sizes(traced)
+        traced = dataclasses.replace(traced, function=function, jitted=jax.jit(function))
+        tree = list(range(len(traced.results)))
+        names = tree_names(tree, "part")
+        return dataclasses.replace(
+            self._program,
+            traced=traced,
+            output_names=names,
+            output_structure=describe(tree, names),
+            changed=(),
+            trains=False,
+        )
+
+    def _tape_for(self, values: Sequence[Any]) -> Tape | None:
+        """The same list of operations for the sizes of these values, which jax is called with.
+
+        None if the model is another one for numbers than for symbols, as in loops over a size.
+        """
+        sizes = tuple(tuple(value.shape) for value in values)
+        if sizes not in self._tapes:
+            like = zip(values, self._whole.structs)
+            structs = [
+                jax.ShapeDtypeStruct(value.shape, each.dtype, weak_type=each.weak_type)
+                for value, each in like
+            ]
+            there = trace(self._whole.function, structs, outlined=False)
+            tape = Tape(there.program, self._wanted)
+            self._tapes[sizes] = tape if _names(tape) == _names(self._tape) else None
+        return self._tapes[sizes]
+
+
+def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
+    """What a function traced for symbolic sizes gives for numbers, as jax itself lowers it."""
+
+    @functools.cache
+    def exported() -> Any:
+        unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
+        with symbolic_rules():
+            export = jax_export.export(
+                traced.lowerable, platforms=("cpu",), disabled_checks=(unchecked,)
+            )
+            return export(list(traced.structs))
+
+    return lambda values: exported().call(list(values))
+
+
+def _names(tape: Tape) -> list[tuple[str, int]]:
+    return [(step.equation.primitive.name, len(step.results)) for step in tape.steps]
+
+
+def _outside(value: Any) -> list[Any]:
+    """A value as arrays that every format can give."""
+    value = dtypes.store(value)
+    if jnp.iscomplexobj(value):
+        return [jnp.real(value), jnp.imag(value)]
+    return [value]
+
+
+def _from_the_middle(good: int, bad: int) -> Iterator[int]:
+    """The numbers between two, from the middle outwards."""
+    between = range(good + 1, bad)
+    middle = (good + bad) // 2
+    return iter(sorted(between, key=lambda number: abs(number - middle)))
+
+
+def named(error: ValidationError, find: Callable[[], Parting | None]) -> None:
+    """Adds to an error of a test where they part, if that can be found."""
+    found = None
+    # It only makes a message better: whatever fails here is no reason to say less.
+    with contextlib.suppress(Exception):
+        found = find()
+    error.parting = found
+    if found is not None:
+        error.where = f"{error.where}; first at {found}" if error.where else f"{found}"
+        error.got = f"{error.got}; there {found.apart}" if found.apart != error.got else error.got

@@ -1,0 +1,70 @@
+"""Where an operation of a traced program comes from: the module, and the lines that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pax_export._jaxpr import equation_place
+from pax_export.core import path_in
+from pax_export.export.tracing import exportable
+
+_OURS = str(Path(__file__).parents[2])
+Line = tuple[str, int, str]  # file, number, function
+
+
+def module_path(equations: Sequence[Any]) -> str:
+    """The path of the module in whose call the last of some equations stands; see `labelled`.
+
+    Each equation calls the next.  What another library says of its modules is as good.
+    """
+    path = ""
+    for equation in equations:
+        path = path_in(equation, path)
+    if path:
+        return path
+    stacks = (str(each.source_info.name_stack) for each in equations)
+    return "/".join(stack for stack in stacks if stack and "<" not in stack)
+
+
+def lines(equations: Sequence[Any]) -> str:
+    """``_linear.py:80 (Linear.__call__), from model.py:12 (forward)``, where they differ.
+
+    The first is that of the library or the model that made the operation, the second the
+    innermost one that is neither of a library nor ours.
+    """
+    made = next(filter(None, map(equation_place, reversed(equations))), "")
+    user = users_line(equations)
+    text = f"{Path(user[0]).name}:{user[1]}" if user else ""
+    if not text or made.startswith(f"{text}:") or made.split(" ")[0] == text:
+        return made or text
+    return f"{made}, from {text} ({user[2]})" if made and user else text
+
+
+def users_line(equations: Sequence[Any]) -> Line | None:
+    """The innermost line that is neither of a library nor ours.
+
+    A program that jax keeps for a function of its own says who called that first; so what is
+    further in is believed where it was reached from the same lines.
+    """
+    found: list[Line] = []
+    for equation in equations:
+        inner = _users(equation)
+        if found and inner[len(inner) - len(found) :] != found:
+            break
+        found = inner or found
+    return found[0] if found else None
+
+
+def _users(equation: Any) -> list[Line]:
+    """Lines of the model itself, the innermost first; what called the export is none."""
+    trace = getattr(equation.source_info, "traceback", None)
+    users = []
+    for frame in getattr(trace, "frames", ()):
+        file = frame.file_name
+        if file == exportable.__file__:
+            break
+        if not file.startswith((_OURS, "<")) and "site-packages" not in Path(file).parts:
+            users.append((file, frame.line_num, frame.function_name.rsplit(".", 1)[-1]))
+    return users

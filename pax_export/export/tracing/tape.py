@@ -1,0 +1,102 @@
+"""A traced program as one list of operations, without calls in between, that can be cut anywhere.
+
+What is called stands in the place of each call of it, with variables of its own.  Loops and
+branches are one operation each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pax_export._jaxpr import bound, called_program, is_literal
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a tape.
+
+    Attributes:
+        equation: it, as the program has it.
+        callers: the equations that it stands in, the outermost first.
+        operands: the numbers of the values that it reads.
+        results: those of the values that it makes.
+    """
+
+    equation: Any
+    callers: tuple[Any, ...]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+class Tape:
+    """The operations of a traced program that its wanted results need, in their order.
+
+    Values are numbered; the first are the operands of the program.
+    """
+
+    def __init__(self, program: Any, wanted: Collection[int]):
+        self._count = 0
+        self._held: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}
+        operands = [self._new() for _ in program.jaxpr.invars]
+        played: list[Step] = []
+        results = self._play(program, operands, (), played)
+        self.operands = tuple(operands)
+        self.results = tuple(results[index] for index in sorted(wanted))
+        self.steps = self._needed(played)
+
+    def live(self, last: int) -> tuple[int, ...]:
+        """What steps up to this one have made, and later ones or the results need."""
+        made = {number for step in self.steps[: last + 1] for number in step.results}
+        later = {number for step in self.steps[last + 1 :] for number in step.operands}
+        return tuple(sorted(made & (later | set(self.results))))
+
+    def run(self, last: int, operands: Sequence[Any]) -> dict[int, Any]:
+        """The values that are `live` after a step, computed by jax."""
+        values = {**self._held, **dict(zip(self.operands, operands, strict=True))}
+        for step in self.steps[: last + 1]:
+            given = [values[number] for number in step.operands]
+            values.update(zip(step.results, bound(step.equation, given)))
+        return {number: values[number] for number in self.live(last)}
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _constant(self, value: Any) -> int:
+        """The number of an array that the program holds."""
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = number = self._new()
+            self._held[number] = value  # which keeps the id
+        return self._numbers[id(value)]
+
+    def _play(
+        self, program: Any, given: Sequence[int], callers: tuple[Any, ...], played: list[Step]
+    ) -> list[int]:
+        jaxpr = getattr(program, "jaxpr", program)
+        held = map(self._constant, getattr(program, "consts", ()))
+        numbers = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*held, *given)))
+
+        def read(atom: Any) -> int:
+            return self._constant(atom.val) if is_literal(atom) else numbers[atom]
+
+        for equation in jaxpr.eqns:
+            operands = tuple(map(read, equation.invars))
+            inner = called_program(equation)
+            if inner is not None:
+                results = self._play(inner, operands, (*callers, equation), played)
+            else:
+                results = [self._new() for _ in equation.outvars]
+                played.append(Step(equation, callers, operands, tuple(results)))
+            numbers.update(zip(equation.outvars, results))
+        return list(map(read, jaxpr.outvars))
+
+    def _needed(self, played: Sequence[Step]) -> tuple[Step, ...]:
+        used, kept = set(self.results), []
+        for step in reversed(played):
+            if not used.isdisjoint(step.results):
+                used.update(step.operands)
+                kept.append(step)
+        return tuple(reversed(kept))

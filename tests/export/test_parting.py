@@ -1,0 +1,152 @@
+"""Where an export goes wrong: the error names the operation, the module, the line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.core import labelled
+from pax_export.errors import ValidationError
+from pax_export.export import spec, to_onnx, to_saved_model, to_tflite
+from pax_export.export.formats.onnx.registry import RULES
+from pax_export.export.tracing.tape import Tape
+from tests.closeness import assert_close
+from tests.export.planted import PLANTERS, Planter, is_named
+
+WRITERS = {
+    "saved_model": (to_saved_model, "model", {"platforms": ("cpu",), "vjp_order": 0}),
+    "onnx": (to_onnx, "model.onnx", {}),
+    "tflite": (to_tflite, "model.tflite", {}),
+}
+
+
+class Net(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = pax.Linear(3, 4)
+        self.second = pax.Linear(4, 4)
+
+    def __call__(self, x):
+        return self.second(jnp.tanh(self.first(x)) * 0.5)
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_planted_fault_is_named(form, tmp_path):
+    write, name, options = WRITERS[form]
+    pytest.importorskip({"onnx": "onnxruntime"}.get(form, "tensorflow"))
+    net, path = labelled(Net()), tmp_path / name
+    planter = Planter()
+    with PLANTERS[form](planter):
+        write(net, path, spec("2, 3"), validate=False, **options)
+    fault = next(each for each in planter.found if each.kind == "constant")
+
+    planter = Planter(fault)
+    with PLANTERS[form](planter), pytest.raises(ValidationError) as caught:
+        write(net, path, spec("2, 3"), overwrite=True, **options)
+
+    assert is_named(caught.value.parting, planter.sources[0])
+    assert "; first at " in str(caught.value)
+    assert "; there 8 of 8 elements differ" in str(caught.value)
+
+
+@pytest.fixture
+def wrong_tanh(monkeypatch):
+    """A rule of a converter that is wrong."""
+    pytest.importorskip("onnxruntime")
+    right = RULES["tanh"]
+
+    def wrong(writer, *rest, **more):
+        return writer("Mul", right(writer, *rest, **more), writer.literal(np.float32(2)).name)
+
+    monkeypatch.setitem(RULES, "tanh", wrong)
+
+
+def test_the_module_and_the_users_line_are_named_for_any_batch(wrong_tanh, tmp_path):
+    with pytest.raises(ValidationError) as caught:
+        to_onnx(pax.Sequential(pax.Identity(), Net()), tmp_path / "model.onnx", spec("batch, 3"))
+
+    parting = caught.value.parting
+    assert (parting.operation, parting.path, parting.kind) == ("tanh", "modules.1", "Net")
+    assert parting.source.startswith("test_parting.py:31:")
+    assert parting.apart in str(caught.value)
+    assert parting.candidates == 1
+    assert not (tmp_path / "model.onnx").exists()
+
+
+class Scale(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = pax.Linear(3, 3)
+
+    def __call__(self, x):
+        return jnp.tanh(self.inner(x))
+
+
+def test_of_layers_alike_the_right_one_is_named(tmp_path):
+    pytest.importorskip("onnxruntime")
+    net, path = pax.Sequential(Scale(), Scale(), Scale()), tmp_path / "model.onnx"
+    planter = Planter()
+    with PLANTERS["onnx"](planter):
+        to_onnx(net, path, spec("2, 3"), validate=False)
+    _, second, _ = (each for each in planter.found if each.kind == "constant")
+
+    with PLANTERS["onnx"](Planter(second)), pytest.raises(ValidationError) as caught:
+        to_onnx(net, path, spec("2, 3"), overwrite=True)
+
+    assert (caught.value.parting.operation, caught.value.parting.path) == (
+        "dot_general",
+        "modules.1.inner",
+    )
+
+
+def test_functions_without_modules_name_their_line(wrong_tanh, tmp_path):
+    def function(params, x):
+        return jnp.tanh(x + params["b"]).sum(-1)
+
+    with pytest.raises(ValidationError) as caught:
+        to_onnx(({"b": jnp.ones(3)}, function), tmp_path / "model.onnx", spec("2, 3"))
+
+    parting = caught.value.parting
+    assert (parting.operation, parting.path) == ("tanh", "")
+    assert "test_parting.py" in parting.source
+    assert "(test_functions_without_modules_name_their_line.<locals>.function)" in parting.source
+
+
+def test_what_cannot_be_called_is_named_too(monkeypatch, tmp_path):
+    pytest.importorskip("onnxruntime")
+
+    def broken(writer, results, operand, **_):
+        wrong = writer.literal(np.zeros((7, 7, 7), np.float32))
+        return writer("Add", operand.name, wrong.name)
+
+    monkeypatch.setitem(RULES, "tanh", broken)
+    with pytest.raises(ValidationError) as caught:
+        to_onnx(Net(), tmp_path / "model.onnx", spec("2, 3"))
+
+    assert caught.value.parting.operation == "tanh"
+
+
+def test_nothing_is_searched_where_the_test_passes(monkeypatch, tmp_path):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(Tape, "__init__", lambda *_: pytest.fail("a tape was made"))
+
+    to_onnx(Net(), tmp_path / "model.onnx", spec("2, 3"))
+
+
+def test_a_tape_cut_anywhere_gives_what_the_rest_reads():
+    def function(x, y):
+        z = jax.jit(lambda a: jnp.sin(a) + 1.0)(x)
+        unused = jnp.exp(y)
+        del unused
+        return jax.nn.relu(z * y) + z
+
+    x, y = jnp.arange(3.0), jnp.ones(3)
+    tape = Tape(jax.make_jaxpr(function)(x, y), [0])
+    names = [step.equation.primitive.name for step in tape.steps]
+
+    assert names == ["sin", "add", "mul", "max", "add"]
+    assert len(tape.live(1)) == 1  # z
+    assert len(tape.live(2)) == 2  # z is read once more
+    (result,) = tape.run(4, [x, y]).values()
+    assert_close(result, function(x, y))
