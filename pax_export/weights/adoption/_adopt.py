@@ -15,6 +15,9 @@ from pax_export.sharding import shardings
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import require_shape
 from pax_export.weights.adoption import _refusals
+from pax_export.weights.adoption._groups import Group
+from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._moves import Piece, forward
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._place import ones, own_value, placed
 from pax_export.weights.adoption._plan import Choice, Study, choices, studied
@@ -24,8 +27,10 @@ from pax_export.weights.sources import Source, open_source
 
 T = TypeVar("T")
 
-#: So many ways are run at most to compare them with a reference.
+#: So many ways are run at most to compare them with a reference; and so many after the first that
+#: agrees, to see whether the inputs tell ways apart at all.
 MOST = 256
+AFTERWARDS = 8
 
 
 def adopt(
@@ -129,33 +134,40 @@ def decided(study: Study, source: Source) -> Choice:
 
 
 def _refuse_doubled(choice: Choice, source: Source) -> None:
-    """Refuses two equal arrays for two places, unless both are called as what they fill."""
-    seen: dict[tuple, list[tuple[str, str]]] = {}
+    """Refuses two equal layers for two places, unless both are called as what they fill."""
+    seen: dict[tuple, list[tuple[Layer, Group]]] = {}
     for layer, group in choice.pairs:
-        if group.name == layer.name or group.within is not None:
-            continue
-        for role, piece in group.parts.items():
-            leaf = next(iter(layer.leaves.values())).path
-            if piece.take is None:
-                entry = source.entries[piece.source]
-                seen.setdefault((entry.shape, entry.dtype, role), []).append((piece.source, leaf))
+        if group.name != layer.name and group.within is None:
+            seen.setdefault(layer.signature, []).append((layer, group))
     for several in seen.values():
-        if len(several) > 1:
-            _compare(several, source)
+        by_beginning: dict[bytes, list[tuple[Layer, Group]]] = {}
+        for layer, group in several if len(several) > 1 else ():
+            rows = [_row(source, piece) for piece in group.parts.values()]
+            if any((row != row.reshape(-1)[:1]).any() for row in rows):  # zeros are like zeros
+                beginning = b"|".join(np.ascontiguousarray(row).tobytes() for row in rows)
+                by_beginning.setdefault(beginning, []).append((layer, group))
+        for alike in by_beginning.values():
+            for (one, group), (other, second) in itertools.combinations(alike, 2):
+                if _equal(group, second, source):
+                    raise _refusals.doubled(
+                        source, (group.path, second.path), (one.path, other.path)
+                    )
 
 
-def _compare(several: list[tuple[str, str]], source: Source) -> None:
-    by_beginning: dict[bytes, list[tuple[str, str]]] = {}
-    for name, leaf in several:
-        entry = source.entries[name]
-        first = tuple([slice(0, 1)] * (len(entry.shape) - 1))  # a row, at most
-        row = entry.read_part(first) if first else entry.read()
-        if row.size and (row != row.reshape(-1)[0]).any():  # zeros and ones are equal everywhere
-            by_beginning.setdefault(np.ascontiguousarray(row).tobytes(), []).append((name, leaf))
-    for alike in by_beginning.values():
-        for (one, path), (other, second) in itertools.combinations(alike, 2):
-            if source.entries[one].read().tobytes() == source.entries[other].read().tobytes():
-                raise _refusals.doubled(source, (one, other), (path, second))
+def _row(source: Source, piece: Piece) -> np.ndarray:
+    """The beginning of an array, or the part of it that is meant."""
+    if piece.take is not None:
+        return forward(source.entries[piece.source].read(), piece)
+    return source.entries[piece.source].read_part((slice(0, 1),) * (len(piece.shape) - 1))
+
+
+def _equal(one: Group, other: Group, source: Source) -> bool:
+    """Whether the arrays of two groups are the same."""
+    return set(one.parts) == set(other.parts) and all(
+        forward(source.entries[piece.source].read(), piece).tobytes()
+        == forward(source.entries[theirs.source].read(), theirs).tobytes()
+        for piece, theirs in ((one.parts[role], other.parts[role]) for role in one.parts)
+    )
 
 
 class _Filler:
@@ -209,11 +221,11 @@ class _Comparison:
         found: dict[tuple, tuple[Any, Choice]] = {}
         seen: set[tuple] = set()
         kept: dict[Any, Any] = {}
-        nearest = np.inf
+        nearest, agreed = np.inf, 0
         for choice in choices(study.possible):
             if choice.key() in seen:
                 continue
-            if self.tried == MOST:
+            if self.tried == MOST or (found and self.tried - agreed == AFTERWARDS):
                 break
             seen.add(choice.key())
             self.tried += 1
@@ -221,7 +233,7 @@ class _Comparison:
             distance = self._reference.distance(net)
             nearest = min(nearest, distance)
             if self._reference.agrees(distance):
-                found[choice.key()] = (net, choice)
+                found[choice.key()], agreed = (net, choice), self.tried
                 if len(found) > 1:
                     raise _refusals.ambiguous(study, source, len(found))
         if not found:

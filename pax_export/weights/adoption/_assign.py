@@ -147,11 +147,18 @@ def _unbalanced(component: Component, outcome: Outcome) -> None:
 # Numbers
 
 
-def _by_words(items: Sequence[Any]) -> dict[tuple[str, ...], list[Any]]:
-    """Layers or groups whose names differ by numbers alone, in the order of these."""
+def _by_words(items: Sequence[Any], apart: bool = False) -> dict[tuple[str, ...], list[Any]]:
+    """Layers or groups whose names differ by numbers alone, in the order of these.
+
+    With `apart` the last number of a name counts as one of its words.
+    """
     found: dict[tuple[str, ...], list[Any]] = {}
     for item in items:
-        found.setdefault(item.name.words, []).append(item)
+        words = item.name.words
+        if apart and "#" in words:
+            place = len(words) - 1 - words[::-1].index("#")
+            words = (*words[:place], str(item.name.numbers[-1]), *words[place + 1 :])
+        found.setdefault(words, []).append(item)
     for same in found.values():
         same.sort(key=lambda item: item.name.numbers)
     return found
@@ -189,7 +196,7 @@ def _decided(component: Component, links: Mapping[Any, frozenset], outcome: Outc
         fitting[own] = {
             other: _shared(layers, groups, links)
             for other, groups in theirs.items()
-            if _fits(component, layers, groups)
+            if _fits(component, layers, groups, links)
         }
     chosen = {own: _best(options) for own, options in fitting.items()}
     backwards: dict[Any, dict[Any, frozenset]] = {other: {} for other in theirs}
@@ -215,15 +222,26 @@ def _decided(component: Component, links: Mapping[Any, frozenset], outcome: Outc
     return True
 
 
-def _fits(component: Component, layers: list[Layer], groups: list[Group]) -> bool:
-    if len(layers) != len(groups):
+def _fits(
+    component: Component, layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]
+) -> bool:
+    """Whether groups are counted as layers are, and each fits the one of its number."""
+    if not _alike(component, layers, groups):
         return False
-    if len(layers) > 1 and not all(_counts(layer, group) for layer, group in zip(layers, groups)):
-        return False
+    return len(layers) == 1 or all(
+        _counts(layer, group) or (layer, group) in links for layer, group in zip(layers, groups)
+    )
+
+
+def _alike(component: Component, layers: list[Layer], groups: list[Group]) -> bool:
+    """As `_fits`, of numbers that need not count layers: what is right is seen when it is run."""
     alike = branches([layer.name.numbers for layer in layers])
-    if alike is None or alike != branches([group.name.numbers for group in groups]):
-        return False
-    return all(component.fits(layer, group) for layer, group in zip(layers, groups))
+    return (
+        len(layers) == len(groups)
+        and alike is not None
+        and alike == branches([group.name.numbers for group in groups])
+        and all(component.fits(layer, group) for layer, group in zip(layers, groups))
+    )
 
 
 # Words for what a layer is: "dense_1" and "dense_2" are counted as layers are.
@@ -316,7 +334,9 @@ def _links(
     for layer in layers:
         mine = [(above, linked[above]) for above in _above(layer.path) if above in linked]
         for group in groups if mine else ():
-            both = {(above, other) for above, others in mine for other in others & around[id(group)]}
+            both = {
+                (above, other) for above, others in mine for other in others & around[id(group)]
+            }
             if both:
                 found[layer, group] = frozenset(above for above, _ in both)
     return {pair: frozenset(("at", above) for above in words) for pair, words in found.items()}
@@ -326,17 +346,16 @@ def _links(
 
 
 def ways(component: Component) -> Iterator[Pairs]:
-    """All ways of an open component, those first that go by numbers and order."""
-    ours, theirs = _by_words(component.layers), _by_words(component.groups)
-    fitting = {
-        own: [o for o, groups in theirs.items() if _fits(component, layers, groups)]
-        for own, layers in ours.items()
-    }
-    if all(fitting.values()):
-        for way in filter(None, matchings(fitting)):
+    """All ways of an open component, those first that do alike in every layer of a stack."""
+    for apart, others_apart in itertools.product((False, True), repeat=2):
+        ours = _by_words(component.layers, apart)
+        theirs = _by_words(component.groups, others_apart)
+        fitting = {
+            own: [o for o, groups in theirs.items() if _alike(component, layers, groups)]
+            for own, layers in ours.items()
+        }
+        for way in filter(None, matchings(fitting)) if all(fitting.values()) else ():
             yield [p for own, other in way.items() for p in zip(ours[own], theirs[other])]
-        if len(component.layers) > 8:
-            return
     in_order = sorted(component.groups, key=lambda group: group.name.numbers)
     if all(map(component.fits, component.layers, in_order)):
         yield list(zip(component.layers, in_order))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ class Group:
         path: the layer, as the file writes it.
         parts: by role, each the piece of an array.
         name: of the layer.
-        raw: the words as they are written, synonyms apart.
+        raw: the words as they are written; of a part, those of the whole.
         place: of the first array in the file.
         sure: whether the names say what role each array has.
         within: below which path of the module the user wants it.
@@ -38,7 +38,7 @@ class Group:
     @property
     def own_words(self) -> frozenset[str]:
         """The words but for those before the names of all groups, such as ``model``."""
-        return named(list(self.raw[self.around :])).said
+        return named(self.raw[self.around :]).said
 
     @property
     def said(self) -> frozenset[str]:
@@ -79,7 +79,7 @@ def grouped(
     about: dict[Any, tuple] = {}
     counters: list[str] = []
     order = {name: place for place, name in enumerate(source.entries)}
-    first = with_first(names := list(names))
+    first = with_first(names := list(names)) | _of_operators(source, names)
     for name in names:
         known_as, within = told.get(name, (first[name], None))
         found = parsed(known_as)
@@ -96,12 +96,30 @@ def grouped(
             words = (*words, role)
         about.setdefault(key, (found.layer, words, order[name], found.role is not None, within))
     made = [
-        Group(path, groups[key], named(list(words)), words, place, sure, within)
+        Group(path, groups[key], named(words), words, place, sure, within)
         for key, (path, words, place, sure, within) in about.items()
     ]
     around = _beginning([group.raw for group in made])
     made = [replace(group, around=around) for group in made]
     return sorted(made, key=lambda group: group.place), counters
+
+
+_RECURRENT = {"LSTM", "GRU", "RNN"}
+_INPUTS = {1: "kernel", 2: "recurrent_kernel", 3: "bias"}
+
+
+def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
+    """What recurrent operators of ONNX take, called by node and input.
+
+    Exporters make these arrays of others, and number them: ``onnx::LSTM_209``.
+    """
+    found: dict[str, str] = {}
+    used_by = source.metadata.get("used_by", {}) if source.kind == "onnx" else {}
+    for name in names:
+        for operator, place, node in used_by.get(name, ()):
+            if operator in _RECURRENT and place in _INPUTS:
+                found.setdefault(name, f"{node or operator}/{_INPUTS[place]}")
+    return found
 
 
 def _beginning(several: list[tuple[str, ...]]) -> int:
@@ -113,8 +131,6 @@ def _beginning(several: list[tuple[str, ...]]) -> int:
         count += 1
     shortest = min((len([w for w in raw if not w.isdigit()]) for raw in several), default=1)
     return min(count, max(shortest - 1, 0))
-
-
 
 
 def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> list[Group]:
@@ -151,9 +167,8 @@ def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> 
             )
         name = named([*_without_fused(group.raw), word])
         found.append(
-            Group(f"{group.path} ({word})", parts, name, (*group.raw, word), group.place, True,
-                  group.within)
-        )  # fmt: skip
+            replace(group, path=f"{group.path} ({word})", parts=parts, name=name, sure=True)
+        )
     return found
 
 

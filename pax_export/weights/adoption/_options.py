@@ -86,9 +86,7 @@ def _patterns(given: Any, where: str) -> tuple[str, ...]:
 def _expression(pattern: str) -> re.Pattern[str]:
     """``*`` stands for one part between two dots, ``**`` for several."""
     parts = re.split(r"(\*\*|\*)", pattern)
-    text = "".join(
-        {"*": r"([^./]+)", "**": r"(.+)"}.get(part, re.escape(part)) for part in parts
-    )
+    text = "".join({"*": r"([^./]+)", "**": r"(.+)"}.get(part, re.escape(part)) for part in parts)
     return re.compile(rf"{text}(?P<rest>(?:[./:].*)?)$")
 
 

@@ -43,7 +43,7 @@ def placed(
     entry = source.entries[pieces[0].source]
     back = np.argsort(order)
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
         theirs = tuple(index[axis] for axis in back)
         read = entry.read_part(theirs)
         return _cast(read.transpose(order), dtype, path)

@@ -107,7 +107,9 @@ def studied(net: Any, given: Any, source: Source, options: Options, where: str) 
     axes = _axes(options, study.wanted, where)
     found = origins(source, options.origin, isinstance(given, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
-    for without_tied, alone in itertools.product((False, True) if tied else (False,), (False, True)):
+    for without_tied, alone in itertools.product(
+        (False, True) if tied else (False,), (False, True)
+    ):
         used = [name for name in names if not (without_tied and name in tied)]
         groups, counters = grouped(source, used, told, alone)
         if alone and all(group.sure for group in groups):

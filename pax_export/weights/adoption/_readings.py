@@ -142,9 +142,7 @@ def _out_in(origin: str, group: Group) -> list[bool]:
     return [False]
 
 
-def _linear(
-    shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
-) -> Iterable[Piece]:
+def _linear(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -> Iterable[Piece]:
     now = shape_after(piece.part_shape, piece.steps)
     if len(now) == 2:
         for turned in _out_in(origin, group):
@@ -218,9 +216,7 @@ def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
                 yield piece.then(*steps, ("reshape", shape), says=says)
 
 
-def _with_one_axis_less(
-    shape: Shape, piece: Piece, now: Shape, origin: str
-) -> Iterable[Piece]:
+def _with_one_axis_less(shape: Shape, piece: Piece, now: Shape, origin: str) -> Iterable[Piece]:
     """A convolution of more axes, whose kernel has the width 1 along one of them."""
     order = _axes_of_conv(len(now), origin)
     assert order is not None

@@ -8,8 +8,9 @@ from pax_export._errors import AdoptionError, AmbiguousWeightsError
 from pax_export.core import near_names
 from pax_export.weights.adoption._groups import Group, is_fused
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._moves import Shape
-from pax_export.weights.adoption._plan import Choice, Hypothesis, Study
+from pax_export.weights.adoption._moves import Piece, Shape
+from pax_export.weights.adoption._plan import Hypothesis, Study
+from pax_export.weights.adoption._readings import Recipe
 from pax_export.weights.sources import Source
 
 _MOST = 40
@@ -106,6 +107,7 @@ def ambiguous(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeigh
                 for name in group.arrays:
                     candidates.setdefault(name, [])
                     candidates[name] += [p for p in fitting if p not in candidates[name]]
+    # Where arrays may go is of more use than what each way would do with them.
     _differences(study.possible, candidates, layouts)
     lines = [f"  - {name}: {' or '.join(paths[:8])}" for name, paths in candidates.items()]
     lines += [f"  - {name}: {' or '.join(says)}" for name, says in layouts.items()]
@@ -144,28 +146,38 @@ def _differences(
 ) -> None:
     """The arrays of decided pairs that are read in several ways, or go to several places."""
     ways: dict[str, dict[object, str]] = {}
-    places: dict[str, list[str]] = {}
+    places: dict[str, dict[str, None]] = {}
     for hypothesis in hypotheses:
         for layer, group in hypothesis.outcome.pairs:
+            for name in group.arrays:
+                places.setdefault(name, {})[layer.path] = None
             for recipe in hypothesis.options[layer, group]:
-                for path, pieces in recipe.items():
-                    for piece in pieces:
-                        label = f"{piece.says or 'as it is'} ({hypothesis.says}"
-                        label += f", {hypothesis.fused})" if piece.split else ")"
-                        ways.setdefault(piece.source, {}).setdefault((path, piece.key()), label)
-                        mine = places.setdefault(piece.source, [])
-                        if layer.path not in mine:
-                            mine.append(layer.path)
+                for name, (key, says) in _by_source(recipe).items():
+                    order = f", {hypothesis.fused}" if "part" in says else ""
+                    label = f"{says or 'as it is'} ({hypothesis.says}{order})"
+                    ways.setdefault(name, {}).setdefault((layer.path, key), label)
     for name, found in ways.items():
-        if len(hypotheses) == 1 or name not in candidates:
-            several = {key for _, key in found} if len(places[name]) == 1 else set()
-            if len(several) > 1:
-                layouts[name] = list(dict.fromkeys(found.values()))
-    if len(hypotheses) > 1:
-        for name, paths in places.items():
-            if len(paths) > 1 and len(set(map(len, [paths]))) == 1 and _moves(name, hypotheses):
-                candidates.setdefault(name, [])
-                candidates[name] += [path for path in paths if path not in candidates[name]]
+        if name in candidates:
+            continue
+        if _moves(name, hypotheses):
+            candidates[name] = list(places[name])
+        elif len(found) > len(places[name]):
+            layouts[name] = list(dict.fromkeys(found.values()))
+
+
+def _by_source(recipe: Recipe) -> dict[str, tuple[object, str]]:
+    """For each array, all that is done with it, to compare, and in words."""
+    found: dict[str, list[tuple[str, Piece]]] = {}
+    for path, pieces in recipe.items():
+        for piece in pieces:
+            found.setdefault(piece.source, []).append((path, piece))
+    return {
+        name: (
+            tuple((path, piece.key()) for path, piece in several),
+            ", ".join(dict.fromkeys(piece.says for _, piece in several if piece.says)),
+        )
+        for name, several in found.items()
+    }
 
 
 def _moves(name: str, hypotheses: Sequence[Hypothesis]) -> bool:
@@ -213,8 +225,3 @@ def doubled(source: Source, names: tuple[str, str], paths: tuple[str, str]) -> A
         write="rename= for both, if the net has one array at both places; ignore= for one, if it "
         "is there twice",
     )
-
-
-def said(choice: Choice) -> str:
-    """Whose conventions a choice follows, in words."""
-    return choice.origin

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pax_export._errors import a_few
+
 
 @dataclass(frozen=True)
 class Row:
@@ -102,13 +104,10 @@ class AdoptionReport:
             ("not wanted", self.ignored),
         ):
             if names:
-                lines.append(f"{says}: {', '.join(names)}")
+                lines.append(f"{says}: {a_few(names, 6)}")
         if self.constants:
-            more = ", ..." if len(self.constants) > 3 else ""
-            lines.append(
-                f"{len(self.constants)} arrays that are no weights: "
-                f"{', '.join(self.constants[:3])}{more}"
-            )
+            named = a_few(self.constants, 3)
+            lines.append(f"{len(self.constants)} arrays that are no weights: {named}")
         for name, first in self.tied.items():
             lines.append(f"once more the same: {name}, as {first}")
         if self.tried:

@@ -17,11 +17,11 @@ from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import absence
 from pax_export.weights.adoption._adopt import plan_of
 from pax_export.weights.adoption._moves import Piece, assembled, backward, forward
+from pax_export.weights.adoption._npz_file import write_npz
 from pax_export.weights.adoption._options import options_of
 from pax_export.weights.adoption._readings import Recipe
 from pax_export.weights.adoption._report import AdoptionReport
 from pax_export.weights.adoption._torch_file import write_torch
-from pax_export.weights.adoption._npz_file import write_npz
 from pax_export.weights.sources import Source, open_source
 
 Write = Callable[[Path, dict[str, np.ndarray], Mapping[str, Any]], None]
@@ -135,9 +135,7 @@ _WRITERS: dict[str, Write] = {
 }  # fmt: skip
 
 
-def _written(
-    recipe: Recipe, leaves: Mapping[str, Any], source: Source
-) -> dict[str, np.ndarray]:
+def _written(recipe: Recipe, leaves: Mapping[str, Any], source: Source) -> dict[str, np.ndarray]:
     """Every array of the source, with the numbers of the module."""
     new: dict[str, np.ndarray] = {}
     kept: dict[str, np.ndarray] = {}
@@ -199,5 +197,3 @@ def _undone(
 
 def _room(dtype: np.dtype, wide: np.dtype) -> np.dtype:
     return wide if dtype.kind in "fV" else dtype
-
-

@@ -7,7 +7,7 @@ Frameworks call one thing by many names: ``kernel`` and ``weight``, ``moving_var
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WEIGHT, BIAS, MEAN, VAR, COUNT = "weight", "bias", "mean", "var", "count"
@@ -52,6 +52,8 @@ _PIECES = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # torch's LSTM, GRU and RNN: one module with the arrays of several layers and directions.
 _TORCH_RNN = re.compile(r"(weight|bias)_(ih|hh)(?:_l(\d+))?(_reverse)?$")
 # flax's cells have a Dense for each gate: ii, if, ig, io, hi, hf, hg, ho.
+# nnx has one for all gates, of the input and of the state.
+_NNX_CELL = re.compile(r"(?:^|[./])dense_(i|h)[./](kernel|bias)$")
 _FLAX_GATE = re.compile(r"(?:^|[./])([ih][ifgo])[./](kernel|bias)$")
 # What stands around the name of an array, and says nothing of it.
 _AROUND = re.compile(r":0$|[./]\.ATTRIBUTES[./]VARIABLE_VALUE$|[./](?:raw_)?value$")
@@ -103,8 +105,9 @@ def _together(words: list[str]) -> list[str]:
     return found
 
 
-def named(words: list[str]) -> Name:
+def named(words: Sequence[str]) -> Name:
     """The name of these words, synonyms made one."""
+    words = _together(list(words))
     numbers = tuple(int(word) for word in words if word.isdigit())
     return Name(
         tuple("#" if word.isdigit() else _SYNONYMS.get(word, word) for word in words), numbers
@@ -118,7 +121,7 @@ def name_of(text: str) -> Name:
         >>> name_of("layers.0.attn.q_proj").words
         ('layer', '#', 'attention', 'query', 'projection')
     """
-    return named(_together(pieces(text)))
+    return named(pieces(text))
 
 
 def with_first(names: Iterable[str]) -> dict[str, str]:
@@ -156,7 +159,7 @@ class Parsed:
 
     Attributes:
         layer: the layer as it is written, for the user and for patterns.
-        words: of that layer.
+        words: of that layer, as they are written.
         role: one of those above, one of a recurrent layer, a place such as ``"0"``, or None.
     """
 
@@ -180,42 +183,56 @@ def parsed(name: str) -> Parsed:
     if found := _TORCH_RNN.search(bare):
         layer = bare[: found.start()].rstrip("._/")
         number = [found[3]] if found[3] is not None else []
-        words = (*_together(pieces(layer)), *number, *(["reverse"] if found[4] else []))
+        words = (*pieces(layer), *number, *(["reverse"] if found[4] else []))
         tail = f"_l{found[3]}{found[4] or ''}" if found[3] is not None else ""
         return Parsed(layer + tail, words, f"{found[1]}_{found[2]}")
     if found := _FLAX_GATE.search(bare):
         layer = bare[: found.start()]
-        return Parsed(layer, tuple(_together(pieces(layer))), f"{found[1]}.{found[2]}")
+        return Parsed(layer, tuple(pieces(layer)), f"{found[1]}.{found[2]}")
+    if (found := _NNX_CELL.search(bare)) and found[1] + found[2] != "ibias":
+        layer = bare[: found.start()]
+        role = BIAS if found[2] == "bias" else WEIGHT if found[1] == "i" else RECURRENT
+        return Parsed(layer, tuple(pieces(layer)), role)
     if found := _KERAS_PLACE.match(bare):
-        return Parsed(found[1], tuple(_together(pieces(found[1]))), found[2])
+        return Parsed(found[1], tuple(pieces(found[1])), found[2])
     return _plain(bare)
 
 
 def _plain(bare: str) -> Parsed:
-    words = _together(pieces(bare))
-    if words[-1:] == ["averages"] and words[-2:-1] and words[-2] in ("mean", "var"):
-        words = words[:-1]
-    if words[-2:-1] in (["mean"], ["var"]) and words[-1] == "debias":
-        return Parsed(_without(bare, 2), tuple(words[:-2]), COUNT)
-    if words[-2:] == ["recurrent", "kernel"]:
-        return Parsed(_without(bare, 1), tuple(words[:-2]), RECURRENT)
-    if len(words) > 1 and words[-1] == "r" and bare[-1] == "R":  # of ONNX, beside W and B
-        return Parsed(_without(bare, 1), tuple(words[:-1]), RECURRENT)
-    if words and words[-1] in _ROLES:
-        return Parsed(_without(bare, 1), tuple(words[:-1]), _ROLES[words[-1]])
-    if len(words) > 1 and words[-1].isdigit() and words[-2] in _ROLES:  # w1, b1
-        return Parsed(bare, (*words[:-2], words[-1]), _ROLES[words[-2]])
-    return Parsed(bare, tuple(words), None)
+    raw = pieces(bare)
+    if raw[-1:] == ["averages"] and _role_at_end(raw[:-1])[0] in (MEAN, VAR):
+        raw = raw[:-1]
+    elif raw[-1:] == ["debias"] and _role_at_end(raw[:-1])[0] in (MEAN, VAR):
+        return Parsed(_without(bare), tuple(raw[: -1 - _role_at_end(raw[:-1])[1]]), COUNT)
+    if raw[-2:] == ["recurrent", "kernel"]:
+        return Parsed(_without(bare), tuple(raw[:-2]), RECURRENT)
+    if len(raw) > 1 and raw[-1] == "r" and bare[-1] == "R":  # of ONNX, beside W and B
+        return Parsed(_without(bare), tuple(raw[:-1]), RECURRENT)
+    role, count = _role_at_end(raw)
+    if role is not None:
+        return Parsed(_without(bare), tuple(raw[:-count]), role)
+    if len(raw) > 1 and raw[-1].isdigit() and raw[-2] in _ROLES:  # w1, b1
+        return Parsed(bare, (*raw[:-2], raw[-1]), _ROLES[raw[-2]])
+    return Parsed(bare, tuple(raw), None)
 
 
-def _without(bare: str, parts: int) -> str:
+def _role_at_end(raw: list[str]) -> tuple[str | None, int]:
+    """The role that the last words say, and how many they are."""
+    for count in (3, 2, 1):
+        tail = tuple(raw[-count:])
+        one = _JOINED.get(tail, tail[0] if len(tail) == 1 else "")
+        if len(tail) == count and one in _ROLES:
+            return _ROLES[one], count
+    return None, 0
+
+
+def _without(bare: str) -> str:
     """The text before the role, as well as it can be told from it."""
     for separator in "./":
-        if separator in bare:
-            head, _, tail = bare.rpartition(separator)
-            if role_of(tail) or tail in ("averages", "debias", "recurrent_kernel"):
-                if tail in ("averages", "debias"):
-                    head = head.rpartition(separator)[0]
-                return head
+        head, _, tail = bare.rpartition(separator)
+        if head and tail in ("averages", "debias"):
+            return head.rpartition(separator)[0]
+        if head and (role_of(tail) or tail in ("recurrent_kernel", "R")):
+            return head
     ending = re.search(r"[._/]?(recurrent_kernel|[A-Za-z]+)$", bare)
     return bare[: ending.start()] if ending else bare

@@ -10,15 +10,18 @@ from typing import Any
 from pax_export._errors import WeightsFileError
 from pax_export._files.replacing import some_names
 from pax_export.weights.sources import (
+    _flax,
     _gguf,
     _hdf5,
     _keras,
     _mapping,
     _npz,
     _onnx,
+    _orbax,
     _safetensors,
     _sharded,
     _tensorflow,
+    _tflite,
     _torch,
 )
 from pax_export.weights.sources._binary_file import BinaryFile
@@ -26,10 +29,9 @@ from pax_export.weights.sources._source import Source, refusing
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 _READABLE = (
-    "a file of safetensors or PyTorch, or the index of several; GGUF; ONNX; Keras; a "
-    "SavedModel or a checkpoint of TensorFlow; numpy's .npz; or a "
-    "mapping of "
-    "names to arrays"
+    "a file of safetensors or PyTorch, or the index of several; GGUF; Keras (.keras or .h5); "
+    "ONNX; a SavedModel or a checkpoint of TensorFlow; TFLite; msgpack of flax; a checkpoint of "
+    "orbax; numpy's .npz; or a mapping of names to arrays"
 )
 
 
@@ -41,8 +43,10 @@ def open_source(source: Any, *, keep_quantised: bool = False) -> Source:
     Args:
         source: the path of a file or folder; or a mapping of names to arrays, which may be
             nested, or a module.  Which format a file has is seen by what is in it.
-        keep_quantised: whether arrays of few bits stay integers, with their scales as
-            entries of their own, instead of being dequantised when they are read.
+        keep_quantised: whether arrays of few bits stay integers, instead of being
+            dequantised when they are read.  An array ``w`` of a GGUF file is then an entry
+            ``w`` of int8, one ``w.scales`` and perhaps one ``w.minima`` with a number for
+            each block of neighbours along the last axis: ``w * scales + minima``.
 
     Returns:
         The open `Source`, to be used in a ``with`` block.
@@ -77,6 +81,9 @@ def _of_folder(path: Path, opened: ExitStack, keep: bool) -> Source:
     file = _tensorflow.in_folder(path) or _sharded.in_folder(path)
     if file is not None:
         return _of_file(file, opened, keep)
+    trees = _orbax.trees(path)
+    if trees:
+        return _orbax.opened(path, trees, opened)
     raise _unknown(str(path), f"a folder with {some_names(path)}")
 
 
@@ -94,7 +101,7 @@ def _of_file(path: Path, opened: ExitStack, keep: bool) -> Source:
         return _keras.of_hdf5(file, opened)
     if _torch.recognises_legacy(file):
         return _torch.legacy(file, opened)
-    for reader in (_gguf, _safetensors, _tensorflow, _onnx):
+    for reader in (_gguf, _safetensors, _tflite, _tensorflow, _flax, _onnx):
         if reader.recognises(file):
             return reader.opened(file, opened, keep)
     raise _unknown(file.where, f"a file of {file.size} bytes that begins with {file.begin(16)!r}")

@@ -41,7 +41,7 @@ class Case:
         """What the framework would write."""
         found: Arrays = {}
         for unit in self.units:
-            for name, array in LAYOUTS[framework](unit).items():
+            for name, array in {**LAYOUTS, **OTHERS}[framework](unit).items():
                 found[name] = array
         return found
 
@@ -137,6 +137,44 @@ def _flax(unit: Unit) -> Arrays:
     return found
 
 
+def _gpt2(unit: Unit) -> Arrays:
+    """In a file of torch, but all dense weights are in x out."""
+    a, name = unit.arrays, unit.names["gpt2"]
+    if unit.kind == "attention":
+        whole = {k: np.concatenate([a[f"{n}_{k}"] for n in "qkv"], -1) for k in "wb"}
+        return {f"{name}.c_attn.weight": whole["w"], f"{name}.c_attn.bias": whole["b"],
+                f"{name}.c_proj.weight": a["o_w"], f"{name}.c_proj.bias": a["o_b"]}  # fmt: skip
+    return {f"{name}.{'weight' if key == 'w' else 'bias'}": value for key, value in a.items()}
+
+
+def _bert(unit: Unit) -> Arrays:
+    a, name = unit.arrays, unit.names["bert"]
+    if unit.kind != "attention":
+        return _torch(Unit(unit.kind, {"torch": name}, a))
+    found = {}
+    for key, word in (("q", "self.query"), ("k", "self.key"), ("v", "self.value"),
+                      ("o", "output.dense")):  # fmt: skip
+        found[f"{name}.{word}.weight"], found[f"{name}.{word}.bias"] = (
+            a[f"{key}_w"].T,
+            a[f"{key}_b"],
+        )
+    return found
+
+
+def _neox(unit: Unit) -> Arrays:
+    """Queries, keys and values of the first head, then of the second."""
+    a, name = unit.arrays, unit.names["bert"]
+    if unit.kind != "attention":
+        return _torch(Unit(unit.kind, {"torch": name}, a))
+    heads, d = int(a["heads"]), a["q_w"].shape[0]
+    w = np.stack([a[f"{k}_w"].T.reshape(heads, -1, d) for k in "qkv"], 1).reshape(3 * d, d)
+    b = np.stack([a[f"{k}_b"].reshape(heads, -1) for k in "qkv"], 1).reshape(3 * d)
+    return {f"{name}.query_key_value.weight": w, f"{name}.query_key_value.bias": b,
+            f"{name}.dense.weight": a["o_w"].T, f"{name}.dense.bias": a["o_b"]}  # fmt: skip
+
+
+#: More ways to write a net with attention.
+OTHERS = {"gpt2": _gpt2, "bert": _bert, "neox": _neox}
 LAYOUTS = {"torch": _torch, "keras": _keras, "flax": _flax}
 
 
@@ -315,12 +353,19 @@ def attentive(seed: int) -> Case:
     """An embedding, then attention and two dense layers, each after a norm."""
     make = Maker(seed)
     depth, d = int(make.chance.integers(1, 3)), 4
-    units = [Unit("embed", named("tok_embeddings", "token_embedding", "Embed_0"),
+    names = named("tok_embeddings", "token_embedding", "Embed_0")
+    units = [Unit("embed", names | {"gpt2": "wte", "bert": "embeddings.word_embeddings"},
                   make.of("embed", 7, d))]  # fmt: skip
     layers = []
     for i in range(depth):
         t, f = f"encoder.layers.{i}", f"EncoderLayer_{i}"
         k = numbered("encoder_layer", i)
+        g, b = f"h.{i}", f"encoder.layer.{i}"
+        others = iter((
+            (f"{g}.attn", f"{b}.attention"), (f"{g}.attn_norm", f"{b}.attention.LayerNorm"),
+            (f"{g}.mlp_norm", f"{b}.ffn.LayerNorm"), (f"{g}.mlp.c_fc", f"{b}.intermediate.dense"),
+            (f"{g}.mlp.c_proj", f"{b}.output.dense"),
+        ))  # fmt: skip
         for kind, names, sizes in (
             ("attention", (f"{t}.self_attn", f"{k}/self_attention", f"{f}/attention"), (d, 2)),
             ("norm", (f"{t}.attention_norm", f"{k}/attention_norm", f"{f}/norm_attention"), (d,)),
@@ -328,7 +373,8 @@ def attentive(seed: int) -> Case:
             ("linear", (f"{t}.linear1", f"{k}/dense1", f"{f}/Dense_0"), (d, 2 * d)),
             ("linear", (f"{t}.linear2", f"{k}/dense2", f"{f}/Dense_1"), (2 * d, d)),
         ):
-            units.append(Unit(kind, named(*names), make.of(kind, *sizes)))
+            found = named(*names) | dict(zip(("gpt2", "bert"), next(others)))
+            units.append(Unit(kind, found, make.of(kind, *sizes)))
         layers.append(
             Free(
                 attention=pax.MultiHeadAttention(2, d // 2),

@@ -1,0 +1,219 @@
+"""Flax's msgpack files: nested dicts whose arrays are extensions of the format.
+
+What is in the file is found without reading the arrays, which are mapped where they lie.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import UnsupportedDtypeError
+from pax_export.weights._dtypes import NUMPY_NAMES
+from pax_export.weights.sources._binary_file import BinaryFile, Stream
+from pax_export.weights.sources._nested import flattened
+from pax_export.weights.sources._source import Entry, Source, refusing
+
+KIND = "msgpack file of flax"
+_ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
+_CHUNKED = "__msgpack_chunked_array__"
+_DTYPES = {*NUMPY_NAMES.values(), "complex128", "int4", "uint4", "float8_e4m3", "float8_e3m4"}
+_DEEPEST, _MOST_CONTAINERS, _MOST_DIMENSIONS = 200, 1_000_000, 64
+_NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
+            0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}  # fmt: skip
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+_SIZES = {1: ">B", 2: ">H", 4: ">I"}
+
+
+def recognises(file: BinaryFile) -> bool:
+    """Whether a file begins with a dict whose first key is a text."""
+    begin = file.begin(6)
+    if not begin:
+        return False
+    after = {0xDE: 3, 0xDF: 5}.get(begin[0], 1 if 0x81 <= begin[0] <= 0x8F else 9)
+    key = begin[after : after + 1]
+    return bool(key) and (0xA1 <= key[0] <= 0xBF or key[0] in (0xD9, 0xDA))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """An array of the file, or a part of a large one: what it is and where it lies."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: int
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """An array that is kept in parts, each of one dimension."""
+
+    shape: tuple[int, ...]
+    parts: tuple[_Piece, ...]
+
+
+def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+    """The arrays of a file."""
+    with refusing(file.where, KIND):
+        reader = _Reader(file.stream(), file.where)
+        tree = reader.value(0)
+        if reader.stream.tell() != file.size:
+            raise ValueError(f"{file.size - reader.stream.tell()} bytes behind the last value")
+        leaves, others = flattened(_whole(tree), lambda each: isinstance(each, (_Piece, _Pieces)))
+        entries = {name: _entry(file, name, leaf) for name, leaf in leaves.items()}
+    return Source("flax", file.where, entries, metadata=others)
+
+
+class _Reader:
+    """Reads values one after the other."""
+
+    def __init__(self, stream: Stream, where: str):
+        self.stream, self._where = stream, where
+        self._containers = 0
+
+    def value(self, depth: int) -> Any:
+        """The next value; an array as the place where it lies."""
+        if depth > _DEEPEST:
+            raise ValueError("containers in containers without end")
+        code = self._number(">B")
+        if code < 0x80 or code >= 0xE0:
+            return code if code < 0x80 else code - 256
+        if code in _CONSTANTS:
+            return _CONSTANTS[code]
+        if code in _NUMBERS:
+            return self._number(_NUMBERS[code])
+        if code < 0x90 or code in (0xDE, 0xDF):
+            return self._dict(code & 15 if code < 0x90 else self._size(code, 0xDE, 2), depth)
+        if code < 0xA0 or code in (0xDC, 0xDD):
+            return self._list(code & 15 if code < 0xA0 else self._size(code, 0xDC, 2), depth)
+        if code < 0xC0 or code in (0xD9, 0xDA, 0xDB):
+            size = code & 31 if code < 0xC0 else self._size(code, 0xD9, 1)
+            return self._exactly(size).decode("utf-8", "surrogateescape")
+        if code in (0xC4, 0xC5, 0xC6):
+            return self._bytes(self._size(code, 0xC4, 1))
+        if code in (0xC7, 0xC8, 0xC9):
+            return self._extension(self._size(code, 0xC7, 1), depth)
+        if code in (0xD4, 0xD5, 0xD6, 0xD7, 0xD8):
+            return self._extension(1 << (code - 0xD4), depth)
+        raise ValueError(f"the byte {code:#x}, which begins no value")
+
+    def _size(self, code: int, first: int, width: int) -> int:
+        return self._number(_SIZES[width << (code - first)])
+
+    def _number(self, kind: str) -> Any:
+        return struct.unpack(kind, self._exactly(struct.calcsize(kind)))[0]
+
+    def _exactly(self, count: int) -> bytes:
+        content = self.stream.read(count)
+        if len(content) != count:
+            raise ValueError(f"{count} bytes announced, where {len(content)} are left")
+        return content
+
+    def _counted(self) -> None:
+        self._containers += 1
+        if self._containers > _MOST_CONTAINERS:
+            raise ValueError("containers without end")
+
+    def _dict(self, count: int, depth: int) -> dict[Any, Any]:
+        self._counted()
+        found: dict[Any, Any] = {}
+        for _ in range(count):
+            key = self.value(depth + 1)
+            if not isinstance(key, (str, int)) or key in found:
+                raise ValueError(f"the key {key!r:.100}, or the same twice")
+            found[key] = self.value(depth + 1)
+        return found
+
+    def _list(self, count: int, depth: int) -> list[Any]:
+        self._counted()
+        return [self.value(depth + 1) for _ in range(count)]
+
+    def _bytes(self, size: int) -> range:
+        """Where some bytes lie; they are not read."""
+        begin = self.stream.tell()
+        self._skip(size)
+        return range(begin, begin + size)
+
+    def _skip(self, size: int) -> None:
+        end = self.stream.tell() + size
+        if self.stream.seek(end) > self.stream.seek(0, 2):
+            raise ValueError(f"{size} bytes announced, where fewer are left")
+        self.stream.seek(end)
+
+    def _extension(self, size: int, depth: int) -> Any:
+        code = self._number(">b")
+        end = self.stream.tell() + size
+        if code not in (_ARRAY, _COMPLEX, _NUMBER):
+            raise ValueError(f"an extension {code}, which is none of flax")
+        inner = self.value(depth + 1)
+        if self.stream.tell() != end or not isinstance(inner, list):
+            raise ValueError("an extension of another size than it says")
+        return complex(*inner) if code == _COMPLEX else _piece(self._where, *inner)
+
+
+def _piece(where: str, shape: Any, dtype: Any, place: Any) -> _Piece:
+    shape = _shape(shape)
+    if dtype not in _DTYPES:
+        raise UnsupportedDtypeError(
+            "Neither numpy nor jax has the dtype of this array.",
+            where=where,
+            got=f"{dtype!r:.100}",
+            write=f"a file of {', '.join(sorted(_DTYPES))}",
+        )
+    if not isinstance(place, range) or len(place) != math.prod(shape) * np.dtype(dtype).itemsize:
+        raise ValueError(f"other bytes than those of {dtype}{list(shape)}")
+    return _Piece(dtype, shape, place.start)
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    if len(sizes) > _MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError(f"the shape {sizes!r:.100}")
+    return tuple(sizes)
+
+
+def _whole(tree: Any) -> Any:
+    """A tree in which the parts of large arrays are put together."""
+    if isinstance(tree, list):
+        return [_whole(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _CHUNKED not in tree:
+        return {key: _whole(value) for key, value in tree.items()}
+    shape, parts = _shape(_in_order(tree["shape"])), tuple(_in_order(tree["chunks"]))
+    dtypes = {part.dtype for part in parts if isinstance(part, _Piece)}
+    count = sum(math.prod(part.shape) for part in parts if isinstance(part, _Piece))
+    if len(dtypes) != 1 or count != math.prod(shape):
+        raise ValueError(f"{count} numbers in the parts of {list(shape)}")
+    return _Pieces(shape, parts)
+
+
+def _in_order(numbered: dict[str, Any]) -> list[Any]:
+    """A list that flax writes as a dict with its numbers."""
+    return [numbered[str(number)] for number in range(len(numbered))]
+
+
+def _entry(file: BinaryFile, name: str, leaf: _Piece | _Pieces) -> Entry:
+    where = f"{name} in {file.where}"
+    if isinstance(leaf, _Piece):
+        return Entry(
+            where, KIND, leaf.shape, leaf.dtype,
+            lambda: file.array(leaf.dtype, leaf.shape, leaf.place),
+            lambda index: file.array(leaf.dtype, leaf.shape, leaf.place)[index],
+        )  # fmt: skip
+    dtype = np.dtype(leaf.parts[0].dtype)
+
+    def read() -> np.ndarray:
+        array = np.empty(math.prod(leaf.shape), dtype)
+        at = 0
+        for part in leaf.parts:
+            count = math.prod(part.shape)
+            array[at : at + count] = file.array(dtype, (count,), part.place)
+            at += count
+        return array.reshape(leaf.shape)
+
+    return Entry(where, KIND, leaf.shape, dtype, read)

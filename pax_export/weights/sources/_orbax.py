@@ -1,0 +1,96 @@
+"""Orbax's checkpoints: a folder for each tree, whose arrays tensorstore reads, part by part."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import WeightsFileError, a_few
+from pax_export._files import bounded
+from pax_export._optional import require
+from pax_export.weights.sources._nested import joined
+from pax_export.weights.sources._source import Entry, Source, damaged, refusing
+
+KIND = "checkpoint of orbax"
+_TREE = "_METADATA"
+_LARGEST = 1 << 28
+#: A checkpoint of zeros takes nearly no room; one that announces more than this is none.
+_MOST_UNPACKED, _MOST_TIMES = 1 << 30, 1000
+_NO_ARRAYS = ("string", "None", "Dict", "List", "Tuple", "NamedTuple", "Custom")
+
+
+def trees(path: Path) -> dict[str, Path]:
+    """The folders of trees below a folder, by the names in front of their arrays."""
+    if (path / _TREE).is_file():
+        return {"": path}
+    below = sorted(each for each in path.iterdir() if each.is_dir())
+    steps = [each for each in below if each.name.isdigit()]
+    found = {each.name: each for each in below if (each / _TREE).is_file() and each not in steps}
+    if found or not steps:
+        return found if len(found) != 1 else {"": next(iter(found.values()))}
+    if len(steps) > 1:
+        raise WeightsFileError(
+            "This folder has checkpoints of several steps, and nothing says which is meant.",
+            where=str(path),
+            got=a_few([each.name for each in steps], 8),
+            write=f"the path of one, e.g. {steps[-1]}",
+        )
+    return trees(steps[0])
+
+
+def opened(path: Path, found: dict[str, Path], opened: ExitStack) -> Source:
+    """The arrays of the trees of a checkpoint."""
+    library = require("tensorstore", "checkpoint", "open_source of a checkpoint of orbax")
+    entries: dict[str, Entry] = {}
+    metadata: dict[str, Any] = {}
+    with refusing(str(path), KIND):
+        for prefix, folder in found.items():
+            tree = json.loads(bounded.read_bytes(folder / _TREE, _LARGEST))
+            room = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+            if tree.get("custom_metadata"):
+                metadata[prefix or "custom"] = tree["custom_metadata"]
+            for leaf in tree["tree_metadata"].values():
+                value = leaf["value_metadata"]
+                if value["value_type"] in _NO_ARRAYS or value.get("skip_deserialize"):
+                    continue
+                own = ".".join(str(key["key"]) for key in leaf["key_metadata"])
+                name = joined(prefix, own)
+                where = f"{name} in {path}"
+                if name in entries:
+                    raise ValueError(f"two arrays with the name {name!r:.200}")
+                with refusing(where, KIND):
+                    spec = _spec(folder, own, tree)
+                    entries[name] = _entry(where, library, spec, room)
+    return Source("orbax", str(path), entries, metadata=metadata)
+
+
+def _spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """Where tensorstore finds an array."""
+    driver = "zarr3" if tree.get("use_zarr3") else "zarr"
+    base = f"{folder.resolve()}/"
+    if tree.get("use_ocdbt", True):
+        store = {"driver": "ocdbt", "base": {"driver": "file", "path": base}, "path": f"{name}/"}
+    else:
+        if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
+            raise ValueError(f"the array {name!r:.200}, which would lie elsewhere")
+        store = {"driver": "file", "path": f"{base}{name}/"}
+    return {"driver": driver, "kvstore": store}
+
+
+def _entry(where: str, library: Any, spec: dict[str, Any], room: int) -> Entry:
+    store = library.open(spec, open=True, read=True).result()
+    dtype = np.dtype(store.dtype.numpy_dtype)
+    sizes = (math.prod(store.shape), math.prod(store.chunk_layout.read_chunk.shape or (1,)))
+    most = max(_MOST_UNPACKED, _MOST_TIMES * room)
+    if max(sizes) * dtype.itemsize > most:
+        raise damaged(where, KIND, f"{max(sizes) * dtype.itemsize} bytes in {room}")
+    return Entry(
+        where, KIND, store.shape, dtype,
+        lambda: np.asarray(store.read().result()),
+        lambda index: np.asarray(store[index].read().result()),
+    )  # fmt: skip

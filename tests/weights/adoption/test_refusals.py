@@ -1,0 +1,191 @@
+"""What is not decided, missing, left over or wrong is one error that lists it."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import pax_export as pax
+from tests.weights.adoption.foreign import CASES, Free
+
+N = np.random.default_rng(1)
+
+
+def normal(*shape):
+    return N.normal(size=shape).astype(np.float32)
+
+
+def dense(name, inputs, outputs):
+    return {f"{name}.weight": normal(outputs, inputs), f"{name}.bias": normal(outputs)}
+
+
+def refused(net, file, **options):
+    with pytest.raises(pax.errors.AdoptionError) as caught:
+        pax.weights.adopt(net, file, **options)
+    return caught.value
+
+
+def test_equal_layers_without_names_are_not_told_apart():
+    net = Free(left=pax.Linear(3, 4), right=pax.Linear(3, 4))
+    error = refused(net, {**dense("x", 3, 4), **dense("y", 3, 4)})
+    assert isinstance(error, pax.errors.AmbiguousWeightsError)
+    assert error.candidates["x.weight"] == ("left", "right")
+    assert str(error).splitlines()[:2] == [
+        "It is not decided where these arrays belong, or how they lie, and nothing is guessed:",
+        "  - x.weight: left or right",
+    ]
+    assert error.write.startswith('rename={"x": "left", ...}, with * for numbers; or reference=')
+
+
+def test_a_square_weight_of_an_unknown_framework_may_lie_either_way():
+    error = refused(pax.Linear(4, 4), dense("fc", 4, 4))
+    assert "fc.weight: transposed (torch) or as it is (pax)" in str(error)
+    assert 'origin="mlx" or origin="pax" or origin="torch"' in error.write
+    file = dense("fc", 4, 4)
+    net, _ = pax.weights.adopt(pax.Linear(4, 4), file, origin="torch")
+    assert np.array_equal(net.weight, file["fc.weight"].T)
+    net, _ = pax.weights.adopt(pax.Linear(4, 4), file, axes={"weight": (0, 1)})
+    assert np.array_equal(net.weight, file["fc.weight"])
+
+
+def test_a_layer_that_is_not_square_shows_how_the_others_lie():
+    file = {**dense("0", 3, 4), **dense("2", 4, 4)}
+    net, report = pax.weights.adopt(pax.Sequential(pax.Linear(3, 4), pax.Linear(4, 4)), file)
+    assert report.origin == "torch"
+    assert np.array_equal(net[1].weight, file["2.weight"].T)
+
+
+def test_numbers_that_count_no_layers_decide_nothing():
+    net = pax.Sequential(pax.Linear(3, 3), pax.Linear(3, 3))
+    arrays = [normal(3, 3), normal(3), normal(3, 3), normal(3)]
+    error = refused(net, {f"arr_{place}": array for place, array in enumerate(arrays)})
+    assert isinstance(error, pax.errors.AmbiguousWeightsError)
+
+
+def test_what_is_missing_and_left_over_is_listed():
+    net = Free(body=pax.Linear(3, 4), head=pax.Linear(4, 2))
+    error = refused(net, {**dense("body", 3, 4), **dense("head", 5, 2)})
+    assert "no array for head.weight[4,2], head.bias[2] (linear); near: head.weight[2,5]" in str(
+        error
+    )
+    assert "no place for head.weight[2,5], head.bias[2]" in str(error)
+    assert error.missing == ("head.weight", "head.bias")
+    assert error.left == ("head.weight", "head.bias")
+    kept, report = pax.weights.adopt(
+        net, {**dense("body", 3, 4), **dense("head", 5, 2)}, keep="head", ignore=["head.*"]
+    )
+    assert kept.head.weight is net.head.weight
+    assert report.kept == ("head.weight", "head.bias")
+    assert report.ignored == ("head.bias", "head.weight")
+
+
+def test_an_option_for_one_side_is_proposed():
+    net = Free(body=pax.Linear(3, 4))
+    error = refused(net, {**dense("body", 3, 4), **dense("head", 4, 2)})
+    assert error.write == 'ignore=["head.weight"] for what is not wanted'
+    error = refused(Free(body=pax.Linear(3, 4), head=pax.Linear(4, 2)), dense("body", 3, 4))
+    assert error.write == 'keep=["head.weight"] for what stays as it is'
+
+
+def test_a_gru_of_torch_is_another_function():
+    file = {"weight_ih_l0": normal(6, 3), "weight_hh_l0": normal(6, 2), "bias_ih_l0": normal(6),
+            "bias_hh_l0": normal(6)}  # fmt: skip
+    error = refused(pax.GRU(3, 2), file)
+    assert "a GRU of torch is another function than pax.GRU" in str(error)
+
+
+def test_a_layer_that_is_there_twice_instead_of_another():
+    twice = dense("layers.1", 3, 3)
+    file = {**twice, **{name.replace("1", "2"): array.copy() for name, array in twice.items()}}
+    net = pax.Sequential(pax.Linear(3, 3), pax.Linear(3, 3))
+    error = refused(net, file, origin="torch")
+    assert error.what == (
+        "Two arrays of the source are the same, and would fill two places of the module."
+    )
+    assert error.got == "layers.1 for modules.0, layers.2 for modules.1"
+
+
+def test_two_nets_in_a_file_need_a_word():
+    one, other = dense("fc", 3, 4), dense("fc", 3, 4)
+    file = {**{f"student.{n}": a for n, a in one.items()},
+            **{f"teacher.{n}": a for n, a in other.items()}}  # fmt: skip
+    error = refused(pax.Linear(3, 4), file)
+    assert "2 of these shapes in the source, 1 in the module: student.fc, teacher.fc" in str(error)
+    net, _ = pax.weights.adopt(pax.Linear(3, 4), file, ignore="teacher")
+    assert np.array_equal(net.weight, one["fc.weight"].T)
+
+
+def test_names_decide_with_a_word_of_the_user():
+    file = {**dense("blocks.0.x", 3, 3), **dense("blocks.0.y", 3, 3), **dense("blocks.1.x", 3, 3),
+            **dense("blocks.1.y", 3, 3)}  # fmt: skip
+    net = Free(layers=[Free(one=pax.Linear(3, 3), two=pax.Linear(3, 3)) for _ in range(2)])
+    refused(net, file, origin="torch")
+    new, report = pax.weights.adopt(
+        net, file, origin="torch", rename={"blocks.*.x": "layers.*.two"}
+    )
+    assert np.array_equal(new.layers[1].two.weight, file["blocks.1.x.weight"].T)
+    assert np.array_equal(new.layers[1].one.weight, file["blocks.1.y.weight"].T)
+    assert [row.why for row in report.rows][2] == "rename="
+
+
+def test_options_that_name_nothing_are_refused():
+    net, file = Free(encoder=pax.Linear(3, 4)), dense("fc", 3, 4)
+    cases = (
+        ({"rename": {"fv": "encoder"}}, "This names nothing in the source."),
+        ({"rename": {"fc": "encodr"}}, "This names nothing in the module."),
+        ({"rename": {"fc": "encoder.*"}}, "A new name has more stars than the pattern."),
+        ({"rename": ["fc"]}, "rename= must be a mapping."),
+        ({"ignore": "head"}, "This names nothing in the source."),
+        ({"ignore": 3}, "Names are left out by patterns of them."),
+        ({"keep": "head"}, "This names nothing in the module."),
+        ({"origin": "caffe"}, "origin= has a value that is none of those there are."),
+        ({"axes": {"encoder.weight": (1, 1)}}, "axes= says for each axis of a leaf"),
+        ({"reference": 3}, "A reference has inputs and outputs."),
+    )
+    for options, what in cases:
+        with pytest.raises(pax.errors.PaxError) as caught:
+            pax.weights.adopt(net, file, **options)
+        assert caught.value.what.startswith(what), options
+
+
+def test_numbers_that_a_leaf_has_no_room_for_are_refused():
+    file = {"w": np.full((4, 8), 1e30, np.float64), "b": np.zeros(8, np.float32)}
+    error = refused(pax.Linear(4, 8), file, dtype="float16")
+    assert error.got == "numbers that would be infinite, for a leaf of float16"
+    error = refused(pax.Linear(4, 8), {"w": np.ones((4, 8), int), "b": np.zeros(8, int)})
+    assert error.what == "An array of the source does not become one of the leaf's dtype."
+
+
+def test_an_abstract_leaf_cannot_stay():
+    shapes = jax.eval_shape(lambda: Free(body=pax.Linear(3, 4), head=pax.Linear(4, 2)))
+    error = refused(shapes, dense("body", 3, 4), keep="head")
+    assert error.where == "head.weight"
+    assert error.got == "an abstract module, of jax.eval_shape"
+
+
+def test_a_reference_decides_or_says_that_nothing_agrees():
+    case = CASES[0](5)
+    file = {f"t{place}": array for place, array in enumerate(case.file("torch").values())}
+    refused(case.net, file, origin="torch")
+    expected = case.forward(case.x)
+    net, report = pax.weights.adopt(
+        case.net, file, origin="torch", reference=(case.x, expected, case.call)
+    )
+    assert np.allclose(case.call(net, case.x), expected, atol=1e-4)
+    assert report.tried >= 1
+    assert "compared with the reference" in str(report)
+    error = refused(case.net, case.file("torch"), reference=(case.x, expected + 1, case.call))
+    assert error.what == (
+        "No way to give these arrays to the module has the outputs of the reference."
+    )
+
+
+def test_a_reference_that_tells_nothing_apart_decides_nothing():
+    net = Free(left=pax.Linear(3, 4), right=pax.Linear(3, 4))
+    file = {**dense("x", 3, 4), **dense("y", 3, 4)}
+    x = normal(2, 3)
+    both = x @ file["x.weight"].T + file["x.bias"] + x @ file["y.weight"].T + file["y.bias"]
+    error = refused(net, file, reference=(x, both, lambda n, x: n.left(x) + n.right(x)))
+    assert isinstance(error, pax.errors.AmbiguousWeightsError)
+    assert error.got == "2 ways that agree with the reference"
