@@ -25,7 +25,7 @@ LOW_PASS = signal.firwin2(256, [0, 0.5 / 1.001, 0.5 * 1.001, 1], [1, 1, 0, 0])
 
 def highest_octave() -> np.ndarray:
     """The filters of the highest octave ``[256, 1, 72]``: cosines, then sines."""
-    filters = np.zeros((2 * HOP // 2, OCTAVE), complex)
+    filters = np.zeros((256, OCTAVE), complex)
     for i in range(OCTAVE):
         frequency = LOWEST * 2 ** ((BINS - OCTAVE + i) / OCTAVE)
         length = int(np.ceil(Q * RATE / frequency))

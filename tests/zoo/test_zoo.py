@@ -29,7 +29,9 @@ def published(request):
     trained = named(request.param)
     if wheels.wheel(*trained.wheel) is None:
         wheel = " ".join(trained.wheel)
-        pytest.skip(f"the wheel of {wheel} is not in the folder {wheels.FOLDER}; see tox -e zoo")
+        pytest.skip(
+            f"the wheel of {wheel} is not in the folder that {wheels.FOLDER} names; see tox -e zoo"
+        )
     return trained
 
 
