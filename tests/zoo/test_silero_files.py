@@ -17,7 +17,7 @@ SILERO = named("silero-vad")
 
 pytestmark = pytest.mark.skipif(
     wheels.wheel(*SILERO.wheel) is None,
-    reason=f"the wheel of silero-vad is not in the folder that {wheels.FOLDER} names; see tox -e zoo",
+    reason=f"no wheel of silero-vad where {wheels.FOLDER} says; see tox -e zoo",
 )
 
 # Beside the net for 16 kHz some have one for 8 kHz, and one has a state.

@@ -29,9 +29,7 @@ def published(request):
     trained = named(request.param)
     if wheels.wheel(*trained.wheel) is None:
         wheel = " ".join(trained.wheel)
-        pytest.skip(
-            f"the wheel of {wheel} is not in the folder that {wheels.FOLDER} names; see tox -e zoo"
-        )
+        pytest.skip(f"no wheel of {wheel} where {wheels.FOLDER} says; see tox -e zoo")
     return trained
 
 
