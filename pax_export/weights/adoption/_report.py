@@ -19,6 +19,13 @@ class Row:
         why: what decided that they belong there.
         shape: of the leaf.
         dtype: of the leaf.
+
+    Example:
+        >>> import numpy as np, pax_export as pax
+        >>> file = {"fc.weight": np.ones((3, 2)), "fc.bias": np.ones(3)}
+        >>> _, report = pax.weights.adopt(pax.Linear(2, 3), file)
+        >>> report.rows[0].arrays, report.rows[0].how
+        (('fc.weight',), 'transposed')
     """
 
     leaf: str

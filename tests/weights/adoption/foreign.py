@@ -69,7 +69,8 @@ def _torch(unit: Unit) -> Arrays:
     if unit.kind == "attention":
         return {f"{name}.in_proj_weight": np.concatenate([a[f"{k}_w"].T for k in "qkv"]),
                 f"{name}.in_proj_bias": np.concatenate([a[f"{k}_b"] for k in "qkv"]),
-                f"{name}.out_proj.weight": a["o_w"].T, f"{name}.out_proj.bias": a["o_b"]}  # fmt: skip
+                f"{name}.out_proj.weight": a["o_w"].T,
+                f"{name}.out_proj.bias": a["o_b"]}  # fmt: skip
     words = {"w": "weight", "b": "bias", "mean": "running_mean", "var": "running_var"}
     found = {f"{name}.{words[key]}": value for key, value in a.items()}
     w = a["w"]
@@ -449,8 +450,8 @@ def hourglass(seed: int) -> Case:
     units = [Unit("conv", named("down.conv", "down_conv", "down/Conv_0"),
                   make.of("conv", 3, 3, 3, c))]  # fmt: skip
     for i, (before, after) in enumerate(sizes):
-        units.append(Unit("up", named(f"up.{i}.deconv", numbered("conv2d_transpose", i),
-                                      f"ConvTranspose_{i}"), make.of("up", before, after)))  # fmt: skip
+        names = named(f"up.{i}.deconv", numbered("conv2d_transpose", i), f"ConvTranspose_{i}")
+        units.append(Unit("up", names, make.of("up", before, after)))
     units.append(Unit("conv", named("final", "final_conv", "final"), make.of("conv", 1, 1, 4, 2)))
     net = Free(
         down=pax.Conv2D(3, c, 3),
