@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from pax_export.weights.adoption._moves import Piece
@@ -35,12 +36,12 @@ class Group:
     within: str | None = None
     around: int = 0
 
-    @property
+    @cached_property
     def own_words(self) -> frozenset[str]:
         """The words but for those before the names of all groups, such as ``model``."""
         return named(self.raw[self.around :]).said
 
-    @property
+    @cached_property
     def said(self) -> frozenset[str]:
         """All words by which it is called."""
         return self.name.said
@@ -50,7 +51,7 @@ class Group:
         """The names of its arrays."""
         return tuple(dict.fromkeys(piece.source for piece in self.parts.values()))
 
-    @property
+    @cached_property
     def signature(self) -> tuple:
         """Equal for groups that could fill the same layers."""
         parts = [(role, p.shape, p.split, str(p.take)) for role, p in sorted(self.parts.items())]
@@ -79,7 +80,7 @@ def grouped(
     about: dict[Any, tuple] = {}
     counters: list[str] = []
     order = {name: place for place, name in enumerate(source.entries)}
-    first = with_first(names := list(names))
+    first = with_first(names := list(names)) | _of_operators(source, names)
     for name in names:
         known_as, within = told.get(name, (first[name], None))
         found = parsed(known_as)
@@ -102,6 +103,24 @@ def grouped(
     around = _beginning([group.raw for group in made])
     made = [replace(group, around=around) for group in made]
     return sorted(made, key=lambda group: group.place), counters
+
+
+_RECURRENT = {"LSTM", "GRU", "RNN"}
+_INPUTS = {1: "kernel", 2: "recurrent_kernel", 3: "bias"}
+
+
+def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
+    """What recurrent operators of ONNX take, called by node and input.
+
+    Exporters make these arrays of others, and number them: ``onnx::LSTM_209``.
+    """
+    found: dict[str, str] = {}
+    used_by = source.metadata.get("used_by", {}) if source.kind == "onnx" else {}
+    for name in names:
+        for operator, place, node in used_by.get(name, ()):
+            if operator in _RECURRENT and place in _INPUTS:
+                found.setdefault(name, f"{node or operator}/{_INPUTS[place]}")
+    return found
 
 
 def _beginning(several: list[tuple[str, ...]]) -> int:
@@ -185,7 +204,7 @@ def _fused_axis(piece: Piece, origin: str, group: Group) -> int | None:
         return None
     if len(piece.shape) == 1:
         return 0
-    if origin in ("torch", "mlx") or (origin == "torch, Conv1D" and not _conv1d(group)):
+    if origin in ("torch", "mlx", "tflite") or (origin == "torch, Conv1D" and not _conv1d(group)):
         return 0
     return 1
 
@@ -229,7 +248,7 @@ _OF_WORD = {
 ORIGINS = tuple(_OF_WORD)
 _OF_KIND = {
     "torch": _OF_WORD["torch"], "gguf": _OF_WORD["torch"], "keras": ["keras"],
-    "tensorflow": ["keras"], "flax": _OF_WORD["flax"], "onnx": ["onnx"], "tflite": ["mlx"],
+    "tensorflow": ["keras"], "flax": _OF_WORD["flax"], "onnx": ["onnx"], "tflite": ["tflite"],
 }  # fmt: skip
 _FORMATS = {"pt": _OF_WORD["torch"], "flax": _OF_WORD["flax"], "tf": ["keras"], "mlx": ["mlx"]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pax_export.core import Module, modules_with_paths, path_name
@@ -68,12 +69,12 @@ class Layer:
     options: tuple = ()
     heads: int | None = None
 
-    @property
+    @cached_property
     def said(self) -> frozenset[str]:
         """All words by which it may be called."""
         return self.name.said | self.also
 
-    @property
+    @cached_property
     def signature(self) -> tuple:
         """Equal for layers that the same arrays would fit."""
         shapes = tuple((role, leaf.shape) for role, leaf in sorted(self.leaves.items()))

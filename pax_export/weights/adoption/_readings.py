@@ -27,6 +27,8 @@ from pax_export.weights.adoption._words import BIAS, MEAN, VAR, WEIGHT
 #: For each leaf, by its path, what fills it.
 Recipe = dict[str, tuple[Piece, ...]]
 
+#: Out, height, width, in.
+_OHWI = ("mlx", "tflite")
 _GENERAL = (WEIGHT, BIAS, MEAN, VAR)
 
 
@@ -131,7 +133,7 @@ def _same_order(shape: Shape, piece: Piece) -> list[Piece]:
 
 def _out_in(origin: str, group: Group) -> list[bool]:
     """Whether a dense weight is out x in."""
-    if origin in ("torch", "mlx"):
+    if origin in ("torch", *_OHWI):
         return [True]
     if origin == "torch, Conv1D":
         return [not is_conv1d_of_transformers(group)]
@@ -181,7 +183,7 @@ def _axes_of_conv(rank: int, origin: str) -> tuple[int, ...] | None:
     """The axes of a kernel of a framework, in our order: spatial, in, out."""
     if origin in ("torch", "torch, Conv1D", "onnx"):
         return (*range(2, rank), 1, 0)
-    if origin == "mlx":
+    if origin in _OHWI:
         return (*range(1, rank), 0)
     return tuple(range(rank))
 
@@ -198,13 +200,15 @@ def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
         assert order is not None
         k = _letters(rank)
         says = "" if order == tuple(range(rank)) else (
-            f"O{k}I to {k}IO" if origin == "mlx" else f"OI{k} to {k}IO")  # fmt: skip
+            f"O{k}I to {k}IO" if origin in _OHWI else f"OI{k} to {k}IO")  # fmt: skip
         if tuple(now[axis] for axis in order) == shape:
             steps = [("transpose", order)] if says else []
             yield piece.then(*steps, says=says)
         groups = layer.options[0] if layer.options else 1
         depthwise = origin == "keras" and groups > 1 and groups == now[-2]
         if depthwise and (*now[:-2], 1, now[-2] * now[-1]) == shape:
+            yield piece.then(("reshape", shape), says="depthwise")
+        if origin == "tflite" and groups > 1 and now[0] == 1 and (*now[1:-1], 1, now[-1]) == shape:
             yield piece.then(("reshape", shape), says="depthwise")
     elif len(now) == rank + 1 and rank > 2:
         yield from _with_one_axis_less(shape, piece, now, origin)
@@ -226,7 +230,8 @@ def _with_one_axis_less(shape: Shape, piece: Piece, now: Shape, origin: str) -> 
             k, less = _letters(len(now)), _letters(len(shape))
             turned = order != tuple(range(len(now)))
             steps = [("transpose", order)] if turned else []
-            says = f"{f'OI{k}' if turned else f'{k}IO'} to {less}IO"
+            theirs = f"O{k}I" if origin in _OHWI else f"OI{k}" if turned else f"{k}IO"
+            says = f"{theirs} to {less}IO"
             yield piece.then(*steps, ("reshape", shape), says=says)
 
 
@@ -240,7 +245,7 @@ def _transposed(
     order = tuple(range(rank))
     if origin in ("torch", "torch, Conv1D", "onnx"):
         order, flips, says = (*range(2, rank), 1, 0), True, f"IO{k} to {k}OI, flipped"
-    elif origin == "mlx":
+    elif origin in _OHWI:
         order, flips, says = (*range(1, rank - 1), 0, rank - 1), True, f"O{k}I to {k}OI, flipped"
     elif origin == "flax":
         order, flips, says = (*spatial, rank - 1, rank - 2), False, f"{k}IO to {k}OI"

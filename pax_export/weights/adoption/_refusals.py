@@ -71,10 +71,11 @@ def _what_to_write(missing: Sequence[Layer], left: Sequence[Group]) -> str:
         path = next(iter(missing[0].leaves.values())).path
         hints.append(f'keep=["{path}"] for what stays as it is')
     if missing and left:
-        hints.append(
-            "a module of the sizes of the file; keep= and ignore= with patterns for what "
-            'has no counterpart, rename={"name.in.the.file": "path.in.the.module"}'
-        )
+        hints += [
+            "a module of the sizes of the file",
+            "keep= and ignore= with patterns for what has no counterpart",
+            'rename={"name.in.the.file": "path.in.the.module"}',
+        ]
     return "; ".join(hints) or "a file with arrays"
 
 
@@ -210,8 +211,7 @@ def nothing_agrees(source: Source, tried: int, nearest: float, most: int) -> Ado
     return AdoptionError(
         "No way to give these arrays to the module has the outputs of the reference.",
         where=source.where,
-        got=f"{tried} ways tried, the nearest of which is off by {nearest:.3g} of the largest"
-        " output"
+        got=f"{tried} ways tried; the nearest is off by {nearest:.3g} of the largest output"
         + (", and there are more" if more else ""),
         write=("rename= for some of them, so that fewer ways are left" if more else
                "the module, the eval mode and the eps of norms as they are in the reference, or "

@@ -19,6 +19,13 @@ class Row:
         why: what decided that they belong there.
         shape: of the leaf.
         dtype: of the leaf.
+
+    Example:
+        >>> import numpy as np, pax_export as pax
+        >>> file = {"fc.weight": np.ones((3, 2)), "fc.bias": np.ones(3)}
+        >>> _, report = pax.weights.adopt(pax.Linear(2, 3), file)
+        >>> report.rows[0].arrays, report.rows[0].how
+        (('fc.weight',), 'transposed')
     """
 
     leaf: str
@@ -106,9 +113,8 @@ class AdoptionReport:
             if names:
                 lines.append(f"{says}: {a_few(names, 6)}")
         if self.constants:
-            lines.append(
-                f"{len(self.constants)} arrays that are no weights: {a_few(self.constants, 3)}"
-            )
+            named = a_few(self.constants, 3)
+            lines.append(f"{len(self.constants)} arrays that are no weights: {named}")
         for name, first in self.tied.items():
             lines.append(f"once more the same: {name}, as {first}")
         if self.tried:

@@ -64,19 +64,13 @@ def _torch(unit: Unit) -> Arrays:
         rows = {k: np.concatenate([a[f"{k}{g}"] for g in "ifgo"], -1).T for k in ("x", "h")}
         bias = np.concatenate([a[f"b{g}"] for g in "ifgo"])
         half = (bias * 0.25).astype(np.float32)
-        return {
-            f"{name}.weight_ih_l0": rows["x"],
-            f"{name}.weight_hh_l0": rows["h"],
-            f"{name}.bias_ih_l0": half,
-            f"{name}.bias_hh_l0": bias - half,
-        }
+        return {f"{name}.weight_ih_l0": rows["x"], f"{name}.weight_hh_l0": rows["h"],
+                f"{name}.bias_ih_l0": half, f"{name}.bias_hh_l0": bias - half}  # fmt: skip
     if unit.kind == "attention":
-        return {
-            f"{name}.in_proj_weight": np.concatenate([a[f"{k}_w"].T for k in "qkv"]),
-            f"{name}.in_proj_bias": np.concatenate([a[f"{k}_b"] for k in "qkv"]),
-            f"{name}.out_proj.weight": a["o_w"].T,
-            f"{name}.out_proj.bias": a["o_b"],
-        }
+        return {f"{name}.in_proj_weight": np.concatenate([a[f"{k}_w"].T for k in "qkv"]),
+                f"{name}.in_proj_bias": np.concatenate([a[f"{k}_b"] for k in "qkv"]),
+                f"{name}.out_proj.weight": a["o_w"].T,
+                f"{name}.out_proj.bias": a["o_b"]}  # fmt: skip
     words = {"w": "weight", "b": "bias", "mean": "running_mean", "var": "running_var"}
     found = {f"{name}.{words[key]}": value for key, value in a.items()}
     w = a["w"]
@@ -95,11 +89,8 @@ def _keras(unit: Unit) -> Arrays:
     a, name = unit.arrays, unit.names["keras"]
     if unit.kind == "lstm":
         whole = {k: np.concatenate([a[f"{k}{g}"] for g in "ifgo"], -1) for k in "xhb"}
-        return {
-            f"{name}/kernel": whole["x"],
-            f"{name}/recurrent_kernel": whole["h"],
-            f"{name}/bias": whole["b"],
-        }
+        return {f"{name}/kernel": whole["x"], f"{name}/recurrent_kernel": whole["h"],
+                f"{name}/bias": whole["b"]}  # fmt: skip
     if unit.kind == "attention":
         found: Arrays = {}
         d, heads = a["q_w"].shape[0], int(a["heads"])
@@ -130,10 +121,8 @@ def _flax(unit: Unit) -> Arrays:
             found[f"params/{name}/h{gate}/bias"] = a[f"b{gate}"]
         return found
     if unit.kind == "attention":
-        found = {
-            k.replace("attention_output", "out"): v
-            for k, v in _keras(Unit("attention", {"keras": f"params/{name}"}, a)).items()
-        }
+        found = {k.replace("attention_output", "out"): v for k, v in _keras(
+            Unit("attention", {"keras": f"params/{name}"}, a)).items()}  # fmt: skip
         return found
     words = {"w": "kernel", "b": "bias", "mean": "mean", "var": "var"}
     if unit.kind in ("norm", "batch_norm"):
@@ -154,12 +143,8 @@ def _gpt2(unit: Unit) -> Arrays:
     a, name = unit.arrays, unit.names["gpt2"]
     if unit.kind == "attention":
         whole = {k: np.concatenate([a[f"{n}_{k}"] for n in "qkv"], -1) for k in "wb"}
-        return {
-            f"{name}.c_attn.weight": whole["w"],
-            f"{name}.c_attn.bias": whole["b"],
-            f"{name}.c_proj.weight": a["o_w"],
-            f"{name}.c_proj.bias": a["o_b"],
-        }
+        return {f"{name}.c_attn.weight": whole["w"], f"{name}.c_attn.bias": whole["b"],
+                f"{name}.c_proj.weight": a["o_w"], f"{name}.c_proj.bias": a["o_b"]}  # fmt: skip
     return {f"{name}.{'weight' if key == 'w' else 'bias'}": value for key, value in a.items()}
 
 
@@ -168,12 +153,8 @@ def _bert(unit: Unit) -> Arrays:
     if unit.kind != "attention":
         return _torch(Unit(unit.kind, {"torch": name}, a))
     found = {}
-    for key, word in (
-        ("q", "self.query"),
-        ("k", "self.key"),
-        ("v", "self.value"),
-        ("o", "output.dense"),
-    ):
+    for key, word in (("q", "self.query"), ("k", "self.key"), ("v", "self.value"),
+                      ("o", "output.dense")):  # fmt: skip
         found[f"{name}.{word}.weight"], found[f"{name}.{word}.bias"] = (
             a[f"{key}_w"].T,
             a[f"{key}_b"],
@@ -189,12 +170,8 @@ def _neox(unit: Unit) -> Arrays:
     heads, d = int(a["heads"]), a["q_w"].shape[0]
     w = np.stack([a[f"{k}_w"].T.reshape(heads, -1, d) for k in "qkv"], 1).reshape(3 * d, d)
     b = np.stack([a[f"{k}_b"].reshape(heads, -1) for k in "qkv"], 1).reshape(3 * d)
-    return {
-        f"{name}.query_key_value.weight": w,
-        f"{name}.query_key_value.bias": b,
-        f"{name}.dense.weight": a["o_w"].T,
-        f"{name}.dense.bias": a["o_b"],
-    }
+    return {f"{name}.query_key_value.weight": w, f"{name}.query_key_value.bias": b,
+            f"{name}.dense.weight": a["o_w"].T, f"{name}.dense.bias": a["o_b"]}  # fmt: skip
 
 
 #: More ways to write a net with attention.
@@ -348,30 +325,14 @@ def convolutional(seed: int) -> Case:
     for i in range(depth):
         conv = make.of("conv", 3, 3, channels[i], channels[i + 1])
         norm = make.of("batch_norm", channels[i + 1])
-        units.append(
-            Unit(
-                "conv",
-                named(f"stages.{i}.conv", numbered("conv2d", i), f"ConvBlock_{i}/Conv_0"),
-                conv,
-            )
-        )
-        units.append(
-            Unit(
-                "batch_norm",
-                named(
-                    f"stages.{i}.bn",
-                    numbered("batch_normalization", i),
-                    f"ConvBlock_{i}/BatchNorm_0",
-                ),
-                norm,
-            )
-        )
+        units.append(Unit("conv", named(f"stages.{i}.conv", numbered("conv2d", i),
+                                        f"ConvBlock_{i}/Conv_0"), conv))  # fmt: skip
+        units.append(Unit("batch_norm", named(f"stages.{i}.bn", numbered("batch_normalization", i),
+                                              f"ConvBlock_{i}/BatchNorm_0"), norm))  # fmt: skip
         blocks.append(
-            Free(
-                conv=pax.Conv2D(channels[i], channels[i + 1], 3),
-                norm=pax.BatchNorm2D(channels[i + 1]),
-            )
-        )
+            Free(conv=pax.Conv2D(channels[i], channels[i + 1], 3), norm=pax.BatchNorm2D(
+                channels[i + 1]))
+        )  # fmt: skip
     head = make.of("linear", channels[-1], 2)
     units.append(Unit("linear", named("classifier", "predictions", "Dense_0"), head))
     net = Free(stages=blocks, head=pax.Linear(channels[-1], 2))
@@ -394,27 +355,18 @@ def attentive(seed: int) -> Case:
     make = Maker(seed)
     depth, d = int(make.chance.integers(1, 3)), 4
     names = named("tok_embeddings", "token_embedding", "Embed_0")
-    units = [
-        Unit(
-            "embed",
-            names | {"gpt2": "wte", "bert": "embeddings.word_embeddings"},
-            make.of("embed", 7, d),
-        )
-    ]
+    units = [Unit("embed", names | {"gpt2": "wte", "bert": "embeddings.word_embeddings"},
+                  make.of("embed", 7, d))]  # fmt: skip
     layers = []
     for i in range(depth):
         t, f = f"encoder.layers.{i}", f"EncoderLayer_{i}"
         k = numbered("encoder_layer", i)
         g, b = f"h.{i}", f"encoder.layer.{i}"
-        others = iter(
-            (
-                (f"{g}.attn", f"{b}.attention"),
-                (f"{g}.attn_norm", f"{b}.attention.LayerNorm"),
-                (f"{g}.mlp_norm", f"{b}.ffn.LayerNorm"),
-                (f"{g}.mlp.c_fc", f"{b}.intermediate.dense"),
-                (f"{g}.mlp.c_proj", f"{b}.output.dense"),
-            )
-        )
+        others = iter((
+            (f"{g}.attn", f"{b}.attention"), (f"{g}.attn_norm", f"{b}.attention.LayerNorm"),
+            (f"{g}.mlp_norm", f"{b}.ffn.LayerNorm"), (f"{g}.mlp.c_fc", f"{b}.intermediate.dense"),
+            (f"{g}.mlp.c_proj", f"{b}.output.dense"),
+        ))  # fmt: skip
         for kind, names, sizes in (
             ("attention", (f"{t}.self_attn", f"{k}/self_attention", f"{f}/attention"), (d, 2)),
             ("norm", (f"{t}.attention_norm", f"{k}/attention_norm", f"{f}/norm_attention"), (d,)),
@@ -495,17 +447,11 @@ def hourglass(seed: int) -> Case:
     make = Maker(seed)
     c = int(make.chance.choice([2, 3]))
     sizes = [(c, c), (c, 4)] if make.chance.random() < 0.5 else [(c, 5), (5, 4)]
-    units = [
-        Unit("conv", named("down.conv", "down_conv", "down/Conv_0"), make.of("conv", 3, 3, 3, c))
-    ]
+    units = [Unit("conv", named("down.conv", "down_conv", "down/Conv_0"),
+                  make.of("conv", 3, 3, 3, c))]  # fmt: skip
     for i, (before, after) in enumerate(sizes):
-        units.append(
-            Unit(
-                "up",
-                named(f"up.{i}.deconv", numbered("conv2d_transpose", i), f"ConvTranspose_{i}"),
-                make.of("up", before, after),
-            )
-        )
+        names = named(f"up.{i}.deconv", numbered("conv2d_transpose", i), f"ConvTranspose_{i}")
+        units.append(Unit("up", names, make.of("up", before, after)))
     units.append(Unit("conv", named("final", "final_conv", "final"), make.of("conv", 1, 1, 4, 2)))
     net = Free(
         down=pax.Conv2D(3, c, 3),

@@ -39,7 +39,7 @@ def test_constants_of_a_graph_are_left_out_and_told(tmp_path):
     net, report = pax.weights.adopt(pax.Linear(3, 4), graph(tmp_path / "net.onnx", arrays))
     assert_close(net.weight, arrays["fc.weight"].T)
     assert set(report.constants) == set(CONSTANTS) == set(report.to_dict()["constants"])
-    assert "5 arrays that are no weights: axes, shape, is_training, ..." in str(report)
+    assert "5 arrays that are no weights: axes, shape, is_training, and 2 more" in str(report)
 
 
 def test_a_single_number_that_a_leaf_could_be_is_no_constant(tmp_path):
@@ -109,6 +109,23 @@ def test_a_bias_with_an_axis_of_one_is_no_bias_of_heads():
     arrays = {"fc/kernel:0": drawn(3, 4), "fc/bias:0": drawn(1, 4)}
     _, report = pax.weights.adopt(pax.Linear(3, 4), arrays)
     assert [row.how for row in report.rows] == ["", ""]
+
+
+def test_arrays_of_an_operator_for_recurrent_layers_go_by_its_inputs(tmp_path):
+    arrays = {f"onnx::LSTM_{n}": drawn(1, *shape) for n, shape in
+              ((7, (20, 3)), (8, (20, 5)), (9, (40,)))}  # fmt: skip
+    node = onnx.helper.make_node("LSTM", ["x", *arrays], ["y"], "/rnn/LSTM", hidden_size=5)
+    path = graph(tmp_path / "net.onnx", arrays, [node])
+    net, report = pax.weights.adopt(pax.LSTM(3, 5), path)
+    kernel, recurrent, bias = (array[0] for array in arrays.values())
+
+    def gates(array):  # i o f c become i c f o
+        i, o, f, c = np.split(array, 4)
+        return np.concatenate((i, c, f, o))
+
+    assert_close(net.fc.weight, np.concatenate((gates(kernel), gates(recurrent)), axis=1).T)
+    assert_close(net.fc.bias, gates(bias[:20] + bias[20:]))
+    assert report.rows[0].arrays == ("onnx::LSTM_7", "onnx::LSTM_8")
 
 
 def test_what_an_optimizer_keeps_is_left_out_though_it_has_the_shapes_of_the_weights():
