@@ -21,9 +21,9 @@ SOURCES = sorted((ROOT / "pax_export").rglob("*.py"))
 ROOMS = {path.stem for path in (ROOT / "pax_export").iterdir()}
 
 OPTIONAL = {
-    "OpenSSL", "ai_edge_litert", "fast_sugiyama", "flax", "jax2onnx", "matplotlib",
-    "model_signing", "onnx", "onnxruntime", "opax", "optax", "orbax", "pax", "rich", "safetensors",
-    "sklearn", "tensorflow", "treescope",
+    "OpenSSL", "ai_edge_litert", "fast_sugiyama", "flax", "gguf", "h5py", "jax2onnx", "matplotlib",
+    "model_signing", "msgpack", "onnx", "onnxruntime", "opax", "optax", "orbax", "pax", "rich",
+    "safetensors", "sklearn", "tensorflow", "tensorstore", "treescope",
 }  # fmt: skip
 
 each_source = pytest.mark.parametrize(

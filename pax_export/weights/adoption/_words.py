@@ -36,11 +36,11 @@ _SYNONYMS = {
     for one, words in {
         "query": "q qry queries wq", "key": "k keys wk", "value": "v val values wv",
         "output": "o out outputs wo", "attention": "attn att mha",
-        "embed": "emb embedding embeddings embedder wte", "position": "pos positional wpe",
+        "embed": "emb embd embedding embeddings embedder wte", "position": "pos positional wpe",
         "token": "tok tokens", "encoder": "enc", "decoder": "dec", "linear": "fc dense lin",
         "conv": "convolution conv1d conv2d conv3d", "mlp": "ffn ff",
         "norm": "ln bn layernorm batchnorm groupnorm normalization",
-        "layer": "layers block blocks", "head": "heads logits classifier", "final": "last",
+        "layer": "layers block blocks blk", "head": "heads logits classifier", "final": "last",
         "group": "groups", "hidden": "hid", "projection": "proj", "down": "downs", "up": "ups",
         "recurrent": "rnn", "input": "in inputs", "dense": "",
     }.items()

@@ -35,14 +35,22 @@ class BinaryFile:
     def read(self, offset: int, count: int) -> bytes:
         """So many bytes from a place on; an error if the file ends before."""
         self.require(offset, count)
-        pieces = []
-        while count:
-            piece = os.pread(self._number, count, offset)
-            if not piece:
+        content = os.pread(self._number, count, offset)
+        if len(content) == count:
+            return content
+        return self.in_memory(offset, count).tobytes()  # the system gives two gigabytes at a time
+
+    def in_memory(self, offset: int, count: int) -> np.ndarray:
+        """The same as an array, which is in memory once."""
+        self.require(offset, count)
+        content = np.empty(count, np.uint8)
+        at = 0
+        while at < count:
+            done = os.preadv(self._number, [content[at:].data], offset + at)
+            if not done:
                 raise ValueError("the file became shorter while it was read")
-            pieces.append(piece)
-            offset, count = offset + len(piece), count - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            at += done
+        return content
 
     def begin(self, count: int) -> bytes:
         """The first bytes, or fewer if there are no more."""
@@ -62,7 +70,7 @@ class BinaryFile:
         count = math.prod(shape) * dtype.itemsize
         self.require(offset, count)
         if count < _MAPPED or offset % dtype.itemsize:
-            return np.frombuffer(bytearray(self.read(offset, count)), dtype).reshape(shape)
+            return self.in_memory(offset, count).view(dtype).reshape(shape)
         begin = offset - offset % mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(
             self._number, offset - begin + count, access=mmap.ACCESS_READ, offset=begin

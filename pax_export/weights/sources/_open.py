@@ -70,10 +70,11 @@ def open_source(source: Any, *, keep_quantised: bool = False) -> Source:
         return source
     if not isinstance(source, (str, os.PathLike)):
         return _mapping.opened(source)
-    path = Path(os.fspath(source))
+    path = Path(os.fsdecode(source))
     with ExitStack() as opened:
-        read = _of_folder if path.is_dir() else _of_file
-        found = read(path, opened, keep_quantised)
+        read = _of_folder if os.path.isdir(path) else _of_file
+        with refusing(str(path), "source of weights"):
+            found = read(path, opened, keep_quantised)
         return found.closing(opened.pop_all())
 
 
@@ -104,7 +105,10 @@ def _of_file(path: Path, opened: ExitStack, keep: bool) -> Source:
     for reader in (_gguf, _safetensors, _tflite, _tensorflow, _flax, _onnx):
         if reader.recognises(file):
             return reader.opened(file, opened, keep)
-    raise _unknown(file.where, f"a file of {file.size} bytes that begins with {file.begin(16)!r}")
+    begin = file.begin(16)
+    got = f"a file of {file.size} bytes that begins with {begin!r}"
+    pickled = begin[:1] == b"\x80" and begin[1:2] in (b"\2", b"\3", b"\4", b"\5")
+    raise _unknown(file.where, "a pickle, which is never loaded" if pickled else got)
 
 
 def _unknown(where: str, got: str) -> WeightsFileError:

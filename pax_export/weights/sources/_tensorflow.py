@@ -40,7 +40,8 @@ def in_folder(path: Path) -> Path | None:
     if (path / "variables" / f"variables{_INDEX}").is_file():
         return path / "variables" / f"variables{_INDEX}"
     if (path / "checkpoint").is_file():
-        text = BinaryFile(path / "checkpoint").begin(10_000).decode("utf-8", "replace")
+        with BinaryFile(path / "checkpoint") as file:
+            text = file.begin(10_000).decode("utf-8", "replace")
         latest = re.search(r'^model_checkpoint_path: "([^"/\\]+)"', text, re.MULTILINE)
         if latest and (path / f"{latest[1]}{_INDEX}").is_file():
             return path / f"{latest[1]}{_INDEX}"

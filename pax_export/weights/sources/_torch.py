@@ -6,7 +6,6 @@ Only tensors are made of them.  The pickle inside is read by a machine that call
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,9 +27,6 @@ _PICKLE = "data.pkl"
 _LARGEST_PICKLE = 1 << 28
 #: An array over fewer numbers than it has (an expanded one) may have so many bytes.
 _MOST_EXPANDED = 1 << 26
-
-#: A storage as bytes; the number says how many it must have.
-Bytes = Callable[[Storage], np.ndarray]
 
 
 def recognises(archive: ZipArchive) -> bool:
@@ -97,13 +93,15 @@ class _Archived:
         """The bytes of a storage."""
         return self._archive.size(self._folder + storage.key)
 
-    def __call__(self, storage: Storage, check: bool = True) -> np.ndarray:
+    def part(self, storage: Storage, first: int, count: int, item: int, check: bool) -> np.ndarray:
+        """So many bytes of a storage from one on."""
         content = self._archive.array(
             self._folder + storage.key, check and storage.key not in self._checked
         )
         if check:
             self._checked.add(storage.key)
-        return content
+        content = content[first : first + count]
+        return content if content.ctypes.data % item == 0 else content.copy()
 
 
 def legacy(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
@@ -147,9 +145,10 @@ class _Behind:
         """The bytes of a storage."""
         return self._places[storage.key][1]
 
-    def __call__(self, storage: Storage, check: bool = True) -> np.ndarray:
-        begin, size = self._places[storage.key]
-        return self._file.array(np.uint8, (size,), begin)
+    def part(self, storage: Storage, first: int, count: int, item: int, check: bool) -> np.ndarray:
+        """So many bytes of a storage from one on, mapped if they lie at a multiple of `item`."""
+        begin = self._places[storage.key][0] + first
+        return self._file.array(f"V{item}", (count // item,), begin).view(np.uint8)
 
 
 def _is_leaf(value: Any) -> bool:
@@ -167,7 +166,8 @@ def _entry(where: str, name: str, leaf: Tensor | PickledArray, content: Any) -> 
         first, count = _window(leaf, content.size(leaf.storage))
 
         def window(check: bool) -> np.ndarray:
-            return _strided(leaf, content(leaf.storage, check)[first : first + count])
+            item = leaf.dtype.itemsize
+            return _strided(leaf, content.part(leaf.storage, first, count, item, check))
 
         return Entry(
             where, KIND, leaf.shape, leaf.dtype,
@@ -197,8 +197,6 @@ def _strided(tensor: Tensor, content: np.ndarray) -> np.ndarray:
     if 0 in tensor.shape:
         return np.empty(tensor.shape, tensor.dtype)
     item = tensor.dtype.itemsize
-    if content.ctypes.data % item:
-        content = content.copy()
     flat = content.view(tensor.dtype)
     return np.lib.stride_tricks.as_strided(
         flat, tensor.shape, [stride * item for stride in tensor.strides], writeable=False

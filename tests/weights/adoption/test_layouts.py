@@ -226,3 +226,26 @@ def test_attention_as_other_programs_of_torch_keep_it():
     for framework, options in (("gpt2", {}), ("bert", {}), ("neox", {"fused": "by head"})):
         net, _ = pax.weights.adopt(case.net, case.file(framework), origin="torch", **options)
         assert_close(case.call(net, case.x), case.forward(case.x), 1e-5, where=framework)
+
+
+def test_names_of_gguf_say_where_everything_belongs():
+    d, file = 4, {"token_embd.weight": normal(7, 4), "output_norm.weight": normal(4)}
+    for i in range(2):
+        for word in ("q", "k", "v", "output"):
+            file[f"blk.{i}.attn_{word}.weight"] = normal(d, d)
+        file[f"blk.{i}.attn_norm.weight"] = normal(d)
+
+    def dense():
+        return pax.Linear(d, d, with_bias=False)
+
+    layers = [
+        Free(query=dense(), key=dense(), value=dense(), output=dense(),
+             norm=pax.LayerNorm(d, -1, True, False))
+        for _ in range(2)
+    ]  # fmt: skip
+    last = pax.LayerNorm(d, -1, True, False)
+    net = Free(embed=pax.Embed(7, d), layers=layers, final_norm=last)
+    net, _ = pax.weights.adopt(net, file, origin="torch")
+    assert np.array_equal(net.layers[1].key.weight, file["blk.1.attn_k.weight"].T)
+    assert np.array_equal(net.layers[0].norm.scale, file["blk.0.attn_norm.weight"])
+    assert np.array_equal(net.final_norm.scale, file["output_norm.weight"])

@@ -1,0 +1,68 @@
+"""What open_source makes of a path, whatever lies there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from pax_export._errors import MissingWeightsFileError, WeightsFileError
+from pax_export.weights import open_source
+
+
+def test_a_format_is_seen_by_what_is_in_the_file(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.ones(1))
+    os.rename(tmp_path / "a.npz", tmp_path / "a.safetensors")
+    for path in (tmp_path / "a.safetensors", str(tmp_path / "a.safetensors")):
+        with open_source(path) as source:
+            assert source.kind == "npz"
+            assert repr(source).endswith("1 arrays)")
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (b"", "a file of 0 bytes"),
+        (b"\x89PNG\r\n\x1a\n", "PNG"),
+        (b"#!/bin/sh\n", "bin/sh"),
+        (pickle.dumps({"a": 1}), "a pickle, which is never loaded"),
+        (bytes(100), "100 bytes"),
+    ],
+)
+def test_another_file_is_refused_with_a_list_of_what_is_read(tmp_path, content, got):
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(WeightsFileError, match="none of the formats") as caught:
+        open_source(tmp_path / "a.pt")
+    assert got in str(caught.value.got)
+    for format in ("safetensors", "PyTorch", "GGUF", "Keras", "ONNX", "TensorFlow", "orbax"):
+        assert format in str(caught.value.write)
+
+
+def test_another_folder_is_refused(tmp_path):
+    (tmp_path / "readme").write_text("")
+    with pytest.raises(WeightsFileError, match="readme"):
+        open_source(tmp_path)
+
+
+def test_paths_that_are_no_files(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(WeightsFileError, match="FIFO"):
+        open_source(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(WeightsFileError, match="cannot be read"):
+        open_source(tmp_path / "loop")
+    for path in (tmp_path / "none", tmp_path / "fifo" / "below", ""):
+        with pytest.raises((MissingWeightsFileError, WeightsFileError)):
+            open_source(path)
+    with pytest.raises(WeightsFileError):
+        open_source("a\0b")
+
+
+def test_arrays_may_not_be_written_to(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.ones(3))
+    with open_source(tmp_path / "a.npz") as source:
+        with pytest.raises(ValueError, match="read-only"):
+            source.entries["a"].read()[0] = 2
+        source.entries["a"].read_part((slice(0, 1),))[0] = 2  # a part is an array of its own
