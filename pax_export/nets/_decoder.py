@@ -17,7 +17,7 @@ from pax_export.nets._decoder_cache import DecoderCache, new_store
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer, norm_of
 from pax_export.nets._decoder_loading import decoder_of_folder, decoder_of_gguf
-from pax_export.nn import Embed, Linear, choice, sinusoidal_positions
+from pax_export.nn import Embed, Linear, choice, sinusoidal_positions, weight_in_use
 from pax_export.transforms import stack_layers, unstack_layers, vmap
 
 _FORMS = ("scanned", "listed")
@@ -284,7 +284,7 @@ class Decoder(Module):
     def _logits(self, h: Any) -> jax.Array:
         dtype = jnp.promote_types(h.dtype, jnp.float32)
         if self.config.tied:
-            table = self.embed.weight
+            table = weight_in_use(self.embed)
             logits = jnp.einsum("...d,vd->...v", h, table, preferred_element_type=dtype)
         else:
             logits = self.head(h).astype(dtype)
