@@ -69,9 +69,6 @@ class _Verb:
             return attributes[self.name]
         return self.method.__get__(module, owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(*args, **kwargs)  # as `vars(Module)["at"](module, ...)`
-
 
 class Module(_tree.Node, metaclass=ModuleMeta):
     """The root of all modules: a Python object that jax sees as a tree of arrays.

@@ -40,8 +40,8 @@ NAMES = {
 }
 # What this package has beside PAX's names and layers of its own.
 OURS = {
-    "checkpoint", "debug", "errors", "export", "inspect", "inspection", "install_as_pax",
-    "load_weights",
+    "Selection", "checkpoint", "debug", "errors", "export", "inspect", "inspection",
+    "install_as_pax", "load_weights",
     "save_weights", "optim", "precision",
     "sharding", "transforms", "weights",
 }  # fmt: skip

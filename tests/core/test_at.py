@@ -572,6 +572,6 @@ def test_an_attribute_a_field_and_a_method_called_at_come_first():
 
 def test_what_is_shadowed_can_still_be_selected():
     net = Placed()
-    assert pax.core.Selection.of(net, "at").get() is net.at
-    frozen = pax.core.Selection.of(net, "fc").freeze()
+    assert pax.Selection.of(net, "at").get() is net.at
+    frozen = pax.Selection.of(net, "fc").freeze()
     assert parameters_of(frozen) == set()
