@@ -70,6 +70,12 @@ class _Verb:
         return self.method.__get__(module, owner)
 
 
+def is_verb(module: Any, name: str) -> bool:
+    """True if a module has nothing of this name but a method that would give way to it."""
+    method = inspect.getattr_static(type(module), name, None)
+    return isinstance(method, _Verb) and name not in _tree.attributes_of(module)
+
+
 class Module(_tree.Node, metaclass=ModuleMeta):
     """The root of all modules: a Python object that jax sees as a tree of arrays.
 
