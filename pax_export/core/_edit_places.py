@@ -36,6 +36,14 @@ def changed_at(tree: Any, changes: Mapping[Steps, Change], *, same_kinds: bool =
     Raises:
         SharedNodeError: a module or array would stand at two places.
     """
+    only_root = set(changes) == {()}
+    new = changes[()](tree) if only_root else _changed_inside(tree, changes, same_kinds)
+    if not same_kinds:
+        check_modules(new)
+    return new
+
+
+def _changed_inside(tree: Any, changes: Mapping[Steps, Change], same_kinds: bool) -> Any:
     new = rebuilt(tree)
     owners: dict[Steps, dict[str, dict[Steps, Change]]] = {}
     for steps, change in changes.items():
@@ -45,11 +53,7 @@ def changed_at(tree: Any, changes: Mapping[Steps, Change], *, same_kinds: bool =
             places[steps[depth + 1 :]] = change
     for steps in sorted(owners, key=len, reverse=True):
         _change_attributes(_walk(new, steps), owners[steps], same_kinds)
-    if () in changes:
-        new = changes[()](new)
-    if not same_kinds:
-        check_modules(new)
-    return new
+    return changes[()](new) if () in changes else new
 
 
 def _walk(tree: Any, steps: Steps) -> Any:

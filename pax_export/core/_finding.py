@@ -97,7 +97,7 @@ def _by_path(tree: Any, text: str) -> tuple[Steps, ...]:
 @functools.lru_cache(maxsize=512)
 def _fitting(treedef: Any, text: str) -> tuple[Steps, ...]:
     pattern = path_pattern(text)
-    return tuple([place.steps for place in places_in(treedef) if pattern.fits(place.path)])
+    return tuple([place.steps for place in places_in(treedef, True) if pattern.fits(place.path)])
 
 
 @functools.lru_cache(maxsize=512)
@@ -125,7 +125,7 @@ def matcher(
 
     Args:
         what: a path, a class, places of a selection, a function of a module or of path and module.
-        anywhere: whether a path that begins with a name may begin anywhere.
+        anywhere: whether any path may begin anywhere, as `PathPattern` says.
         with_path: whether a function of which one cannot tell is given the path as well.
     """
     if isinstance(what, str):
@@ -159,10 +159,11 @@ def wants_path(function: Callable[..., Any], otherwise: bool = False) -> bool:
 
 def in_order(tree: Any, paths: Iterable[Steps]) -> tuple[Steps, ...]:
     """Places without repetition, in the order of the tree."""
-    order = {place.steps: number for number, place in enumerate(places_of(tree))}
+    places = places_in(jax.tree_util.tree_structure(tree), True)
+    order = {place.steps: number for number, place in enumerate(places)}
 
     def key(steps: Steps) -> tuple[int, int]:
-        # A container or static attribute comes after the module around it.
+        # A static attribute comes after the module around it.
         known = next(steps[:n] for n in range(len(steps), -1, -1) if steps[:n] in order)
         return order[known], len(steps)
 

@@ -9,9 +9,17 @@ from pax_export._errors import InvalidArgumentError
 from pax_export.core._edit import with_class
 from pax_export.core._edit_places import Change, changed_at
 from pax_export.core._parameters import STATES_TOO, frozen_alone
-from pax_export.core._selectable import Place, Steps, at_or_below, dotted, places_of, shown
+from pax_export.core._selectable import (
+    Place,
+    Steps,
+    at_or_below,
+    dotted,
+    outermost,
+    places_of,
+    shown,
+)
 from pax_export.core._subclassing import aspect_of, derived
-from pax_export.core._traversal import cached_by_treedef
+from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
 
 
 @cached_by_treedef()
@@ -19,7 +27,7 @@ def freeze_at(tree: Any, paths: tuple[Steps, ...], states: bool) -> Any:
     """The tree with these places frozen; with `states`, their modules in eval mode for good."""
     modules, arrays = _concerned(tree, paths)
     changes: dict[Steps, Change] = {steps: partial(_without, paths=own) for steps, own in arrays}
-    changes |= {steps: partial(frozen_alone, states=states) for steps in modules}
+    changes |= dict.fromkeys(modules, _inside_too(partial(frozen_alone, states=states)))
     return changed_at(tree, changes, same_kinds=True)
 
 
@@ -27,19 +35,25 @@ def freeze_at(tree: Any, paths: tuple[Steps, ...], states: bool) -> Any:
 def unfreeze_at(tree: Any, paths: tuple[Steps, ...]) -> Any:
     """The tree with these places trained again, in the mode of what is around them."""
     modules, arrays = _concerned(tree, paths)
-    own = _own_arrays(tree)
+    own = _own_arrays(tree) if arrays else {}
     changes: dict[Steps, Change] = {
         steps: partial(_with_again, paths=these, every=own[steps]) for steps, these in arrays
     }
     modes = _modes_around(tree, modules)
-    changes |= {steps: partial(_thawed, training=modes[steps]) for steps in modules}
+    changes |= {s: _inside_too(partial(_thawed, training=modes[s])) for s in modules}
     return changed_at(tree, changes, same_kinds=True)
+
+
+def _inside_too(change: Change) -> Change:
+    return lambda module: apply_bottom_up(module, change)
 
 
 def _concerned(
     tree: Any, paths: tuple[Steps, ...]
-) -> tuple[list[Steps], list[tuple[Steps, frozenset[str]]]]:
-    """The modules at or below some places, and other modules with own arrays that are."""
+) -> tuple[tuple[Steps, ...], list[tuple[Steps, frozenset[str]]]]:
+    """The outermost modules at or below some places, and the own arrays of others that are."""
+    if () in paths:
+        return ((),), []
     chosen = frozenset(paths)
     meant = [place for place in places_of(tree) if at_or_below(place.steps, chosen)]
     if not meant:
@@ -48,13 +62,12 @@ def _concerned(
             got=", ".join(shown(dotted(steps)) for steps in paths),
             write="a selection of modules or arrays",
         )
-    modules = [place.steps for place in meant if place.cls is not None]
-    inside = set(modules)
+    modules = {place.steps for place in meant if place.cls is not None}
     arrays: dict[Steps, set[str]] = {}
     for place in meant:
-        if place.cls is None and place.owner not in inside:
+        if place.cls is None and place.owner not in modules:
             arrays.setdefault(place.owner, set()).add(_from_owner(place))
-    return modules, [(owner, frozenset(own)) for owner, own in arrays.items()]
+    return outermost(list(modules)), [(owner, frozenset(own)) for owner, own in arrays.items()]
 
 
 def _own_arrays(tree: Any) -> dict[Steps, frozenset[str]]:
@@ -70,16 +83,12 @@ def _from_owner(place: Place) -> str:
     return dotted(place.steps[len(place.owner) :])
 
 
-def _modes_around(tree: Any, modules: list[Steps]) -> dict[Steps, bool | None]:
-    """For each module the mode of the innermost one around it that is not among them."""
-    among = set(modules)
-    modes = {place.steps: place.training for place in places_of(tree) if place.cls is not None}
-    found: dict[Steps, bool | None] = {}
-    for steps in modules:
-        around = [steps[:n] for n in range(len(steps)) if steps[:n] in modes]
-        outside = [each for each in around if each not in among]
-        found[steps] = modes[outside[-1]] if outside else None
-    return found
+def _modes_around(tree: Any, modules: tuple[Steps, ...]) -> dict[Steps, bool | None]:
+    """The mode of the module around each of these; the root has none around it."""
+    if modules == ((),):
+        return {(): None}
+    places = {place.steps: place for place in places_of(tree)}
+    return {steps: places[places[steps].owner].training for steps in modules}
 
 
 def _without(module: Any, paths: frozenset[str]) -> Any:

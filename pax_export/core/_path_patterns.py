@@ -26,14 +26,14 @@ class PathPattern:
     * Steps are parted by dots.  In a step ``*`` stands for any text, ``?`` for a letter,
       ``[abc]`` and ``[!abc]`` for one of these letters or another one; none crosses a dot.
     * ``**`` as a step stands for any number of steps, none as well.
-    * A path that begins with a name begins at the root; one that begins with a wildcard may
-      begin anywhere, ``*.weight`` for each ``weight`` below something.
-    * A leading dot says that the path begins at the root, wildcard or not: ``.*``.
+    * A path begins at the root, but one that begins with ``*`` may begin anywhere: ``*.weight``
+      is each ``weight`` below something, ``*_norm`` whatever is called so.
+    * A leading dot says that the path begins at the root all the same: ``.*``.
     * The empty path is the root itself.
 
     Args:
         text: the path.
-        anywhere: whether a path that begins with a name may begin anywhere as well, as in
+        anywhere: whether any path may begin anywhere unless it has a leading dot, as in
             filters, which say what kind of thing is meant and not which one.
 
     Raises:
@@ -63,7 +63,7 @@ class PathPattern:
                 write="names parted by single dots, 'encoder.layers.*'; a dot before the first "
                 "one where the path is to begin at the root",
             )
-        free = not at_root and (anywhere or _is_wild(self.steps[0]))
+        free = not at_root and (anywhere or text.startswith("*"))
         whole = _of_steps(("**", *self.steps) if free else self.steps)
         self._whole, self._around = re.compile(whole), re.compile(whole + _ANY_STEPS)
 

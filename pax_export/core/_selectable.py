@@ -46,22 +46,25 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Place:
-    """A module or a leaf, by where it stands; the value is that of no tree in particular."""
+    """A module, leaf or container, by where it stands, in no tree in particular."""
 
     steps: Steps
     path: str
     owner: Steps  # leads to the innermost module around it
-    cls: type | None  # that of a module, None for a leaf
+    cls: type | None  # that of a module, None for a leaf or container
     training: bool = True  # the mode of a module
 
 
-def values_of(tree: Any) -> Iterator[tuple[Steps, Any]]:
-    """All modules and leaves of a tree with the steps to them, parents first."""
+def values_of(tree: Any, containers: bool = False) -> Iterator[tuple[Steps, Any]]:
+    """All modules and leaves of a tree with the steps to them, parents first.
+
+    With `containers` those too that hold modules or leaves.
+    """
     left: list[tuple[Steps, Any]] = [((), tree)]
     while left:
         steps, value = left.pop()
         below = _below(value)
-        if below is None or isinstance(value, Node):
+        if below is None or isinstance(value, Node) or (containers and below):
             yield steps, value
         left += [((*steps, step), child) for step, child in reversed(below or [])]
 
@@ -85,10 +88,10 @@ def places_of(tree: Any) -> tuple[Place, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def places_in(treedef: Any) -> tuple[Place, ...]:
+def places_in(treedef: Any, containers: bool = False) -> tuple[Place, ...]:
     """The places of all trees of a treedef."""
     skeleton = tree_unflatten(treedef, [object() for _ in range(treedef.num_leaves)])
-    values = list(values_of(skeleton))
+    values = list(values_of(skeleton, containers))
     modules = {steps for steps, value in values if isinstance(value, Node)}
     return tuple([_place(steps, value, modules) for steps, value in values])
 

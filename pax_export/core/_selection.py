@@ -228,7 +228,7 @@ class Selection(Chosen):
         Example:
             >>> import pax_export as pax
             >>> net = pax.Sequential(pax.Linear(3, 4), pax.BatchNorm1D(4))
-            >>> net = net.at(pax.BatchNorm1D).replace(lambda old: pax.LayerNorm((4,), -1))
+            >>> net = net.at(pax.BatchNorm1D).replace(lambda old: pax.LayerNorm(4, -1))
             >>> net = net.at("modules.0").replace(pax.Linear(3, 4, with_bias=False))
         """
         new = module_or_function
@@ -402,7 +402,7 @@ class Selection(Chosen):
             >>> import pax_export as pax
             >>> net = pax.Sequential(pax.Linear(3, 4), pax.Linear(4, 2))
             >>> net.at("modules.0").policy("p=f32,c=bf16,o=f32")[0]
-            Linear(in_dim=3, out_dim=4, with_bias=True, mp_policy=FBF)
+            Linear(in_dim=3, out_dim=4, with_bias=True, mp_policy=FHF)
         """
         put_under = _from_above("precision", "under_policy")
         paths = self._of_modules("to put under a policy")

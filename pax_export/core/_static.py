@@ -86,7 +86,10 @@ def _same(a: Any, b: Any) -> bool:
     if getattr(type(a), "_pax_equal_is_same", False):
         return a == b
     try:
-        parts = _parts(a) if a == b else None
+        # What a list or dict of a user's kind holds is compared by keys, as in any other:
+        # two partials, say, are never equal.
+        by_content = type(a).__eq__ in (dict.__eq__, list.__eq__)
+        parts = _parts(a) if by_content or a == b else None
         return parts is not None and static_key(parts) == static_key(_parts(b))
     except Exception:  # whatever a foreign class raises, it has not said "equal"
         return False

@@ -57,7 +57,7 @@ class Rules:
                 * paths of leaves, or of what they lie in, as `Module.at` reads
                   them: ``"*.attention.*.weight"``.  ``*`` stands for one name or a
                   part of it, ``**`` for any number of names; a path that begins
-                  with a wildcard may begin anywhere,
+                  with ``*`` may begin anywhere,
                 * classes of modules,
                 * selections of ``net.at(...)``.
 

@@ -40,7 +40,7 @@ NAMES = {
 }
 # What this package has beside PAX's names and layers of its own.
 OURS = {
-    "adapters", "checkpoint", "debug", "errors", "export", "inspect", "inspection",
+    "Selection", "adapters", "checkpoint", "debug", "errors", "export", "inspect", "inspection",
     "install_as_pax", "load_weights",
     "save_weights", "optim", "precision",
     "sharding", "transforms", "weights",

@@ -65,6 +65,14 @@ class Numbers(set):
     pass
 
 
+class Options(dict):
+    """A user's own kind of dict."""
+
+
+class Steps(list):
+    """A user's own kind of list."""
+
+
 class Holder(pax.Module):
     def __init__(self, value):
         super().__init__()
@@ -149,6 +157,8 @@ def test_what_is_not_the_same_stays_apart(a, b):
         lambda: Numbers([3, 1, 2]),
         lambda: slice(1, 2),
         lambda: jnp.float32,
+        lambda: Options(f=functools.partial(max, [1])),
+        lambda: Steps([functools.partial(max, {"a": 1})]),
     ],
 )
 def test_one_recipe_has_one_treedef(make):
