@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_map
+from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
@@ -17,7 +17,17 @@ from pax_export.nets._decoder_cache import DecoderCache, new_store
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer, norm_of
 from pax_export.nets._decoder_loading import decoder_of_folder, decoder_of_gguf
-from pax_export.nn import Embed, Linear, choice, sinusoidal_positions, weight_in_use
+from pax_export.nn import (
+    Embed,
+    Linear,
+    choice,
+    computed,
+    joined,
+    on_explicit_mesh,
+    sinusoidal_positions,
+    spec_of,
+    weight_in_use,
+)
 from pax_export.transforms import stack_layers, unstack_layers, vmap
 
 _FORMS = ("scanned", "listed")
@@ -428,7 +438,19 @@ class Decoder(Module):
 @partial(jax.jit, static_argnames="last_only", inline=True)
 def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
     # By itself a call would compile its loop anew each time; within a program this is not there.
-    return lm._read(tokens, counts, cache, last_only)
+    if cache is None or not on_explicit_mesh((tokens, cache)):
+        return lm._read(tokens, counts, cache, last_only)
+    # On Explicit axes jax does not know how what is written into a cache lies: as the cache did.
+    operands, treedef = tree_flatten((lm, tokens, counts, cache))
+
+    def read(*operands: Any) -> tuple:
+        lm, tokens, counts, cache = treedef.unflatten(operands)
+        return tuple(tree_leaves(lm._read(tokens, counts, cache, last_only)))
+
+    stores, structure = tree_flatten(cache)
+    specs = (joined(spec_of(tokens)[0]), *[joined(*spec_of(store)) for store in stores])
+    logits, *stores = computed(read, tuple(operands), lambda: specs)
+    return logits, structure.unflatten(stores)
 
 
 def _grouped(x: Any, groups: int, size: int) -> Any:

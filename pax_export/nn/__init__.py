@@ -8,7 +8,13 @@ from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose
 from pax_export.nn._dense_block import DenseBlock
 from pax_export.nn._dot_attention import causal_mask, dot_product_attention
 from pax_export.nn._dropout import Dropout, dropout
-from pax_export.nn._explicit import computed, computed_by_batch, joined, spec_of
+from pax_export.nn._explicit import (
+    computed,
+    computed_by_batch,
+    joined,
+    on_explicit_mesh,
+    spec_of,
+)
 from pax_export.nn._gated import GatedDense, PlainDense
 from pax_export.nn._grouped_attention import GroupedQueryAttention
 from pax_export.nn._linear import Embed, Linear, weight_in_use

@@ -30,9 +30,9 @@ def dot_product_attention(
 ) -> jax.Array:
     """Attention of ``heads`` queries to ``kv_heads`` keys and values.
 
-    It is `jax.nn.dot_product_attention` where that gives the numbers; a soft cap, and halves
-    without a kernel, are computed by products that every format of `pax_export.export` knows.
-    Logits and softmax are of float32 at least.
+    It is `jax.nn.dot_product_attention` where that gives the numbers and is fastest; a soft cap, a
+    single query, and halves without a kernel are computed by products that every format of
+    `pax_export.export` knows.  Logits and softmax are of float32 at least.
 
     Args:
         query: ``[batch, length, heads, size]``.
@@ -45,8 +45,8 @@ def dot_product_attention(
         softcap: logits become ``softcap * tanh(logits / softcap)`` (Gemma 2).
         is_causal: whether query ``i`` sees keys up to ``i`` only.
         window: how many keys a query sees at most, itself included; counts with ``is_causal``.
-        implementation: ``"cudnn"`` for the fused kernel of NVIDIA's GPUs, which takes bfloat16
-            and float16 and cannot be exported; otherwise ``"xla"``.
+        implementation: of `jax.nn.dot_product_attention`: ``"cudnn"`` for the fused kernel of
+            NVIDIA's GPUs, which takes bfloat16 and float16 and cannot be exported, or ``"xla"``.
 
     Returns:
         The shape of ``query``.
@@ -63,7 +63,7 @@ def dot_product_attention(
     query, key, value = map(arg.as_array, (query, key, value))
     _check(query, key, softcap, implementation)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if implementation == "cudnn" or (softcap is None and query.dtype == jnp.float32):
+    if softcap is None and (implementation is not None or _suits_jax(query)):
         # jax counts the keys to the left of a query, without its own.
         sides = None if window is None else (window - 1, 0)
         kernel: Any = implementation
@@ -75,6 +75,12 @@ def dot_product_attention(
         seen = causal_mask(query.shape[1], window)
         mask = seen if mask is None else mask & seen
     return _by_products(query, key, value, mask, bias, scale, softcap)
+
+
+def _suits_jax(query: Any) -> bool:
+    # The products of halves jax makes by an algorithm that old consumers do not know; for a single
+    # query it copies the keys for each head of a group: a seventh of a step of eight rows.
+    return query.dtype == jnp.float32 and query.shape[1] != 1
 
 
 def causal_mask(length: Any, window: int | None = None) -> jax.Array:

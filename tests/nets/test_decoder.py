@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
@@ -193,6 +194,22 @@ def test_rules_of_sharding_place_net_and_cache():
     placed = pax.sharding.shard(cache, mesh, rules)
     assert placed.keys.sharding.shard_shape(placed.keys.shape) == (3, 2, 8, 1, 4)
     assert placed.lengths.sharding.spec == P("data")
+
+
+def test_on_explicit_axes_a_cache_lies_as_it_did():
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    lm = decoder()
+    logits, _ = READ(lm, TOKENS, None, lm.init_cache(2, 12))
+    heads = P(None, "data", None, "model")
+    with jax.set_mesh(mesh):
+        placed = pax.sharding.shard(lm, mesh, pax.sharding.tensor_parallel())
+        rules = {"keys": heads, "values": heads, "lengths": P("data")}
+        cache = pax.sharding.shard(lm.init_cache(2, 12), mesh, rules)
+        tokens = jax.device_put(TOKENS, jax.NamedSharding(mesh, P("data")))
+        found, cache = READ(placed, tokens, None, cache)
+    assert cache.keys.sharding.is_equivalent_to(jax.NamedSharding(mesh, heads), 5)
+    assert cache.lengths.sharding.spec == P("data")
+    assert_close(found, logits, rtol=5e-6)
 
 
 # --- mistakes -------------------------------------------------------------------------------
