@@ -22,6 +22,7 @@ if TYPE_CHECKING or is_installed("jax"):
     from pax_export.core import EmptyNode as EmptyNode
     from pax_export.core import Module as Module
     from pax_export.core import ParameterModule as ParameterModule
+    from pax_export.core import Selection as Selection
     from pax_export.core import StateModule as StateModule
     from pax_export.core import assert_structure_equal as assert_structure_equal
     from pax_export.core import enable_eval_mode as enable_eval_mode
@@ -86,7 +87,7 @@ _ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
 # Names that the package takes from a room.
 _NAMES = {
     "compat": "install_as_pax",
-    "core": "EmptyNode Module ParameterModule StateModule assert_structure_equal "
+    "core": "EmptyNode Module ParameterModule Selection StateModule assert_structure_equal "
     "enable_eval_mode enable_train_mode freeze_parameters module_and_value "
     "next_rng_key parameters_method pure purecall seed_rng_key select_parameters "
     "unfreeze_parameters update_parameters",

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
-from jax.tree_util import GetAttrKey, tree_flatten_with_path, tree_leaves_with_path, tree_unflatten
+from jax.tree_util import (
+    GetAttrKey,
+    tree_flatten_with_path,
+    tree_leaves_with_path,
+    tree_map,
+    tree_unflatten,
+)
 
 from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
 from pax_export.core import (
+    STATES_TOO,
     STATIC,
     Module,
     adopt,
+    aspect_of,
+    freeze_parameters,
+    is_node,
     is_open,
+    is_verb,
     kind_of,
     module_and_value,
     modules_and_leaves,
@@ -61,7 +73,7 @@ class LazyModule(Module):
         """Returns an attribute; creates it first if the module lacks it.
 
         What was created can be used at once, also by a call that changes it.
-        Modules are created in eval mode if this module is in eval mode.
+        Modules are created in eval mode if this module is in eval mode, and frozen if it is.
 
         Args:
             name: the attribute.
@@ -74,7 +86,7 @@ class LazyModule(Module):
             InvalidArgumentTypeError: (an AssertionError too) ``create_fn``
                 cannot be called.
         """
-        if hasattr(self, name):
+        if hasattr(self, name) and not is_verb(self, name):
             return getattr(self, name)
         self._check_can_create(name, create_fn)
         value = create_fn()
@@ -83,6 +95,10 @@ class LazyModule(Module):
             return value
         # A copy: others may hold what was created, and must not see it change.
         value = rebuilt(value) if self.training else set_training(value, False)
+        frozen = aspect_of(type(self), "frozen")
+        if frozen is not None:
+            freeze = partial(freeze_parameters, states=frozen == STATES_TOO)
+            value = tree_map(lambda x: freeze(x) if is_node(x) else x, value, is_leaf=is_node)
         setattr(self, name, value)
         recorder = _recorder.get()
         if recorder is not None:

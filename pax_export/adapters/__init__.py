@@ -1,6 +1,6 @@
 """Adapters: low-rank additions to frozen layers, trained, saved and merged by themselves."""
 
-from pax_export.adapters._layer import lora
+from pax_export.adapters._layer import lora, weight_of
 from pax_export.adapters._lora import LoRA
 from pax_export.adapters._net import activate, add, merge, names, remove, unmerge
 from pax_export.adapters._save_load import load, save
@@ -16,4 +16,5 @@ __all__ = [
     "remove",
     "save",
     "unmerge",
+    "weight_of",
 ]

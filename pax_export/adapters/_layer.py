@@ -33,7 +33,7 @@ from pax_export.core import (
     with_class,
     with_static,
 )
-from pax_export.nn import Embed, fraction, integer
+from pax_export.nn import Embed, fraction, integer, weight_in_use
 from pax_export.precision import apply_mp_policy, policy_of
 from pax_export.weights import chosen_sharding
 
@@ -222,17 +222,44 @@ def with_strength(adapter: LoRA, strength: float) -> LoRA:
     return unmarked(adapter) if strength else marked(adapter)
 
 
-def merged(layer: Any) -> Any:
-    """An adapted layer with what its active adapters add in its weight, and without them."""
+def weight_of(layer: Any) -> Any:
+    """The weight of a layer with what its active adapters add to it.
+
+    A layer adds that to its outputs by itself.  Who computes with the weight of a layer besides,
+    as a head does that is tied to an embedding, asks here: its adapters count there as well then,
+    as they will when they are merged.
+
+    Args:
+        layer: a layer with or without adapters.
+
+    Returns:
+        An array like ``layer.weight``; that itself without active adapters.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> embed = pax.adapters.lora(pax.Embed(9, 4), 2)
+        >>> logits = jnp.ones((1, 4)) @ pax.adapters.weight_of(embed).T
+    """
+    return weight_in_use(layer)
+
+
+def _with_changes(layer: Any) -> Any:
     weight = layer.weight
     changes = [each.change(layer) for each in adapters_of(layer).values() if each.strength]
-    layer = bare(layer)
     if not changes:
-        return layer
+        return weight
     total = weight.astype(changes[0].dtype)
     for change in changes:
         total = total + change
-    total = total.astype(weight.dtype)
+    return total.astype(weight.dtype)
+
+
+def merged(layer: Any) -> Any:
+    """An adapted layer with what its active adapters add in its weight, and without them."""
+    weight, total = layer.weight, _with_changes(layer)
+    layer = bare(layer)
+    if total is weight:
+        return layer
     if isinstance(weight, np.ndarray) and not is_tracer(total):
         total = np.asarray(total)
     elif not is_tracer(total) and (sharding := chosen_sharding(weight)) is not None:
@@ -254,7 +281,10 @@ def _adapted(base: type, namespace: dict[str, Any], value: bool) -> dict[str, An
                 y = y + adapter(self, x, plain).astype(y.dtype)
         return y
 
-    return {"__call__": functools.update_wrapper(__call__, inner)}
+    return {
+        "__call__": functools.update_wrapper(__call__, inner),
+        "_weight_in_use": _with_changes,
+    }
 
 
 register_aspect("adapted", _adapted)

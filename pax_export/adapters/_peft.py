@@ -223,7 +223,7 @@ def alpha_and_rate(config: Mapping[str, Any], path: str, where: str) -> tuple[fl
         rate = float(config.get("lora_dropout") or 0.0)
         if not (math.isfinite(alpha) and 0 <= rate < 1):
             raise ValueError(f"lora_alpha {alpha}, lora_dropout {rate}")
-    except (KeyError, TypeError, ValueError, re.error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, re.error) as error:
         raise WeightsFileError(
             "This adapter_config.json does not say what its adapters are multiplied by.",
             where=where,

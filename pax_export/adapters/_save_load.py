@@ -52,6 +52,9 @@ def save(
     What else of the net is trained, such as a new head, is saved with them, in torch's layout,
     as PEFT does with ``modules_to_save``.  Strengths are not saved.
 
+    Adapters of stacked layers (`Scan`, a scanned ``Decoder``) are written stacked, which PEFT does
+    not read: for PEFT, save a net with a list of layers, ``lm.listed()``.
+
     The folder is there whole or not at all; it may replace one of adapters, and nothing else.
 
     Args:

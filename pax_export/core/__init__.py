@@ -32,6 +32,7 @@ from pax_export.core._module import (
     enable_eval_mode,
     enable_train_mode,
     freeze_parameters,
+    is_verb,
     select_parameters,
     unfreeze_parameters,
     update_parameters,
@@ -49,7 +50,7 @@ from pax_export.core._mutable import (
     take_over,
 )
 from pax_export.core._near_names import near_names
-from pax_export.core._parameters import merge, parameters_method
+from pax_export.core._parameters import STATES_TOO, merge, parameters_method
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._path_patterns import (
     better_path,

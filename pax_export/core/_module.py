@@ -69,8 +69,11 @@ class _Verb:
             return attributes[self.name]
         return self.method.__get__(module, owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(*args, **kwargs)  # as `vars(Module)["at"](module, ...)`
+
+def is_verb(module: Any, name: str) -> bool:
+    """True if a module has nothing of this name but a method that would give way to it."""
+    method = inspect.getattr_static(type(module), name, None)
+    return isinstance(method, _Verb) and name not in _tree.attributes_of(module)
 
 
 class Module(_tree.Node, metaclass=ModuleMeta):

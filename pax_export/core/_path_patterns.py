@@ -63,7 +63,7 @@ class PathPattern:
                 write="names parted by single dots, 'encoder.layers.*'; a dot before the first "
                 "one where the path is to begin at the root",
             )
-        free = not at_root and (anywhere or self.steps[0].startswith("*"))
+        free = not at_root and (anywhere or text.startswith("*"))
         whole = _of_steps(("**", *self.steps) if free else self.steps)
         self._whole, self._around = re.compile(whole), re.compile(whole + _ANY_STEPS)
 

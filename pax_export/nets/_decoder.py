@@ -26,6 +26,7 @@ from pax_export.nn import (
     on_explicit_mesh,
     sinusoidal_positions,
     spec_of,
+    weight_in_use,
 )
 from pax_export.transforms import stack_layers, unstack_layers, vmap
 
@@ -293,7 +294,7 @@ class Decoder(Module):
     def _logits(self, h: Any) -> jax.Array:
         dtype = jnp.promote_types(h.dtype, jnp.float32)
         if self.config.tied:
-            table = self.embed.weight
+            table = weight_in_use(self.embed)
             logits = jnp.einsum("...d,vd->...v", h, table, preferred_element_type=dtype)
         else:
             logits = self.head(h).astype(dtype)

@@ -17,7 +17,7 @@ from pax_export.nn._explicit import (
 )
 from pax_export.nn._gated import GatedDense, PlainDense
 from pax_export.nn._grouped_attention import GroupedQueryAttention
-from pax_export.nn._linear import Embed, Linear
+from pax_export.nn._linear import Embed, Linear, weight_in_use
 from pax_export.nn._norm import GroupNorm, LayerNorm
 from pax_export.nn._pool import avg_pool, max_pool
 from pax_export.nn._positions import alibi_slopes, sinusoidal_positions

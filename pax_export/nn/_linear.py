@@ -175,3 +175,12 @@ class Embed(ParameterModule):
 
 def _rows(table: Any, index: Any) -> jax.Array:
     return table[index]
+
+
+def weight_in_use(layer: Any) -> Any:
+    """The weight by which a layer computes now, for who computes with it besides: a tied head.
+
+    A layer of a derived class may add to its weight in each call, as adapters do.
+    """
+    found = getattr(type(layer), "_weight_in_use", None)
+    return layer.weight if found is None else found(layer)

@@ -107,6 +107,17 @@ def test_saved_and_loaded_it_is_the_same(tmp_path):
     assert arrays["base_model.model.modules.0.scan_module.lora_A.weight"].shape == (3, 2, 4)
 
 
+def test_weights_of_the_base_fit_the_net_with_adapters(tmp_path):
+    net, other = pax.Sequential(pax.Linear(4, 4)), pax.Sequential(pax.Linear(4, 4))
+    pax.save_weights(net, tmp_path / "base.safetensors")
+    adapted = adapters.add(other, pax.Linear, 2)
+    loaded, report = pax.load_weights(adapted, tmp_path / "base.safetensors", strict=False)
+    assert same(adapters.remove(loaded, "default"), net)
+    assert report.missing == tuple(name for name in names_of(adapted) if ".adapters." in name)
+    pax.save_weights(adapted, tmp_path / "all.safetensors")
+    assert same(pax.load_weights(adapted, tmp_path / "all.safetensors"), adapted)
+
+
 def test_half_precision_is_read_as_float32(tmp_path):
     net = pax.Linear(8, 4)
     half = disturbed(adapters.lora(net, 2)).map(lambda x: x.astype(jnp.bfloat16))

@@ -133,6 +133,19 @@ def test_what_was_merged_elsewhere_changed_is_taken_back():
     assert names_of(back.parameters()) == names_of(net.parameters())
 
 
+def test_a_tied_head_sees_the_adapters_of_its_embedding():
+    config = pax.nets.DecoderConfig.llama(
+        vocab_size=20, dim=8, num_layers=2, num_heads=2, hidden_dim=16, tied=True
+    )
+    lm = pax.nets.Decoder(config)
+    adapted = disturbed(adapters.add(lm, ("embed", "layers.attention"), 2, dora=True))
+    assert_close(adapted(TOKENS), adapters.merge(adapted)(TOKENS), 2e-5)
+    assert (adapters.weight_of(adapted.embed) == adapters.merge(adapted).embed.weight).all()
+    assert adapters.weight_of(lm.embed) is lm.embed.weight
+    listed = adapted.listed()
+    assert_close(listed(TOKENS), adapted(TOKENS), 2e-5)
+
+
 # --- mistakes -----------------------------------------------------------------------
 
 

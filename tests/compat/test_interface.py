@@ -40,9 +40,9 @@ NAMES = {
 }
 # What this package has beside PAX's names and layers of its own.
 OURS = {
-    "adapters", "checkpoint", "debug", "errors", "export", "generate", "generation", "inspect",
-    "inspection", "install_as_pax",
-    "load_weights",
+    "Selection", "adapters", "checkpoint", "debug", "errors", "export", "generate", "generation",
+    "inspect", "inspection",
+    "install_as_pax", "load_weights",
     "save_weights", "optim", "precision",
     "sharding", "transforms", "weights",
 }  # fmt: skip

@@ -33,6 +33,13 @@ def draw_key(module: Any, *inputs: Any) -> Any:
     return module.next_rng_key()
 
 
+def adapted() -> pax.Module:
+    """A layer with two adapters, one of them LoRA with dropout, one DoRA."""
+    layer = pax.adapters.lora(pax.Linear(3, 4), 2, dropout=0.2)
+    layer = pax.adapters.lora(layer, 1, name="second", dora=True)
+    return layer.at("adapters.*.lora_b").apply(lambda b: b + 0.5)
+
+
 @dataclass(frozen=True)
 class Row:
     """A layer, and what it needs.
@@ -180,6 +187,7 @@ WINDOW = {"window_shape": (2, 3, 1), "strides": (2, 1, 1)}
 ROWS = [
     Row("Linear", lambda: pax.Linear(3, 4), ("b, 3",)),
     Row("Linear, no bias", lambda: pax.Linear(3, 4, with_bias=False, name="fc"), ("b, t, 3",)),
+    Row("Linear, adapted", adapted, ("b, 3",), changes_state=IN_TRAIN_MODE, random=True),
     Row("Conv1D", lambda: pax.Conv1D(2, 4, 3), ("b, w, 2",)),
     Row(
         "Conv1D, NCW",

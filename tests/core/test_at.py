@@ -19,6 +19,7 @@ from pax_export import transforms as T
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, SharedNodeError
 from pax_export.core import named_leaves, named_modules
 from tests.closeness import assert_close
+from tests.compat.processes import code
 
 
 class Pair(NamedTuple):
@@ -513,6 +514,8 @@ def test_lazy_and_graph_modules():
         lazy.at("fc")
     assert lazy.at("width").set(5).width == 5
     made, _ = lazy % jnp.ones((1, 2))
+    frozen, _ = lazy.at(...).freeze() % jnp.ones((1, 2))
+    assert parameters_of(frozen) == set() and frozen.fc.weight.shape == (2, 3)
     assert parameters_of(made.at("fc.bias").freeze()) == {"fc.weight"}
     x = pax.experimental.graph.InputNode(jnp.zeros((1, 4)))
     net = pax.experimental.graph.GraphModule((x,), x >> pax.Linear(4, 4) >> jax.nn.relu)
@@ -570,8 +573,43 @@ def test_an_attribute_a_field_and_a_method_called_at_come_first():
     assert half.at(2).dtype == jnp.float16
 
 
+def test_a_lazy_module_can_make_an_attribute_called_at():
+    class Lazy(pax.experimental.LazyModule):
+        def __call__(self, x):
+            return self.get_or_create("at", lambda: pax.Linear(x.shape[-1], 2))(x)
+
+    made, y = Lazy() % jnp.ones((1, 3))
+    assert y.shape == (1, 2) and made.at.in_dim == 3
+
+
+def test_programs_written_for_pax_may_use_the_name():
+    lines = code(
+        "import pax_export; pax_export.install_as_pax()\n"
+        "import pax, jax, jax.numpy as jnp\n"
+        "class Net(pax.Module):\n"
+        "    parameters = pax.parameters_method('at')\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.at = jnp.ones(2)\n"
+        "    def __call__(self, x):\n"
+        "        return (x * self.at).sum()\n"
+        "grads = jax.jit(jax.grad(lambda net: net(jnp.arange(2.0))))(Net())\n"
+        "print(grads.at, Net().update_parameters(grads).at, (~Net()).at)"
+    )
+    assert lines == ["[0. 1.] [0. 1.] [1. 1.]"]
+
+
 def test_what_is_shadowed_can_still_be_selected():
     net = Placed()
-    assert pax.core.Selection.of(net, "at").get() is net.at
-    frozen = pax.core.Selection.of(net, "fc").freeze()
+    assert pax.Selection.of(net, "at").get() is net.at
+    frozen = pax.Selection.of(net, "fc").freeze()
     assert parameters_of(frozen) == set()
+
+
+def test_adapters_of_parts(tower):
+    pytest.importorskip("pax_export.adapters")
+    net = tower.at("blocks.*").lora(2, key=jax.random.key(0))
+    trained = parameters_of(net)
+    assert trained and all(name.startswith("blocks.") and "lora" in name for name in trained)
+    x = jnp.ones((2, 4))
+    assert_close(net.eval()(x), tower.eval()(x))
