@@ -19,6 +19,7 @@ from flax import nnx
 
 import pax_export as pax
 from benchmarks.compare import compare, table
+from pax_export._optional import is_installed
 
 CONFIG = pax.nets.DecoderConfig.llama(
     vocab_size=49152, dim=576, num_layers=30, num_heads=9, num_kv_heads=3, hidden_dim=1536,
@@ -60,7 +61,8 @@ def _decoders(lm: Any, batch: int) -> dict[str, Callable[[], Any]]:
         "pax_export, generate.stream": _streamed(lm, tokens),
         "flax nnx": _nnx_loop(lm, tokens, _raw_cache(lm, batch)),
     }
-    if lm.embed.weight.dtype == jnp.float32:
+    runs_onnx = is_installed("onnx") and is_installed("onnxruntime")
+    if lm.embed.weight.dtype == jnp.float32 and runs_onnx:
         made |= _onnx(lm, tokens)
     return made
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -19,18 +20,19 @@ C = Path(__file__).parent.parent / "examples" / "c"
 TOLERANCE = 0.02  # of logits computed in float16
 
 
-def compiled(folder):
-    """The program, built as its README says."""
+def compiled(folder, name="classify"):
+    """A program, built as its README says."""
     tf = Path(importlib.util.find_spec("tensorflow").submodule_search_locations[0])
-    command = re.search(r"^gcc (.*?)\n```", (C / "README.md").read_text(), re.M | re.S)[1]
+    pattern = rf"^gcc ([^`]*?{name}\.c.*?2 -Wl,\S+)$"
+    command = re.search(pattern, (C / "README.md").read_text(), re.M | re.S)[1]
     words = command.replace("\\\n", " ").replace('"', "").replace("$TF", str(tf)).split()
-    words = [str(C / "classify.c") if word.endswith(".c") else word for word in words]
-    words[words.index("-o") + 1] = str(folder / "classify")
+    words = [str(C / f"{name}.c") if word.endswith(".c") else word for word in words]
+    words[words.index("-o") + 1] = str(folder / name)
     done = subprocess.run(
         ["gcc", "-Wall", "-Wextra", "-Werror", *words], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return folder / "classify"
+    return folder / name
 
 
 def write_image(file, image, binary):
@@ -88,5 +90,41 @@ def test_a_c_program_classifies_as_jax_does(tmp_path):
     assert (done.returncode, "the image is cut off" in done.stderr) == (1, True)
 
 
-def test_it_is_short_enough_to_be_read():
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+def test_a_c_program_chats_as_jax_does(tmp_path):
+    chat, model = compiled(tmp_path, "chat"), tmp_path / "model"
+    pax.seed_rng_key(0)
+    config = pax.nets.DecoderConfig.llama(
+        vocab_size=40, dim=8, num_layers=2, num_heads=2, num_kv_heads=1, hidden_dim=16, tied=True
+    )
+    lm = jax.tree.map(lambda x: 6 * x if x.ndim > 1 else x, pax.nets.Decoder(config))
+    pax.generation.export(lm, model, max_length=40, validate=False)
+    turns, cache = [[3, 1, 4, 1, 5], [9, 2]], None
+    expected = []
+    for turn in turns:
+        options = {"max_new_tokens": 6, "stop": 7, "max_length": 40, "return_cache": True}
+        made = pax.generate(lm, [turn], cache=cache, **options)
+        expected.append(made.tokens[0, : int(made.lengths[0])].tolist())
+        cache = made.cache
+
+    def run(*arguments, said=""):
+        command = [chat, *map(str, arguments)]
+        return subprocess.run(command, input=said, capture_output=True, text=True)
+
+    said = "".join(f"{' '.join(map(str, turn))}\n" for turn in turns)
+    done = run(model, 7, 6, said=said)
+    assert done.returncode == 0, done.stderr
+    assert [list(map(int, line.split())) for line in done.stdout.splitlines()] == expected
+    done = run(model, expected[0][1], 6, said=said.splitlines()[0] + "\n")
+    assert list(map(int, done.stdout.split())) == expected[0][:2]
+
+    assert run(model).returncode == 2
+    done = run(model, 7, said="1 two\n")
+    assert (done.returncode, "this is no token id" in done.stderr) == (1, True)
+    done = run(tmp_path / "nowhere", 7)
+    assert (done.returncode, "Could not find SavedModel" in done.stderr) == (1, True)
+
+
+def test_they_are_short_enough_to_be_read():
     assert len((C / "classify.c").read_text().splitlines()) < 100
+    assert len((C / "chat.c").read_text().splitlines()) <= 125

@@ -132,7 +132,7 @@ def stream(
         cache, max_length, prefill_chunk,
     )  # fmt: skip
     dtype = None if cache_dtype is None else np.dtype(cache_dtype)
-    return Stream(given.operands, given.settings, given.count, given.room, dtype)
+    return Stream(given.operands, given.settings, given.new, given.room, dtype)
 
 
 @WithStream.of(stream)
@@ -211,7 +211,7 @@ def generate(
     tokens, lengths_new, log_probs_new, kept = _whole(
         *given.operands,
         settings=given.settings,
-        count=given.count,
+        count=given.new,
         room=given.room,
         dtype=None if cache_dtype is None else np.dtype(cache_dtype),
         keep=bool(return_cache),
@@ -226,7 +226,7 @@ class Request(NamedTuple):
 
     operands: tuple[Any, Any, Any, Any, Any]  # net, tokens, lengths, cache, keys
     settings: Settings
-    count: int
+    new: int  # how many tokens at most
     room: int
 
 
@@ -303,12 +303,12 @@ def whole(
 
     def goes_on(carried: Any) -> jax.Array:
         state = carried[0]
-        more = state.count < count
+        more = state.step < count
         return more & ~jnp.all(state.done) if settings.stop else more
 
     def step(carried: Any) -> Any:
         state, out, log_probs, made = carried
-        place, state = state.count, advance(lm, state, settings)
+        place, state = state.step, advance(lm, state, settings)
         if log_probs is not None:
             log_probs = _put(log_probs, state.log_prob, place)
         return state, _put(out, state.token, place), log_probs, made + state.alive

@@ -40,7 +40,7 @@ class State(NamedTuple):
     alive: jax.Array  # [batch], whether `token` is one of the text
     done: jax.Array  # [batch], whether nothing comes after it
     log_prob: jax.Array | None  # [batch]
-    count: jax.Array  # how many tokens have been chosen
+    step: jax.Array  # how many tokens have been chosen
     keys: jax.Array | None  # [batch]
     seen: jax.Array | None  # [batch, vocabulary]
     cache: Any
@@ -139,7 +139,7 @@ def _read_newest(lm: Any, state: State) -> tuple[jax.Array, Any]:
 def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> State:
     keys = state.keys
     if keys is not None:
-        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.count)
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)
     chosen = settings.sampler.choose(logits, keys, state.seen)
     alive = ~state.done
     token = jnp.where(alive, chosen, settings.pad)
@@ -152,7 +152,7 @@ def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> 
         new = jax.lax.broadcasted_iota(jnp.int32, seen.shape, 1) == chosen[:, None]
         seen = seen | (new & alive[:, None])
     done = state.done | (alive & is_any(chosen, settings.stop))
-    return State(token, alive, done, log_prob, state.count + 1, state.keys, seen, cache)
+    return State(token, alive, done, log_prob, state.step + 1, state.keys, seen, cache)
 
 
 def is_any(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:

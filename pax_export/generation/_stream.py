@@ -50,7 +50,7 @@ class Stream(Iterator[np.ndarray]):
             raise StopIteration
         self._left -= 1
         if self._state is None:
-            self._state = _begun(
+            made = _begun(
                 self._lm,
                 *self._prompt,
                 settings=self._settings,
@@ -61,9 +61,10 @@ class Stream(Iterator[np.ndarray]):
             # Taken away first: after an error in between, the arrays belong to nobody.
             state, self._state = self._state, None
             cache, rest = state.cache, state._replace(cache=None)
-            self._state = _advanced(self._lm, cache, rest, settings=self._settings)
-        self._over = bool(np.asarray(self._state.done).all())
-        return np.asarray(self._state.token)
+            made = _advanced(self._lm, cache, rest, settings=self._settings)
+        self._state = made
+        self._over = bool(np.asarray(made.done).all())
+        return np.asarray(made.token)
 
     @property
     def cache(self) -> Any:

@@ -71,7 +71,7 @@ class Sampler:
         return logits
 
     def choose(
-        self, logits: jax.Array, keys: jax.Array | None = None, seen: jax.Array | None = None
+        self, logits: jax.Array, keys: Any = None, seen: jax.Array | None = None
     ) -> jax.Array:
         """A token for each row.
 

@@ -12,16 +12,17 @@ import pytest
 import pax_export as pax
 from pax_export.generation import beam_search, prefill, speculate
 from tests.closeness import assert_close
-from tests.generation.nets import VOCABULARY, TinyCache, TinyLM, alone, prompts
+from tests.generation.nets import VOCABULARY, TinyCache, TinyLM, prompts
+from tests.generation.nets import alone as greedy_alone
 
 LM = TinyLM()
 ROWS = prompts(7, 3, 5, 1)
 
 
 def test_one_beam_is_greedy():
-    stop = alone(LM, ROWS[0], 6)[3]
+    stop = greedy_alone(LM, ROWS[0], 6)[3]
     found = beam_search(LM, ROWS, max_new_tokens=6, beams=1, stop=stop, pad=-1)
-    assert found.tokens[:, 0].tolist() == [alone(LM, row, 6, [stop], pad=-1) for row in ROWS]
+    assert found.tokens[:, 0].tolist() == [greedy_alone(LM, row, 6, [stop], pad=-1) for row in ROWS]
 
 
 def scored(prompt, text):
@@ -51,16 +52,15 @@ def test_beams_are_scored_with_their_lengths():
             assert_close(score, scored(prompt, made) / len(made) ** 0.7, rtol=1e-4)
             assert (text[int(length) :] == 0).all()
             assert not set(made[:-1]) & set(stop)
-        assert beam_search(
-            LM, [prompt], max_new_tokens=5, beams=4, stop=stop, length_penalty=0.7
-        ).tokens.tolist() == found.tokens[row : row + 1].tolist()  # fmt: skip
+    alone = beam_search(LM, ROWS[1:2], max_new_tokens=5, beams=4, stop=stop, length_penalty=0.7)
+    assert alone.tokens.tolist() == found.tokens[1:2].tolist()
 
 
 @pytest.mark.parametrize("seed", [0, 5])  # the net itself, which is always right; another one
 def test_speculation_gives_the_greedy_tokens(seed):
-    free = [alone(LM, row, 9) for row in ROWS]
+    free = [greedy_alone(LM, row, 9) for row in ROWS]
     stop = (free[0][4], free[2][0])
-    expected = [alone(LM, row, 9, stop, pad=-1) for row in ROWS]
+    expected = [greedy_alone(LM, row, 9, stop, pad=-1) for row in ROWS]
     draft = TinyLM(seed=seed)
     assert speculate(LM, draft, ROWS, max_new_tokens=9).tolist() == free
     made = speculate(LM, draft, ROWS, max_new_tokens=9, ahead=3, stop=stop, pad=-1)
@@ -71,11 +71,11 @@ def test_speculation_gives_the_greedy_tokens(seed):
 def test_a_beginning_is_read_once_for_several_texts():
     logits, cache = prefill(LM, ROWS[:2], max_length=20, copies=2, prefill_chunk=4)
     assert logits.shape == (4, VOCABULARY)
-    assert np.argmax(logits, -1)[::2].tolist() == [alone(LM, row, 1)[0] for row in ROWS[:2]]
+    assert np.argmax(logits, -1)[::2].tolist() == [greedy_alone(LM, row, 1)[0] for row in ROWS[:2]]
     more = prompts(2, 1, 3, 1, seed=2)
     made = pax.generate(LM, more, cache=cache, max_new_tokens=3)
     beginnings = [ROWS[0], ROWS[0], ROWS[1], ROWS[1]]
-    assert made.tolist() == [alone(LM, a + b, 3) for a, b in zip(beginnings, more)]
+    assert made.tolist() == [greedy_alone(LM, a + b, 3) for a, b in zip(beginnings, more)]
 
 
 def refused(run):
@@ -115,6 +115,6 @@ def test_a_cache_that_cannot_be_cut_is_named():
     assert "This cache cannot be cut" in text
     assert "with_lengths(lengths)" in text
     # For all else a cache may be any pytree.
-    free = [alone(LM, row, 4) for row in ROWS]
+    free = [greedy_alone(LM, row, 4) for row in ROWS]
     assert pax.generate(Rigid(), ROWS, max_new_tokens=4).tolist() == free
     assert beam_search(Rigid(), ROWS, max_new_tokens=4, beams=1).tokens[:, 0].tolist() == free
