@@ -57,16 +57,11 @@ def export(
 ) -> Any:
     """Writes a language model for those who serve it: three functions over shared variables.
 
-    =============  ===============================================  ============================
-    signature      takes                                            gives
-    =============  ===============================================  ============================
-    ``prefill``    ``tokens [batch, length]``, ``lengths [batch]``,  ``logits [batch,
-                   ``cache``                                        vocabulary]`` after each
-                                                                    row, ``cache``
-    ``decode``     ``token [batch]``, ``cache``                     the same
-    ``generate``   ``tokens``, ``lengths``, and ``seed [2]`` if     ``tokens [batch,
-                   the sampler draws                                max_new_tokens]``
-    =============  ===============================================  ============================
+    * ``prefill`` takes ``tokens [batch, length]``, ``lengths [batch]`` and ``cache``, and gives
+      ``logits [batch, vocabulary]`` after each row, and ``cache``,
+    * ``decode`` takes ``token [batch]`` and ``cache``, and gives the same,
+    * ``generate`` takes ``tokens``, ``lengths``, and ``seed [2]`` if the sampler draws, and gives
+      ``tokens [batch, max_new_tokens]``.
 
     The cache is an input and an output, so a server holds as many sessions as it likes.
     An empty one is zeros.  A negative token leaves its row of the cache as it is.
