@@ -11,6 +11,7 @@ import pax_export as pax
 from pax_export.generation import export, samplers
 from tests.generation.nets import TinyLM, prompts
 from tests.generation.serving import empty_cache, greedy_texts
+from tests.hard.size import runs
 
 CONFIG = pax.nets.DecoderConfig.llama(
     vocab_size=31, dim=8, num_layers=2, num_heads=2, num_kv_heads=1, hidden_dim=16, tied=True
@@ -34,9 +35,11 @@ TOKENS = np.array([[3, 14, 15, 9, 2], [6, 5, 3, 0, 0], [1, 0, 0, 0, 0]], np.int3
 LENGTHS = np.array([5, 3, 1], np.int32)
 
 SUFFIX = {"onnx": "lm.onnx", "tflite": "lm.tflite"}
+#: All formats write whole texts in `tox -e hard`: each compiles a loop of the net several times.
+FORMATS = ["saved_model", "onnx", *["stablehlo", "tflite"] * runs(short=0, long=1)]
 
 
-@pytest.mark.parametrize("format", ["saved_model", "stablehlo", "onnx", "tflite"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_prefill_and_decode_give_the_greedy_texts(lm, format, tmp_path):
     path = tmp_path / SUFFIX.get(format, "lm")
     room = "room" if format in ("onnx", "stablehlo") else ROOM
