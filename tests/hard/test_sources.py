@@ -8,7 +8,6 @@ read array by array.
 from __future__ import annotations
 
 import random as chance
-import time
 from pathlib import Path
 
 import h5py
@@ -27,7 +26,7 @@ ARRAYS = {
     "layer.bias": np.arange(32, dtype=np.float32),
     "step": np.array(3, np.int64),
 }
-ENOUGH_SECONDS, ENOUGH_BYTES = 20, 1 << 29
+ENOUGH_BYTES = 1 << 29
 
 
 def in_safetensors(path, arrays):
@@ -164,7 +163,6 @@ def test_damage_is_refused_or_harmless(write, tmp_path):
         file.unlink()
         file.write_bytes(whole)
     assert peak() - before < ENOUGH_BYTES
-    assert time.monotonic() - begin < ENOUGH_SECONDS * runs(short=1, long=20)
 
 
 def forget_peak():
