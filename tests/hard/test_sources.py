@@ -145,7 +145,7 @@ def test_damage_is_refused_or_harmless(write, tmp_path):
     there = [file for file in files(path) if file.is_file()]
     dice = chance.Random(0)
     forget_peak()
-    before, begin = peak(), time.monotonic()
+    before = peak()
     for _ in range(runs(short=60, long=5000)):
         file = dice.choice(there)
         whole = file.read_bytes()
