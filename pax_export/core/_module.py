@@ -324,6 +324,9 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         others, other_def = jax.tree_util.tree_flatten(other)
         return treedef == other_def and all(map(lambda a, b: a is b, leaves, others))
 
+    # It says "equal" of the same only, unless a subclass has another: see `ObjectKey`.
+    _pax_equal_is_same = __eq__
+
     def __hash__(self) -> int:
         leaves, treedef = jax.tree_util.tree_flatten(self)
         kinds = [(getattr(x, "shape", ()), str(getattr(x, "dtype", ""))) for x in leaves]

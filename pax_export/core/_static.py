@@ -38,7 +38,7 @@ class ObjectKey:
 
     Such a class may call equal what is not the same (``Config(1)`` and ``Config(1.0)``,
     a field that does not count), so the parts of both are compared as well.  A class of
-    this package that compares them itself has `_pax_equal_is_same`.
+    this package that compares them itself names its ``__eq__`` as `_pax_equal_is_same`.
     """
 
     __slots__ = ("value",)
@@ -83,7 +83,7 @@ def _same(a: Any, b: Any) -> bool:
     """True for two objects of one class that call each other equal and consist of the same."""
     if type(a) is not type(b):
         return False
-    if getattr(type(a), "_pax_equal_is_same", False):
+    if getattr(type(a), "_pax_equal_is_same", None) is type(a).__eq__:
         return a == b
     try:
         # What a list or dict of a user's kind holds is compared by keys, as in any other:

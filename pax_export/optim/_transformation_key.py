@@ -27,8 +27,6 @@ from pax_export.core import is_array, is_node, static_key
 class KeyedTransformation:
     """A transformation of optax, or a function that makes one; compared by content."""
 
-    _pax_equal_is_same = True  # the key tells types and values apart, and goes into closures
-
     init: Callable  # makes a state from parameters
     update: Callable  # ``(grads, state, params, **extra) -> (updates, state)``
     takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any
@@ -57,6 +55,8 @@ class KeyedTransformation:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KeyedTransformation) and self._key == other._key
+
+    _pax_equal_is_same = __eq__  # the key tells types and values apart, and goes into closures
 
     def __hash__(self) -> int:
         return hash(self._key)
