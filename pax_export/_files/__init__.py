@@ -6,6 +6,7 @@ from pax_export._files import (
     directory,
     disk,
     file_types,
+    html_text,
     leftovers,
     replacing,
     signature_file,

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import scan_operands as scan_operands
     from pax_export._jax._raised import equations_of as equations_of
     from pax_export._jax._symbolic import symbolic_rules as symbolic_rules
+    from pax_export._jax._watched import is_computing as is_computing
+    from pax_export._jax._watched import jitted_call as jitted_call
+    from pax_export._jax._watched import watched as watched
 
 # Every program imports this room, and only exporters and many processes need more of it.
 _HOMES = {
@@ -37,6 +40,7 @@ _HOMES = {
     "_programs": "call_part call_with_constants expanded needed_part read_arguments scan_operands",
     "_raised": "equations_of",
     "_symbolic": "symbolic_rules",
+    "_watched": "is_computing jitted_call watched",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

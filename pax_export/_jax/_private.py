@@ -37,6 +37,10 @@ PRIVATE: dict[str, str] = {
         "in pax.sharding.processes nobody says which process was lost, or why one stopped: "
         "jax ends the others in its own way"
     ),
+    "jax._src.core.eval_trace": "`with pax.debug.nans()` is jax.debug_nans, which names no module",
+    "jax._src.core.set_current_trace": (
+        "`with pax.debug.nans()` is jax.debug_nans, which names no module"
+    ),
 }
 
 #: Attributes of jax's objects, in the same way.

@@ -20,7 +20,7 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
-def _asked() -> Any:
+def asked() -> Any:
     """A way to the trace that needs nothing private: an operation that says who runs it."""
 
     class Asking(Primitive):
@@ -41,7 +41,7 @@ def _trace_state() -> Any:
     if found is not None:
         return found
     try:
-        return _asked() or _nothing
+        return asked() or _nothing
     except Exception:  # whatever comes of an operation that jax knows in another way
         return _nothing
 

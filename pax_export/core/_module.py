@@ -303,6 +303,10 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """What notebooks show: the rows of `pax_export.inspect`, as a tree that folds."""
         return _summary.html(self)
 
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        """What treescope shows: the attributes, to be folded."""
+        return _summary.treescope(self, path, subtree_renderer)
+
     def summary(self, return_list: bool = False) -> str | list[str]:
         """Returns the tree of the module and its submodules as text.
 

@@ -11,7 +11,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError
 from pax_export.core._subclassing import aspect_of
 from pax_export.core._traversal import submodules
-from pax_export.core._tree import Node
+from pax_export.core._tree import Node, attributes_of
 
 
 def line(module: Node, info: dict[str, Any] | None = None) -> str:
@@ -34,6 +34,20 @@ _DRAWN_BY = "pax_export.inspection"
 def html(module: Node) -> str:
     """The tree of a module as HTML that folds, with paths, shapes, roles and sizes."""
     return importlib.import_module(_DRAWN_BY).inspect(module)._repr_html_()
+
+
+def treescope(module: Node, path: str | None, renderer: Any) -> Any:
+    """A module as treescope draws it: its class, name, mode and public attributes.
+
+    Treescope asks for this, so it is there; nothing of ours imports it before.
+    """
+    render = importlib.import_module("treescope.repr_lib").render_object_constructor
+    shown = {key: value for key, value in attributes_of(module).items() if key[:1] != "_"}
+    name, training = module.name, module.training  # type: ignore[attr-defined]
+    mode = {"training": training} if name is None else {"name": name, "training": training}
+    return render(
+        object_type=type(module), attributes=mode | shown, path=path, subtree_renderer=renderer
+    )
 
 
 _LETTERS = {"float64": "F", "float32": "F", "float16": "H", "bfloat16": "H"}

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._files import html_text
 from pax_export.core import is_array, path_name
 from pax_export.debug._capture import capture
 
@@ -41,13 +42,19 @@ class Statistics:
 class Table(dict):
     """`Statistics` by path; it prints as a table."""
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[list[str]]:
         names = list(Statistics.__dataclass_fields__)
-        lines = [["path", *names]]
-        lines += [
+        return [["path", *names]] + [
             [path or "(root)", *(f"{getattr(row, name):.4g}" for name in names)]
             for path, row in self.items()
         ]
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._lines()
+        return html_text.block("", html_text.grid(head, rows))
+
+    def __str__(self) -> str:
+        lines = self._lines()
         widths = [max(map(len, column)) for column in zip(*lines)]
         return "\n".join(
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pax_export._files import html_text
 from pax_export.core import Module, named_leaves
 from pax_export.inspection._artifact import arrays_of, inspected
 from pax_export.inspection._inspect import inspect
@@ -80,6 +81,16 @@ class Diff:
         if self.unseen:
             lines.append(f"values of {len(self.unseen)} arrays are not kept by name: not compared")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (each.path, each.kind, each.before, each.after,
+             "" if each.difference is None else f"{each.difference:.3g}")
+            for each in self.changes
+        ]  # fmt: skip
+        head = ("path", "change", "before", "after", "at most")
+        rest = str(self).splitlines()[len(rows) :]
+        return html_text.block("", html_text.grid(head, rows), html_text.lines(rest))
 
 
 def diff(first: Any, second: Any) -> Diff:

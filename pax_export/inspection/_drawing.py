@@ -14,6 +14,7 @@ from pax_export._optional import require
 from pax_export.core import Module, named_modules
 from pax_export.inspection._calls import traced
 from pax_export.inspection._flow import Node, flow_of
+from pax_export.inspection._functions import title_of
 
 _MARK = "<!-- pax_export drawing -->"
 _LETTER, _LINE, _GAP = 7.2, 16, 46  # of the text, in pixels
@@ -120,7 +121,7 @@ def draw(
     if depth < 1:
         raise InvalidArgumentError("At least one level is drawn.", got=f"depth={depth}")
     trace = traced(net, inputs, dict(kwargs or {}))
-    classes = {path: type(module).__name__ for path, module in named_modules(net)}
+    classes = {path: title_of(module) for path, module in named_modules(net)}
     flow = flow_of(trace, classes, depth)
     edges = tuple((*pair, tuple(texts)) for pair, texts in flow.edges.items())
     return Drawing(tuple(flow.nodes), edges)

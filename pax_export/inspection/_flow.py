@@ -28,7 +28,8 @@ class Node:
 
     Attributes:
         kind: ``"module"``, ``"operation"``, ``"input"`` or ``"output"``.
-        title: the class, or the name of the operation or argument.
+        title: the class (``Lambda(relu)`` of a function), or the name of the operation or
+            argument.
         path: of a module, its path.
     """
 
@@ -57,7 +58,7 @@ class Flow:
 def flow_of(trace: Trace, classes: Mapping[str, str], depth: int) -> Flow:
     """The graph of a traced call.
 
-    ``classes`` has the class of each module by its path; modules that lie deeper than
+    ``classes`` has the title of each module by its path; modules that lie deeper than
     ``depth`` modules are part of the one around them.
     """
     return _Reader(trace, classes, depth).flow

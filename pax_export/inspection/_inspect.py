@@ -15,6 +15,7 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module, aspect_of, describe_array, is_node, named_modules
 from pax_export.inspection._artifact import inspected
 from pax_export.inspection._calls import Trace, module_inputs, module_outputs, traced
+from pax_export.inspection._functions import function_of
 from pax_export.inspection._inspection import Inspection
 from pax_export.inspection._leaves import ROLES, STATE, Leaf, leaves_of
 from pax_export.inspection._row import Row
@@ -136,6 +137,7 @@ class _Rows:
             flops=_count(self.flops.get(path, 0)) if self.trace else None,
             transcendentals=_count(self.transcendentals.get(path, 0)) if self.trace else None,
             time_share=self.shares.get(path),
+            function=function_of(module),
         )
 
     def _array(self, leaf: Leaf) -> Row:

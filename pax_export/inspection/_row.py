@@ -36,6 +36,7 @@ class Row:
             None without inputs.
         transcendentals: exponentials, logarithms, roots, counted apart; None without inputs.
         time_share: of the time of one call, if it was measured.
+        function: of a `Lambda`, the name of its function; else empty.
 
     Example:
         >>> import pax_export as pax
@@ -62,3 +63,4 @@ class Row:
     flops: Count | None = None
     transcendentals: Count | None = None
     time_share: float | None = None
+    function: str = ""

@@ -67,7 +67,8 @@ def _path(row: Row) -> str:
 def _class(row: Row) -> str:
     if row.kind == "array":
         return f"{row.dtype}[{','.join(map(str, row.shape or ()))}]"
-    return row.class_name + (f" {row.name!r}" if row.name else "")
+    function = f"({row.function})" if row.function else ""
+    return row.class_name + function + (f" {row.name!r}" if row.name else "")
 
 
 COLUMNS: tuple[Column, ...] = (

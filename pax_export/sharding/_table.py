@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export._files import bytes_text
+from pax_export._files import bytes_text, html_text
 from pax_export.core import Spec
 from pax_export.sharding._leaf_paths import leaf_paths
 from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings
@@ -106,6 +106,10 @@ class Table:
 
     def __str__(self) -> str:
         return "\n".join([*_lines(self), *_summary(self)])
+
+    def _repr_html_(self) -> str:
+        rows = [_cells(path, row) for path, row in _folded(self.rows)]
+        return html_text.block("", html_text.grid(_HEAD, rows), html_text.lines(_summary(self)))
 
 
 def table(tree: Any, mesh: Any, rules: Any = None) -> Table:

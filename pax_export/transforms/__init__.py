@@ -14,6 +14,7 @@ from pax_export.transforms._filters import (
     is_random_key,
 )
 from pax_export.transforms._filters import Any_ as Any
+from pax_export.transforms._folded import Folded, fold, unfold
 from pax_export.transforms._grad import grad, value_and_grad
 from pax_export.transforms._jit import jit
 from pax_export.transforms._lift import described

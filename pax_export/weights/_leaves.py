@@ -9,6 +9,7 @@ from typing import Any
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from pax_export._errors import WeightNameError, WeightsMismatchError
+from pax_export._files import html_text
 from pax_export.core import named_leaves
 
 # The one name that a safetensors file keeps for itself.
@@ -75,6 +76,9 @@ class LoadReport:
         lines += [f"unknown to the module: {name}" for name in self.unexpected]
         lines += [f"{name}: {difference}" for name, difference in self.mismatched.items()]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html_text.report(str(self))
 
 
 def compare(wanted: Mapping[str, object], there: Mapping[str, object]) -> LoadReport:

@@ -48,6 +48,13 @@ def test_depth_says_how_much_is_shown():
     assert "modules.0.first" in deeper and "modules.0" not in deeper
 
 
+def test_a_function_as_a_layer_has_its_name():
+    pytest.importorskip("fast_sugiyama")
+    drawing = draw(pax.Sequential(pax.Linear(4, 4), lambda x: x + 1), spec("b, 4"))
+    assert [node.title for node in drawing.nodes] == ["x", "Linear", "Lambda(<lambda>)", "output"]
+    ElementTree.fromstring(drawing.to_svg())
+
+
 class Residual2(Residual):
     def __call__(self, x):
         return super().__call__(x, 2.0)

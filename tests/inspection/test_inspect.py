@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jmp
@@ -225,3 +227,40 @@ def test_a_notebook_shows_a_module_as_a_tree():
     net = Net()
     assert net._repr_html_() == pax.inspect(net)._repr_html_()
     assert "blocks.1.layers.0.weight" in net._repr_html_()
+
+
+def _scale(x, by):
+    return by * x
+
+
+class Gate(pax.Lambda):
+    """A layer of the user's that is a function."""
+
+
+def test_a_function_as_a_layer_shows_its_name():
+    net = pax.Sequential(
+        pax.Linear(3, 3),
+        jax.nn.relu,
+        functools.partial(_scale, by=2),
+        pax.Lambda(jnp.tanh, name="squash"),
+        pax.freeze_parameters(Gate(jnp.sin)),
+        lambda x: x,
+    )
+    found = pax.inspect(net, np.ones((2, 3), np.float32))
+    assert [row.function for row in found if row.kind == "module"] == [
+        "", "", "relu", "functools.partial(_scale, by=2)", "tanh", "sin", "<lambda>",
+    ]  # fmt: skip
+    lines = str(found).splitlines()
+    assert any("Lambda(relu)" in line for line in lines)
+    assert any("Lambda(tanh) 'squash'" in line for line in lines)
+    assert any("Gate(sin)" in line for line in lines)
+    assert "Lambda(&lt;lambda&gt;)" in found._repr_html_()
+    assert found.to_dict()["rows"][4]["function"] == "relu"
+
+
+def test_the_name_of_a_function_stays_on_one_short_line():
+    given = functools.partial(_scale, by=np.arange(400.0).reshape(20, 20))
+    row = pax.inspect(pax.Sequential(given))["modules.0"]
+    assert "\n" not in row.function
+    assert len(row.function) <= 60
+    assert row.function.startswith("functools.partial(_scale, by=array(")

@@ -24,6 +24,7 @@ UNPROMISED = {
         "jax.interpreters.ad",
         "jax.interpreters.batching",
     },
+    "_jax/_watched.py": {"jax.extend.source_info_util"},
     "_jaxpr.py": {"jax.extend.source_info_util"},
     "export/formats/onnx/places.py": {"jax.extend.source_info_util"},
     "export/formats/onnx/rules/random_keys.py": {"jax.extend.random"},

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError
-from pax_export._files import bounded, bytes_text, file_types
+from pax_export._files import bounded, bytes_text, file_types, html_text
 from pax_export.export.artifact import embedded, limits, structure
 from pax_export.export.artifact.formats import exporters, find
 
@@ -150,6 +150,25 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data, as it stands in ``pax_export.json``."""
         return {"format": _FORMAT, **dataclasses.asdict(self)}
+
+    def _repr_html_(self) -> str:
+        """Signatures as a table with a line for each array, and the facts below it."""
+        title, *lines = str(self).splitlines()
+        count = next(n for n, line in enumerate(lines) if line.startswith("  variables "))
+        rows, key = [], ""
+        for line in lines[:count]:
+            if not line.startswith("    "):
+                key = line.strip()
+                continue
+            word, _, text = line.strip().partition(" ")
+            rows.append((key, word, text.strip()))
+            key = ""
+        facts = [line.strip().split("  ", 1) for line in lines[count:]]
+        return html_text.block(
+            title,
+            html_text.grid(("signature", "", ""), rows),
+            html_text.grid((), [[cell.strip() for cell in fact] for fact in facts]),
+        )
 
     def __str__(self) -> str:
         known = find(self.target)

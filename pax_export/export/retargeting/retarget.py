@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
-from pax_export._files import bytes_text, checksums, signature_file
+from pax_export._files import bytes_text, checksums, html_text, signature_file
 from pax_export._files.replacing import Belongs, now_in
 from pax_export._optional import require
 from pax_export._signing import verify as verified
@@ -98,6 +98,9 @@ class RetargetReport:
             "  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items()),
         ]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html_text.report(str(self))
 
 
 def _described(stablehlo: str, convention: int, count: int) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._files import html_text
 from pax_export._jax import scope_constraints
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
@@ -31,6 +32,13 @@ class InputSpec:
     shape: str | tuple[int | str | None, ...]
     dtype: str
     name: str | None = None
+
+    def _repr_html_(self) -> str:
+        shape = self.shape
+        if not isinstance(shape, str):
+            shape = ", ".join("?" if size is None else str(size) for size in shape)
+        name = f"{self.name}: " if self.name else ""
+        return html_text.block("", html_text.grid((), [[f"{name}{self.dtype}[{shape}]"]]))
 
 
 def spec(

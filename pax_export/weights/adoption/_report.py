@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pax_export._errors import a_few
+from pax_export._files import html_text
 
 
 @dataclass(frozen=True)
@@ -90,21 +91,35 @@ class AdoptionReport:
         return found
 
     def __str__(self) -> str:
-        arrays = {name for row in self.rows for name in row.arrays}
-        lines = [
-            f"{len(self.rows)} leaves from {len(arrays)} arrays of {self.where} "
-            f"({self.kind}, as {self.origin} keeps them)"
-        ]
-        table = [
-            (row.leaf, f"{row.dtype}[{','.join(map(str, row.shape))}]",
-             f"<- {' + '.join(row.arrays)}", row.how, f"({row.why})")
-            for row in self.rows
-        ]  # fmt: skip
+        lines = [self._title()]
+        table = self._cells()
         widths = [max(map(len, column), default=0) for column in zip(*table)]
         for cells in table:
             padded = [cell.ljust(width) for cell, width in zip(cells, widths)]
             lines.append("  " + "  ".join(cell for cell in padded if cell.strip()).rstrip()
                          if not widths[3] else "  " + "  ".join(padded).rstrip())  # fmt: skip
+        return "\n".join([*lines, *self._rest()])
+
+    def _repr_html_(self) -> str:
+        table = html_text.grid(("leaf", "", "arrays", "how", "why"), self._cells())
+        return html_text.block(self._title(), table, html_text.lines(self._rest()))
+
+    def _title(self) -> str:
+        arrays = {name for row in self.rows for name in row.arrays}
+        return (
+            f"{len(self.rows)} leaves from {len(arrays)} arrays of {self.where} "
+            f"({self.kind}, as {self.origin} keeps them)"
+        )
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [
+            (row.leaf, f"{row.dtype}[{','.join(map(str, row.shape))}]",
+             f"<- {' + '.join(row.arrays)}", row.how, f"({row.why})")
+            for row in self.rows
+        ]  # fmt: skip
+
+    def _rest(self) -> list[str]:
+        lines = []
         for says, names in (
             ("set to 1, as statistics are there", self.counters),
             ("kept as they were", self.kept),
@@ -119,4 +134,4 @@ class AdoptionReport:
             lines.append(f"once more the same: {name}, as {first}")
         if self.tried:
             lines.append(f"compared with the reference: {self.tried} tried, 1 agrees")
-        return "\n".join(lines)
+        return lines

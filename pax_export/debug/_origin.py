@@ -1,0 +1,180 @@
+"""From a result that is not finite, back to the operation that made it so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import NonFiniteError
+from pax_export._jax import call_with_constants, scan_operands
+from pax_export._jaxpr import bound, is_literal, line_of
+from pax_export.core import path_in
+
+_ADVICE = {
+    "log": "jnp.log(jnp.maximum(x, 1e-12)), or jnp.log1p",
+    "log1p": "an operand above -1",
+    "div": "x / jnp.where(y == 0, 1, y), with jnp.where around it for the result",
+    "rsqrt": "jax.lax.rsqrt(x + 1e-6)",
+    "sqrt": "jnp.sqrt(jnp.maximum(x, 1e-12)): at zero its derivative is infinite",
+    "exp": "jax.nn.softmax or jax.nn.logsumexp, which subtract the largest first",
+    "pow": "a base above zero where the exponent is no integer",
+    "dot_general": "smaller numbers, or a dtype with a larger range",
+}
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An operation of a program, with what went in; none for a constant."""
+
+    equation: Any
+    path: str
+    operands: Sequence[Any]
+    results: Sequence[Any]
+    rounds: tuple[int, ...] = ()
+
+
+def operation_error(program: Any, arguments: Sequence[Any], line: str = "") -> NonFiniteError:
+    """What names the first operation of a traced program that gave what is not finite.
+
+    ``line`` is the line of an operation of which jax knows none.
+    """
+    found = _first(program, arguments, "")
+    if found.equation is None:
+        return NonFiniteError(
+            "A constant that is returned is not finite.",
+            where=found.path or "(the root)",
+            got=_text(found.results[0]),
+            write="finite numbers",
+        )
+    name, source = found.equation.primitive.name, line_of(found.equation) or line
+    bad = next(value for value in found.results if is_bad(value))
+    rounds = "".join(f", round {number} of a loop" for number in found.rounds)
+    return NonFiniteError(
+        f"{name} gives {_kind(bad)} out of finite numbers.",
+        where=f"{found.path or '(the root)'}, {source or 'a line that jax does not know'}{rounds}",
+        got=", ".join(map(_text, found.operands)),
+        write=_ADVICE.get(name, "operands for which it is defined and does not overflow"),
+    )
+
+
+def argument_error(value: Any, where: str) -> NonFiniteError:
+    """What says that nothing was finite from the start."""
+    return NonFiniteError(
+        "An argument is not finite already.",
+        where=where,
+        got=_text(value),
+        write="finite numbers",
+    )
+
+
+def all_finite(values: Sequence[Any]) -> Any:
+    """Whether each of some arrays is finite, as a value on the device."""
+    checks = [jnp.isfinite(value).all() for value in values if is_inexact(value)]
+    return jnp.stack(checks).all() if checks else jnp.array(True)
+
+
+def is_inexact(value: Any) -> bool:
+    """Whether a value can have NaN or infinities in it."""
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+def is_bad(value: Any) -> bool:
+    """Whether NaN or an infinity is in a value."""
+    return is_inexact(value) and not bool(jnp.isfinite(value).all())
+
+
+def _kind(value: Any) -> str:
+    if bool(jnp.isnan(value).any()):
+        return "NaN"
+    return "inf" if bool((value == jnp.inf).any()) else "-inf"
+
+
+def _text(value: Any) -> str:
+    value = jnp.asarray(value)
+    text = f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if not value.size or not jnp.issubdtype(value.dtype, jnp.number) or jnp.iscomplexobj(value):
+        return text
+    low, high = float(jnp.nanmin(value)), float(jnp.nanmax(value))
+    share = float(jnp.isnan(value).mean()) if is_inexact(value) else 0.0
+    return f"{text} from {low:.4g} to {high:.4g}" + (f", {share:.1%} NaN" if share else "")
+
+
+def _first(program: Any, arguments: Sequence[Any], around: str) -> _Found:
+    """The operation from which what is not finite in the results comes."""
+    jaxpr = getattr(program, "jaxpr", program)
+    given = (*getattr(program, "consts", ()), *arguments)
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), given))
+    maker: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom.val if is_literal(atom) else values[atom]
+
+    for equation in jaxpr.eqns:
+        results = bound(equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, results))
+        maker.update(dict.fromkeys(equation.outvars, equation))
+    atom = next(atom for atom in jaxpr.outvars if is_bad(read(atom)))
+    if is_literal(atom) or atom not in maker:
+        return _Found(None, around, (), (read(atom),))
+    while True:
+        equation = maker[atom]
+        operands = [read(each) for each in equation.invars]
+        made = (each for each in equation.invars if not is_literal(each) and each in maker)
+        before = next((each for each in made if is_bad(values[each])), None)
+        if before is None:
+            break
+        atom = before
+    path = path_in(equation, around)
+    results = [values[out] for out in equation.outvars if out in values]
+    return _inside(equation, operands, path) or _Found(equation, path, operands, results)
+
+
+def _inside(equation: Any, operands: list[Any], path: str) -> _Found | None:
+    """Further into what an operation calls, if it calls anything."""
+    name, params = equation.primitive.name, equation.params
+    if name == "scan":
+        return _in_scan(params, operands, path)
+    if name == "cond":
+        index, *rest = operands
+        branches = params["branches"]
+        return _first(branches[min(max(int(index), 0), len(branches) - 1)], rest, path)
+    if name == "while":
+        return _in_while(params, operands, path)
+    inner = next((params[key] for key in _CALLS if key in params), None)
+    return None if inner is None else _first(inner, operands, path)
+
+
+def _in_scan(params: Any, operands: list[Any], path: str) -> _Found | None:
+    fixed, carry, inputs = scan_operands(params, operands)
+    body = params["jaxpr"]
+    run = jax.jit(lambda *values: call_with_constants(body, {}, values))
+    order = range(params["length"])
+    for number in reversed(order) if params["reverse"] else order:
+        given = [*fixed, *carry, *(each[number] for each in inputs)]
+        results = run(*given)
+        if any(map(is_bad, results)):
+            found = _first(body, given, path)
+            return replace(found, rounds=(number, *found.rounds))
+        carry = results[: len(carry)]
+    return None
+
+
+def _in_while(params: Any, operands: list[Any], path: str) -> _Found | None:
+    of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
+    test, fixed = operands[:of_test], operands[of_test : of_test + of_body]
+    state, number = operands[of_test + of_body :], 0
+    again, body = params["cond_jaxpr"], params["body_jaxpr"]
+    goes_on = jax.jit(lambda *values: call_with_constants(again, {}, values)[0])
+    run = jax.jit(lambda *values: call_with_constants(body, {}, values))
+    while bool(goes_on(*test, *state)):
+        results = run(*fixed, *state)
+        if any(map(is_bad, results)):
+            found = _first(body, [*fixed, *state], path)
+            return replace(found, rounds=(number, *found.rounds))
+        state, number = results, number + 1
+    return None
