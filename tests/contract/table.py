@@ -35,8 +35,8 @@ def draw_key(module: Any, *inputs: Any) -> Any:
 
 def adapted() -> pax.Module:
     """A layer with two adapters, one of them LoRA with dropout, one DoRA."""
-    layer = pax.adapters.lora(pax.Linear(3, 4), 2, dropout=0.2)
-    layer = pax.adapters.lora(layer, 1, name="second", dora=True)
+    layer = pax.adapters.lora(pax.Linear(3, 4), 2, alpha=3, dropout=0.2)
+    layer = pax.adapters.lora(layer, 1, alpha=2, name="second", dora=True)
     return layer.at("adapters.*.lora_b").apply(lambda b: b + 0.5)
 
 

@@ -47,6 +47,7 @@ UNPROMISED = {
     "export/lowering/empty_batches.py": {"jax.extend.mlir.ir"},
     "export/formats/tflite/rules/randomness.py": {"jax.extend.random.threefry_prng_impl"},
     "export/lowering/eigenvalues.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
+    "export/lowering/keep_nan.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/products.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/shardings.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "sharding/_consistency.py": {"jax.experimental.multihost_utils"},
