@@ -28,7 +28,7 @@ PACKAGES = {
     "onnx": ("onnx>=1.20", "onnxruntime>=1.24"),
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),
-    "adopt": (_SAFETENSORS, "gguf>=0.17", "h5py>=3.11", "msgpack>=1.0"),
+    "adopt": (_SAFETENSORS, "gguf>=0.17"),
     "signing": ("model-signing>=1.1", "pyOpenSSL>=25"),
     "examples": (
         _TENSORFLOW,
