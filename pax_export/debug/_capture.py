@@ -141,7 +141,7 @@ def capture(net: Any, paths: Any = ...) -> Capture:
 
     Args:
         net: a module.
-        paths: which modules: a path, in which ``*`` stands for any names, a class, a
+        paths: which modules: a path, in which ``*`` stands for one name, a class, a
             function ``(path, module) -> bool``, or a list of these; all by default.
 
     Returns:
