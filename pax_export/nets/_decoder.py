@@ -438,9 +438,10 @@ class Decoder(Module):
 @partial(jax.jit, static_argnames="last_only", inline=True)
 def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
     # By itself a call would compile its loop anew each time; within a program this is not there.
-    if cache is None or not on_explicit_mesh((tokens, cache)):
+    if not on_explicit_mesh((lm, tokens, cache)):
         return lm._read(tokens, counts, cache, last_only)
-    # On Explicit axes jax does not know how what is written into a cache lies: as the cache did.
+    # On Explicit axes jax cannot go over layers that are split along their number, nor turn halves
+    # of heads that are split.  A cache lies afterwards as it did.
     operands, treedef = tree_flatten((lm, tokens, counts, cache))
 
     def read(*operands: Any) -> tuple:
@@ -450,7 +451,7 @@ def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: b
     stores, structure = tree_flatten(cache)
     specs = (joined(spec_of(tokens)[0]), *[joined(*spec_of(store)) for store in stores])
     logits, *stores = computed(read, tuple(operands), lambda: specs)
-    return logits, structure.unflatten(stores)
+    return logits if cache is None else (logits, structure.unflatten(stores))
 
 
 def _grouped(x: Any, groups: int, size: int) -> Any:

@@ -26,7 +26,10 @@ def test_every_function_has_a_row():
     functions = {x for x in PUBLIC if inspect.isfunction(x)}
     built = [row.build() for row in ROWS]
     pooled = {m.func.func for m in built if isinstance(getattr(m, "func", None), functools.partial)}
-    assert functions == pooled | {pax.dropout}  # which Dropout calls
+    called = {pax.dropout}  # by Dropout
+    called |= {pax.nn.dot_product_attention, pax.nn.rotary_frequencies}  # by attention, Decoder
+    called |= {pax.nn.alibi_slopes, pax.nn.sinusoidal_positions}
+    assert functions == pooled | called
 
 
 @each_row
