@@ -210,8 +210,8 @@ def _tested(writer: Writer, place: Path, run: ExportRun, request: Request) -> di
 def _name(error: ValidationError, writer: Writer, run: ExportRun, request: Request) -> None:
     """Adds to an error where jax and the export part, for results that differ."""
     part = writer.for_part()
-    if part is None or isinstance(error, GradientMismatchError):
-        return
+    if part is None or isinstance(error, GradientMismatchError) or not_finite(writer.stored()):
+        return  # weights that are no numbers are a reason, and no operation is to blame
     model, kinds = request.model, {}
     if isinstance(model, Module):
         kinds = {path: type(each).__name__ for path, each in named_modules(model)}
