@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 import pax_export as pax
 from pax_export._errors import ShardingError
 from tests.closeness import assert_close
-from tests.contract.table import ROWS, each, each_row
+from tests.contract.table import ROWS, each
+from tests.hard.size import runs
 
 # How a batch lies, and which axis of a weight is split: none, the first that can be, or the last.
 WAYS = {
@@ -21,7 +24,14 @@ WAYS = {
     "fully sharded": (P(("data", "model")), "first"),
     "tensor parallel": (P("data"), "last"),
 }
-each_way = pytest.mark.parametrize("way", WAYS)
+# Nets are made of the layers, and take as long as all of them: in each way only in long runs.
+LARGE = ("ResNet", "Transformer", "Decoder")
+CASES = [
+    pytest.param(row, way, id=f"{row.name}-{way}")
+    for row in ROWS
+    for way in WAYS
+    if row.name not in LARGE or way == "tensor parallel" or runs(short=0, long=1)
+]
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +74,9 @@ def assert_trees_near(actual, expected, loss=1.0):
         assert_close(x, y, rtol=1e-4, atol=max(1e-4, 1e-6 * abs(float(loss))))
 
 
-@each_way
-@each_row
-def test_loss_gradients_and_state_are_those_of_one_device(row, way, mesh):
-    batch, order = WAYS[way]
+@functools.cache
+def on_one_device(row):
+    """A net with its inputs, a step, and what the step gives on one device."""
     pax.seed_rng_key(7)
     net, inputs = row.build(), row.inputs(b=8)
 
@@ -76,7 +85,13 @@ def test_loss_gradients_and_state_are_those_of_one_device(row, way, mesh):
         return jnp.mean(y.astype(jnp.float32) ** 2), net
 
     step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (expected, updated), gradients = step(net.parameters(), net, *inputs)
+    return net, inputs, step, step(net.parameters(), net, *inputs)
+
+
+@pytest.mark.parametrize(("row", "way"), CASES)
+def test_loss_gradients_and_state_are_those_of_one_device(row, way, mesh):
+    batch, order = WAYS[way]
+    net, inputs, step, ((expected, updated), gradients) = on_one_device(row)
     net = placed(net, mesh, order)
     (found, after), slopes = step(net.parameters(), net, *placed_inputs(row, inputs, mesh, batch))
     assert_trees_near((found, after, slopes), (expected, updated, gradients), expected)
@@ -115,22 +130,31 @@ def loss_fn(net, x):
     return loss, (loss, net)
 
 
-@each_way
-@pytest.mark.parametrize("name", NETS)
-def test_training_with_build_update_fn(name, way, mesh):
-    batch, order = WAYS[way]
+@functools.cache
+def trained_on_one_device(name):
+    """A net, its optimizer, a batch, a step, and the loss of three steps on one device."""
     make, shape = NETS[name]
     pax.seed_rng_key(7)
     net = make()
     optimizer = pax.optim.from_optax(optax.sgd(1e-2, momentum=0.9))(net.parameters())
     x = np.random.RandomState(0).standard_normal(shape).astype(np.float32)
-    step = pax.build_update_fn(loss_fn)
-    on_one, on_all = jax.jit(step), jax.jit(step)
+    step = jax.jit(pax.build_update_fn(loss_fn))
+    losses, now = [], (net, optimizer)
+    for _ in range(3):
+        *now, loss = step(*now, x)
+        losses.append(loss)
+    return net, optimizer, x, step, losses
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NETS)
+def test_training_with_build_update_fn(name, way, mesh):
+    batch, order = WAYS[way]
+    net, optimizer, x, step, losses = trained_on_one_device(name)
     many = placed_first = placed(net, mesh, order), placed(optimizer, mesh, order)
     xs = jax.device_put(x, NamedSharding(mesh, batch))
-    for _ in range(3):
-        net, optimizer, expected = on_one(net, optimizer, x)
-        *many, loss = on_all(*many, xs)
+    for expected in losses:
+        *many, loss = step(*many, xs)
         assert_trees_near(loss, expected)
     # Everything stays where it lies.
     for leaf, before in zip(jax.tree.leaves(many), jax.tree.leaves(placed_first), strict=True):
