@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import gc
 import re
 from pathlib import PurePosixPath
 
@@ -13,6 +14,16 @@ import pax_export as pax
 
 # The functions that LLVM calls where the processor converts no float16, and XLA does not have.
 _NO_FLOAT16 = re.compile(r"__truncsfhf2|__extendhfsf2|Failed to materialize symbols")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_collections():
+    """What earlier tests keep, above all jax's caches, is not looked through again and again.
+
+    Each conversion to TFLite collects all garbage, and took up to a second in a full process.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.closeness import assert_close
 from tests.compat.processes import PROGRAMS, code, pax_export_run
+from tests.hard.size import IN_LONG_RUNS
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
@@ -28,7 +29,14 @@ def require_alike(printed, program):
 # run after `install_as_pax`, which the command calls as well.
 RUN_BY_ITSELF = ("graph", "mixed_precision", "mlp", "networks", "pure_state", "weights")
 
-RUN_TOGETHER = [program for program in PROGRAMS if program.stem not in RUN_BY_ITSELF]
+# Half of the time of all, for layers and steps that the others take as well: for long runs.
+LONG = ("diffusion", "gpt", "speech", "transformer", "vocoder")
+
+RUN_TOGETHER = [
+    program
+    for program in PROGRAMS
+    if program.stem not in RUN_BY_ITSELF and (IN_LONG_RUNS or program.stem not in LONG)
+]
 
 
 @pytest.mark.parametrize("name", RUN_BY_ITSELF)

@@ -25,7 +25,7 @@ def test_on_eight_devices(tmp_path):
     assert done.stdout.count("test_") == 5
 
 
-SIZE = 256  # MiB, in four variables
+SIZE = 128  # MiB, in four variables
 LARGEST = SIZE / 4
 #: What compiling and tracing take, whatever the size of the model.
 FIXED = 24

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SIZE = 256  # MiB, in four variables
+SIZE = 128  # MiB, in four variables
 #: What compiling and tracing take, whatever the size of the model.
 FIXED = 24
 

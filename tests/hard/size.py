@@ -6,8 +6,9 @@ import os
 
 #: Set by `tox -e hard`.
 VARIABLE = "PAX_EXPORT_HARD"
+IN_LONG_RUNS = os.environ.get(VARIABLE) == "1"
 
 
 def runs(*, short: int, long: int) -> int:
     """How often to try: `short` among all tests, `long` where much time was asked for."""
-    return long if os.environ.get(VARIABLE) == "1" else short
+    return long if IN_LONG_RUNS else short

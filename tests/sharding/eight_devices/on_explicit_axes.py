@@ -16,7 +16,7 @@ import pax_export as pax
 from pax_export._errors import ShardingError
 from tests.closeness import assert_close
 from tests.contract.table import ROWS, each
-from tests.hard.size import runs
+from tests.hard.size import IN_LONG_RUNS
 
 # How a batch lies, and which axis of a weight is split: none, the first that can be, or the last.
 WAYS = {
@@ -30,7 +30,7 @@ CASES = [
     pytest.param(row, way, id=f"{row.name}-{way}")
     for row in ROWS
     for way in WAYS
-    if row.name not in LARGE or way == "tensor parallel" or runs(short=0, long=1)
+    if row.name not in LARGE or way == "tensor parallel" or IN_LONG_RUNS
 ]
 
 
