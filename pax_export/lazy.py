@@ -22,6 +22,7 @@ from pax_export.core import (
     Module,
     adopt,
     aspect_of,
+    attributes_of,
     freeze_parameters,
     is_node,
     is_open,
@@ -86,7 +87,7 @@ class LazyModule(Module):
             InvalidArgumentTypeError: (an AssertionError too) ``create_fn``
                 cannot be called.
         """
-        if hasattr(self, name) and not is_verb(self, name):
+        if name in attributes_of(self) or (hasattr(self, name) and not is_verb(type(self), name)):
             return getattr(self, name)
         self._check_can_create(name, create_fn)
         value = create_fn()

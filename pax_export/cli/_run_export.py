@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
-from pax_export._files import file_types, replacing, single_file
+from pax_export._files import file_types, npz, replacing, single_file
 from pax_export._optional import require
 from pax_export._signing import verify
 from pax_export.cli import _factory
@@ -189,14 +189,14 @@ def _save(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
     place = Path(os.path.realpath(file))
     if _holds_something_else(place):
         raise ExportPathError(
-            "This is no archive of arrays, so it is not replaced.",
+            "This is no archive of outputs that pax-export wrote, so it is not replaced.",
             where=str(file),
             got=f"a file that {replacing.begin(place)}",
             write="another path, or remove it yourself",
         )
     try:
-        with _stream_to(place) as stream:  # np.savez would put another end on the name
-            np.savez(stream, allow_pickle=False, **arrays)
+        with _stream_to(place) as stream:
+            npz.write(stream, arrays)
     except OSError as error:
         raise ExportPathError(
             "The outputs cannot be written.", where=str(file), got=error
@@ -210,15 +210,9 @@ def _stream_to(place: Path) -> Iterator[IO[bytes]]:
         with place.open("wb") as stream:
             yield stream
     else:
-        with single_file.replaced(place, _archive) as file, file.open("wb") as stream:
+        with single_file.replaced(place, npz.recognized) as file, file.open("wb") as stream:
             yield stream
 
 
 def _holds_something_else(place: Path) -> bool:
-    return place.is_file() and place.stat().st_size > 0 and _archive(place) is None
-
-
-def _archive(file: Path) -> replacing.Belongs | None:
-    """Of what lies at a path: the outputs of a call, as a .npz file."""
-    with file.open("rb") as stream:
-        return (lambda name: False) if stream.read(2) == b"PK" else None
+    return place.is_file() and place.stat().st_size > 0 and npz.recognized(place) is None

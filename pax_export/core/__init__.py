@@ -7,22 +7,6 @@ from pax_export.core._check import (
     structure_differences,
 )
 from pax_export.core._edit import set_training, with_class, with_static
-from pax_export.core._filters import (
-    All,
-    AnyOf,
-    Leaf,
-    Not,
-    Param,
-    PathContains,
-    PathIn,
-    RngState,
-    State,
-    as_filter,
-    as_rule,
-    is_random_key,
-    leaves_of,
-)
-from pax_export.core._finding import matcher
 from pax_export.core._labels import labelled, path_in, recorded
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
@@ -52,12 +36,6 @@ from pax_export.core._mutable import (
 from pax_export.core._near_names import near_names
 from pax_export.core._parameters import STATES_TOO, merge, parameters_method
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
-from pax_export.core._path_patterns import (
-    better_path,
-    lost_by_steps,
-    path_pattern,
-    with_several_steps,
-)
 from pax_export.core._pickling import picklable, remember_call, restore
 from pax_export.core._pure import (
     module_and_value,
@@ -68,8 +46,6 @@ from pax_export.core._pure import (
     require_module,
 )
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key
-from pax_export.core._selectable import Chosen
-from pax_export.core._selection import Selection, register_initial
 from pax_export.core._state_dict import load_state_dict, state_dict, take_loaded_shapes
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import aspect_of, derived, register_aspect
@@ -101,6 +77,29 @@ from pax_export.core._tree import (
     kind_of,
     set_owner,
     update_moduledef,
+)
+from pax_export.core.selections import (
+    All,
+    AnyOf,
+    Chosen,
+    Leaf,
+    Not,
+    Param,
+    PathContains,
+    PathIn,
+    RngState,
+    Selection,
+    State,
+    as_filter,
+    as_rule,
+    better_path,
+    is_random_key,
+    leaves_of,
+    lost_by_steps,
+    matcher,
+    path_pattern,
+    register_initial,
+    with_several_steps,
 )
 
 # What is imported and not listed is for other rooms of the package.

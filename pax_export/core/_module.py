@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
-from pax_export.core._frozen_places import freeze_at
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
 from pax_export.core._partition_specs import with_specs
 from pax_export.core._pickling import picklable, restore
 from pax_export.core._pure import purecall
-from pax_export.core._selection import Selection
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuilt, submodules
+from pax_export.core.selections import Selection, freeze_at
 
 
 class _OwnField:
@@ -70,10 +69,9 @@ class _Verb:
         return self.method.__get__(module, owner)
 
 
-def is_verb(module: Any, name: str) -> bool:
-    """True if a module has nothing of this name but a method that would give way to it."""
-    method = inspect.getattr_static(type(module), name, None)
-    return isinstance(method, _Verb) and name not in _tree.attributes_of(module)
+def is_verb(cls: type, name: str) -> bool:
+    """True if what a class has of this name is a method that gives way to any other."""
+    return isinstance(inspect.getattr_static(cls, name, None), _Verb)
 
 
 class Module(_tree.Node, metaclass=ModuleMeta):

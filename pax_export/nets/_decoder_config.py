@@ -8,7 +8,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_gguf import fields_of_gguf
-from pax_export.nets._decoder_hf import fields_of_hf
+from pax_export.nets._decoder_hf import described_by, fields_of_hf
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nn import PAIRINGS, RotaryScaling, choice, integer
 
@@ -154,10 +154,11 @@ class DecoderConfig:
                 or GPT-2.
 
         Raises:
-            InvalidArgumentError: another ``model_type``, a choice that a `Decoder` has not, or a
-                key that says a size is missing.
+            InvalidArgumentError: another ``model_type``, a choice that a `Decoder` has not, a
+                key that says a size is missing, or a value of another kind.
         """
-        return cls(**fields_of_hf(config))
+        with described_by("config.json"):
+            return cls(**fields_of_hf(config))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> DecoderConfig:
@@ -171,7 +172,8 @@ class DecoderConfig:
             InvalidArgumentError: another ``general.architecture``, or a key that says a size is
                 missing.
         """
-        return cls(**fields_of_gguf(metadata))
+        with described_by("GGUF metadata"):
+            return cls(**fields_of_gguf(metadata))
 
     def kind_of(self, layer: int) -> LayerKind:
         """The kind of a layer by its number."""

@@ -62,7 +62,7 @@ def _sizes(keys: _Keys, family: str) -> dict[str, Any]:
         "family": family,
         "vocab_size": tokens,
         "dim": dim,
-        "num_layers": keys.need("block_count"),
+        "num_layers": keys.layers("block_count"),
         "num_heads": heads,
         "num_kv_heads": keys.get("attention.head_count_kv", heads),
         "head_size": keys.get("attention.key_length", dim // heads),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError, a_few
+from pax_export._errors import InvalidArgumentError, PaxError, a_few
 from pax_export.nets._layer_kind import LayerKind, repeating
-from pax_export.nn import RotaryScaling
+from pax_export.nn import RotaryScaling, integer
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -18,6 +19,29 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
 }
+
+
+#: No net has a larger size, nor more layers.
+_LARGEST, _MOST_LAYERS = 1 << 31, 10_000
+
+
+@contextmanager
+def described_by(where: str) -> Iterator[None]:
+    """While the block runs, values of a stranger's configuration may be of any kind."""
+    try:
+        yield
+    except PaxError:
+        raise
+    except (
+        TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError,
+        MemoryError,
+    ) as error:  # fmt: skip
+        raise InvalidArgumentError(
+            "A configuration has a value of another kind than its key asks for.",
+            where=where,
+            got=f"{type(error).__name__}: {error}"[:200],
+            write="the configuration as it was written with the weights",
+        ) from error
 
 
 class Fields:
@@ -34,11 +58,13 @@ class Fields:
     def get(self, name: str, default: Any = None) -> Any:
         """A value; the default if there is none, or null."""
         value = self.values.get(name)
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise self._too_large(name, value)
         return default if value is None else value
 
     def need(self, name: str) -> Any:
         """A value that must be there."""
-        value = self.values.get(name)
+        value = self.get(name)
         if value is None:
             raise InvalidArgumentError(
                 "A configuration lacks a value that the net needs.",
@@ -47,6 +73,21 @@ class Fields:
                 write=f"the whole configuration, with {name!r}",
             )
         return value
+
+    def layers(self, name: str) -> int:
+        """How many layers there are."""
+        count = integer(self.need(name), f"{self.where}: {name}", least=1)
+        if count > _MOST_LAYERS:
+            raise self._too_large(name, count)
+        return count
+
+    def _too_large(self, name: str, value: int) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "A configuration has a size that no net has.",
+            where=f"{self.where}: {name}",
+            got=f"{value:.3g}" if abs(value) < 1e300 else "a number of many digits",
+            write="the configuration as it was written with the weights",
+        )
 
 
 Found = dict[str, Any]  # fields of a DecoderConfig
@@ -94,7 +135,7 @@ def _qwen3(fields: Fields) -> Found:
 
 
 def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
-    layers = fields.need("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     window = fields.get("sliding_window") if fields.get("use_sliding_window", False) else None
     first = fields.get("max_window_layers", layers)
     default = [
@@ -109,7 +150,7 @@ def _gemma(fields: Fields) -> Found:
 
 
 def _gemma2(fields: Fields) -> Found:
-    layers = fields.need("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     default = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
     local = LayerKind(window=fields.get("sliding_window", 4096))
     own = {
@@ -123,7 +164,7 @@ def _gemma2(fields: Fields) -> Found:
 
 
 def _gemma3(fields: Fields) -> Found:
-    layers = fields.need("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     period = fields.get("sliding_window_pattern", 6)
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
     ropes = fields.get("rope_parameters", {})
@@ -162,7 +203,7 @@ def _gpt2(fields: Fields) -> Found:
         "family": "gpt2",
         "vocab_size": fields.need("vocab_size"),
         "dim": dim,
-        "num_layers": fields.need("n_layer"),
+        "num_layers": fields.layers("n_layer"),
         "num_heads": heads,
         "num_kv_heads": heads,
         "head_size": dim // heads,
@@ -203,7 +244,7 @@ def _common(fields: Fields, family: str) -> dict[str, Any]:
         "family": family,
         "vocab_size": fields.need("vocab_size"),
         "dim": dim,
-        "num_layers": fields.need("num_hidden_layers"),
+        "num_layers": fields.layers("num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": fields.get("num_key_value_heads", heads),
         "head_size": head_size,

@@ -15,11 +15,15 @@ import numpy as np
 from jax.tree_util import tree_structure
 
 from pax_export._errors import MissingWeightError, WeightsFileError, WeightsMismatchError, a_few
+from pax_export._files import bounded
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_hf import described_by
 from pax_export.nets._decoder_names import Piece, Pieces, pieces_of_gguf, pieces_of_hf
 from pax_export.nn import RotaryScaling
 from pax_export.weights import Source, open_source
+
+_LARGEST_CONFIG = 1 << 24  # bytes
 
 # Tables that others keep beside the weights, and parts that are no language model.
 _IGNORED = re.compile(
@@ -57,10 +61,10 @@ def decoder_of_folder(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
     """See `Decoder.from_pretrained`."""
     folder = Path(os.fspath(path))
     try:
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        described = json.loads(bounded.read_bytes(folder / "config.json", _LARGEST_CONFIG))
         if not isinstance(described, dict):
             raise ValueError(f"a {type(described).__name__}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsFileError(
             "A folder of a model has a file config.json, which says what net it is.",
             where=str(folder / "config.json"),
@@ -85,7 +89,13 @@ def filled(
     One leaf after the other is read, so that beside the net itself there is never more than
     one leaf (of all layers, where they are stacked) in memory.
     """
-    shapes: Any = jax.eval_shape(lambda: cls(config, layers))
+    if config.num_layers > len(source.entries):  # before so many layers are made
+        raise _mismatch(
+            source, "the layers of the net", f"{len(source.entries)} tensors",
+            f"those of {config.num_layers} layers",
+        )  # fmt: skip
+    with described_by(source.where):
+        shapes: Any = jax.eval_shape(lambda: cls(config, layers))
     places = [_Place(name, leaf, pieces) for name, leaf in named_leaves(shapes)]
     used = {name for place in places for name in place.names(config.num_layers)}
     _check(source, places, config, used)

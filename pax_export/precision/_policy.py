@@ -22,6 +22,7 @@ from pax_export.core import (
     aspect_of,
     derived,
     is_constructing,
+    is_verb,
     map_attributes,
     register_aspect,
     require_module,
@@ -141,8 +142,10 @@ def canonical(policy: Any) -> jmp.Policy:
 # --- the derived class ---------------------------------------------------------
 
 
-# A method of a user's own may be called `at`, as `Module.at` gives way to it.
-_MODULE_NAMES = frozenset([name for cls in Module.__mro__ for name in vars(cls)]) - {"at"}
+# A method of a user's own may have the name of one that gives way to it.
+_MODULE_NAMES = frozenset(
+    [name for cls in Module.__mro__ for name in vars(cls) if not is_verb(cls, name)]
+)
 
 
 def _under_policy(base: type, namespace: dict[str, Any], policy: Any) -> dict[str, Any]:

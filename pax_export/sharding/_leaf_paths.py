@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from pax_export.core import Node, Spec, specs_of
-from pax_export.transforms import Leaf, Scan, StateAxes, Vmap, is_random_key
+from pax_export.core import Leaf, Node, Spec, is_random_key, specs_of
+from pax_export.transforms import Scan, StateAxes, Vmap
 
 
 @dataclass(frozen=True, eq=False)

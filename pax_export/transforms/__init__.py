@@ -1,19 +1,16 @@
 """Transforms of functions that take modules."""
 
-from pax_export.transforms._axes import StateAxes
-from pax_export.transforms._filters import (
+from pax_export.core import (
     All,
-    Leaf,
     Not,
     Param,
     PathContains,
     PathIn,
     RngState,
     State,
-    as_filter,
-    is_random_key,
 )
-from pax_export.transforms._filters import Any_ as Any
+from pax_export.core import AnyOf as Any
+from pax_export.transforms._axes import StateAxes
 from pax_export.transforms._folded import Folded, fold, unfold
 from pax_export.transforms._grad import grad, value_and_grad
 from pax_export.transforms._jit import jit

@@ -20,8 +20,17 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     UncoveredStateError,
 )
-from pax_export.core import EmptyNode, is_node, join, one_level, path_name, static_key
-from pax_export.transforms._filters import as_filter, is_random_key, leaves_of
+from pax_export.core import (
+    EmptyNode,
+    as_filter,
+    is_node,
+    is_random_key,
+    join,
+    leaves_of,
+    one_level,
+    path_name,
+    static_key,
+)
 from pax_export.transforms._lift import Call, Part, Result, parts_of, roots_of, write_back
 from pax_export.transforms._rng_split import SplitRngs, is_stacked
 from pax_export.transforms._sharding import (

@@ -18,8 +18,16 @@ from pax_export._errors import (
     NotDifferentiableError,
     UnsupportedOperationError,
 )
-from pax_export.core import EmptyNode, describe_array, is_node, join, path_name
-from pax_export.transforms._filters import Param, as_filter, leaves_of
+from pax_export.core import (
+    EmptyNode,
+    Param,
+    as_filter,
+    describe_array,
+    is_node,
+    join,
+    leaves_of,
+    path_name,
+)
 from pax_export.transforms._lift import Call, Result, as_pair, described, wraps
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export.core import keys_changed_by
-from pax_export.transforms._filters import Leaf, as_rule
+from pax_export.core import Leaf, as_rule, keys_changed_by
 
 AMBIENT = "params"
 """The tag by which ``split_rngs`` knows the ambient stream."""

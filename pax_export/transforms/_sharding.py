@@ -15,12 +15,12 @@ from pax_export.core import (
     Spec,
     flatten,
     is_node,
+    leaves_of,
     map_submodules,
     modules_and_leaves,
     specs_of,
     with_static,
 )
-from pax_export.transforms._filters import leaves_of
 
 PARTITION_NAME = "partition_name"
 """The key of ``transform_metadata`` that names the axis a transform stacks along."""

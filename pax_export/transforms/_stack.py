@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_structure
 
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
-from pax_export.core import describe_array, is_node, structure_differences
-from pax_export.transforms._filters import leaves_of
+from pax_export.core import describe_array, is_node, leaves_of, structure_differences
 from pax_export.transforms._sharding import with_stacked_axis, without_stacked_axis
 
 

@@ -112,8 +112,8 @@ def _target(path: Path, recognized: Recognize | None = None) -> Path:
     target = Path(os.path.realpath(path))
     try:
         kind = file_types.unusual(target)
-        recognized = recognized or _recognized
-        known = kind is not None or not target.exists() or recognized(target) is not None
+        ours = recognized or _recognized
+        known = kind is not None or not target.exists() or ours(target) is not None
     except OSError as error:
         raise _unwritten(path, error.strerror) from error
     if target.is_dir():
@@ -126,7 +126,9 @@ def _target(path: Path, recognized: Recognize | None = None) -> Path:
         raise WeightsFileError(
             "This is no regular file, so it is not replaced."
             if kind
-            else "This is no file of weights, so it is not replaced.",
+            else "This is no file of weights, so it is not replaced."
+            if recognized is None
+            else "This is no file of weights that save_as wrote, so it is not replaced.",
             where=str(path),
             got=kind or _kind(target),
             write="another path, or remove what lies there yourself",

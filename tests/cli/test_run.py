@@ -102,9 +102,13 @@ def test_an_output_replaces_outputs_and_nothing_else(saved, call, here):
     before = (here / "x.npy").read_bytes()
     code, _, error = call("run", "out", "--input", "x.npy", "--output", "x.npy")
     assert code == 1
-    assert "error: This is no archive of arrays, so it is not replaced. where: x.npy;" in error
+    message = "error: This is no archive of outputs that pax-export wrote, so it is not replaced."
+    assert f"{message} where: x.npy;" in error
     assert r'got: a file that begins with b"\x93NUMPY' in error
     assert (here / "x.npy").read_bytes() == before
+    np.savez("data.npz", x_train=np.ones(2))  # a user's own, of the same kind
+    assert message in call("run", "out", "--input", "x.npy", "--output", "data.npz")[2]
+    assert np.load("data.npz").files == ["x_train"]
     assert not list(here.glob(".*"))
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)

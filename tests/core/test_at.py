@@ -607,7 +607,6 @@ def test_what_is_shadowed_can_still_be_selected():
 
 
 def test_adapters_of_parts(tower):
-    pytest.importorskip("pax_export.adapters")
     net = tower.at("blocks.*").lora(2, key=jax.random.key(0))
     trained = parameters_of(net)
     assert trained and all(name.startswith("blocks.") and "lora" in name for name in trained)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core._path_patterns import (
+from pax_export.core.selections._path_patterns import (
     PathPattern,
     better_path,
     escaped,

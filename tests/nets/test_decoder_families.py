@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -170,3 +172,38 @@ def test_configurations_of_what_a_decoder_cannot_do_are_named():
         lambda: pax.nets.DecoderConfig.from_gguf(experts), pax.errors.InvalidArgumentError
     )
     assert "where: GGUF metadata: llama: expert_count\n  got: 4" in text
+
+
+def test_hostile_configurations_are_refused_in_our_words(tmp_path):
+    write = reference.write_folder
+    path = write(tmp_path / "net", reference.LLAMA, {"a": np.zeros(2, np.float32)})
+    config, kinds = path / "config.json", (pax.errors.InvalidArgumentError,)
+    for name in reference.LLAMA:
+        for value in ("x", [], {}, {"a": []}, 0, -1, 1e400, 10**9, 10**30, True, [[]] * 3):
+            try:
+                pax.nets.DecoderConfig.from_hf({**reference.LLAMA, name: value})
+            except pax.errors.PaxError:
+                pass
+    layers = {**reference.LLAMA, "model_type": "gemma2", "num_hidden_layers": 10**9}
+    text = refused(lambda: pax.nets.DecoderConfig.from_hf(layers), kinds)
+    assert text.startswith("A configuration has a size that no net has.\n"
+                           "  where: config.json: num_hidden_layers\n  got: 1e+09\n")  # fmt: skip
+    text = refused(
+        lambda: pax.nets.DecoderConfig.from_hf({**reference.LLAMA, "hidden_size": "x"}), kinds
+    )
+    assert text.startswith("A configuration has a value of another kind than its key asks for.\n"
+                           "  where: config.json\n  got: TypeError: ")  # fmt: skip
+    many = {**reference.LLAMA, "num_hidden_layers": 9000}
+    text = refused(
+        lambda: pax.nets.Decoder.from_pretrained(
+            write(tmp_path / "many", many, {"a": np.zeros(2, np.float32)})
+        ),
+        pax.errors.WeightsMismatchError,
+    )
+    assert "got: 1 tensors\n  write: a file with those of 9000 layers" in text
+    config.write_text("[" * 100_000, encoding="utf-8")
+    kind = pax.errors.WeightsFileError
+    assert "RecursionError" in refused(lambda: pax.nets.Decoder.from_pretrained(path), kind)
+    config.unlink()
+    os.mkfifo(config)
+    assert "a named pipe" in refused(lambda: pax.nets.Decoder.from_pretrained(path), kind)

@@ -532,3 +532,12 @@ def test_m3_pickle_and_shapes():
     assert tree_structure(shapes) == tree_structure(T.Scan(Carry, length=3)(4))
     assert shapes.scan_module.linear.weight.shape == (3, 4, 4)
     assert EmptyNode() == shapes.parameters().scan_module.dropout.rng_key
+
+
+FILTERS = [T.Any("a"), T.All("a", T.Param), T.Not("a"), T.PathIn(("a",)), T.PathContains("a")]
+
+
+@pytest.mark.parametrize("made", [*FILTERS, T.Param, T.State, T.RngState], ids=repr)
+def test_filters_are_pickled_by_the_names_that_users_know(made):
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert (made if isinstance(made, type) else type(made)).__module__ == "pax_export.transforms"

@@ -26,6 +26,7 @@ from pax_export.checkpoint import StoredArray
 from pax_export.core import (
     Chosen,
     Module,
+    as_filter,
     enable_eval_mode,
     hidden_arrays,
     module_and_value,
@@ -37,7 +38,7 @@ from pax_export.core import (
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.static import hold, is_no_array, release
-from pax_export.transforms import All, Not, PathContains, PathIn, as_filter
+from pax_export.transforms import All, Not, PathContains, PathIn
 from pax_export.transforms import Any as Any_
 
 

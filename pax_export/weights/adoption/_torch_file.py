@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
+from pax_export._files.npz import UNREADABLE
+from pax_export._files.replacing import Belongs
 from pax_export.weights._file import whole_file
-from pax_export.weights.adoption._npz_file import zip_of_weights
 
 _STORAGES = {
     "float32": "FloatStorage", "float64": "DoubleStorage", "float16": "HalfStorage",
@@ -30,6 +31,8 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _ALIGNED = 64  # torch maps storages into memory where they begin there
 
 _DICT = b"ccollections\nOrderedDict\n)R"
+_BEGIN = b"\x80\x02" + _DICT + b"("  # torch's own pickles number what they hold
+_PICKLE = "archive/data.pkl"
 _TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 
 
@@ -44,10 +47,10 @@ def write_torch(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str
                 write="a path that ends with .safetensors",
             )
     with (
-        whole_file(path, zip_of_weights) as temporary,
+        whole_file(path, _recognized) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
     ):
-        _put(archive, "archive/data.pkl", _pickled(arrays))
+        _put(archive, _PICKLE, _pickled(arrays))
         _put(archive, "archive/byteorder", b"little")
         for number, array in enumerate(arrays.values()):
             little = np.ascontiguousarray(array)
@@ -55,6 +58,16 @@ def write_torch(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str
                 little = little.astype(little.dtype.newbyteorder("<"))
             _put(archive, f"archive/data/{number}", little.reshape(-1).view(np.uint8).data)
         _put(archive, "archive/version", b"3\n")
+
+
+def _recognized(path: Path) -> Belongs | None:
+    """Of what lies at a path: an archive that `write_torch` made, or an empty file."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(_PICKLE) as file:
+            ours = file.read(len(_BEGIN)) == _BEGIN
+    except (KeyError, *UNREADABLE):
+        ours = path.stat().st_size == 0
+    return (lambda name: False) if ours else None
 
 
 def _put(archive: zipfile.ZipFile, name: str, content: Any) -> None:
@@ -68,7 +81,7 @@ def _put(archive: zipfile.ZipFile, name: str, content: Any) -> None:
 
 
 def _pickled(arrays: Mapping[str, np.ndarray]) -> bytes:
-    parts = [b"\x80\x02", _DICT, b"("]
+    parts = [_BEGIN]
     for number, (name, array) in enumerate(arrays.items()):
         parts += [_text(name), _tensor(str(number), array)]
     return b"".join([*parts, b"u."])

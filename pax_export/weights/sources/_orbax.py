@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import WeightsFileError, a_few
-from pax_export._files import bounded
+from pax_export._files import bounded, file_types
 from pax_export._optional import require
 from pax_export.weights.sources._nested import joined
 from pax_export.weights.sources._source import Entry, Source, damaged, refusing
@@ -50,6 +50,7 @@ def opened(path: Path, found: dict[str, Path], opened: ExitStack) -> Source:
     metadata: dict[str, Any] = {}
     with refusing(str(path), KIND):
         for prefix, folder in found.items():
+            _require_files(folder)
             tree = json.loads(bounded.read_bytes(folder / _TREE, _LARGEST))
             room = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
             if tree.get("custom_metadata"):
@@ -67,6 +68,18 @@ def opened(path: Path, found: dict[str, Path], opened: ExitStack) -> Source:
                     spec = _spec(folder, own, tree)
                     entries[name] = _entry(where, library, spec, room)
     return Source("orbax", str(path), entries, metadata=metadata)
+
+
+def _require_files(folder: Path) -> None:
+    """Refuses what tensorstore would wait for, without an end."""
+    strange = file_types.first_unusual(folder)
+    if strange is not None:
+        raise WeightsFileError(
+            "This is no regular file, so it is not read.",
+            where=str(strange),
+            got=file_types.unusual(strange),
+            write="a copy of the whole folder, as it was written",
+        )
 
 
 def _spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +74,22 @@ def test_other_endings_are_refused_and_other_files_stay(tmp_path):
     with pytest.raises(pax.errors.WeightsFileError, match="cannot be written here"):
         (tmp_path / "file").write_text("")
         pax.weights.save_as(net, tmp_path / "file" / "net.pt", like=file)
+
+
+def test_archives_of_others_stay(tmp_path):
+    file = {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+    net, _ = pax.weights.adopt(pax.Linear(2, 3), file)
+    np.savez(tmp_path / "data.npz", x_train=np.ones(5))
+    with zipfile.ZipFile(tmp_path / "run.pt", "w") as archive:  # as torch keeps a training run
+        archive.writestr("run/data.pkl", b"\x80\x02}q\x00X\x05\x00\x00\x00epochq\x01K\x07s.")
+    for name in ("data.npz", "run.pt"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(pax.errors.WeightsFileError, match="no file of weights that save_as"):
+            pax.weights.save_as(net, tmp_path / name, like=file)
+        assert (tmp_path / name).read_bytes() == before
+    for name in ("own.npz", "own.pt"):
+        for _ in range(2):
+            pax.weights.save_as(net, tmp_path / name, like=file)
 
 
 def test_a_report_of_another_module_is_refused(tmp_path):

@@ -9,8 +9,8 @@ import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError, a_few
-from pax_export.core._filters import Leaf, Param, as_rule, leaves_of
-from pax_export.core._selectable import Steps, at_or_below, dotted, shown
+from pax_export.core.selections._filters import Leaf, Param, as_rule, leaves_of
+from pax_export.core.selections._selectable import Steps, at_or_below, dotted, shown
 
 Initializer = Callable[[Any, Any], Any]
 """A function of a key and a shape that makes an array of that shape."""

@@ -9,7 +9,6 @@ import jax
 
 from pax_export.core._check import check_modules
 from pax_export.core._edit import own_containers
-from pax_export.core._selectable import Steps, plain
 from pax_export.core._traversal import one_level, rebuilt
 from pax_export.core._tree import (
     Node,
@@ -18,6 +17,7 @@ from pax_export.core._tree import (
     kind_of,
     update_moduledef,
 )
+from pax_export.core.selections._selectable import Steps, plain
 
 Change = Callable[[Any], Any]
 

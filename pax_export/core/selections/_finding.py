@@ -10,20 +10,10 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
-from pax_export.core._filters import (
-    All,
-    AnyOf,
-    Not,
-    Param,
-    PathContains,
-    PathIn,
-    RngState,
-    State,
-    as_rule,
-    leaves_of,
-)
-from pax_export.core._path_patterns import better_path, path_pattern
-from pax_export.core._selectable import (
+from pax_export.core._tree import Node, attributes_of
+from pax_export.core.selections._filters import MADE_FILTERS, PLAIN_FILTERS, as_rule, leaves_of
+from pax_export.core.selections._path_patterns import better_path, path_pattern
+from pax_export.core.selections._selectable import (
     Chosen,
     Steps,
     dotted,
@@ -34,9 +24,6 @@ from pax_export.core._selectable import (
     values_of,
     written_out,
 )
-from pax_export.core._tree import Node, attributes_of
-
-_LEAF_FILTERS = (All, AnyOf, Not, PathContains, PathIn)
 
 
 def find(tree: Any, what: Any) -> tuple[Steps, ...]:
@@ -68,7 +55,7 @@ def _found(tree: Any, what: Any) -> tuple[Steps, ...]:
         for steps in what.paths:
             value_at(tree, steps)  # or an error: it was chosen in another net
         return what.paths
-    if what in (Param, State, RngState) or isinstance(what, (*_LEAF_FILTERS, Node)):
+    if any(what is each for each in PLAIN_FILTERS) or isinstance(what, (*MADE_FILTERS, Node)):
         leaves = leaves_of(tree)
         mask = as_rule(what)(tree, leaves)
         return tuple([leaf.path for leaf, is_meant in zip(leaves, mask) if is_meant])
@@ -136,7 +123,7 @@ def matcher(
         return lambda path, module: path in names
     if isinstance(what, type):
         return lambda path, module: isinstance(module, what)
-    if not callable(what) or isinstance(what, (*_LEAF_FILTERS, Node)):
+    if not callable(what) or isinstance(what, (*MADE_FILTERS, Node)):
         return None
     if wants_path(what, with_path):
         return what

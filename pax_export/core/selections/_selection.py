@@ -12,12 +12,14 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._check import describe_array
 from pax_export.core._edit import set_training
-from pax_export.core._edit_places import Change, changed_at
-from pax_export.core._finding import find, in_order, wants_path
-from pax_export.core._frozen_places import freeze_at, unfreeze_at
-from pax_export.core._initial import initialized, register_initial
 from pax_export.core._pure import require_module
-from pax_export.core._selectable import (
+from pax_export.core._traversal import apply_bottom_up
+from pax_export.core._tree import Node, is_array, is_node
+from pax_export.core.selections._edit_places import Change, changed_at
+from pax_export.core.selections._finding import find, in_order, wants_path
+from pax_export.core.selections._frozen_places import freeze_at, unfreeze_at
+from pax_export.core.selections._initial import initialized
+from pax_export.core.selections._selectable import (
     Chosen,
     Steps,
     at_or_below,
@@ -28,10 +30,6 @@ from pax_export.core._selectable import (
     shown,
     value_at,
 )
-from pax_export.core._traversal import apply_bottom_up
-from pax_export.core._tree import Node, is_array, is_node
-
-__all__ = ["Selection", "register_initial"]
 
 
 class Selection(Chosen):

@@ -7,9 +7,11 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.core._edit import with_class
-from pax_export.core._edit_places import Change, changed_at
 from pax_export.core._parameters import STATES_TOO, frozen_alone
-from pax_export.core._selectable import (
+from pax_export.core._subclassing import aspect_of, derived
+from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
+from pax_export.core.selections._edit_places import Change, changed_at
+from pax_export.core.selections._selectable import (
     Place,
     Steps,
     at_or_below,
@@ -18,8 +20,6 @@ from pax_export.core._selectable import (
     places_of,
     shown,
 )
-from pax_export.core._subclassing import aspect_of, derived
-from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
 
 
 @cached_by_treedef()

@@ -2,7 +2,7 @@
 
 A filter is data: a class, a path, a selection, a predicate, or several of them.
 `as_filter` turns it into a function from a module to one bool for each leaf.
-Users find them in `pax_export.transforms`.
+Users find them in `pax_export.transforms`, and pickles name them so.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_st
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core._parameters import merge
-from pax_export.core._path_patterns import path_pattern
-from pax_export.core._selectable import Chosen, at_or_below, dotted, plain, value_at
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node
+from pax_export.core.selections._path_patterns import path_pattern
+from pax_export.core.selections._selectable import Chosen, at_or_below, dotted, plain, value_at
 
 Mask = list[bool]
 
@@ -224,6 +224,13 @@ class Not(_Several):
 
     def __init__(self, filter: Any):
         super().__init__(filter)
+
+
+# Pickles of a `Vmap` with filters go by these names, wherever this file may lie.
+PLAIN_FILTERS = (Param, State, RngState)
+MADE_FILTERS = (All, AnyOf, Not, PathContains, PathIn)
+for _each in (*PLAIN_FILTERS, *MADE_FILTERS):
+    _each.__module__ = "pax_export.transforms"
 
 
 # --- what they select -----------------------------------------------------------------

@@ -1,0 +1,57 @@
+"""Words for parts of a net in; where they stand, or the net in which they changed, out.
+
+`_path_patterns` reads paths, `_filters` says which leaves are meant, `_finding` which places;
+`_selection` has the verbs.  It stands above all files of `core` but `_module`, whose `at` it is.
+"""
+
+from pax_export.core.selections._filters import (
+    All,
+    AnyOf,
+    Leaf,
+    Not,
+    Param,
+    PathContains,
+    PathIn,
+    RngState,
+    State,
+    as_filter,
+    as_rule,
+    is_random_key,
+    leaves_of,
+)
+from pax_export.core.selections._finding import matcher
+from pax_export.core.selections._frozen_places import freeze_at
+from pax_export.core.selections._initial import register_initial
+from pax_export.core.selections._path_patterns import (
+    better_path,
+    lost_by_steps,
+    path_pattern,
+    with_several_steps,
+)
+from pax_export.core.selections._selectable import Chosen
+from pax_export.core.selections._selection import Selection
+
+__all__ = [
+    "All",
+    "AnyOf",
+    "Chosen",
+    "Leaf",
+    "Not",
+    "Param",
+    "PathContains",
+    "PathIn",
+    "RngState",
+    "Selection",
+    "State",
+    "as_filter",
+    "as_rule",
+    "better_path",
+    "freeze_at",
+    "is_random_key",
+    "leaves_of",
+    "lost_by_steps",
+    "matcher",
+    "path_pattern",
+    "register_initial",
+    "with_several_steps",
+]
