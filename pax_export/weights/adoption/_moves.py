@@ -6,7 +6,6 @@ step can be undone, so that what was adopted goes home the same way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -183,8 +182,3 @@ def axes_alone(pieces: Sequence[Piece], shape: Shape) -> tuple[int, ...] | None:
     if len(piece.steps) == 1 and piece.steps[0][0] == "transpose":
         return tuple(piece.steps[0][1])
     return None
-
-
-def size(shape: Shape) -> int:
-    """How many numbers."""
-    return math.prod(shape)

@@ -45,11 +45,6 @@ class Hypothesis:
     options: dict[tuple[Layer, Group], list[Recipe]]
 
     @property
-    def says(self) -> str:
-        """In words."""
-        return self.origin
-
-    @property
     def decided(self) -> bool:
         """Whether nothing is open."""
         return not self.outcome.open and all(
@@ -65,7 +60,6 @@ class Choice:
     pairs: Pairs
     why: dict[Layer, str]
     origin: str
-    open: bool = False
 
     def key(self) -> tuple:
         """Equal for ways that give the same numbers."""
@@ -280,7 +274,6 @@ def choices(hypotheses: Sequence[Hypothesis]) -> Iterator[Choice]:
     """Every whole way that the hypotheses leave, those first that names speak for."""
     for hypothesis in hypotheses:
         outcome = hypothesis.outcome
-        opened = bool(outcome.open)
         for found in _product([ways(component) for component in outcome.open]):
             pairs = [*outcome.pairs, *itertools.chain.from_iterable(found)]
             several = [hypothesis.options[pair] for pair in pairs]
@@ -288,7 +281,7 @@ def choices(hypotheses: Sequence[Hypothesis]) -> Iterator[Choice]:
                 recipe: Recipe = {}
                 for each in recipes:
                     recipe |= each
-                yield Choice(recipe, pairs, outcome.why, hypothesis.origin, opened)
+                yield Choice(recipe, pairs, outcome.why, hypothesis.origin)
 
 
 def _product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:

@@ -172,14 +172,12 @@ def _joined_heads(shape: Shape, piece: Piece, now: Shape) -> Iterable[Piece]:
 
 def _one_place(shape: Shape, piece: Piece, now: Shape, origin: str) -> Iterable[Piece]:
     order = _axes_of_conv(len(now), origin)
-    if order is None:
-        return
     after = tuple(now[axis] for axis in order)
     if all(size == 1 for size in after[:-2]) and after[-2:] == shape:
         yield piece.then(("transpose", order), ("reshape", shape), says="a 1x1 convolution")
 
 
-def _axes_of_conv(rank: int, origin: str) -> tuple[int, ...] | None:
+def _axes_of_conv(rank: int, origin: str) -> tuple[int, ...]:
     """The axes of a kernel of a framework, in our order: spatial, in, out."""
     if origin in ("torch", "torch, Conv1D", "onnx"):
         return (*range(2, rank), 1, 0)
@@ -197,7 +195,6 @@ def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
     rank = len(shape)
     if len(now) == rank:
         order = _axes_of_conv(rank, origin)
-        assert order is not None
         k = _letters(rank)
         says = "" if order == tuple(range(rank)) else (
             f"O{k}I to {k}IO" if origin in _OHWI else f"OI{k} to {k}IO")  # fmt: skip
@@ -223,7 +220,6 @@ def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
 def _with_one_axis_less(shape: Shape, piece: Piece, now: Shape, origin: str) -> Iterable[Piece]:
     """A convolution of more axes, whose kernel has the width 1 along one of them."""
     order = _axes_of_conv(len(now), origin)
-    assert order is not None
     after = tuple(now[axis] for axis in order)
     for axis in range(len(after) - 2):
         if after[axis] == 1 and (*after[:axis], *after[axis + 1 :]) == shape:

@@ -55,7 +55,7 @@ def impossible(study: Study, source: Source) -> AdoptionError:
     error = AdoptionError(
         "The arrays of the source are not those that the module wants:\n" + _lines(lines),
         where=source.where,
-        got=f"{len(source.entries)} arrays, read as {best.says} keeps them",
+        got=f"{len(source.entries)} arrays, read as {best.origin} keeps them",
         write=_what_to_write(outcome.missing, outcome.left),
     )
     error.missing = tuple(leaf.path for each in outcome.missing for leaf in each.leaves.values())
@@ -157,7 +157,7 @@ def _differences(
             for recipe in hypothesis.options[layer, group]:
                 for name, (key, says) in _by_source(recipe).items():
                     order = f", {hypothesis.fused}" if "part" in says else ""
-                    label = f"{says or 'as it is'} ({hypothesis.says}{order})"
+                    label = f"{says or 'as it is'} ({hypothesis.origin}{order})"
                     ways.setdefault(name, {}).setdefault((layer.path, key), label)
     for name, found in ways.items():
         if name in candidates:
