@@ -54,6 +54,7 @@ from pax_export.core._parameters import STATES_TOO, merge, parameters_method
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._path_patterns import (
     better_path,
+    escaped,
     lost_by_steps,
     path_pattern,
     with_several_steps,

@@ -17,6 +17,7 @@ here, or with ``transpose_kernel=True`` as Keras.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from pax_export.weights.adoption._groups import Group, is_conv1d_of_transformers
 from pax_export.weights.adoption._layers import Layer
@@ -43,6 +44,42 @@ def readings(
         origin: whose conventions the group follows.
         axes: for leaves by path, which axes of the array are theirs, where the user says so.
     """
+    if layer.stack is not None and layer.kind != "free":
+        return _of_stack(layer, layer.stack.sizes, group, origin, axes)
+    places = {leaf.path: leaf.place for leaf in layer.leaves.values() if leaf.place is not None}
+    ways = _of_layer(layer, group, origin, axes)
+    if not places:
+        return ways
+    return [
+        {path: tuple([p.into(places[path]) for p in pieces]) for path, pieces in way.items()}
+        for way in ways
+    ]
+
+
+def _of_stack(
+    layer: Layer, sizes: Shape, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
+) -> list[Recipe]:
+    """The ways of one layer, for arrays that hold all of them as the leaves do."""
+    count = len(sizes)
+    if any(p.shape[:count] != sizes or p.is_part for p in group.parts.values()):
+        return []
+    leaves = {role: replace(leaf, shape=leaf.shape[count:]) for role, leaf in layer.leaves.items()}
+    parts = {role: replace(p, shape=p.shape[count:]) for role, p in group.parts.items()}
+    told = {
+        path: tuple([axis - count for axis in order[count:]])
+        for path, order in axes.items()
+        if order[:count] == tuple(range(count))
+    }
+    one = replace(layer, leaves=leaves, stack=None)
+    return [
+        {path: tuple([piece.stacked(sizes) for piece in pieces]) for path, pieces in way.items()}
+        for way in readings(one, replace(group, parts=parts), origin, told)
+    ]
+
+
+def _of_layer(
+    layer: Layer, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
+) -> list[Recipe]:
     if layer.kind in ("lstm", "gru", "rnn"):
         found = recurrent(layer, group, origin)
         return [found] if found else []
@@ -64,7 +101,19 @@ def readings(
 
 def recipe_key(recipe: Recipe) -> tuple:
     """Equal for recipes that give the same numbers."""
-    return tuple((path, tuple(p.key() for p in pieces)) for path, pieces in sorted(recipe.items()))
+    return tuple(
+        (path, tuple(sorted([p.key() for p in pieces], key=str)) if len(pieces) > 1 else
+         pieces[0].key()) for path, pieces in sorted(recipe.items())
+    )  # fmt: skip
+
+
+def joined(recipes: Iterable[Recipe]) -> Recipe:
+    """One recipe of several; what fills parts of one leaf comes together."""
+    found: Recipe = {}
+    for recipe in recipes:
+        for path, pieces in recipe.items():
+            found[path] = (*found[path], *pieces) if path in found else pieces
+    return found
 
 
 def _unique(pieces: Iterable[Piece]) -> list[Piece]:
