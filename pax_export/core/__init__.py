@@ -93,6 +93,7 @@ from pax_export.core.selections import (
     as_filter,
     as_rule,
     better_path,
+    escaped,
     is_random_key,
     leaves_of,
     lost_by_steps,

@@ -24,6 +24,7 @@ from pax_export.core.selections._frozen_places import freeze_at
 from pax_export.core.selections._initial import register_initial
 from pax_export.core.selections._path_patterns import (
     better_path,
+    escaped,
     lost_by_steps,
     path_pattern,
     with_several_steps,
@@ -46,6 +47,7 @@ __all__ = [
     "as_filter",
     "as_rule",
     "better_path",
+    "escaped",
     "freeze_at",
     "is_random_key",
     "leaves_of",

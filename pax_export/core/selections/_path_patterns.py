@@ -63,8 +63,8 @@ class PathPattern:
                 write="names parted by single dots, 'encoder.layers.*'; a dot before the first "
                 "one where the path is to begin at the root",
             )
-        free = not at_root and (anywhere or text.startswith("*"))
-        whole = _of_steps(("**", *self.steps) if free else self.steps)
+        self._free = not at_root and (anywhere or text.startswith("*"))
+        whole = _of_steps(("**", *self.steps) if self._free else self.steps)
         self._whole, self._around = re.compile(whole), re.compile(whole + _ANY_STEPS)
 
     @property
@@ -79,6 +79,34 @@ class PathPattern:
     def covers(self, path: str) -> bool:
         """True for the paths that are meant, and for all that lies below one."""
         return self._around.fullmatch(_with_last_dot(path)) is not None
+
+    def taken(self, path: str) -> tuple[tuple[str, ...], str] | None:
+        """For a path that this covers: what its stars stand for in it, and what lies below.
+
+        Where ``**`` could stand for more or fewer steps, each stands for as few as it can, the
+        first one before the second.
+
+        Example:
+            >>> PathPattern("h.*.attn_*").taken("h.3.attn_q.weight")
+            (('3', 'q'), 'weight')
+            >>> PathPattern("**.attn").taken("a.b.attn"), PathPattern("**.attn").taken("attn")
+            ((('a.b',), ''), (('',), ''))
+        """
+        found = self._taking.fullmatch(_with_last_dot(path))
+        if found is None:
+            return None
+        *stars, below = [part.removesuffix(".") for part in found.groups()]
+        return tuple(stars), below
+
+    @functools.cached_property
+    def _taking(self) -> re.Pattern[str]:
+        """As what `covers` asks, with a group for each star and one for what lies below."""
+        parts = [
+            r"((?:[^.]*\.)*?)" if step == "**" else rf"{_of_step(step, taking=True)}\."
+            for step in self.steps
+        ]
+        anywhere = r"(?:[^.]*\.)*?" if self._free and self.steps[0] != "**" else ""
+        return re.compile(f"{anywhere}{''.join(parts)}((?:[^.]*\\.)*)")
 
     def __repr__(self) -> str:
         return repr(self.text)
@@ -117,10 +145,11 @@ def _of_steps(steps: tuple[str, ...]) -> str:
     return first + between + _ANY_STEPS + rest[-1]
 
 
-def _of_step(step: str) -> str:
-    """The regular expression of one step."""
+def _of_step(step: str, taking: bool = False) -> str:
+    """The regular expression of one step; with `taking` there is a group for each star."""
     if step == "*":
-        return r"[^.]+"
+        return r"([^.]+)" if taking else r"[^.]+"
+    star = r"([^.]*)" if taking else r"[^.]*"
     parts, place = [], 0
     while place < len(step):
         letter = step[place]
@@ -130,7 +159,7 @@ def _of_step(step: str) -> str:
             parts.append(f"[{_negated(letters)}]".replace(r"\-", "-"))
             place = end
         else:
-            parts.append({"*": r"[^.]*", "?": r"[^.]"}.get(letter) or re.escape(letter))
+            parts.append({"*": star, "?": r"[^.]"}.get(letter) or re.escape(letter))
         place += 1
     return "".join(parts)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentTypeError
+from pax_export._errors import AdoptionError, InvalidArgumentTypeError
 from pax_export.core import next_rng_key
 from pax_export.sharding import shardings
 from pax_export.weights._leaves import leaves_by_name
@@ -18,11 +19,13 @@ from pax_export.weights.adoption import _refusals
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._moves import Piece, forward
+from pax_export.weights.adoption._nets import ways_out
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._place import ones, own_value, placed
-from pax_export.weights.adoption._plan import Choice, Study, choices, studied
+from pax_export.weights.adoption._plan import Choice, Study, best_study, choices
 from pax_export.weights.adoption._reference import TOLERANCE, Reference
 from pax_export.weights.adoption._report import AdoptionReport, Row
+from pax_export.weights.adoption._weight_norm import file_names
 from pax_export.weights.sources import Source, open_source
 
 T = TypeVar("T")
@@ -108,11 +111,11 @@ def adopt(
             write="mesh=pax.sharding.make_mesh(data=-1)",
         )
     lying = None if mesh is None else jax.tree_util.tree_leaves(shardings(net, mesh, rules))
-    with open_source(source) as opened:
-        study = studied(net, source, opened, options, "adopt")
+    with open_source(source) as file:
+        study, opened = best_study(net, source, file, options, "adopt")
         filler = _Filler(net, leaves, opened, study, dict(zip(leaves, lying or [])), dtype)
         if not study.possible:
-            raise _refusals.impossible(study, opened)
+            raise _refused(net, source, file, options, "adopt", study, opened)
         if reference is None:
             choice = decided(study, opened)
             return filler.filled(choice), report_of(study, opened, choice, leaves)
@@ -253,7 +256,13 @@ def report_of(
     rows = tuple(
         Row(
             path,
-            tuple(dict.fromkeys(piece.source for piece in choice.recipe[path])),
+            tuple(
+                dict.fromkeys(
+                    name
+                    for piece in choice.recipe[path]
+                    for name in file_names(source, piece.source)
+                )
+            ),
             ", ".join(dict.fromkeys(piece.says for piece in choice.recipe[path] if piece.says)),
             why[path],
             tuple(own.shape),
@@ -277,9 +286,24 @@ def _why(layer: Any, choice: Choice, told: bool, tried: int) -> str:
     return choice.why.get(layer, "the reference")
 
 
-def plan_of(net: Any, like: Any, source: Source, options: Options, where: str) -> Choice:
-    """The one way from a source to a module, to be gone back."""
-    study = studied(net, like, source, options, where)
+def _refused(
+    net: Any, given: Any, file: Source, options: Options, where: str, study: Study, version: Source
+) -> AdoptionError:
+    """The error about a source that does not fit, with what of it could be left out."""
+
+    def possible(patterns: tuple[str, ...]) -> bool:
+        less = replace(options, ignore=(*options.ignore, *patterns))
+        return bool(best_study(net, given, file, less, where)[0].possible)
+
+    unknown = [name for name in version.entries if name not in study.ignored]
+    return _refusals.impossible(study, version, ways_out(unknown, possible))
+
+
+def plan_of(
+    net: Any, like: Any, source: Source, options: Options, where: str
+) -> tuple[Choice, Source]:
+    """The one way from a source to a module, to be gone back, and the version of the source."""
+    study, version = best_study(net, like, source, options, where)
     if not study.possible:
-        raise _refusals.impossible(study, source)
-    return decided(study, source)
+        raise _refused(net, like, source, options, where, study, version)
+    return decided(study, version), version

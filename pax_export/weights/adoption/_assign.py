@@ -254,7 +254,9 @@ _KINDS = frozenset(
 
 def _counts(layer: Layer, group: Group) -> bool:
     """Whether the numbers of a name count layers; those of ``arr_0`` and ``var_17`` do not."""
-    return bool(layer.said & group.said) or (group.sure and group.own_words <= _KINDS)
+    if layer.said & group.said:
+        return True
+    return group.sure and (group.own_words <= _KINDS or group.is_in_list)
 
 
 def _shared(layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]) -> frozenset:

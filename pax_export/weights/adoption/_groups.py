@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from pax_export.weights.adoption._moves import Piece
+from pax_export.weights.adoption._weight_norm import NOTE
 from pax_export.weights.adoption._words import COUNT, WEIGHT, Name, named, parsed, with_first
 from pax_export.weights.sources import Source
 
@@ -25,6 +27,7 @@ class Group:
         sure: whether the names say what role each array has.
         within: below which path of the module the user wants it.
         around: with so many words the names of all groups begin.
+        settings: what a graph says of the operator that takes these arrays, where it says it.
     """
 
     path: str
@@ -35,11 +38,20 @@ class Group:
     sure: bool = True
     within: str | None = None
     around: int = 0
+    settings: tuple[tuple[str, Any], ...] | None = None
 
     @cached_property
     def own_words(self) -> frozenset[str]:
         """The words but for those before the names of all groups, such as ``model``."""
         return named(self.raw[self.around :]).said
+
+    @cached_property
+    def is_in_list(self) -> bool:
+        """Whether all its numbers are steps of their own below a name: ``h.3.fc``."""
+        steps = re.split(r"[./]", self.path)
+        return not steps[0].isdigit() and all(
+            step.isdigit() or not any(letter.isdigit() for letter in step) for step in steps
+        )
 
     @cached_property
     def said(self) -> frozenset[str]:
@@ -56,7 +68,7 @@ class Group:
         """Equal for groups that could fill the same layers."""
         parts = [(role, p.shape, p.split, str(p.take)) for role, p in sorted(self.parts.items())]
         flags = tuple(word in self.raw for word in ("matmul", "gemm"))
-        return (tuple(parts), flags, is_conv1d_of_transformers(self))
+        return (tuple(parts), flags, is_conv1d_of_transformers(self), self.settings)
 
 
 def is_conv1d_of_transformers(group: Group) -> bool:
@@ -91,15 +103,18 @@ def grouped(
         key: Any = name if alone or found.role is None else (found.words, within)
         if role in groups.get(key, {}):  # two of one kind: each stands for itself
             key = name
-        groups.setdefault(key, {})[role] = Piece(name, source.entries[name].shape)
+        entry = source.entries[name]
+        says = NOTE if entry.note == NOTE else ""
+        groups.setdefault(key, {})[role] = Piece(name, entry.shape, says=says)
         words = found.words
         if key == name and found.role is not None and alone:
             words = (*words, role)
         about.setdefault(key, (found.layer, words, order[name], found.role is not None, within))
     made = [
-        Group(path, groups[key], named(words), words, place, sure, within)
+        Group(path, groups[key], named(words), words, place, sure, within,
+              settings=_settings(source, groups[key].values()))
         for key, (path, words, place, sure, within) in about.items()
-    ]
+    ]  # fmt: skip
     around = _beginning([group.raw for group in made])
     made = [replace(group, around=around) for group in made]
     return sorted(made, key=lambda group: group.place), counters
@@ -121,6 +136,13 @@ def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
             if operator in _RECURRENT and place in _INPUTS:
                 found.setdefault(name, f"{node or operator}/{_INPUTS[place]}")
     return found
+
+
+def _settings(source: Source, pieces: Iterable[Piece]) -> tuple[tuple[str, Any], ...] | None:
+    """What a graph says of the one operator that takes these arrays."""
+    known = source.metadata.get("settings", {}) if source.kind == "onnx" else {}
+    found = {setting for piece in pieces for setting in known.get(piece.source, ())}
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _beginning(several: list[tuple[str, ...]]) -> int:
@@ -166,14 +188,14 @@ def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> 
             parts[role] = replace(
                 piece, split=whole, take=take, steps=(("reshape", shape),), says=f"its {word} part"
             )
-        name = named([*_without_fused(group.raw), word])
+        name = named([*without_fused(group.raw), word])
         found.append(
             replace(group, path=f"{group.path} ({word})", parts=parts, name=name, sure=True)
         )
     return found
 
 
-def _without_fused(raw: tuple[str, ...]) -> list[str]:
+def without_fused(raw: tuple[str, ...]) -> list[str]:
     """The words without those that say that it is three in one."""
     if raw[-2:] == ("c", "attn"):
         return [*raw[:-2], "attn"]
@@ -186,7 +208,12 @@ def _without_fused(raw: tuple[str, ...]) -> list[str]:
 
 def is_fused(group: Group) -> bool:
     """Whether it is called as queries, keys and values in one."""
-    raw = group.raw
+    return is_fused_name(group.raw)
+
+
+def is_fused_name(words: Sequence[str]) -> bool:
+    """Whether these words call something queries, keys and values in one."""
+    raw = tuple(words)
     return (
         raw[-2:] in (("in", "proj"), ("c", "attn"))
         or "qkv" in raw
@@ -227,6 +254,8 @@ def origins(source: Source, given: Any, module: bool) -> list[str]:
         return ["pax"]
     kind = source.kind
     if kind == "safetensors":
+        if (written := source.metadata.get(WRITTEN_AS)) in _EVERYONE:
+            return [str(written)]
         form = str(source.metadata.get("format", ""))
         if form in _FORMATS:
             return _FORMATS[form]
@@ -240,6 +269,10 @@ def origins(source: Source, given: Any, module: bool) -> list[str]:
     return found
 
 
+#: Under this name a file that `save_as` wrote says whose conventions its arrays follow.
+WRITTEN_AS = "written_as"
+_EVERYONE = ("torch", "torch, Conv1D", "keras", "flax", "flax, transposed", "onnx", "pax", "mlx",
+             "tflite")  # fmt: skip
 #: What a user may write, and what it means.
 _OF_WORD = {
     "torch": ["torch", "torch, Conv1D"], "keras": ["keras"], "tensorflow": ["keras"],

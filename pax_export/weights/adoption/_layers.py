@@ -22,11 +22,14 @@ from pax_export.nn import (
     GroupNorm,
     LayerNorm,
     Linear,
+    RMSNorm,
     RngSeq,
     VanillaRNN,
 )
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._leaves import leaves_by_name
+from pax_export.weights.adoption._moves import Place
+from pax_export.weights.adoption._stacks import Stack, stack_at
 from pax_export.weights.adoption._words import (
     BIAS,
     COUNT,
@@ -41,11 +44,26 @@ from pax_export.weights.adoption._words import (
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf of the module."""
+    """A leaf of the module, or a part of one that is filled as if it were a leaf.
+
+    Attributes:
+        path: of the leaf.
+        shape: its shape, or that of the part.
+        dtype: its dtype.
+        place: where the part lies; None for a whole leaf.
+        part: what the part is called.
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
+    place: Place | None = None
+    part: str = ""
+
+    @property
+    def says(self) -> str:
+        """Its path, or what a part of a leaf is called."""
+        return self.part or self.path
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +77,8 @@ class Layer:
         leaves: by role.
         name: of the path; `also` are the words of names that modules were given.
         options: what its recipes depend on besides.
+        heads: how many heads the attention around it has, if it says so.
+        stack: the layers that its leaves hold; its kind is that of one of them.
     """
 
     path: str
@@ -68,6 +88,7 @@ class Layer:
     also: frozenset[str] = frozenset()
     options: tuple = ()
     heads: int | None = None
+    stack: Stack | None = None
 
     @cached_property
     def said(self) -> frozenset[str]:
@@ -78,7 +99,8 @@ class Layer:
     def signature(self) -> tuple:
         """Equal for layers that the same arrays would fit."""
         shapes = tuple((role, leaf.shape) for role, leaf in sorted(self.leaves.items()))
-        return (self.kind, shapes, self.options, self.heads)
+        sizes = () if self.stack is None else self.stack.sizes
+        return (self.kind, shapes, self.options, self.heads, sizes)
 
 
 @dataclass
@@ -96,10 +118,13 @@ class Wanted:
     own: dict[str, Leaf] = field(default_factory=dict)
 
 
+#: Modules with their paths, the outermost first.
+Around = list[tuple[str, Any]]
+
 _KINDS = (
     (LSTM, "lstm"), (GRU, "gru"), (VanillaRNN, "rnn"), ((BatchNorm1D, BatchNorm2D), "batch_norm"),
     (Linear, "linear"), (Embed, "embed"), ((Conv1DTranspose, Conv2DTranspose), "conv_transpose"),
-    (Convolution, "conv"), ((LayerNorm, GroupNorm), "norm"),
+    (Convolution, "conv"), ((LayerNorm, GroupNorm, RMSNorm), "norm"),
 )  # fmt: skip
 
 # Paths below each kind of layer, and the roles of the leaves there.
@@ -149,9 +174,9 @@ def wanted(net: Any) -> Wanted:
     return found
 
 
-def _around(path: str, modules: list[tuple[str, Any]]) -> list[Any]:
-    """The modules around a path and at it, the outermost first."""
-    return [module for other, module in modules if _is_below(path, other)]
+def _around(path: str, modules: list[tuple[str, Any]]) -> Around:
+    """The modules around a path and at it with their paths, the outermost first."""
+    return [(other, module) for other, module in modules if _is_below(path, other)]
 
 
 def _is_below(path: str, other: str) -> bool:
@@ -159,7 +184,7 @@ def _is_below(path: str, other: str) -> bool:
 
 
 def _layers_at(
-    path: str, module: Any, leaves: dict[str, Leaf], done: set[str], around: list[Any]
+    path: str, module: Any, leaves: dict[str, Leaf], done: set[str], around: Around
 ) -> Iterator[Layer]:
     kind = next((kind for cls, kind in _KINDS if isinstance(module, cls)), None)
     if kind is None:
@@ -170,16 +195,22 @@ def _layers_at(
         if leaf is not None and leaf.path not in done and role != COUNT:
             roles[role] = leaf
     weights = [leaf for role, leaf in roles.items() if role.endswith(WEIGHT)]
-    if any(len(leaf.shape) != _axes(kind, module) for leaf in weights):
-        return  # layers that are stacked, or a weight that was changed: leaves that stand alone
+    more = {len(leaf.shape) - _axes(kind, module) for leaf in weights} or {0}
+    stack = None
+    if more != {0}:
+        count = max(more) if len(more) == 1 else 0
+        shapes = [leaf.shape for leaf in roles.values()]
+        stack = stack_at(path, around, shapes, count, leaves) if count > 0 else None
+        if stack is None:
+            return  # a weight that was changed: leaves that stand alone
     if roles:
         yield Layer(path, kind, roles, name_of(path), _also(around), _options(kind, module),
-                    _heads(around))  # fmt: skip
+                    _heads(around), stack)  # fmt: skip
 
 
-def _also(around: list[Any]) -> frozenset[str]:
+def _also(around: Around) -> frozenset[str]:
     """The words of the names that the module itself was given."""
-    given = getattr(around[-1], "name", None) if around else None
+    given = getattr(around[-1][1], "name", None) if around else None
     return name_of(given).said if isinstance(given, str) else frozenset()
 
 
@@ -191,9 +222,9 @@ def _options(kind: str, module: Any) -> tuple:
     return ()
 
 
-def _heads(around: list[Any]) -> int | None:
+def _heads(around: Around) -> int | None:
     """How many heads the attention around a layer has, if it says so."""
-    for module in reversed(around):
+    for _, module in reversed(around):
         for attribute in ("num_heads", "heads", "n_heads", "n_head"):
             count = getattr(module, attribute, None)
             if isinstance(count, int):
@@ -242,16 +273,21 @@ def _free_leaves(
         parent, _, attribute = path.rpartition(".")
         role = role_of(attribute)
         if role is None or role in together.get(parent, {}):
-            heads = _heads(_around(parent, modules))
+            around = _around(parent, modules)
+            stack = stack_at(path, around, [leaf.shape], None, leaves)
             found.layers.append(
-                Layer(path, "free", {WEIGHT: leaf}, name_of(path), heads=heads, options=("alone",))
-            )
+                Layer(path, "free", {WEIGHT: leaf}, name_of(path), heads=_heads(around),
+                      options=("alone",), stack=stack)
+            )  # fmt: skip
         else:
             together.setdefault(parent, {})[role] = leaf
     for parent, roles in together.items():
         around = _around(parent, modules)
-        also = _also(around) if around and isinstance(around[-1], Module) else frozenset()
+        also = _also(around) if around and isinstance(around[-1][1], Module) else frozenset()
         first = next(iter(roles.values())).path
+        shapes = [leaf.shape for leaf in roles.values()]
+        stack = stack_at(parent, around, shapes, None, leaves)
         found.layers.append(
-            Layer(parent or first, "free", roles, name_of(parent), also, heads=_heads(around))
-        )
+            Layer(parent or first, "free", roles, name_of(parent), also, heads=_heads(around),
+                  stack=stack)
+        )  # fmt: skip

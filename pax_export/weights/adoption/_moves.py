@@ -6,7 +6,6 @@ step can be undone, so that what was adopted goes home the same way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +29,7 @@ class Piece:
         take: which part, an index into `split`; None for all of it.
         steps: what is done with the part.
         put: where it goes, an index into the leaf; None for all of it.
+        room: the shape in which the leaf is looked at before it goes there; usually its own.
         adds: whether it is added to what another piece has put there.
         says: what the report calls it.
     """
@@ -42,6 +42,7 @@ class Piece:
     put: Index | None = None
     adds: bool = False
     says: str = ""
+    room: Shape | None = None
 
     def then(self, *steps: Step, says: str = "") -> Piece:
         """The same with more steps."""
@@ -52,15 +53,86 @@ class Piece:
     def part_shape(self) -> Shape:
         """The shape of the part that is taken."""
         shape = self.split or self.shape
-        if self.take is None:
-            return shape
-        taken = [len(range(*one.indices(size))) for one, size in zip(self.take, shape)]
-        return (*taken, *shape[len(taken) :])
+        return shape if self.take is None else shape_of(shape, self.take)
 
     def key(self) -> tuple:
         """Equal for pieces that do the same, whatever they are called."""
         return (self.source, self.split, str(self.take), _canonical(self.part_shape, self.steps),
-                str(self.put), self.adds)  # fmt: skip
+                str(self.put), self.room, self.adds)  # fmt: skip
+
+    def stacked(self, sizes: Shape) -> Piece:
+        """What it does with one layer, done with an array of several that are stacked."""
+        count, every = len(sizes), (slice(None),) * len(sizes)
+        return replace(
+            self,
+            shape=(*sizes, *self.shape),
+            split=None if self.split is None else (*sizes, *self.split),
+            take=None if self.take is None else (*every, *self.take),
+            steps=tuple([_stacked(step, sizes) for step in self.steps]),
+            put=None if self.put is None else (*every, *self.put),
+            room=None if self.room is None else (*sizes, *self.room),
+        ) if count else self  # fmt: skip
+
+    def into(self, place: Place) -> Piece:
+        """The same for a part of a leaf instead of a whole one."""
+        region = place.region
+        put = place.index
+        if self.put is not None:  # a part of the part: of a layer among several
+            put = (*place.index[: len(region) - len(self.put)], *self.put)
+            region = shape_of(place.room, put)
+        piece = self.then(*place.steps, says=place.says)
+        if piece.after != region:
+            piece = piece.then(("reshape", region))
+        return replace(piece, put=put, room=place.room)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is made of a part of its array, or was changed already."""
+        return self.split is not None or self.take is not None or bool(self.steps)
+
+    @property
+    def after(self) -> Shape:
+        """The shape that it has when all is done."""
+        return shape_after(self.part_shape, self.steps)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a leaf that is filled as if it were a leaf.
+
+    Attributes:
+        room: the shape in which the leaf is looked at.
+        index: which part of that.
+        steps: what is done with the part before it goes there.
+        says: what the report calls it.
+    """
+
+    room: Shape
+    index: Index
+    steps: tuple[Step, ...] = ()
+    says: str = ""
+
+    @property
+    def region(self) -> Shape:
+        """The shape of the part in the leaf."""
+        return shape_of(self.room, self.index)
+
+
+def shape_of(shape: Shape, index: Index) -> Shape:
+    """The shape of what an index of slices takes from an array."""
+    taken = [len(range(*one.indices(size))) for one, size in zip(index, shape)]
+    return (*taken, *shape[len(taken) :])
+
+
+def _stacked(step: Step, sizes: Shape) -> Step:
+    count = len(sizes)
+    if step[0] == "reshape":
+        return ("reshape", (*sizes, *step[1]))
+    if step[0] == "transpose":
+        return ("transpose", (*range(count), *[axis + count for axis in step[1]]))
+    if step[0] == "flip":
+        return ("flip", tuple([axis + count for axis in step[1]]))
+    return step
 
 
 def _canonical(shape: Shape, steps: Sequence[Step]) -> tuple:
@@ -132,7 +204,7 @@ def _applied(array: np.ndarray, step: Step) -> np.ndarray:
 def backward(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
     """Puts what a leaf has at the piece's place back into the array of the source."""
     if piece.put is not None:
-        value = value[piece.put]
+        value = region(value, piece)
     shapes = [piece.part_shape]
     for step in piece.steps:
         shapes.append(shape_after(shapes[-1], (step,)))
@@ -165,10 +237,16 @@ def assembled(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: Any) -> n
     for piece in pieces:
         part = forward(read(piece.source), piece)
         if piece.adds:
-            leaf[piece.put or ...] += part.astype(wide)
+            region(leaf, piece)[...] += part.astype(wide)
         else:
-            leaf[piece.put or ...] = part.astype(wide)
-    return leaf.astype(dtype)
+            region(leaf, piece)[...] = part.astype(wide)
+    return leaf.astype(dtype, copy=False)
+
+
+def region(leaf: np.ndarray, piece: Piece) -> np.ndarray:
+    """The part of a leaf that a piece fills, as a view."""
+    room = leaf if piece.room is None else leaf.reshape(piece.room)
+    return room[piece.put or ...]
 
 
 def axes_alone(pieces: Sequence[Piece], shape: Shape) -> tuple[int, ...] | None:
@@ -183,8 +261,3 @@ def axes_alone(pieces: Sequence[Piece], shape: Shape) -> tuple[int, ...] | None:
     if len(piece.steps) == 1 and piece.steps[0][0] == "transpose":
         return tuple(piece.steps[0][1])
     return None
-
-
-def size(shape: Shape) -> int:
-    """How many numbers."""
-    return math.prod(shape)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import near_names
+from pax_export.core import near_names, path_pattern
 from pax_export.weights.adoption._groups import ORIGINS
 from pax_export.weights.sources import Source
 
@@ -83,11 +83,36 @@ def _patterns(given: Any, where: str) -> tuple[str, ...]:
     )
 
 
-def _expression(pattern: str) -> re.Pattern[str]:
-    """``*`` stands for one part between two dots, ``**`` for several."""
-    parts = re.split(r"(\*\*|\*)", pattern)
-    text = "".join({"*": r"([^./]+)", "**": r"(.+)"}.get(part, re.escape(part)) for part in parts)
-    return re.compile(rf"{text}(?P<rest>(?:[./:].*)?)$")
+_SEPARATORS = re.compile(r"[./:]+")
+
+
+def is_at(path: str, place: str) -> bool:
+    """Whether a path is this place, or below it."""
+    return path == place or path.startswith(f"{place}.") or place == ""
+
+
+def _hits(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...], str]]:
+    """The names that a pattern means, or the beginning of: what its stars are, and the rest.
+
+    In names of files slashes and colons part steps as dots do.  What is a name, or the beginning
+    of one, as it is written is this one, whatever is in it.
+    """
+    found = {
+        name: ((), name[len(pattern) :])
+        for name in names
+        if name == pattern or (pattern and name.startswith(tuple(f"{pattern}{s}" for s in "./:")))
+    }
+    if found:
+        return found
+    asked = path_pattern(_SEPARATORS.sub(".", pattern))
+    for name in names:
+        steps = list(re.finditer(r"[^./:]+", name))
+        taken = asked.taken(".".join([step[0] for step in steps]))
+        if taken is not None:
+            stars, below = taken
+            count = len(steps) - (below.count(".") + 1 if below else 0)
+            found[name] = (stars, name[steps[count - 1].end() :] if count else f".{name}")
+    return found
 
 
 def matching(patterns: Iterable[str], names: Iterable[str], what: str, where: str) -> set[str]:
@@ -95,11 +120,10 @@ def matching(patterns: Iterable[str], names: Iterable[str], what: str, where: st
     names = list(names)
     found: set[str] = set()
     for pattern in patterns:
-        expression = _expression(pattern)
-        mine = {name for name in names if expression.match(name)}
+        mine = _hits(pattern, names)
         if not mine:
             raise _nothing(pattern, names, what, where)
-        found |= mine
+        found |= set(mine)
     return found
 
 
@@ -120,12 +144,11 @@ def renamed(
     """For arrays that a pattern names: the name they are known by, and the path they belong to."""
     found: dict[str, tuple[str, str]] = {}
     for pattern, target in options.rename.items():
-        expression = _expression(pattern)
-        hits = [(name, hit) for name in source.entries if (hit := expression.match(name))]
+        hits = _hits(pattern, source.entries)
         if not hits:
             raise _nothing(pattern, list(source.entries), "in the source", f"{where}(rename=)")
-        for name, hit in hits:
-            stars = iter(hit.groups()[:-1])
+        for name, (taken, rest) in hits.items():
+            stars = iter(taken)
             try:
                 base = re.sub(r"\*\*|\*", lambda _, stars=stars: next(stars), target)
             except StopIteration:
@@ -135,9 +158,10 @@ def renamed(
                     got=f"{pattern!r}: {target!r}",
                     write="one * on both sides for each part that is kept",
                 ) from None
-            if not any(leaf == base or leaf.startswith(f"{base}.") for leaf in leaves):
+            base = re.sub(r"\.+", ".", base).strip(".")  # of ** that stands for no step
+            if not any(is_at(leaf, base) for leaf in leaves):
                 raise _nothing(base, _paths(leaves), "in the module", f"{where}(rename=)")
-            found[name] = (base + hit["rest"], base)
+            found[name] = (base + rest, base)
     return found
 
 

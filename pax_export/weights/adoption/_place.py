@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -142,8 +141,3 @@ def own_value(own: Any, path: str, sharding: Any, draw: Any) -> Any:
     if sharding is not None:
         return jax.device_put(own, sharding)
     return own
-
-
-def shardings_by_path(paths: list[str], leaves: list[Any] | None) -> Mapping[str, Any]:
-    """The shardings that rules give, by path; none without a mesh."""
-    return dict(zip(paths, leaves)) if leaves is not None else {}

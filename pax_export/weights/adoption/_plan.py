@@ -22,8 +22,10 @@ from pax_export.weights.adoption._groups import (
     says_order,
 )
 from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, wanted
-from pax_export.weights.adoption._options import Options, matching, renamed
-from pax_export.weights.adoption._readings import Recipe, readings, recipe_key
+from pax_export.weights.adoption._options import Options, is_at, matching, renamed
+from pax_export.weights.adoption._readings import Recipe, joined, readings, recipe_key
+from pax_export.weights.adoption._unfold import PARTS, Order, arrangements, may_be_fused, unfolded
+from pax_export.weights.adoption._weight_norm import file_names, versions
 from pax_export.weights.adoption._words import Name
 from pax_export.weights.sources import Entry, Source
 
@@ -45,9 +47,9 @@ class Hypothesis:
     options: dict[tuple[Layer, Group], list[Recipe]]
 
     @property
-    def says(self) -> str:
-        """In words."""
-        return self.origin
+    def possible(self) -> bool:
+        """Whether nothing is missing or left over."""
+        return self.outcome.possible
 
     @property
     def decided(self) -> bool:
@@ -65,7 +67,6 @@ class Choice:
     pairs: Pairs
     why: dict[Layer, str]
     origin: str
-    open: bool = False
 
     def key(self) -> tuple:
         """Equal for ways that give the same numbers."""
@@ -98,10 +99,23 @@ class Study:
     impossible: list[Hypothesis] = field(default_factory=list)
 
 
+def best_study(
+    net: Any, given: Any, source: Source, options: Options, where: str
+) -> tuple[Study, Source]:
+    """What can be known of a source, and the version of it that leaves a way, if any does."""
+    found = []
+    for version in versions(source):
+        study = studied(net, given, version, options, where)
+        if study.possible:
+            return study, version
+        found.append((study, version))
+    return found[0]
+
+
 def studied(net: Any, given: Any, source: Source, options: Options, where: str) -> Study:
     """Tries every hypothesis about a source."""
     study, names = _begun(net, source, options, where)
-    told = renamed(options, source, _leaf_paths(study.wanted), where)
+    told = renamed(options, source, _places(study.wanted, options), where)
     study.constants = [name for name in _constants(study.wanted, source, names) if name not in told]
     names = [name for name in names if name not in set(study.constants)]
     axes = _axes(options, study.wanted, where)
@@ -115,9 +129,9 @@ def studied(net: Any, given: Any, source: Source, options: Options, where: str) 
         if alone and all(group.sure for group in groups):
             continue
         layers = _each_alone(study.wanted.layers) if alone else study.wanted.layers
-        for origin, order in itertools.product(found, _orders(groups, options)):
-            hypothesis = _tried(layers, groups, origin, order, axes, options.fused is not None)
-            (study.possible if hypothesis.outcome.possible else study.impossible).append(hypothesis)
+        for origin, order in itertools.product(found, _orders(layers, groups, options)):
+            for hypothesis in _tried(layers, groups, origin, order, axes):
+                (study.possible if hypothesis.possible else study.impossible).append(hypothesis)
         study.counters = counters
         if study.possible:
             study.tied = tied if without_tied else {}
@@ -140,7 +154,9 @@ def _begun(net: Any, source: Source, options: Options, where: str) -> tuple[Stud
     kept |= {path: leaf for path, leaf in found.counters.items() if path in kept_paths}
     found.counters = {path: leaf for path, leaf in found.counters.items() if path not in kept}
     found.layers = layers
-    ignored = matching(options.ignore, source.entries, "in the source", f"{where}(ignore=)")
+    known = {each: name for name in source.entries for each in (*file_names(source, name), name)}
+    ignored = matching(options.ignore, known, "in the source", f"{where}(ignore=)")
+    ignored = {known[name] for name in ignored}
     names = [name for name in source.entries if name not in ignored]
     passed = [name for name in names if name.rpartition(".")[2] in _BOOKKEEPING]
     study = Study(found, kept, sorted([*ignored, *passed]), [], {})
@@ -180,6 +196,19 @@ def _leaf_paths(found: Wanted) -> list[str]:
     return [*paths, *found.counters]
 
 
+def _places(found: Wanted, options: Options) -> list[str]:
+    """What a user may name: the leaves, and the layers that they hold."""
+    places = dict.fromkeys(_leaf_paths(found))
+    for layer in found.layers if options.rename else ():
+        for way in range(len(layer.stack.roots) if layer.stack else 0):
+            places |= dict.fromkeys(
+                leaf.says for one in unfolded(layer, way) for leaf in one.leaves.values()
+            )
+        if layer.kind in ("linear", "free"):
+            places |= dict.fromkeys(f"{layer.path}.{word}" for word in PARTS)
+    return list(places)
+
+
 def _axes(options: Options, found: Wanted, where: str) -> dict[str, tuple[int, ...]]:
     paths = _leaf_paths(found)
     return {
@@ -203,21 +232,25 @@ def _each_alone(layers: Sequence[Layer]) -> list[Layer]:
     ]  # fmt: skip
 
 
-def _orders(groups: Sequence[Group], options: Options) -> tuple[str, ...]:
+def _orders(
+    layers: Sequence[Layer], groups: Sequence[Group], options: Options
+) -> tuple[Order, ...]:
     if options.fused is not None:
-        return (options.fused,)
-    unsure = [group for group in groups if is_fused(group) and not says_order(group)]
-    return ("blocks", "by head") if unsure else ("blocks",)
+        return (Order(options.fused, told=True),)
+    blocks, by_head = Order("blocks", told=False), Order("by head", told=False)
+    unsure = any(is_fused(group) and not says_order(group) for group in groups) or any(
+        may_be_fused(layer, blocks) for layer in layers
+    )
+    return (blocks, by_head) if unsure else (blocks,)
 
 
 def _tried(
     layers: Sequence[Layer],
     groups: Sequence[Group],
     origin: str,
-    order: str,
+    order: Order,
     axes: Mapping[str, tuple[int, ...]],
-    told_order: bool,
-) -> Hypothesis:
+) -> Iterator[Hypothesis]:
     known: dict[Any, bool] = {}
 
     def ways_of(layer: Layer, group: Group) -> list[Recipe]:
@@ -232,63 +265,68 @@ def _tried(
             known[key] = bool(ways_of(layer, group))
         return known[key]
 
-    whole = _with_parts(layers, groups, origin, order, told_order, fits)
-    outcome = assigned(layers, whole, fits)
-    options = {(layer, group): ways_of(layer, group) for layer, group in outcome.pairs}
-    for component in outcome.open:
-        for layer, group in itertools.product(component.layers, component.groups):
-            if fits(layer, group):
-                options[layer, group] = ways_of(layer, group)
-    return Hypothesis(origin, order, outcome, options)
+    parts = [
+        part
+        for group in groups if is_fused(group)
+        for part in _parts(group, layers, origin, order)
+    ]  # fmt: skip
+    for alike in arrangements(layers, [*groups, *parts], fits, order):
+        found = []
+        for arranged in alike:
+            whole = _with_parts(arranged, groups, origin, order, fits)
+            outcome = assigned(arranged, whole, fits)
+            options = {(layer, group): ways_of(layer, group) for layer, group in outcome.pairs}
+            for component in outcome.open:
+                for layer, group in itertools.product(component.layers, component.groups):
+                    if fits(layer, group):
+                        options[layer, group] = ways_of(layer, group)
+            found.append(Hypothesis(origin, order.says, outcome, options))
+        # The same parts with their numbers in another place: those count that decide something.
+        yield from [each for each in found if each.possible and not each.outcome.open] or found
 
 
 def _within(layer: Layer, path: str) -> bool:
-    if layer.path == path or layer.path.startswith(f"{path}.") or path == "":
+    if is_at(layer.path, path):
         return True
-    return all(
-        leaf.path == path or leaf.path.startswith(f"{path}.") for leaf in layer.leaves.values()
-    )
+    return all(is_at(leaf.path, path) or is_at(leaf.says, path) for leaf in layer.leaves.values())
 
 
 def _with_parts(
     layers: Sequence[Layer],
     groups: Sequence[Group],
     origin: str,
-    order: str,
-    told: bool,
+    order: Order,
     fits: Callable[[Layer, Group], bool],
 ) -> list[Group]:
     """The groups; of those that are queries, keys and values in one, the parts."""
     found: list[Group] = []
     for group in groups:
         if is_fused(group) and not any(fits(layer, group) for layer in layers):
-            heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
-            count = next(iter(heads)) if len(heads) == 1 else None
-            if says_order(group):
-                parts = parts_of_fused(group, origin, "blocks", None)
-            elif count is None and not told:  # it cannot be known what the other order gives
-                parts = []
-            else:
-                parts = parts_of_fused(group, origin, order, count)
-            found += parts or [group]
+            found += _parts(group, layers, origin, order) or [group]
         else:
             found.append(group)
     return found
+
+
+def _parts(group: Group, layers: Sequence[Layer], origin: str, order: Order) -> list[Group]:
+    heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
+    count = next(iter(heads)) if len(heads) == 1 else None
+    if says_order(group):
+        return parts_of_fused(group, origin, "blocks", None)
+    if count is None and not order.told:  # it cannot be known what the other order gives
+        return []
+    return parts_of_fused(group, origin, order.says, count)
 
 
 def choices(hypotheses: Sequence[Hypothesis]) -> Iterator[Choice]:
     """Every whole way that the hypotheses leave, those first that names speak for."""
     for hypothesis in hypotheses:
         outcome = hypothesis.outcome
-        opened = bool(outcome.open)
         for found in _product([ways(component) for component in outcome.open]):
             pairs = [*outcome.pairs, *itertools.chain.from_iterable(found)]
             several = [hypothesis.options[pair] for pair in pairs]
             for recipes in itertools.product(*several):
-                recipe: Recipe = {}
-                for each in recipes:
-                    recipe |= each
-                yield Choice(recipe, pairs, outcome.why, hypothesis.origin, opened)
+                yield Choice(joined(recipes), pairs, outcome.why, hypothesis.origin)
 
 
 def _product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:

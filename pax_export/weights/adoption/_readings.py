@@ -17,6 +17,7 @@ here, or with ``transpose_kernel=True`` as Keras.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from pax_export.weights.adoption._groups import Group, is_conv1d_of_transformers
 from pax_export.weights.adoption._layers import Layer
@@ -43,6 +44,42 @@ def readings(
         origin: whose conventions the group follows.
         axes: for leaves by path, which axes of the array are theirs, where the user says so.
     """
+    if layer.stack is not None and layer.kind != "free":
+        return _of_stack(layer, layer.stack.sizes, group, origin, axes)
+    places = {leaf.path: leaf.place for leaf in layer.leaves.values() if leaf.place is not None}
+    ways = _of_layer(layer, group, origin, axes)
+    if not places:
+        return ways
+    return [
+        {path: tuple([p.into(places[path]) for p in pieces]) for path, pieces in way.items()}
+        for way in ways
+    ]
+
+
+def _of_stack(
+    layer: Layer, sizes: Shape, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
+) -> list[Recipe]:
+    """The ways of one layer, for arrays that hold all of them as the leaves do."""
+    count = len(sizes)
+    if any(p.shape[:count] != sizes or p.is_part for p in group.parts.values()):
+        return []
+    leaves = {role: replace(leaf, shape=leaf.shape[count:]) for role, leaf in layer.leaves.items()}
+    parts = {role: replace(p, shape=p.shape[count:]) for role, p in group.parts.items()}
+    told = {
+        path: tuple([axis - count for axis in order[count:]])
+        for path, order in axes.items()
+        if order[:count] == tuple(range(count))
+    }
+    one = replace(layer, leaves=leaves, stack=None)
+    return [
+        {path: tuple([piece.stacked(sizes) for piece in pieces]) for path, pieces in way.items()}
+        for way in readings(one, replace(group, parts=parts), origin, told)
+    ]
+
+
+def _of_layer(
+    layer: Layer, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
+) -> list[Recipe]:
     if layer.kind in ("lstm", "gru", "rnn"):
         found = recurrent(layer, group, origin)
         return [found] if found else []
@@ -64,7 +101,19 @@ def readings(
 
 def recipe_key(recipe: Recipe) -> tuple:
     """Equal for recipes that give the same numbers."""
-    return tuple((path, tuple(p.key() for p in pieces)) for path, pieces in sorted(recipe.items()))
+    return tuple(
+        (path, tuple(sorted([p.key() for p in pieces], key=str)) if len(pieces) > 1 else
+         pieces[0].key()) for path, pieces in sorted(recipe.items())
+    )  # fmt: skip
+
+
+def joined(recipes: Iterable[Recipe]) -> Recipe:
+    """One recipe of several; what fills parts of one leaf comes together."""
+    found: Recipe = {}
+    for recipe in recipes:
+        for path, pieces in recipe.items():
+            found[path] = (*found[path], *pieces) if path in found else pieces
+    return found
 
 
 def _unique(pieces: Iterable[Piece]) -> list[Piece]:
@@ -172,14 +221,12 @@ def _joined_heads(shape: Shape, piece: Piece, now: Shape) -> Iterable[Piece]:
 
 def _one_place(shape: Shape, piece: Piece, now: Shape, origin: str) -> Iterable[Piece]:
     order = _axes_of_conv(len(now), origin)
-    if order is None:
-        return
     after = tuple(now[axis] for axis in order)
     if all(size == 1 for size in after[:-2]) and after[-2:] == shape:
         yield piece.then(("transpose", order), ("reshape", shape), says="a 1x1 convolution")
 
 
-def _axes_of_conv(rank: int, origin: str) -> tuple[int, ...] | None:
+def _axes_of_conv(rank: int, origin: str) -> tuple[int, ...]:
     """The axes of a kernel of a framework, in our order: spatial, in, out."""
     if origin in ("torch", "torch, Conv1D", "onnx"):
         return (*range(2, rank), 1, 0)
@@ -197,7 +244,6 @@ def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
     rank = len(shape)
     if len(now) == rank:
         order = _axes_of_conv(rank, origin)
-        assert order is not None
         k = _letters(rank)
         says = "" if order == tuple(range(rank)) else (
             f"O{k}I to {k}IO" if origin in _OHWI else f"OI{k} to {k}IO")  # fmt: skip
@@ -223,7 +269,6 @@ def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
 def _with_one_axis_less(shape: Shape, piece: Piece, now: Shape, origin: str) -> Iterable[Piece]:
     """A convolution of more axes, whose kernel has the width 1 along one of them."""
     order = _axes_of_conv(len(now), origin)
-    assert order is not None
     after = tuple(now[axis] for axis in order)
     for axis in range(len(after) - 2):
         if after[axis] == 1 and (*after[:axis], *after[axis + 1 :]) == shape:

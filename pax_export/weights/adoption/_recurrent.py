@@ -2,10 +2,13 @@
 
 Ours are ``i g f o`` of an LSTM and ``z r`` and ``h`` of a GRU, of input and state joined.  torch's
 GRU (and flax's) multiplies by the reset gate after the state was projected, and ours before, as
-Keras with ``reset_after=False``: so those of torch and flax are another function, and fit nowhere.
+Keras with ``reset_after=False`` and ONNX with ``linear_before_reset=0``: so those of torch and flax
+are another function, and fit nowhere.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
@@ -20,6 +23,8 @@ _ORDERS = {
 
 def recurrent(layer: Layer, group: Group, origin: str) -> dict[str, tuple[Piece, ...]] | None:
     """What fills the leaves of a recurrent layer, or None if the group cannot."""
+    if another_function(group):
+        return None
     if layer.kind == "gru":
         return _gru(layer, group)
     if set(layer.leaves) != {WEIGHT, BIAS}:
@@ -30,6 +35,49 @@ def recurrent(layer: Layer, group: Group, origin: str) -> dict[str, tuple[Piece,
         if pieces is not None:
             return {weight: tuple(pieces[0]), bias: tuple(pieces[1])}
     return None
+
+
+#: What ONNX's operators do unless they are told otherwise, and what ours do.
+_DEFAULTS = {
+    "LSTM": {"activations": ("sigmoid", "tanh", "tanh"), "input_forget": ("0",)},
+    "GRU": {"activations": ("sigmoid", "tanh"), "linear_before_reset": ("0",)},
+    "RNN": {"activations": ("tanh",)},
+}
+_OURS = {"LSTM": "LSTM", "GRU": "GRU", "RNN": "VanillaRNN"}
+#: What does not touch the function, or is seen by the shapes.
+_HARMLESS = ("operator", "direction", "hidden_size", "layout", "activation_alpha",
+             "activation_beta")  # fmt: skip
+
+
+def another_function(group: Group) -> str:
+    """Why a recurrent layer of a file is none of ours, whatever its shapes are; empty if it is.
+
+    A graph says how its operators are set; where arrays of a GRU come without the graph, nothing
+    says whether the reset gate comes before the product or after it.
+    """
+    if group.settings is None:
+        return (
+            "; whether it is a GRU with linear_before_reset=0, as pax.GRU, only the .onnx says"
+            if _is_gru_of_onnx(group) else ""
+        )  # fmt: skip
+    settings = dict(group.settings)
+    operator = settings["operator"]
+    for name, value in settings.items():
+        if name in _HARMLESS:
+            continue
+        wanted = _DEFAULTS[operator].get(name)
+        if wanted is None or tuple(one.lower() for one in value) != wanted:
+            ours = f"pax.{_OURS[operator]}"
+            return f"; with {name}={', '.join(value)} it is another function than {ours}"
+    return ""
+
+
+def _is_gru_of_onnx(group: Group) -> bool:
+    shapes = {role: piece.shape for role, piece in group.parts.items()}
+    if set(shapes) != {WEIGHT, RECURRENT, BIAS} or len(shapes[RECURRENT]) != 3:
+        return False
+    _, rows, h = shapes[RECURRENT]
+    return rows == 3 * h and shapes[BIAS] == (1, 6 * h)
 
 
 def _parts(layer: Layer, group: Group, **shapes: tuple[int, ...]) -> bool:
@@ -157,31 +205,61 @@ def _ours(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
 
 
 def _gru(layer: Layer, group: Group) -> dict[str, tuple[Piece, ...]] | None:
+    leaves = layer.leaves
+    if set(leaves) != {"zr_weight", "zr_bias", "h_weight", "h_bias"}:
+        return None
+    pieces = _gru_of_keras(layer, group) or _gru_of_onnx(layer, group)
+    if pieces is None:
+        return None
+    return {leaves[role].path: tuple(several) for role, several in pieces.items()}
+
+
+def _gru_of_keras(layer: Layer, group: Group) -> dict[str, list[Piece]] | None:
     inputs, h, _ = layer.options
-    leaves, parts = layer.leaves, group.parts
+    parts = group.parts
     if set(parts) == {"0", "1", "2"}:
         parts = {WEIGHT: parts["0"], RECURRENT: parts["1"], BIAS: parts["2"]}
     shapes = {role: piece.shape for role, piece in parts.items()}
     if shapes != {WEIGHT: (inputs, 3 * h), RECURRENT: (h, 3 * h), BIAS: (3 * h,)}:
         return None
-    if set(leaves) != {"zr_weight", "zr_bias", "h_weight", "h_bias"}:
-        return None
-    found: dict[str, list[Piece]] = {role: [] for role in leaves}
-    for place, gate in enumerate("zrh"):  # the order of Keras
-        target, at = ("h", 0) if gate == "h" else ("zr", place)
-        columns = slice(at * h, (at + 1) * h)
-        # 1 - sigmoid(x) is sigmoid(-x): their z keeps the old state, and ours takes the new.
-        turned: tuple[Step, ...] = (("negate",),) if gate == "z" else ()
+    found: dict[str, list[Piece]] = {role: [] for role in layer.leaves}
+    for place, gate in enumerate("zrh"):  # the order of Keras, and of ONNX
+        target, columns, turned = _gate_of_gru(gate, place, h)
         take = slice(place * h, (place + 1) * h)
         for role, rows in ((WEIGHT, slice(0, inputs)), (RECURRENT, slice(inputs, inputs + h))):
-            piece = parts[role]
-            found[f"{target}_weight"].append(
-                Piece(piece.source, piece.shape, None, (slice(None), take), turned,
-                      (rows, columns), says="gates reordered")
-            )  # fmt: skip
-        bias = parts[BIAS]
-        found[f"{target}_bias"].append(
-            Piece(bias.source, bias.shape, None, (take,), turned, (columns,),
-                  says="gates reordered")
-        )  # fmt: skip
-    return {leaves[role].path: tuple(pieces) for role, pieces in found.items()}
+            piece = replace(parts[role], take=(slice(None), take), put=(rows, columns))
+            found[f"{target}_weight"].append(piece.then(*turned, says="gates reordered"))
+        bias = replace(parts[BIAS], take=(take,), put=(columns,))
+        found[f"{target}_bias"].append(bias.then(*turned, says="gates reordered"))
+    return found
+
+
+def _gate_of_gru(gate: str, place: int, h: int) -> tuple[str, slice, tuple[Step, ...]]:
+    """In which of our two layers a gate is, in which columns, and what is done with it."""
+    target, at = ("h", 0) if gate == "h" else ("zr", place)
+    # 1 - sigmoid(x) is sigmoid(-x): their z keeps the old state, and ours takes the new.
+    turned: tuple[Step, ...] = (("negate",),) if gate == "z" else ()
+    return target, slice(at * h, (at + 1) * h), turned
+
+
+def _gru_of_onnx(layer: Layer, group: Group) -> dict[str, list[Piece]] | None:
+    inputs, h, _ = layer.options
+    if not _parts(layer, group, weight=(1, 3 * h, inputs), recurrent=(1, 3 * h, h),
+                  bias=(1, 6 * h)):  # fmt: skip
+        return None
+    found: dict[str, list[Piece]] = {role: [] for role in layer.leaves}
+    for place, gate in enumerate("zrh"):
+        target, columns, turned = _gate_of_gru(gate, place, h)
+        take = slice(place * h, (place + 1) * h)
+        for role, rows in ((WEIGHT, slice(0, inputs)), (RECURRENT, slice(inputs, inputs + h))):
+            piece = replace(group.parts[role], take=(slice(None), take), put=(rows, columns))
+            size = rows.stop - rows.start
+            steps: tuple[Step, ...] = (("reshape", (h, size)), ("transpose", (1, 0)), *turned)
+            found[f"{target}_weight"].append(piece.then(*steps, says="gates reordered"))
+        for half in (0, 3 * h):  # of the input and of the state: ours has their sum
+            take = slice(half + place * h, half + (place + 1) * h)
+            piece = replace(group.parts[BIAS], take=(slice(None), take), put=(columns,),
+                            adds=half > 0)  # fmt: skip
+            steps = (("reshape", (h,)), *turned)
+            found[f"{target}_bias"].append(piece.then(*steps, says="gates reordered"))
+    return found

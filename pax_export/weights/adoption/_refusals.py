@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from pax_export._errors import AdoptionError, AmbiguousWeightsError
 from pax_export.core import near_names
-from pax_export.weights.adoption._groups import Group, is_fused
+from pax_export.weights.adoption._groups import Group, is_fused, is_fused_name
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._moves import Piece, Shape
 from pax_export.weights.adoption._plan import Hypothesis, Study
 from pax_export.weights.adoption._readings import Recipe
+from pax_export.weights.adoption._recurrent import another_function
+from pax_export.weights.adoption._words import RECURRENT, WEIGHT
+from pax_export.weights.adoption._words import pieces as words_of
 from pax_export.weights.sources import Source
 
 _MOST = 40
@@ -27,7 +30,7 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def _layer_text(layer: Layer) -> str:
-    leaves = ", ".join(f"{leaf.path}{_text(leaf.shape)}" for leaf in layer.leaves.values())
+    leaves = ", ".join(f"{leaf.says}{_text(leaf.shape)}" for leaf in layer.leaves.values())
     return f"{leaves} ({layer.kind})" if layer.kind != "free" else leaves
 
 
@@ -35,13 +38,22 @@ def _group_text(group: Group) -> str:
     return ", ".join(f"{piece.source}{_text(piece.shape)}" for piece in group.parts.values())
 
 
-def impossible(study: Study, source: Source) -> AdoptionError:
-    """The error if under no hypothesis every array and every leaf has its place."""
+def impossible(
+    study: Study, source: Source, enough: Sequence[tuple[str, ...]] = ()
+) -> AdoptionError:
+    """The error if under no hypothesis every array and every leaf has its place.
+
+    Args:
+        study: what was tried.
+        source: the open source.
+        enough: patterns of arrays without which the rest would have its place; several ways.
+    """
     best = min(
         study.impossible, key=lambda each: len(each.outcome.missing) + len(each.outcome.left)
     )
     outcome = best.outcome
     lines = [f"  - no array for {_layer_text(layer)}{_near(layer, outcome.left)}"
+             f"{_about_layer(layer, best)}"
              for layer in outcome.missing]  # fmt: skip
     lines += [f"  - no place for {_group_text(group)}{_about(group)}" for group in outcome.left]
     for component in outcome.unbalanced:
@@ -55,15 +67,22 @@ def impossible(study: Study, source: Source) -> AdoptionError:
     error = AdoptionError(
         "The arrays of the source are not those that the module wants:\n" + _lines(lines),
         where=source.where,
-        got=f"{len(source.entries)} arrays, read as {best.says} keeps them",
-        write=_what_to_write(outcome.missing, outcome.left),
+        got=f"{len(source.entries)} arrays, read as {best.origin} keeps them",
+        write=_what_to_write(outcome.missing, outcome.left, enough),
     )
-    error.missing = tuple(leaf.path for each in outcome.missing for leaf in each.leaves.values())
+    leaves = [leaf.path for each in outcome.missing for leaf in each.leaves.values()]
+    error.missing = tuple(dict.fromkeys(leaves))
     error.left = tuple(name for group in outcome.left for name in group.arrays)
     return error
 
 
-def _what_to_write(missing: Sequence[Layer], left: Sequence[Group]) -> str:
+def _what_to_write(
+    missing: Sequence[Layer], left: Sequence[Group], enough: Sequence[tuple[str, ...]]
+) -> str:
+    if enough:
+        shown = [f'"{each[0]}"' if len(each) == 1 else str(list(each)) for each in enough]
+        ways = " or ".join(f"ignore={each}".replace("'", '"') for each in shown)
+        return f"{ways}, whichever net is not wanted: the rest of the file then has its place"
     hints = []
     if left and not missing:
         hints.append(f'ignore=["{left[0].arrays[0]}"] for what is not wanted')
@@ -89,9 +108,21 @@ def _near(layer: Layer, groups: Sequence[Group]) -> str:
 def _about(group: Group) -> str:
     if {"weight_ih", "weight_hh"} <= set(group.parts):
         return "; a GRU of torch is another function than pax.GRU" if _thirds(group) else ""
+    if {WEIGHT, RECURRENT} <= set(group.parts) and (why := another_function(group)):
+        return why
     if is_fused(group):
         return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
     return ""
+
+
+def _about_layer(layer: Layer, hypothesis: Hypothesis) -> str:
+    """What to say of a layer that may be queries, keys and values in one."""
+    called = {word for group in hypothesis.outcome.left for word in group.said}
+    if not is_fused_name(words_of(layer.path)) or not called & {"query", "key", "value"}:
+        return ""
+    if layer.heads is None and hypothesis.fused == "by head":
+        return '; fused="by head" needs the number of heads: num_heads of the module around it'
+    return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
 
 
 def _thirds(group: Group) -> bool:
@@ -157,7 +188,7 @@ def _differences(
             for recipe in hypothesis.options[layer, group]:
                 for name, (key, says) in _by_source(recipe).items():
                     order = f", {hypothesis.fused}" if "part" in says else ""
-                    label = f"{says or 'as it is'} ({hypothesis.says}{order})"
+                    label = f"{says or 'as it is'} ({hypothesis.origin}{order})"
                     ways.setdefault(name, {}).setdefault((layer.path, key), label)
     for name, found in ways.items():
         if name in candidates:

@@ -114,7 +114,7 @@ class AdoptionReport:
     def _cells(self) -> list[tuple[str, ...]]:
         return [
             (row.leaf, f"{row.dtype}[{','.join(map(str, row.shape))}]",
-             f"<- {' + '.join(row.arrays)}", row.how, f"({row.why})")
+             f"<- {_sum(row.arrays)}", row.how, f"({row.why})")
             for row in self.rows
         ]  # fmt: skip
 
@@ -135,3 +135,10 @@ class AdoptionReport:
         if self.tried:
             lines.append(f"compared with the reference: {self.tried} tried, 1 agrees")
         return lines
+
+
+def _sum(arrays: tuple[str, ...]) -> str:
+    """The names of arrays; of many the first ones."""
+    if len(arrays) <= 4:
+        return " + ".join(arrays)
+    return f"{' + '.join(arrays[:2])} + ... + {arrays[-1]} ({len(arrays)} arrays)"

@@ -16,12 +16,14 @@ from pax_export.weights._dtypes import stored
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import absence
 from pax_export.weights.adoption._adopt import plan_of
-from pax_export.weights.adoption._moves import Piece, assembled, backward, forward
+from pax_export.weights.adoption._groups import WRITTEN_AS
+from pax_export.weights.adoption._moves import Piece, assembled, backward, forward, region
 from pax_export.weights.adoption._npz_file import write_npz
 from pax_export.weights.adoption._options import options_of
 from pax_export.weights.adoption._readings import Recipe
 from pax_export.weights.adoption._report import AdoptionReport
 from pax_export.weights.adoption._torch_file import write_torch
+from pax_export.weights.adoption._weight_norm import Resolved, versions
 from pax_export.weights.sources import Source, open_source
 
 Write = Callable[[Path, dict[str, np.ndarray], Mapping[str, Any]], None]
@@ -87,12 +89,19 @@ def save_as(
             )
     with open_source(like) as source:
         if report is not None and report._choice is not None:
-            recipe = report._choice.recipe
+            choice = report._choice
+            version = _version_of(choice.recipe, source)
         else:
-            recipe = plan_of(net, like, source, options, "save_as").recipe
-        _require_same(recipe, leaves, source)
-        arrays = _written(recipe, leaves, source)
-        write(Path(path), arrays, source.metadata)
+            choice, version = plan_of(net, like, source, options, "save_as")
+        _require_same(choice.recipe, leaves, version)
+        arrays = _written(choice.recipe, leaves, source, version)
+        write(Path(path), arrays, {**source.metadata, WRITTEN_AS: choice.origin})
+
+
+def _version_of(recipe: Recipe, source: Source) -> Source:
+    """The version of a source whose arrays a recipe names."""
+    used = {piece.source for pieces in recipe.values() for piece in pieces}
+    return next((each for each in versions(source) if used <= set(each.entries)), source)
 
 
 def _require_same(recipe: Recipe, leaves: Mapping[str, Any], source: Source) -> None:
@@ -121,7 +130,11 @@ def _writer(path: str | os.PathLike[str]) -> Write:
 
 
 def _safetensors(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    kept = {name: metadata[name] for name in ("format",) if isinstance(metadata.get(name), str)}
+    kept = {
+        name: metadata[name]
+        for name in ("format", WRITTEN_AS)
+        if isinstance(metadata.get(name), str)
+    }
     values, notes = {}, {}
     for name, array in arrays.items():
         values[name], note = stored(array)
@@ -135,8 +148,10 @@ _WRITERS: dict[str, Write] = {
 }  # fmt: skip
 
 
-def _written(recipe: Recipe, leaves: Mapping[str, Any], source: Source) -> dict[str, np.ndarray]:
-    """Every array of the source, with the numbers of the module."""
+def _written(
+    recipe: Recipe, leaves: Mapping[str, Any], file: Source, source: Source
+) -> dict[str, np.ndarray]:
+    """Every array of a file with the numbers of the module; `source` is a version of the file."""
     new: dict[str, np.ndarray] = {}
     kept: dict[str, np.ndarray] = {}
 
@@ -152,9 +167,14 @@ def _written(recipe: Recipe, leaves: Mapping[str, Any], source: Source) -> dict[
             continue  # the bytes of the source are those of this leaf, whatever was rounded
         _undone(value, pieces, read, new)
     _follow(source.tied, new)
+    if isinstance(source, Resolved):
+        for name in new.keys() & source.norms.keys():
+            norm = source.norms[name]
+            old = [file.entries[each].read() for each in norm.arrays]
+            new |= dict(zip(norm.arrays, norm.apart(new.pop(name), *old)))
     return {
-        name: np.ascontiguousarray(new[name]).reshape(entry.shape) if name in new else read(name)
-        for name, entry in source.entries.items()
+        name: np.ascontiguousarray(new[name]).reshape(entry.shape) if name in new else entry.read()
+        for name, entry in file.entries.items()
     }
 
 
@@ -179,13 +199,12 @@ def _undone(
     new: dict[str, np.ndarray],
 ) -> None:
     """Puts a leaf back; of a sum, the second term stays and the first takes the change."""
-    wide = value.astype(np.float64) if value.dtype.kind in "fV" else value.copy()
+    wide = np.array(value, np.float64 if value.dtype.kind in "fV" else None, order="C")
     # In float64 a difference is rounded once, when it is written.
     for piece in pieces:
         if piece.adds:
-            shape = wide[piece.put or ...].shape
-            term = np.asarray(forward(read(piece.source), piece), wide.dtype).reshape(shape)
-            wide[piece.put or ...] -= term
+            part = region(wide, piece)
+            part -= np.asarray(forward(read(piece.source), piece), wide.dtype).reshape(part.shape)
     for piece in pieces:
         if not piece.adds:
             if piece.source not in new:

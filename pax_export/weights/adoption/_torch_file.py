@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
 from pax_export._files.npz import UNREADABLE
 from pax_export._files.replacing import Belongs
 from pax_export.weights._file import whole_file
+from pax_export.weights.adoption._storable import require_dtypes
 
 _STORAGES = {
     "float32": "FloatStorage", "float64": "DoubleStorage", "float16": "HalfStorage",
@@ -27,7 +27,7 @@ _STORAGES = {
     "complex64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
 }  # fmt: skip
 
-_DATE = (1980, 1, 1, 0, 0, 0)
+_DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is written
 _ALIGNED = 64  # torch maps storages into memory where they begin there
 
 _DICT = b"ccollections\nOrderedDict\n)R"
@@ -38,14 +38,11 @@ _TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 
 def write_torch(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
     """Writes a state dict that ``torch.load(path, weights_only=True)`` reads, or nothing."""
-    for name, array in arrays.items():
-        if array.dtype.name not in _STORAGES:
-            raise UnsupportedDtypeError(
-                "torch has no storage for an array of this dtype.",
-                where=name,
-                got=array.dtype,
-                write="a path that ends with .safetensors",
-            )
+    require_dtypes(
+        arrays,
+        lambda dtype: dtype.name in _STORAGES,
+        "torch has no storage for an array of this dtype.",
+    )
     with (
         whole_file(path, _recognized) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
@@ -72,8 +69,7 @@ def _recognized(path: Path) -> Belongs | None:
 
 def _put(archive: zipfile.ZipFile, name: str, content: Any) -> None:
     info = zipfile.ZipInfo(name, _DATE)
-    assert archive.fp is not None
-    begin = archive.fp.tell() + 30 + len(name) + 20  # a header, and sizes of 64 bits
+    begin = archive.start_dir + 30 + len(name) + 20  # a header, and sizes of 64 bits
     padding = -(begin + 4) % _ALIGNED
     info.extra = struct.pack("<HH", 0x4246, padding) + b"Z" * padding
     with archive.open(info, "w", force_zip64=True) as file:

@@ -12,7 +12,7 @@ from typing import Any
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._onnx_tensor import ExternalFiles, Tensor, entry
 from pax_export.weights.sources._source import Entry, Source, refusing
-from pax_export.weights.sources._wire import Message, message, whole
+from pax_export.weights.sources._wire import Message, message, signed, whole
 
 KIND = "ONNX file"
 _DEEPEST = 32
@@ -23,6 +23,9 @@ _NODE, _INITIALIZER, _SPARSE = 1, 5, 15
 _INPUT, _OUTPUT, _NODE_NAME, _OPERATOR, _ATTRIBUTE = 1, 2, 3, 4, 5
 _NAME, _TENSOR, _SUBGRAPH, _SUBGRAPHS = 1, 5, 6, 11
 _FUNCTION_NODE = 7
+_FLOAT, _WHOLE, _TEXT, _FLOATS, _TEXTS = 2, 3, 4, 7, 9
+#: Operators whose attributes decide what function their weights belong to.
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _VALUES = {"value_float": 2, "value_int": 3, "value_floats": 7, "value_ints": 8}
 
 
@@ -56,6 +59,7 @@ def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) ->
                 texts = {at: message(text).text() for at, text in message(value).fields()}
                 found.metadata[texts.get(1, "")] = texts.get(2, "")
         found.metadata["used_by"] = found.used_by
+        found.metadata["settings"] = found.settings
     return Source("onnx", file.where, found.entries, metadata=found.metadata)
 
 
@@ -68,6 +72,8 @@ class _Found:
         self.metadata: dict[str, Any] = {}
         #: By name of an array: the operators that take it, as which input, in which node.
         self.used_by: dict[str, list[tuple[str, int, str]]] = {}
+        #: By name of an array: what is set of the recurrent operators that take it.
+        self.settings: dict[str, list[tuple[tuple[str, Any], ...]]] = {}
 
     def graph(self, graph: Message, path: str, depth: int) -> None:
         """The arrays of a graph; the path says in which branch of which node it stands."""
@@ -99,6 +105,10 @@ class _Found:
         name, operator = texts[_NODE_NAME][-1], texts[_OPERATOR][-1]
         for place, used in enumerate(texts[_INPUT]):
             self.used_by.setdefault(used, []).append((operator, place, name))
+        if operator in _RECURRENT:
+            settings = tuple(sorted(_setting(attribute) for attribute in attributes))
+            for used in texts[_INPUT][1:]:
+                self.settings.setdefault(used, []).append((("operator", operator), *settings))
         for attribute in attributes:
             if operator == "Constant":
                 for tensor in _constants(attribute):
@@ -128,6 +138,21 @@ class _Found:
             self.entries[name] = entry(
                 where, KIND, tensor, self._external, "Constant" if constant else ""
             )
+
+
+def _setting(attribute: Message) -> tuple[str, Any]:
+    """The name of an attribute, and its value as text: numbers and names, no arrays."""
+    name, values = "", []
+    for number, value in attribute.fields():
+        if number == _NAME:
+            name = message(value).text()
+        elif number in (_TEXT, _TEXTS):
+            values.append(message(value).text())
+        elif number == _WHOLE:
+            values.append(str(signed(whole(value))))
+        elif number in (_FLOAT, _FLOATS):
+            values.append("a number")
+    return name, tuple(values)
 
 
 def _constants(attribute: Message) -> Iterator[Tensor]:

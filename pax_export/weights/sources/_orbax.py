@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import WeightsFileError, a_few
+from pax_export._errors import WeightsFileError
 from pax_export._files import bounded, file_types
 from pax_export._optional import require
 from pax_export.weights.sources._nested import joined
-from pax_export.weights.sources._source import Entry, Source, damaged, refusing
+from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
 
 KIND = "checkpoint of orbax"
 _TREE = "_METADATA"
@@ -34,12 +34,8 @@ def trees(path: Path) -> dict[str, Path]:
     if found or not steps:
         return found if len(found) != 1 else {"": next(iter(found.values()))}
     if len(steps) > 1:
-        raise WeightsFileError(
-            "This folder has checkpoints of several steps, and nothing says which is meant.",
-            where=str(path),
-            got=a_few([each.name for each in steps], 8),
-            write=f"the path of one, e.g. {steps[-1]}",
-        )
+        names = [each.name for each in steps]
+        raise several(str(path), "checkpoints of several steps", names, steps[-1])
     return trees(steps[0])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pax_export._errors import WeightsFileError, a_few
 from pax_export._files import bounded
-from pax_export.weights.sources._source import Source, damaged, refusing
+from pax_export.weights.sources._source import Source, damaged, refusing, several
 
 KIND = "index of weights"
 _ENDING = ".index.json"
@@ -33,12 +33,8 @@ def in_folder(path: Path) -> Path | None:
         [each for each in files if each.suffix == ".safetensors"],
     ):
         if len(found) > 1:
-            raise WeightsFileError(
-                "This folder has several files of weights, and nothing says which is meant.",
-                where=str(path),
-                got=a_few([each.name for each in found], 8),
-                write=f"the path of one file, e.g. {found[0]}",
-            )
+            names = [each.name for each in found]
+            raise several(str(path), "several files of weights", names, found[0])
         if found:
             return found[0]
     return None

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from pax_export._errors import PaxError, WeightsFileError
+from pax_export._errors import PaxError, WeightsFileError, a_few
 from pax_export.weights._dtypes import NUMPY_NAMES  # which makes jax's dtypes known to numpy
 
 Index = tuple[slice, ...]
@@ -37,6 +37,16 @@ def damaged(where: str, kind: str, got: object) -> WeightsFileError:
         where=where,
         got=got,
         write="a whole copy of the file, as the program that made it wrote it",
+    )
+
+
+def several(where: str, what: str, names: Iterable[str], example: object) -> WeightsFileError:
+    """The error about a folder with more than one thing that could be opened."""
+    return WeightsFileError(
+        f"This folder has {what}, and nothing says which is meant.",
+        where=where,
+        got=a_few(list(names), 8),
+        write=f"the path of one, e.g. {example}",
     )
 
 

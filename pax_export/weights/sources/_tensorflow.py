@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError, WeightsFileError, a_few
+from pax_export._errors import UnsupportedDtypeError
 from pax_export.weights.sources import _crc32c
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._leveldb import entries as table_entries
-from pax_export.weights.sources._source import Entry, Source, damaged, refusing
+from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
 from pax_export.weights.sources._wire import Message, message, signed, whole
 
 KIND = "checkpoint of TensorFlow"
@@ -47,12 +47,8 @@ def in_folder(path: Path) -> Path | None:
             return path / f"{latest[1]}{_INDEX}"
     found = sorted(path.glob(f"*{_INDEX}"))
     if len(found) > 1:
-        raise WeightsFileError(
-            "This folder has several checkpoints, and nothing says which is meant.",
-            where=str(path),
-            got=a_few([each.name for each in found], 8),
-            write=f"the path of one, e.g. {found[0].with_suffix('')}",
-        )
+        names = [each.name for each in found]
+        raise several(str(path), "several checkpoints", names, found[0].with_suffix(""))
     return found[0] if found else None
 
 

@@ -150,3 +150,71 @@ def test_layers_of_keras_that_are_wrapped_go_by_their_numbers():
     net, _ = pax.weights.adopt(Towers(), arrays)
     for i, tower in enumerate(net.towers, start=1):
         assert_close(tower.weight, arrays[f"time_distributed_{i}/kernel:0"])
+
+
+def gru(path, h=2, inputs=3, **attributes):
+    arrays = {"/W": drawn(1, 3 * h, inputs), "/R": drawn(1, 3 * h, h), "/B": drawn(1, 6 * h)}
+    arrays = {f"onnx::GRU_{n}": array for n, array in enumerate(arrays.values())}
+    node = onnx.helper.make_node("GRU", ["x", *arrays, "", "h"], ["y"], "g", hidden_size=h,
+                                 **attributes)  # fmt: skip
+    return graph(path, arrays, [node]), arrays
+
+
+def test_a_gru_of_onnx_computes_what_onnxruntime_does(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    h, inputs, helper = 2, 3, onnx.helper
+    _, arrays = gru(tmp_path / "weights.onnx")
+    node = helper.make_node("GRU", ["x", *arrays, "", "h"], ["", "y"], "g", hidden_size=h,
+                            linear_before_reset=0)  # fmt: skip
+    kept = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    places = [helper.make_tensor_value_info(name, 1, shape) for name, shape in
+              (("x", [1, 4, inputs]), ("h", [1, 4, h]), ("y", [1, 4, h]))]  # fmt: skip
+    made = helper.make_model(
+        helper.make_graph([node], "graph", places[:2], places[2:], initializer=kept),
+        opset_imports=[helper.make_opsetid("", 14)], ir_version=8,
+    )  # fmt: skip
+    path = tmp_path / "net.onnx"
+    onnx.save(made, path)
+    net, report = pax.weights.adopt(pax.GRU(inputs, h), path)
+    x, state = drawn(4, inputs), drawn(4, h)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x[None], "h": state[None]})
+    assert_close(net(pax.GRUState(state), x)[1], expected[0], 1e-5)
+    assert report.rows[0].how == "gates reordered"
+    changed = net.replace(xh_h_fc=net.xh_h_fc.replace(bias=net.xh_h_fc.bias + 1))
+    pax.weights.save_as(changed, tmp_path / "home.npz", like=path)
+    with pax.weights.open_source(tmp_path / "home.npz") as source:
+        back = {name: entry.read() for name, entry in source.entries.items()}
+    more = np.zeros((1, 6 * h), np.float32)
+    more[0, 2 * h : 3 * h] = 1
+    for (name, array), add in zip(arrays.items(), (0, 0, more)):
+        assert_close(back[name], array + add, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"linear_before_reset": 1}, "with linear_before_reset=1 it is another function"),
+        ({"activations": ["Sigmoid", "Relu"]}, "with activations=Sigmoid, Relu it is another"),
+        ({"clip": 0.5}, "with clip=a number it is another function than pax.GRU"),
+    ],
+)
+def test_a_gru_of_onnx_that_is_another_function_is_refused(tmp_path, attributes, says):
+    path, _ = gru(tmp_path / "net.onnx", **attributes)
+    with pytest.raises(AdoptionError, match=says):
+        pax.weights.adopt(pax.GRU(3, 2), path)
+
+
+def test_a_gru_of_onnx_without_its_graph_does_not_say_where_the_reset_gate_is():
+    arrays = {"gru.W": drawn(1, 6, 3), "gru.R": drawn(1, 6, 2), "gru.B": drawn(1, 12)}
+    with pytest.raises(AdoptionError, match="only the .onnx says"):
+        pax.weights.adopt(pax.GRU(3, 2), arrays, origin="onnx")
+
+
+def test_an_lstm_of_onnx_that_is_another_function_is_refused(tmp_path):
+    arrays = {f"onnx::LSTM_{n}": drawn(1, *shape) for n, shape in
+              ((7, (20, 3)), (8, (20, 5)), (9, (40,)))}  # fmt: skip
+    node = onnx.helper.make_node("LSTM", ["x", *arrays], ["y"], "r", hidden_size=5, input_forget=1)
+    path = graph(tmp_path / "net.onnx", arrays, [node])
+    with pytest.raises(AdoptionError, match="with input_forget=1 it is another function"):
+        pax.weights.adopt(pax.LSTM(3, 5), path)

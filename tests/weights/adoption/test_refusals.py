@@ -190,3 +190,73 @@ def test_a_reference_that_tells_nothing_apart_decides_nothing():
     error = refused(net, file, reference=(x, both, lambda n, x: n.left(x) + n.right(x)))
     assert isinstance(error, pax.errors.AmbiguousWeightsError)
     assert error.got == "2 ways that agree with the reference"
+
+
+def test_of_two_nets_in_a_file_the_one_to_leave_out_is_proposed():
+    body = {**dense("body.0", 3, 4), **dense("body.1", 4, 4)}
+    generator = {**body, **dense("head", 4, 2)}
+    critic = {**dense("conv", 2, 5), **dense("score", 5, 1)}
+    net = Free(body=[pax.Linear(3, 4), pax.Linear(4, 4)], head=pax.Linear(4, 2))
+
+    def under(name, file):
+        return {f"{name}.{key}": array + len(name) for key, array in file.items()}
+
+    file = {**under("generator", generator), **under("discriminator", critic)}
+    error = refused(net, file)
+    assert error.write == (
+        'ignore="discriminator.**", whichever net is not wanted: the rest of the file then has '
+        "its place"
+    )
+    new, _ = pax.weights.adopt(net, file, ignore="discriminator.**")
+    assert np.array_equal(new.head.weight, file["generator.head.weight"].T)
+
+    for one, other in (("model", "ema"), ("run/model", "run/ema")):
+        error = refused(net, {**under(one, generator), **under(other, generator)})
+        beginning = one.replace("/", "."), other.replace("/", ".")
+        assert f'ignore="{beginning[0]}.**" or ignore="{beginning[1]}.**", which' in error.write
+    error = refused(net, {**generator, **under("ema", generator)})
+    assert error.write.startswith('ignore="ema.**", whichever')
+    several = {name: array for at in ("a", "bb", "ccc")
+               for name, array in under(at, generator).items()}  # fmt: skip
+    error = refused(net, several)
+    assert error.write.startswith('ignore=["bb.**", "ccc.**"] or ignore=["a.**", "ccc.**"] or')
+
+
+def test_what_helps_nothing_is_not_proposed():
+    file = {**dense("generator.a", 3, 5), **dense("generator.b", 5, 2), **dense("critic.a", 3, 4),
+            **dense("critic.b", 4, 1)}  # fmt: skip
+    error = refused(Free(a=pax.Linear(3, 7), b=pax.Linear(7, 2)), file)
+    assert error.write.startswith("a module of the sizes of the file; keep= and ignore=")
+
+
+def test_renaming_reads_paths_as_all_of_the_library_does():
+    file = {**dense("a.enc.0.x", 3, 3), **dense("a.enc.0.y", 3, 3), **dense("b.enc.1.x", 3, 3),
+            **dense("b.enc.1.y", 3, 3)}  # fmt: skip
+    net = Free(layers=[Free(one=pax.Linear(3, 3), two=pax.Linear(3, 3)) for _ in range(2)])
+    for first in ("?.enc.*.[x]", "[ab].enc.*.x"):
+        rename = {first: "layers.*.two", "?.enc.*.[!x]": "layers.*.one"}
+        new, _ = pax.weights.adopt(net, file, origin="torch", rename=rename)
+        assert np.array_equal(new.layers[1].two.weight, file["b.enc.1.x.weight"].T)
+        assert np.array_equal(new.layers[0].one.weight, file["a.enc.0.y.weight"].T)
+    rename = {"?.enc.*.x": "layers.*.two"}
+    new, report = pax.weights.adopt(
+        net, file, origin="torch", rename=rename, ignore="*.y", keep="*.one"
+    )
+    assert report.kept == tuple(f"layers.{i}.one.{k}" for i in range(2) for k in ("weight", "bias"))
+
+
+def test_several_stars_of_any_number_of_steps_keep_their_order():
+    file = {**dense("m.up.a.b.fc", 3, 3), **dense("m.down.c.fc", 3, 3)}
+    net = Free(up=Free(a=Free(b=Free(last=pax.Linear(3, 3)))),
+               down=Free(c=Free(last=pax.Linear(3, 3))))  # fmt: skip
+    new, report = pax.weights.adopt(net, file, origin="torch", rename={"m.*.**.fc": "*.**.last"})
+    assert np.array_equal(new.up.a.b.last.weight, file["m.up.a.b.fc.weight"].T)
+    assert np.array_equal(new.down.c.last.weight, file["m.down.c.fc.weight"].T)
+    assert [row.why for row in report.rows] == ["rename="] * 4
+    keras = {name.replace(".", "/"): array for name, array in file.items()}
+    for rename in ({"m/**/fc": "**.last"}, {"m.**.fc": "**.last"}, {"**/fc": "m.**.last"}):
+        around = Free(m=net) if "**/fc" in rename else net
+        target = {"**/fc": "**.last"} if "**/fc" in rename else rename
+        new, _ = pax.weights.adopt(around, keras, origin="torch", rename=target)
+        found = new.m if around is not net else new
+        assert np.array_equal(found.up.a.b.last.weight, file["m.up.a.b.fc.weight"].T)

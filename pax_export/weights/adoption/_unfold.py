@@ -1,0 +1,285 @@
+"""Leaves that hold what a file keeps in several arrays, taken apart into what the file may have.
+
+A module made by ``Scan`` has the weights of all layers in one leaf, and most files have an array
+for each.  A layer called ``qkv`` has three in one.  Here such a layer becomes several, each of
+which fills a part of the leaf; then they are matched like all others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pax_export.weights.adoption._groups import Group, is_fused_name, without_fused
+from pax_export.weights.adoption._layers import Layer, Leaf
+from pax_export.weights.adoption._moves import Index, Place, Shape, Step
+from pax_export.weights.adoption._stacks import numbered, numbered_name
+from pax_export.weights.adoption._words import BIAS, WEIGHT, named, pieces
+
+PARTS = ("query", "key", "value")
+_ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Order:
+    """How queries, keys and values lie in one array.
+
+    Attributes:
+        says: "blocks" or "by head".
+        told: whether the user has said so.
+    """
+
+    says: str
+    told: bool
+
+
+def may_be_fused(layer: Layer, order: Order) -> bool:
+    """Whether a layer may hold queries, keys and values in one: it is called so, or it is said."""
+    return layer.kind in ("linear", "free") and (order.told or is_fused_name(pieces(layer.path)))
+
+
+def arrangements(
+    layers: Sequence[Layer],
+    groups: Sequence[Group],
+    fits: Callable[[Layer, Group], bool],
+    order: Order,
+) -> Iterator[list[list[Layer]]]:
+    """The layers, those taken apart whose parts the file has: lists that differ in numbers only.
+
+    Args:
+        layers: of the module.
+        groups: of the file, and the parts of those that are three in one.
+        fits: whether a group fits a layer.
+        order: of queries, keys and values.
+    """
+    if not any(layer.stack or may_be_fused(layer, order) for layer in layers):
+        yield [list(layers)]
+        return
+    seen: set[tuple[str, ...]] = set()
+    for whole_first in (True, False):
+        alike = []
+        for way in itertools.count():
+            several = [_apart(each, groups, fits, order, way, whole_first) for each in layers]
+            found = list(itertools.chain.from_iterable(several))
+            key = tuple([layer.path for layer in found])
+            if key not in seen:
+                seen.add(key)
+                alike.append(found)
+            if all(way + 1 >= _ways(*pair) for pair in zip(layers, several)):
+                break
+        if alike:
+            yield alike
+
+
+def _ways(layer: Layer, parts: Sequence[Layer]) -> int:
+    """In how many ways the parts of a layer may be numbered."""
+    is_whole = isinstance(parts, tuple)
+    return 1 if is_whole or layer.stack is None else len(layer.stack.roots)
+
+
+def _apart(
+    layer: Layer,
+    groups: Sequence[Group],
+    fits: Callable[[Layer, Group], bool],
+    order: Order,
+    way: int,
+    whole_first: bool,
+) -> Sequence[Layer]:
+    """The first form of a layer of which the file has all parts; itself, if there is none.
+
+    A tuple if the file has the layer as it is, so that no other numbers need be tried.
+    """
+
+    def in_file(parts: Sequence[Layer]) -> bool:
+        kinds = {part.signature: part for part in parts}
+        return bool(parts) and all(any(fits(part, g) for g in groups) for part in kinds.values())
+
+    def called(parts: Sequence[Layer]) -> bool:
+        """Whether the file has queries, keys and values that are called so."""
+        first = zip(PARTS, parts[:3])
+        return bool(parts) and all(
+            any(word in group.said and fits(part, group) for group in groups)
+            for word, part in first
+        )
+
+    if (whole_first or layer.stack is None) and in_file([layer]):
+        return (layer,)
+    fused = may_be_fused(layer, order)
+    if fused and (layer.stack is None or layer.kind == "free"):
+        if called(parts := _of_fused(layer, groups, order)):
+            return parts
+    if layer.stack is not None:
+        single = unfolded(layer, way)
+        if in_file(single):
+            return single
+        if fused and called(parts := _of_each(single, groups, order)):
+            return parts
+    return [layer]
+
+
+def unfolded(layer: Layer, way: int = 0) -> list[Layer]:
+    """A layer for each of those that are stacked.
+
+    Args:
+        layer: the stacked layer.
+        way: which of the places for the number of a layer, see `Stack.roots`.
+    """
+    stack = layer.stack
+    if stack is None:
+        return [layer]
+    roots = stack.roots[min(way, len(stack.roots) - 1)]
+    says = f"{' x '.join(map(str, stack.sizes))} stacked by their numbers"
+    found = []
+    for numbers in np.ndindex(*stack.sizes):
+        index = tuple([slice(number, number + 1) for number in numbers])
+        leaves = {
+            role: replace(
+                leaf,
+                shape=leaf.shape[len(index) :],
+                place=Place(leaf.shape, index + (_ALL,) * (len(leaf.shape) - len(index)), (), says),
+                part=numbered(leaf.path, roots, numbers),
+            )
+            for role, leaf in layer.leaves.items()
+        }
+        path = numbered(layer.path, roots, numbers)
+        name = numbered_name(layer.name, roots, numbers)
+        found.append(replace(layer, path=path, name=name, leaves=leaves, stack=None))
+    return found
+
+
+# Queries, keys and values
+
+
+def _of_fused(layer: Layer, groups: Sequence[Group], order: Order) -> list[Layer]:
+    """Three layers of one; none if its shapes do not leave one way."""
+    found = []
+    sizes = _sizes(layer, groups)
+    for number, word in enumerate(PARTS):
+        leaves: dict[str, Leaf] = {}
+        kinds = set()
+        for role, leaf in layer.leaves.items():
+            part = _part(layer, role, leaf, number, order, sizes)
+            if part is None:
+                return []
+            kind, shape, place = part
+            kinds.add(kind)
+            leaves[role] = replace(leaf, shape=shape, place=_within(leaf, place),
+                                   part=f"{leaf.says} ({word})")  # fmt: skip
+        name = named([*without_fused(tuple(pieces(layer.path))), word])
+        kind = "linear" if "linear" in kinds else layer.kind
+        options = () if layer.kind == "free" else layer.options
+        found.append(
+            replace(layer, path=f"{layer.path}.{word}", kind=kind, leaves=leaves, name=name,
+                    options=options, stack=None)
+        )  # fmt: skip
+    return found
+
+
+def _of_each(layers: Sequence[Layer], groups: Sequence[Group], order: Order) -> list[Layer]:
+    found = [_of_fused(layer, groups, order) for layer in layers]
+    return list(itertools.chain.from_iterable(found)) if all(found) else []
+
+
+def _within(leaf: Leaf, place: Place) -> Place:
+    """A place in a leaf that may itself be a part: of a layer among several."""
+    if leaf.place is None:
+        return place
+    count = len(leaf.place.room) - len(leaf.shape)
+    return Place(
+        (*leaf.place.room[:count], *place.room),
+        (*leaf.place.index[:count], *place.index),
+        place.steps,
+        f"{place.says}, {leaf.place.says}",
+    )
+
+
+def _sizes(layer: Layer, groups: Sequence[Group]) -> dict[int, tuple[int, int, int]]:
+    """For each size of an axis, how much of it are queries, keys and values: by those of the file.
+
+    Sizes that several triples add up to are left out: they do not say which.
+    """
+    heard: dict[str, set[int]] = {word: set() for word in PARTS}
+    for group in groups:
+        for word in heard.keys() & group.said:
+            for role, piece in group.parts.items():
+                heard[word] |= _sizes_of(piece.after, role)
+    wanted = {size for leaf in layer.leaves.values() for size in leaf.shape}
+    found: dict[int, set[tuple[int, int, int]]] = {}
+    for query, key in itertools.product(heard["query"], heard["key"] & heard["value"]):
+        if query + 2 * key in wanted:
+            found.setdefault(query + 2 * key, set()).add((query, key, key))
+    return {size: next(iter(ways)) for size, ways in found.items() if len(ways) == 1}
+
+
+def _sizes_of(shape: Shape, role: str) -> set[int]:
+    """How large queries may be by an array of theirs; heads may be apart."""
+    if role == BIAS:
+        return {math.prod(shape)}
+    return set(shape) if len(shape) < 3 else {math.prod(shape[1:])}
+
+
+def _part(
+    layer: Layer,
+    role: str,
+    leaf: Leaf,
+    number: int,
+    order: Order,
+    sizes: dict[int, tuple[int, int, int]],
+) -> tuple[str, Shape, Place] | None:
+    """One of the three in a leaf: as which kind of layer it is read, its shape, its place."""
+    shape, rank = leaf.shape, len(leaf.shape)
+    bias = role == BIAS or rank == 1
+    if layer.kind == "free" and rank == (2 if bias and role == BIAS else 3):
+        return _along_an_axis_of_three(layer, shape, number)
+    if role not in (WEIGHT, BIAS) or rank != (1 if bias else 2):
+        return None
+    axes = [0] if bias else [1] if layer.kind == "linear" else [0, 1]
+    axes = [axis for axis in axes if shape[axis] in sizes]
+    if len(axes) != 1:
+        return None
+    axis = axes[0]
+    found = _cut(layer, shape, axis, number, order, sizes[shape[axis]])
+    if found is None or bias:
+        return found and (layer.kind, *found)
+    part, place = found
+    if axis == 1:
+        return "linear", part, place
+    turned: tuple[Step, ...] = (("transpose", (1, 0)),)
+    return "linear", part[::-1], replace(place, steps=turned)
+
+
+def _along_an_axis_of_three(
+    layer: Layer, shape: Shape, number: int
+) -> tuple[str, Shape, Place] | None:
+    axes = [axis for axis, size in enumerate(shape) if size == 3]
+    if len(axes) != 1:
+        return None
+    index = tuple([slice(number, number + 1) if axis == axes[0] else _ALL
+                   for axis in range(len(shape))])  # fmt: skip
+    rest = tuple([size for axis, size in enumerate(shape) if axis != axes[0]])
+    return layer.kind, rest, Place(shape, index, (), "one of three")
+
+
+def _cut(
+    layer: Layer, shape: Shape, axis: int, number: int, order: Order, sizes: tuple[int, int, int]
+) -> tuple[Shape, Place] | None:
+    """The shape of a part along an axis, and where it lies."""
+    part = (*shape[:axis], sizes[number], *shape[axis + 1 :])
+    heads = layer.heads
+    if order.says == "blocks":
+        if not order.told and (heads is None or len(set(sizes)) > 1):
+            return None  # it cannot be known what the other order gives
+        begin = sum(sizes[:number])
+        index: Index = tuple([slice(begin, begin + sizes[number]) if at == axis else _ALL
+                              for at in range(len(shape))])  # fmt: skip
+        return part, Place(shape, index, (), "joined, blocks")
+    if not heads or len(set(sizes)) > 1 or sizes[0] % heads:
+        return None
+    room = (*shape[:axis], heads, 3, sizes[0] // heads, *shape[axis + 1 :])
+    index = tuple([slice(number, number + 1) if at == axis + 1 else _ALL
+                   for at in range(len(room))])  # fmt: skip
+    return part, Place(room, index, (), "joined, by head")

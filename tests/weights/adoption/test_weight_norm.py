@@ -1,0 +1,123 @@
+"""A weight that torch keeps as a direction and a length goes where the weight goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pax_export as pax
+from tests.closeness import assert_close
+from tests.weights.adoption.foreign import Free
+
+N = np.random.default_rng(3)
+NAMES = {
+    "old": ("weight_g", "weight_v"),
+    "new": ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+}
+
+
+def normal(*shape):
+    return N.normal(size=shape).astype(np.float32)
+
+
+def normed(name, v, axis, names="old"):
+    """What `weight_norm(dim=axis)` of torch keeps, and the weight that it stands for."""
+    others = tuple(one for one in range(v.ndim) if one != axis)
+    g = normal(*[size if one == axis else 1 for one, size in enumerate(v.shape)])
+    g = g if axis is not None else g.reshape(())
+    weight = g * (v / np.sqrt(np.square(v).sum(others, keepdims=True)))
+    length, direction = NAMES[names]
+    return {f"{name}.{length}": g, f"{name}.{direction}": v}, weight
+
+
+def read(path):
+    with pax.weights.open_source(path) as source:
+        return {name: np.array(entry.read()) for name, entry in source.entries.items()}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_convolutions_and_dense_layers_with_a_weight_norm(names):
+    conv, w = normed("body.conv", normal(5, 3, 4), 0, names)
+    up, transposed = normed("body.up", normal(5, 2, 4), 0, names)
+    fc, dense = normed("fc", normal(7, 2), 1, names)
+    file = {**conv, "body.conv.bias": normal(5), **up, "body.up.bias": normal(2), **fc,
+            "fc.bias": normal(7)}  # fmt: skip
+    net = Free(conv=pax.Conv1D(3, 5, 4), up=pax.Conv1DTranspose(5, 2, 4), fc=pax.Linear(2, 7))
+    net, report = pax.weights.adopt(net, file)
+    assert_close(net.conv.weight, w.transpose(2, 1, 0), 1e-6)
+    assert_close(net.up.weight, transposed.transpose(2, 1, 0)[::-1], 1e-6)
+    assert_close(net.fc.weight, dense.T, 1e-6)
+    row = next(row for row in report.rows if row.leaf == "conv.weight")
+    assert row.how == "weight norm, OIW to WIO"
+    assert row.arrays == tuple(conv)
+
+
+def test_a_length_of_the_whole_weight_and_weights_of_an_lstm():
+    fc, dense = normed("fc", normal(4, 3), None)
+    net, _ = pax.weights.adopt(pax.Linear(3, 4, with_bias=False), fc)
+    assert_close(net.weight, dense.T, 1e-6)
+    v, u, b = normal(8, 3), normal(8, 2), normal(8)
+    plain = {"rnn.weight_ih_l0": v, "rnn.bias_ih_l0": b, "rnn.bias_hh_l0": 0 * b}
+    g = normal(8, 1)
+    file = {**plain, "rnn.weight_hh_l0_g": g, "rnn.weight_hh_l0_v": u}
+    whole = {**plain, "rnn.weight_hh_l0": g * u / np.sqrt(np.square(u).sum(1, keepdims=True))}
+    found, _ = pax.weights.adopt(pax.LSTM(3, 2), file)
+    expected, _ = pax.weights.adopt(pax.LSTM(3, 2), whole)
+    assert_close(found.fc.weight, expected.fc.weight, 1e-6)
+
+
+def test_a_module_with_a_direction_and_a_length_of_its_own_gets_them():
+    net = Free(fc=Free(weight_g=np.ones((4, 1), np.float32), weight_v=np.ones((4, 3), np.float32)))
+    file, _ = normed("fc", normal(4, 3), 0)
+    net, _ = pax.weights.adopt(net, file)
+    assert np.array_equal(net.fc.weight_g, file["fc.weight_g"])
+    assert np.array_equal(net.fc.weight_v, file["fc.weight_v"])
+
+
+def test_arrays_whose_shapes_are_no_length_and_direction_are_not_put_together():
+    for g in (normal(4, 3), normal(3, 1), normal(4)):
+        file = {"fc.weight_g": g, "fc.weight_v": normal(4, 3)}
+        with pytest.raises(pax.errors.AdoptionError, match=r"no place for fc.weight_g"):
+            pax.weights.adopt(pax.Linear(3, 4, with_bias=False), file)
+
+
+def test_a_direction_of_zeros_is_refused():
+    file, _ = normed("fc", normal(4, 3), 0)
+    file["fc.weight_v"][1] = 0
+    with pytest.raises(pax.errors.AdoptionError) as caught:
+        pax.weights.adopt(pax.Linear(3, 4, with_bias=False), file)
+    assert caught.value.what == (
+        "A direction of a weight norm has no length, so nothing says where it points."
+    )
+    assert caught.value.got == "1 directions of zeros"
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_the_way_home_is_as_torch_takes_a_weight_apart(tmp_path, names):
+    fc, _ = normed("fc", normal(4, 3), 0, names)
+    other, _ = normed("last", normal(2, 4), 0, names)
+    file = {**fc, **other}
+    net = pax.Sequential(pax.Linear(3, 4, with_bias=False), pax.Linear(4, 2, with_bias=False))
+    net, report = pax.weights.adopt(net, file)
+    first = net[0].replace(weight=2 * net[0].weight)
+    for given in (report, None):
+        path = tmp_path / f"{given is None}.safetensors"
+        pax.weights.save_as(net.replace(modules=[first, net[1]]), path, like=file, report=given)
+        back = read(path)
+        assert set(back) == set(file)
+        for name in other:
+            assert back[name].tobytes() == file[name].tobytes()
+        length, direction = (back[name] for name in fc)
+        assert length.shape == (4, 1)
+        assert_close(length, 2 * np.abs(file[next(iter(fc))]), 1e-6)
+        assert_close(direction, first.weight.T, 1e-6)
+        again, _ = pax.weights.adopt(net, path)
+        assert_close(again[0].weight, first.weight, 1e-6)
+
+
+def test_names_of_either_kind_may_be_ignored():
+    fc, dense = normed("net.fc", normal(4, 3), 0)
+    ema, _ = normed("ema.fc", normal(4, 3), 0)
+    for ignore in ("ema", "ema.fc.weight", ["ema.fc.weight_g", "ema.fc.weight_v"]):
+        net, _ = pax.weights.adopt(pax.Linear(3, 4, False), {**fc, **ema}, ignore=ignore)
+        assert_close(net.weight, dense.T, 1e-6)
