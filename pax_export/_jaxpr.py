@@ -47,6 +47,27 @@ def called_program(equation: Any) -> Any:
     return None if parameter is None else equation.params[parameter]
 
 
+def wrapped_program(equation: Any) -> Any:
+    """The only program in an operation that is nothing but a call of it, whatever its name.
+
+    It takes and gives arrays of the same shapes.  None for one that does more, as loops and
+    branches do.
+    """
+    held = equation.params.get("callee")  # which has a transpose beside it
+    programs = [held] if is_program(held) else list(inner_programs(equation))
+    if len(programs) == 1:
+        jaxpr = getattr(programs[0], "jaxpr", programs[0])
+        if _shapes(jaxpr.invars) == _shapes(equation.invars) and (
+            _shapes(jaxpr.outvars) == _shapes(equation.outvars)
+        ):
+            return programs[0]
+    return None
+
+
+def _shapes(atoms: Iterable[Any]) -> list[tuple]:
+    return [tuple(getattr(atom.aval, "shape", ())) for atom in atoms]
+
+
 def _equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
     """Every operation of a traced program, each before those inside of it, and what calls it."""
     for equation in getattr(program, "jaxpr", program).eqns:
@@ -184,33 +205,12 @@ def interpret(
     return _inlined(program, arguments, constant, of_equation)
 
 
-def jaxpr_sources(program: Any, primitive: str) -> Iterator[str]:
-    """Where a program has an operation: ``file.py:line (Layer.__call__)``."""
-    for equation, _ in _equations(program):
-        if equation.primitive.name == primitive:
-            yield equation_place(equation)
-
-
-def jaxpr_places(program: Any, primitive: str) -> Iterator[str]:
-    """Where a program has an operation, nested ones too: ``file.py:line``."""
+def jaxpr_operations(program: Any, primitives: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """The operations of these names in a program, nested ones too, each after what calls it."""
+    names = set(primitives)
     for equation, callers in _equations(program):
-        if equation.primitive.name == primitive:
-            # What jax jits by itself has no line of the user's; the call of it has.
-            places = (line_of(each).split(" ")[0] for each in (equation, *reversed(callers)))
-            yield next(filter(None, places), "").rsplit("/", 1)[-1]
-
-
-def source_of(equations: Sequence[Any]) -> str:
-    """Where the innermost of some equations comes from, each of which calls the next.
-
-    ``encoder/attention: model.py:12 (Attention.__call__)``; what jax jits by itself has no
-    line of the user's, and then the call of it has.
-    """
-    sources = (line_of(each).rsplit("/", 1)[-1] for each in reversed(equations))
-    line = next(filter(None, sources), "unknown")
-    names = [str(each.source_info.name_stack) for each in equations]
-    scope = "/".join(filter(None, names))
-    return f"{scope}: {line}" if scope else line
+        if equation.primitive.name in names:
+            yield (*callers, equation)
 
 
 def equation_place(equation: Any) -> str:

@@ -10,8 +10,6 @@ from pax_export._jax._trace import is_tracer as is_tracer
 from pax_export._jax._trace import trace_state as trace_state
 
 if TYPE_CHECKING:
-    from pax_export._jax._convolutions import symbolic_convolutions as symbolic_convolutions
-    from pax_export._jax._derivatives import symbolic_derivatives as symbolic_derivatives
     from pax_export._jax._dimensions import scope_constraints as scope_constraints
     from pax_export._jax._platforms import allow_symbolic_padding as allow_symbolic_padding
     from pax_export._jax._platforms import call_here as call_here
@@ -32,11 +30,9 @@ if TYPE_CHECKING:
 
 # Every program imports this room, and only exporters and many processes need more of it.
 _HOMES = {
-    "_convolutions": "symbolic_convolutions",
     "_dimensions": "scope_constraints",
     "_platforms": "allow_symbolic_padding call_here neutral_platform",
     "_processes": "devices_are_known join_processes",
-    "_derivatives": "symbolic_derivatives",
     "_programs": "call_part call_with_constants expanded needed_part read_arguments scan_operands",
     "_raised": "equations_of",
     "_symbolic": "symbolic_rules",

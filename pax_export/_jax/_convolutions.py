@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import jax
 
-from pax_export._jax._exchange import exchange
-
 _NAME = "conv_general_dilated"
 #: Where jax's rule for the gradient finds its convolution, wherever that is by now.
 _home: dict[str, Any] = inspect.unwrap(jax.lax.conv_general_dilated).__globals__
-_first: Any = jax.lax.conv_general_dilated
 
 
-def symbolic_convolutions() -> AbstractContextManager[None]:
-    """Lets convolutions be differentiated in its block where their strides meet symbolic sizes.
+def convolution_rules() -> Iterator[tuple[Any, Any, Any]]:
+    """For gradients of convolutions whose strides meet symbolic sizes, and for their batches.
 
-    How far the gradient is padded depends on the remainder then; jax computes
+    How far such a gradient is padded depends on the remainder; jax computes
     that, and its own convolution takes no such padding.  `lax.pad` does.
     """
-    return _exchanged()
+    from jax.interpreters import batching
 
-
-def _rules() -> Iterator[tuple[Any, str, Any]]:
-    global _first
-    _first = _home.get(_NAME, _first)
-    yield _home, _NAME, _convolve
-
-
-_exchanged = exchange(_rules)
+    yield _home, _NAME, partial(_convolve, _home.get(_NAME, jax.lax.conv_general_dilated))
+    convolution = jax.lax.conv_general_dilated_p
+    batchers: Any = batching.fancy_primitive_batchers
+    if convolution in batchers:
+        yield batchers, convolution, _batched(batchers[convolution])
 
 
 def _convolve(
-    lhs: Any, rhs: Any, window_strides: Any, padding: Any, *dilations: Any, **options: Any
+    first: Callable,
+    lhs: Any,
+    rhs: Any,
+    window_strides: Any,
+    padding: Any,
+    *dilations: Any,
+    **options: Any,
 ) -> Any:
     from jax import export as jax_export  # which a program that exports nothing does without
 
@@ -49,10 +49,10 @@ def _convolve(
             widths[axis] = (low, high, step - 1)
         lhs = jax.lax.pad(lhs, jax.numpy.zeros((), lhs.dtype), widths)
         options["lhs_dilation"], padding = None, [(0, 0)] * len(spatial)
-    return _first(lhs, rhs, window_strides, padding, *dilations, **options)
+    return first(lhs, rhs, window_strides, padding, *dilations, **options)
 
 
-def batched_convolution(first: Callable) -> Callable:
+def _batched(first: Callable) -> Callable:
     """A rule to batch convolutions: jax's `first`, or a loop where it cannot.
 
     With a kernel for each example, jax makes the examples groups of one convolution, and their

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -12,34 +11,23 @@ from jax import lax
 from jax.interpreters import ad
 from jax.lax import linalg
 
-from pax_export._jax._exchange import exchange
 
-_first: dict[Any, Any] = {}
-
-
-def symbolic_derivatives() -> AbstractContextManager[None]:
-    """Lets products, cumulative reductions and triangular systems be differentiated in its block.
+def derivative_rules() -> Iterator[tuple[Any, Any, Any]]:
+    """For derivatives of products, cumulative reductions and triangular systems.
 
     jax's rules look at sizes for that: which of two is larger, or whether anything is left to
     multiply.  Where these are symbolic, other rules say the same without; elsewhere jax's hold.
     """
-    return _exchanged()
-
-
-def _rules() -> Iterator[tuple[Any, Any, Any]]:
     for primitive, rule in _RULES.items():
-        _first[primitive] = ad.primitive_jvps[primitive]
-        yield ad.primitive_jvps, primitive, partial(_where_symbolic, primitive, rule)
-
-
-_exchanged = exchange(_rules)
+        first = ad.primitive_jvps[primitive]
+        yield ad.primitive_jvps, primitive, partial(_where_symbolic, first, rule)
 
 
 def _where_symbolic(
-    primitive: Any, rule: Callable, primals: Sequence[Any], tangents: Any, **options: Any
+    first: Callable, rule: Callable, primals: Sequence[Any], tangents: Any, **options: Any
 ) -> Any:
     static = all(isinstance(size, int) for value in primals for size in value.shape)
-    return (_first[primitive] if static else rule)(primals, tangents, **options)
+    return (first if static else rule)(primals, tangents, **options)
 
 
 def _product(primals: Any, tangents: Any, *, axes: Sequence[int], **_: Any) -> Any:

@@ -12,7 +12,8 @@ import jax
 from jax.extend.source_info_util import register_exclusion
 
 from pax_export._jax import _convolutions, _fourier, _scans
-from pax_export._jax._convolutions import batched_convolution
+from pax_export._jax._convolutions import convolution_rules
+from pax_export._jax._derivatives import derivative_rules
 from pax_export._jax._exchange import exchange
 from pax_export._jax._fourier import SymbolicIndex, fourier_rule, fourier_transpose
 from pax_export._jax._platforms import lowering_rules
@@ -25,20 +26,19 @@ for _file in (_convolutions, _fourier, _scans):
 def symbolic_rules() -> AbstractContextManager[None]:
     """Lets jax trace, differentiate and lower in its block what it does for numbers only.
 
-    These are convolutions with a kernel for each example of a batch, Fourier transforms, and
-    associative scans, along symbolic sizes.  Everything else goes its way, and the rules go with
-    the block.
+    These are convolutions whose strides meet symbolic sizes or with a kernel for each example of
+    a batch; Fourier transforms and associative scans along symbolic sizes; and derivatives of
+    what looks at sizes.  Everything else goes its way, and the rules go with the block.
     """
     return _exchanged()
 
 
 def _rules() -> Iterator[tuple[MutableMapping, Any, Any]]:
-    from jax.interpreters import ad, batching
+    from jax.interpreters import ad
 
-    convolution, fft = jax.lax.conv_general_dilated_p, jax.lax.fft_p
-    batchers: Any = batching.fancy_primitive_batchers
-    if convolution in batchers:
-        yield batchers, convolution, batched_convolution(batchers[convolution])
+    yield from convolution_rules()
+    yield from derivative_rules()
+    fft = jax.lax.fft_p
     transposes: Any = ad.primitive_transposes
     if fft in transposes:
         yield transposes, fft, fourier_transpose(transposes[fft])

@@ -8,7 +8,7 @@ from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export.cli import main
 from pax_export.export import Report, spec, to_saved_model, to_stablehlo
 from pax_export.export.formats.saved_model import writer as saved_model
-from pax_export.export.pipeline import run_export
+from pax_export.export.pipeline import export_run
 from pax_export.export.validation import model_cases
 from pax_export.export.validation.budget import Budget
 from tests.export.models import affine, affine_params
@@ -25,11 +25,11 @@ ALL = [
 def no_time(monkeypatch):
     """As for a model that takes minutes to compile."""
     monkeypatch.setattr(model_cases, "_SMALL", 0)
-    monkeypatch.setattr(run_export, "SPARE", -1e6)
+    monkeypatch.setattr(export_run, "SPARE", -1e6)
 
 
 def test_of_a_small_model_everything_is_tested(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_export, "SPARE", -1e6)  # on however slow a machine
+    monkeypatch.setattr(export_run, "SPARE", -1e6)  # on however slow a machine
     report = to_saved_model(MODEL, tmp_path / "m", spec("n, 3"))
     assert report.left_out == ()
     assert "left out" not in str(report)

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from pax_export.export.pipeline import run_export
-from pax_export.export.pipeline.run_export import Progress
+from pax_export.export.pipeline import progress as showing
+from pax_export.export.pipeline.progress import Progress
 
 
 def test_a_short_save_is_silent(capfd):
@@ -45,19 +45,19 @@ def test_a_phase_keeps_its_number_when_it_is_over_or_comes_again(capfd):
 
 
 def test_a_terminal_gets_a_bar(capfd, monkeypatch):
-    monkeypatch.setattr(run_export.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(showing.sys.stderr, "isatty", lambda: True, raising=False)
     with Progress(2, patience=0.0) as progress, progress.phase("lower"):
         deadline = time.monotonic() + 10
         while progress._shown is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert isinstance(progress._shown, run_export._Bar)
+        assert isinstance(progress._shown, showing._Bar)
     assert progress._shown is None
 
 
 def test_without_rich_a_terminal_gets_lines(monkeypatch):
-    monkeypatch.setitem(run_export.sys.modules, "rich.progress", None)
-    monkeypatch.setattr(run_export.sys.stderr, "isatty", lambda: True, raising=False)
-    assert isinstance(run_export._display(2), run_export._Lines)
+    monkeypatch.setitem(showing.sys.modules, "rich.progress", None)
+    monkeypatch.setattr(showing.sys.stderr, "isatty", lambda: True, raising=False)
+    assert isinstance(showing._display(2), showing._Lines)
 
 
 def test_an_error_ends_the_progress(capfd):

@@ -176,7 +176,7 @@ def test_what_the_converter_complains_of_is_named(tmp_path, monkeypatch):
 
     def complaining(store, programs, quantize, scopes=None):
         convert(store, programs, quantize, scopes)
-        names = {name: scope for scope, (name, _) in (scopes or {}).items()}
+        names = {chain[-1].primitive.name: scope for scope, chain in (scopes or {}).items()}
         raise RuntimeError(f'loc(fused["Tanh:", "while/{names.get("tanh")}/Tanh@f_1"]): no use')
 
     monkeypatch.setattr(export, "_convert", complaining)

@@ -17,16 +17,15 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: Parts of other packages that are public, and that they do not promise for ever, by the file.
 UNPROMISED = {
     "_jax/_platforms.py": {"jax.interpreters.mlir"},
+    "_jax/_convolutions.py": {"jax.interpreters.batching"},
     "_jax/_derivatives.py": {"jax.interpreters.ad"},
     "_jax/_fourier.py": {"jax.interpreters.ad", "jax.interpreters.mlir"},
     "_jax/_symbolic.py": {
         "jax.extend.source_info_util.register_exclusion",
         "jax.interpreters.ad",
-        "jax.interpreters.batching",
     },
     "_jax/_watched.py": {"jax.extend.source_info_util"},
     "_jaxpr.py": {"jax.extend.source_info_util"},
-    "export/formats/onnx/places.py": {"jax.extend.source_info_util"},
     "export/formats/onnx/rules/random_keys.py": {"jax.extend.random"},
     "export/formats/stablehlo/bundle.py": {
         "jax.interpreters.ad",

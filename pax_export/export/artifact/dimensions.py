@@ -31,17 +31,21 @@ _LONGEST, _LARGEST = 1000, 2**63
 
 Size = int | str
 
-_OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
-_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
+#: What dimensions are calculated with, and how it is done with numbers.
+NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "neg": operator.sub,  # of 0 and another
+    "mul": operator.mul,
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "max": max,
     "min": min,
 }
+_OPERATORS: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul"}
+_FUNCTIONS = ("floordiv", "mod", "max", "min")
+#: `(one of NUMBERS, left, right)` to what comes of it, where sizes may be something else.
+Calculate = Callable[[str, Any, Any], Any]
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq,
     ">=": operator.ge,
@@ -69,9 +73,22 @@ def value(size: Size, sizes: Mapping[str, int]) -> int:
         8
     """
     try:
-        return _value(_parsed(size), sizes)
+        found = computed(size, sizes, _number)
     except (KeyError, ZeroDivisionError, RecursionError) as error:
         raise _unreadable(size) from error
+    if abs(found) >= _LARGEST:
+        raise ValueError("a dimension is too large")
+    return found
+
+
+def computed(size: Size, known: Mapping[str, Any], calculate: Calculate) -> Any:
+    """A dimension where its variables are something else than numbers.
+
+    Example:
+        >>> computed("2*n + 1", {"n": "n"}, lambda name, left, right: f"({name} {left} {right})")
+        '(add (mul 2 n) 1)'
+    """
+    return _computed(_parsed(size), known, calculate)
 
 
 def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:
@@ -184,31 +201,37 @@ def _parsed(size: Size) -> ast.expr:
         raise _unreadable(size) from error
 
 
-def _value(node: Any, sizes: Mapping[str, int]) -> int:
-    found = _unchecked(node, sizes)
+def _number(operation: str, left: int, right: int) -> int:
+    found = NUMBERS[operation](left, right)
     if abs(found) >= _LARGEST:
         raise ValueError("a dimension is too large")
     return found
 
 
-def _unchecked(node: Any, sizes: Mapping[str, int]) -> int:
+def _computed(node: Any, known: Mapping[str, Any], calculate: Calculate) -> Any:
+    def inner(node: Any) -> Any:
+        return _computed(node, known, calculate)
+
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return number
         case ast.Name(id=name):
-            return sizes[name]
+            return known[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, sizes)
+            return calculate("neg", 0, inner(operand))
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand, sizes)
+            return inner(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
             if 0 <= power <= 64:
-                return _value(left, sizes) ** power
+                factor, product = inner(left), 1
+                for _ in range(power):
+                    product = calculate("mul", product, factor)
+                return product
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
+            return calculate(_OPERATORS[type(op)], inner(left), inner(right))
         case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]):
             if name in _FUNCTIONS:
-                return _FUNCTIONS[name](_value(left, sizes), _value(right, sizes))
+                return calculate(name, inner(left), inner(right))
         case _:
             pass
     raise _unreadable(ast.unparse(node))

@@ -24,6 +24,7 @@ from jax.interpreters import mlir
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import allow_symbolic_padding, neutral_platform, symbolic_rules
+from pax_export._jaxpr import jaxpr_operations
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.lowering.eigenvalues import ask_alike, says_eigh
@@ -33,8 +34,9 @@ from pax_export.export.lowering.products import forget_algorithm
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.shardings import drop_shardings, says_shardings
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.source_lines import placed
 from pax_export.export.tracing.spec import Inputs
-from pax_export.export.tracing.traced import Traced, places
+from pax_export.export.tracing.traced import Traced
 
 _PIPELINE = (
     "builtin.module(func.func(stablehlo-legalize-composite-to-call),inline,symbol-dce,"
@@ -83,12 +85,13 @@ def lower_traced(
     with symbolic_rules(), named_refusals():
         try:
             exported = _export(function, operands, platforms)
-            module, neutral = _portable(exported, names=names), False
+            module, neutral = _portable(exported, names=names, program=traced.program), False
         except (NotImplementedError, UnsupportedOperationError) as error:
             # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
             # no consumer has.  A machine that nobody knows gets rules for all.
             exported = _export_neutral(traced, function, operands, error)
-            module, neutral = _portable(exported, XLA_EXPANDS, names), True
+            module = _portable(exported, XLA_EXPANDS, names, program=traced.program)
+            neutral = True
     return Lowered(
         module,
         tuple(exported.module_kept_var_idx),
@@ -125,11 +128,11 @@ def _export_neutral(
         name = re.search(r"primitive '(\w+)'", str(error))
         if name is None:
             raise
-        raise UnsupportedOperationError(
+        refusal = UnsupportedOperationError(
             f"The operation {name[1]} exists in jax only.",
-            where=places(traced.program, [name[1]]) or None,
             write="the same in other operations of jax.numpy and jax.lax",
-        ) from error
+        )
+        raise placed(refusal, jaxpr_operations(traced.program, [name[1]])) from error
 
 
 @dataclass(frozen=True)
@@ -213,12 +216,14 @@ def portable(
     changes: Counter[str] | None = None,
     empty: Collection[str] = (),
     single: bool = False,
+    program: Any = None,
 ) -> Portable:
     """Makes the serialised module of a `jax.export.Exported` portable.
 
     Custom calls may stand in it that every consumer has, and those `allowed`; None for any.
     `changes` is filled with what was said in another way, and how often.  Sizes that are
-    `empty` may be 0; and where devices are named, `single` leaves one.
+    `empty` may be 0; and where devices are named, `single` leaves one.  A refusal says where it
+    stands in the `program` that the module was made of.
     """
     stablehlo.register_stablehlo_passes()
     with mlir.make_ir_context() as context:
@@ -232,7 +237,7 @@ def portable(
         if single and says_extremes(serialized):
             keep_nan(list(_operations(module.operation)))
         if allowed is not None:
-            _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS)
+            _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS, program)
         _name_operands(module, names or {})
         composites = sum(
             each.operation.name == "stablehlo.composite" for each in _operations(module.operation)
@@ -317,20 +322,22 @@ def _operations(operation: Any) -> Iterator[Any]:
                 yield from _operations(inner.operation)
 
 
-def _refuse_custom_calls(module: Any, allowed: frozenset[str]) -> None:
+def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: Any) -> None:
     """Names the calls that no consumer has, and what in the model made them."""
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     for operation in _operations(module.operation):
         if operation.operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(operation.attributes["call_target_name"]).value
             if target not in allowed:
                 found.setdefault(target, _source(str(operation.location)))
     if found:
-        raise UnsupportedOperationError(
+        error = UnsupportedOperationError(
             "The model calls functions that exist in jax only: " + ", ".join(sorted(found)) + ".",
-            where="; ".join(sorted(set(found.values()))),
+            where="; ".join(sorted({" ".join(filter(None, each)) for each in found.values()})),
             write="the same in operations of jax.numpy and jax.lax, not in kernels of your own",
         )
+        made = {name.rsplit("/", 1)[-1] for name, _ in found.values()}
+        raise placed(error, jaxpr_operations(program, made) if program is not None else ())
 
 
 def _name_operands(module: Any, names: Mapping[int, str]) -> None:
@@ -346,14 +353,12 @@ def _name_operands(module: Any, names: Mapping[int, str]) -> None:
             operation.attributes["error_message"] = ir.StringAttr.get(message)
 
 
-def _source(location: str) -> str:
-    """``jit(f)/cholesky (model.py:12)`` out of the text of an MLIR location."""
+def _source(location: str) -> tuple[str, str]:
+    """``jit(f)/cholesky`` and ``(model.py:12)`` out of the text of an MLIR location."""
     name = re.search(r'loc\("([^"]*)"', location)
     line = re.search(r'"([^"]+\.py)":(\d+)', location)
-    parts = [name[1]] if name else []
-    if line:
-        parts.append(f"({line[1].rsplit('/', 1)[-1]}:{line[2]})")
-    return " ".join(parts) or "unknown"
+    text = f"({line[1].rsplit('/', 1)[-1]}:{line[2]})" if line else ""
+    return name[1] if name else "" if text else "unknown", text
 
 
 def _rewrite_batched(operation: Any) -> bool:

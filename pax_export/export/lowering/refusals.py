@@ -9,8 +9,9 @@ from typing import Any
 
 from pax_export._errors import PaxError, SymbolicDimensionError, UnsupportedOperationError
 from pax_export._jax import equations_of
-from pax_export._jaxpr import equation_place, inner_programs
+from pax_export._jaxpr import inner_programs
 from pax_export.export.artifact import dimensions
+from pax_export.export.tracing.source_lines import placed
 
 
 @contextmanager
@@ -34,25 +35,23 @@ def named_refusals() -> Iterator[None]:
 
 def _refusal(equations: list[Any], error: Exception) -> PaxError:
     place = next((at for at, each in enumerate(equations) if not _holds(each)), -1)
-    # What jax jits by itself has no line of the user's; the call of it has.
-    callers = (equations[place], *reversed(equations[:place]))
-    where = next(filter(None, map(equation_place, callers)), None)
+    chain = equations[: place + 1] if place >= 0 else equations
     name = equations[place].primitive.name
     symbolic = _symbolic(equations[place])
     if not _speaks_of(symbolic, error):
-        return UnsupportedOperationError(
+        refusal = UnsupportedOperationError(
             f"jax cannot export the operation {name}: {_reason(error)}.",
-            where=where,
             write="the same in other operations of jax.numpy and jax.lax",
         )
+        return placed(refusal, [chain])
     names = ", ".join(symbolic)
-    return SymbolicDimensionError(
+    refusal = SymbolicDimensionError(
         f"The operation {name} needs sizes that are known: {_reason(error)}.",
-        where=where,
         got=f"the symbolic dimension {names}",
         write=f"a number instead of {symbolic[0]!r} in its spec; or operations that work for "
         "every size",
     )
+    return placed(refusal, [chain])
 
 
 #: How jax says that a size is none that it can work with.

@@ -23,7 +23,7 @@ from pax_export.export.lowering.lowered_model import sign
 from pax_export.export.orbax._params import Model
 from pax_export.export.orbax._shapes import broadcast, is_spec, shapes_of_results, symbolic
 from pax_export.export.orbax._tensorflow import tf
-from pax_export.export.pipeline.run_export import PLATFORMS
+from pax_export.export.pipeline.arguments import PLATFORMS
 from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.exportable import Method as Traceable

@@ -26,7 +26,7 @@ from pax_export.export.orbax._signatures import (
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.serving_config import ServingConfig
 from pax_export.export.orbax.typing import PyTree
-from pax_export.export.pipeline.run_export import PLATFORMS
+from pax_export.export.pipeline.arguments import PLATFORMS
 
 __all__ = [
     "CallableSignatures",

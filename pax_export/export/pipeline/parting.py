@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from jax import export as jax_export
 
 from pax_export._errors import PaxError, ValidationError
-from pax_export._files import leftovers
 from pax_export._jax import symbolic_rules
 from pax_export.export.artifact.formats import Format
+from pax_export.export.pipeline.refusal import scratch_place
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
@@ -149,10 +149,7 @@ class _Search:
         """How far the part up to a step is apart: empty if it is not, None if nobody can say."""
         try:
             program = self._part(last)
-            with leftovers.scratch() as folder:
-                place = folder / f"part{self._format.suffix}"
-                if not self._format.suffix:
-                    place.mkdir()
+            with scratch_place(self._format) as place:
                 self._test(self._model, program, place)
         except ValidationError as error:
             return str(error.got)

@@ -10,45 +10,33 @@ import copy
 import dataclasses
 import os
 import shutil
-import sys
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from pax_export._errors import (
     GradientMismatchError,
-    InvalidArgumentError,
-    MissingPackageError,
+    PaxError,
     ValidationError,
     a_few,
 )
-from pax_export._files import directory as _directory
-from pax_export._files import replacing, signature_file, single_file
-from pax_export._optional import require
-from pax_export._signing import signer
-from pax_export.core import Module, labelled, named_modules
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, imported
-from pax_export.export.artifact.ours import export_of_ours
-from pax_export.export.artifact.report import Report, Validated, VariableInfo, write_report
+from pax_export.export.artifact.report import Report, VariableInfo, write_report
+from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.parting import Parting, named, parting
+from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
 from pax_export.export.tracing.exportable import Exportable, exportable
 from pax_export.export.tracing.programs import Program, trace_all
-from pax_export.export.validation.budget import SPARE, Budget
+from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.validate import Case, validate
 
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 #: So many weights are named.
 _FEW = 8
-#: A save that is done within so many seconds is silent.
-PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
@@ -175,17 +163,37 @@ def run_export(writer: Writer, request: Request) -> Report:
     )
     with run:
         writer.find(request)
-        writer.make(run, request)
-        with run.place(writer.needed()) as place:
-            with run.phase("write"):
-                writer.write(place)
-            if writer.tests_reported:
-                writer.attach(_report(writer, place, run, {}), place)
-            errors = _tested(writer, place, run, request)
-            report = _report(writer, place, run, errors)
-            writer.attach(report, place)
-            run.sign(place)
+        try:
+            return _exported(writer, run, request)
+        except PaxError as error:
+            _name_modules(error, writer, request)
+            raise
+
+
+def _exported(writer: Writer, run: ExportRun, request: Request) -> Report:
+    writer.make(run, request)
+    with run.place(writer.needed()) as place:
+        with run.phase("write"):
+            writer.write(place)
+        if writer.tests_reported:
+            writer.attach(_report(writer, place, run, {}), place)
+        errors = _tested(writer, place, run, request)
+        report = _report(writer, place, run, errors)
+        writer.attach(report, place)
+        run.sign(place)
     return report
+
+
+def _name_modules(error: PaxError, writer: Writer, request: Request) -> None:
+    """Adds to a refusal in which modules the operations stand that it is about."""
+
+    def again(model: Any) -> None:
+        copied = copy.copy(writer)
+        copied.lower(*copied.trace(dataclasses.replace(request, model=model)))
+        with scratch_place(writer.format) as place:
+            copied.write(place)
+
+    name_modules(error, request.model, again, lambda: writer.trace(request)[1])
 
 
 def _tested(writer: Writer, place: Path, run: ExportRun, request: Request) -> dict[str, float]:
@@ -212,10 +220,7 @@ def _name(error: ValidationError, writer: Writer, run: ExportRun, request: Reque
     part = writer.for_part()
     if part is None or isinstance(error, GradientMismatchError) or not_finite(writer.stored()):
         return  # weights that are no numbers are a reason, and no operation is to blame
-    model, kinds = request.model, {}
-    if isinstance(model, Module):
-        kinds = {path: type(each).__name__ for path, each in named_modules(model)}
-        model = labelled(model)
+    model, kinds = with_paths(request.model)
 
     def test(model: Exportable, program: Program, place: Path) -> None:
         copied = copy.copy(part)
@@ -278,207 +283,4 @@ def _report(writer: Writer, place: Path, run: ExportRun, errors: dict[str, float
         seconds=run.wall_time,
         target=writer.format.name,
         **{**facts, **writer.facts(place)},
-    )
-
-
-class Progress:
-    """The phases of one save, how long each takes, and what the user sees of them on stderr.
-
-    That is nothing at first, and a line of progress after a second: with rich installed, and a
-    terminal, one that lives; otherwise one for each phase.
-    """
-
-    def __init__(self, total: int, patience: float = PATIENCE):
-        self.seconds: dict[str, float] = {}
-        self._total = total
-        self._current = ""
-        self._shown: Any = None
-        self._lock = threading.Lock()
-        self._timer = threading.Timer(patience, self._begin)
-        self._timer.daemon = True
-
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            if self._shown is not None:
-                self._shown.close()
-                self._shown = None
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        with self._lock:
-            self._current = name
-            self.seconds.setdefault(name, 0.0)
-            self._tell()
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - start
-
-    def _begin(self) -> None:
-        with self._lock:
-            self._shown = _display(self._total)
-            self._tell()
-
-    def _tell(self) -> None:
-        if self._shown is not None and self._current:
-            # Phases are numbered as they first began: one may come twice, or be over.
-            self._shown.show(self._current, list(self.seconds).index(self._current))
-
-
-def _display(total: int) -> Any:
-    if sys.stderr.isatty():
-        with suppress(MissingPackageError):
-            return _Bar(total)
-    return _Lines(total)
-
-
-class _Lines:
-    def __init__(self, total: int):
-        self._total = total
-
-    def show(self, name: str, done: int) -> None:
-        total = max(self._total, done + 1)
-        print(f"pax_export: {name} ({done + 1}/{total})", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class _Bar:
-    def __init__(self, total: int):
-        progress = require("rich.progress", "rich", "a progress bar")
-        console = require("rich.console", "rich", "a progress bar").Console(stderr=True)
-        self._bar = progress.Progress(console=console, transient=True)
-        self._task = self._bar.add_task("", total=total)
-        self._bar.start()
-
-    def show(self, name: str, done: int) -> None:
-        self._bar.update(self._task, description=name, completed=done)
-
-    def close(self) -> None:
-        self._bar.stop()
-
-
-class ExportRun(Progress):
-    """The phases of one export, the place that it is written to, and how it is tested.
-
-    It has one phase less without a test.  With `overwrite`, it replaces what is recognised as
-    `ours`.  With the path of a private key, what it writes is signed.
-    """
-
-    def __init__(
-        self,
-        format: Format,
-        path: str | os.PathLike[str],
-        *,
-        validate: Any,
-        overwrite: bool,
-        phases: int,
-        ours: replacing.Recognize = export_of_ours,
-        sign: Any = None,
-    ):
-        more = ("variables",) if format.has_variables else ()
-        ways = (True, False, "full", "process", *more)
-        check_choice("validate", validate, ways)
-        self.path = _directory.place(path)
-        if format.plain_path:
-            _directory.check_plain(self.path)
-        self._ours = ours if overwrite else None
-        self._validate = validate
-        #: What the test may cost, once it has begun, and what it left out.
-        self.budget = Budget()
-        super().__init__(phases if validate else phases - 1)
-        self._writing = single_file if format.suffix else _directory
-        self._writing.check(self.path, self._ours)
-        self._signer = signer(sign, "an export")
-        if self._signer and format.suffix:
-            beside = signature_file.of_file(self.path)
-            single_file.check(beside, signature_file.recognized if overwrite else None)
-
-    def place(self, needed: int = 0) -> AbstractContextManager[Path]:
-        """A place for about so many bytes, which takes that of the path when the block is done."""
-        return self._writing.replaced(self.path, self._ours, needed)
-
-    def sign(self, place: Path) -> None:
-        """Signs what lies at a place, if the user wants it: nothing of it may change afterwards."""
-        if self._signer and place.is_dir():
-            self._signer.sign_folder(place, self.path.name)
-        elif self._signer:
-            self._signer.sign_file(place)
-
-    def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Tests what was written, if the user wants it; gives the largest error of each output."""
-        if not self._validate:
-            return {}
-        before = sum(self.seconds.values()) + SPARE
-        self.budget = Budget(before if self._validate is True else None)
-        with self.phase("validate"):
-            return test()
-
-    @property
-    def separate(self) -> bool:
-        return self._validate == "process"
-
-    @property
-    def validated(self) -> Validated:
-        """How the export was tested, as the report says it."""
-        ways: dict[Any, Validated] = {True: "here", "full": "here", False: None}
-        return ways.get(self._validate, self._validate)
-
-    @property
-    def calls(self) -> bool:
-        """Whether the test makes calls, which needs the whole model in memory."""
-        return self._validate in (True, "full", "process")
-
-    @property
-    def wall_time(self) -> dict[str, float]:
-        """Seconds by phase, as the report says them."""
-        return {name: round(value, 4) for name, value in self.seconds.items()}
-
-
-def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
-    platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
-    unknown = [name for name in platforms if name not in PLATFORMS]
-    if unknown or not platforms:
-        raise InvalidArgumentError(
-            "The platforms to lower for are cpu, cuda, rocm and tpu.",
-            got=f"platforms={platforms}",
-            write='platforms=("cpu", "cuda")',
-        )
-    return platforms
-
-
-def check_choice(name: str, value: Any, choices: tuple) -> None:
-    """Refuses a value that is none of a few."""
-    if not any(value is choice or (value == choice and value != 1) for choice in choices):
-        raise InvalidArgumentError(
-            f"{name} has a value that means nothing.",
-            got=f"{name}={value!r}",
-            write=" or ".join(f"{name}={choice!r}" for choice in choices),
-        )
-
-
-def by_signature(name: str, value: Any, keys: Sequence[str], several: bool) -> dict[str, Any]:
-    """What an argument says of each signature: given for the only one, or as a dict over some keys.
-
-    With `several`, the user has named the signatures, and it must be a dict.
-    """
-    if value is None:
-        return {}
-    named = several or len(keys) > 1
-    if isinstance(value, Mapping) and set(value) <= set(keys) and named:
-        return dict(value)
-    if not several:
-        return {keys[0]: value}
-    raise InvalidArgumentError(
-        "With several signatures, this is given for some or all of them.",
-        where=name,
-        got=sorted(value) if isinstance(value, Mapping) else type(value).__name__,
-        write=f"{name}={{{keys[0]!r}: ...}}",
     )

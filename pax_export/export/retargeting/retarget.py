@@ -30,7 +30,7 @@ from pax_export.export.artifact.report import package_versions
 from pax_export.export.artifact.screening import screen
 from pax_export.export.formats.saved_model.run import FAILED
 from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, portable
-from pax_export.export.pipeline.run_export import ExportRun
+from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.validation.validate import Case, call, compare
 
 #: The report, beside the mended model.

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
+from pax_export._errors import PaxError
 from pax_export._jaxpr import equation_place
 from pax_export.core import path_in
 from pax_export.export.tracing import exportable
 
 _OURS = str(Path(__file__).parents[2])
+Error = TypeVar("Error", bound=PaxError)
 Line = tuple[str, int, str]  # file, number, function
+#: An operation as the last of some equations, each of which calls the next.
+Chain = Sequence[Any]
+
+#: So many operations are named in one error.
+_FEW = 5
+#: What errors are about.  It lies beside them: an error may be pickled, an operation not.
+_operations: WeakKeyDictionary[PaxError, tuple[Chain, ...]] = WeakKeyDictionary()
 
 
-def module_path(equations: Sequence[Any]) -> str:
+def placed(error: Error, chains: Iterable[Chain]) -> Error:
+    """An error about operations of a traced program, which says their lines.
+
+    Whoever knows the model can ask for `operations` later, and say in which modules they stand.
+    """
+    _operations[error] = tuple(tuple(chain) for chain in chains if chain)
+    error.where = places(map(lines, operations(error))) or error.where
+    return error
+
+
+def operations(error: PaxError) -> tuple[Chain, ...]:
+    """The operations that an error is about."""
+    return _operations.get(error, ())
+
+
+def places(texts: Iterable[str]) -> str:
+    """A few different texts as one."""
+    return "; ".join(list(dict.fromkeys(filter(None, texts)))[:_FEW])
+
+
+def module_path(equations: Chain) -> str:
     """The path of the module in whose call the last of some equations stands; see `labelled`.
 
     Each equation calls the next.  What another library says of its modules is as good.
@@ -28,7 +58,7 @@ def module_path(equations: Sequence[Any]) -> str:
     return "/".join(stack for stack in stacks if stack and "<" not in stack)
 
 
-def lines(equations: Sequence[Any]) -> str:
+def lines(equations: Chain) -> str:
     """``_linear.py:80 (Linear.__call__), from model.py:12 (forward)``, where they differ.
 
     The first is that of the library or the model that made the operation, the second the
@@ -42,7 +72,7 @@ def lines(equations: Sequence[Any]) -> str:
     return f"{made}, from {text} ({user[2]})" if made and user else text
 
 
-def users_line(equations: Sequence[Any]) -> Line | None:
+def users_line(equations: Chain) -> Line | None:
     """The innermost line that is neither of a library nor ours.
 
     A program that jax keeps for a function of its own says who called that first; so what is

@@ -8,28 +8,23 @@ to be stored once, and taken as further operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import (
-    call_with_constants,
-    read_arguments,
-    symbolic_convolutions,
-    symbolic_derivatives,
-    symbolic_rules,
-)
+from pax_export._jax import call_with_constants, read_arguments, symbolic_rules
 from pax_export._jaxpr import (
     jaxpr_constants,
+    jaxpr_operations,
     jaxpr_parameters,
-    jaxpr_places,
     jaxpr_primitives,
 )
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
+from pax_export.export.tracing.source_lines import placed
 
 #: A closed-over array of more bytes than this becomes a variable.
 LARGEST_CONSTANT = 1024
@@ -85,7 +80,7 @@ def trace(
 ) -> Traced:
     """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
     jitted = lowerable = jax.jit(function)
-    with symbolic_convolutions(), symbolic_derivatives(), symbolic_rules():
+    with symbolic_rules():
         traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
@@ -110,21 +105,21 @@ def _refuse_callbacks(program: Any) -> None:
     found = sorted(p for p in jaxpr_primitives(program) if "callback" in p or p in outside)
     checks = [each for each in jaxpr_parameters(program, found) if _is_of_equinox(each)]
     if checks:
-        raise UnsupportedOperationError(
+        error = UnsupportedOperationError(
             "The model checks its numbers while it runs, with equinox.error_if, as diffrax, "
             "lineax and optimistix do; that calls back into Python, which an export cannot.",
-            where=places(program, found),
             got=", ".join(found),
             write="EQX_ON_ERROR=off, or =nan, in the environment of Python before equinox is "
             "imported; throw=False where diffrax, lineax or optimistix are called",
         )
+        raise placed(error, jaxpr_operations(program, found))
     if found:
-        raise UnsupportedOperationError(
+        error = UnsupportedOperationError(
             f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
-            where=places(program, found),
             write="the same in operations of jax, or leave jax.debug.print, "
             "jax.pure_callback and the like out in eval mode",
         )
+        raise placed(error, jaxpr_operations(program, found))
 
 
 def _is_of_equinox(parameter: Any) -> bool:
@@ -133,11 +128,6 @@ def _is_of_equinox(parameter: Any) -> bool:
     held = (parameter, *(getattr(parameter, name, None) for name in names))
     modules = (getattr(each, "__module__", None) for each in held)
     return any(str(module).split(".")[0] == "equinox" for module in modules)
-
-
-def places(program: Any, primitives: Iterable[str]) -> str:
-    found = {place for name in primitives for place in jaxpr_places(program, name)}
-    return ", ".join(sorted(found))
 
 
 def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:

@@ -99,12 +99,15 @@ def _of_tflite(file: Path, content: bytes) -> tuple[bytes, bytes]:
 
 
 def _of_onnx(file: Path, content: bytes) -> tuple[bytes, bytes]:
-    """The report is the last field of the message: tag, length, key, tag, length, report."""
+    """The report is a field: tag, length, key, tag, length, report; its hash is the next one."""
     at = content.rindex(_KEY_IN_ONNX)
-    report = content[content.index(b"{", at) :]
     for start in range(at - 2, at - 7, -1):
-        if content[start] == _TAG_IN_ONNX and _varint(content[start + 1 : at]) == len(content) - at:
-            return content[:start], report
+        end = at + _varint(content[start + 1 : at])
+        if content[start] == _TAG_IN_ONNX and content[end : end + 1] in (
+            b"",
+            bytes([_TAG_IN_ONNX]),
+        ):
+            return content[:start], content[content.index(b"{", at) : end]
     raise ValueError(f"{file.name} does not end with its report")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import inner_programs, is_literal
+from pax_export._jaxpr import is_literal, wrapped_program
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import (
     COMPLEX_RULES,
@@ -17,13 +17,6 @@ from pax_export.export.formats.onnx.registry import (
     Refused,
 )
 from pax_export.export.formats.onnx.values import AnyValue, Parts, Value, part_dtype
-
-#: Operations that only call a program: the program takes their place.
-_CALLS = frozenset(
-    "jit pjit closed_call core_call call checkpoint remat remat2 custom_jvp_call "
-    "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call composite xla_metadata_call "
-    "compute_on linear_call".split()
-)
 
 
 class NotInOnnxError(Exception):
@@ -68,9 +61,11 @@ class Converter:
     def _written(self, equation: Any, operands: list[Any], used: Collection[int]) -> list[Any]:
         self._callers.append(equation)
         try:
-            if equation.primitive.name in _CALLS:
-                return self.inline(next(inner_programs(equation)), operands, used)
-            self.writer.operation = equation.primitive.name
+            name = equation.primitive.name
+            inner = None if name in RULES or name in COMPLEX_RULES else wrapped_program(equation)
+            if inner is not None:
+                return self.inline(inner, operands, used)
+            self.writer.operation = name
             return _by_rule(self.writer, equation, operands)
         except NotInOnnxError:
             raise

@@ -19,7 +19,8 @@ from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.run_export import Request, Writer, by_signature, run_export
+from pax_export.export.pipeline.arguments import by_signature
+from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import DEFAULT, Exportable
 from pax_export.export.tracing.programs import Program, refuse_changes
 from pax_export.export.validation.cases import output_cases

@@ -12,7 +12,6 @@ from pax_export._optional import require
 from pax_export.export.formats.onnx import rules as rules
 from pax_export.export.formats.onnx.convert import Converter, NotInOnnxError
 from pax_export.export.formats.onnx.graph import Writer, bodies, flat, needed, read_in
-from pax_export.export.formats.onnx.places import place_of
 from pax_export.export.formats.onnx.registry import Refused
 from pax_export.export.formats.onnx.values import (
     AnyValue,
@@ -25,6 +24,7 @@ from pax_export.export.formats.onnx.values import (
     part_dtype,
 )
 from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.source_lines import placed
 
 _WRITE = (
     "the same in other operations of jax.numpy and jax.lax, a size instead of a symbolic "
@@ -186,8 +186,5 @@ def _refused(error: NotInOnnxError, program: Program) -> UnsupportedOperationErr
     what = f"ONNX has no rule for the operation {name}"
     if error.reason:
         what = f"ONNX cannot express the operation {name}: {error.reason[:300]}"
-    return UnsupportedOperationError(
-        f"{what}.",
-        where=place_of(program, error.equation, error.callers) or program.key,
-        write=_WRITE,
-    )
+    refusal = UnsupportedOperationError(f"{what}.", where=program.key, write=_WRITE)
+    return placed(refusal, [(*error.callers, error.equation)])

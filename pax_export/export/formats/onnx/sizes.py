@@ -6,7 +6,6 @@ one element in the outermost graph, which the bodies of loops and branches see a
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from pax_export.export.formats.onnx.values import is_number
 Node = Callable[..., str]
 Size = int | str
 
-_OPERATORS: dict[type, str] = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul"}
+_OPERATORS = {"add": "Add", "sub": "Sub", "neg": "Sub", "mul": "Mul", "mod": "Mod"}
 _TRIED = (1, 2, 7)
 
 
@@ -59,7 +58,7 @@ class Sizes:
         if not slope:
             return False
         given = self._node("Shape", name, start=axis, end=axis + 1)
-        rest = self._read(ast.parse(_python(text), mode="eval").body, {variable: 0})
+        rest = self._read(text, {variable: 0})
         if rest != 0:
             given = self._node("Sub", given, self._array(rest))
         if slope != 1:
@@ -73,7 +72,7 @@ class Sizes:
             return int(size)
         text = str(size)
         if text not in self._written:
-            self._written[text] = self._read(ast.parse(_python(text), mode="eval").body, {})
+            self._written[text] = self._read(text)
         return self._written[text]
 
     def one(self, size: Any) -> Any:
@@ -93,59 +92,25 @@ class Sizes:
     def _array(self, size: Size) -> Any:
         return np.array([size], np.int64) if isinstance(size, int) else size
 
-    def _read(self, node: Any, numbers: dict[str, int]) -> Size:
-        match node:
-            case ast.Constant(value=int() as number):
-                return number
-            case ast.Name(id=name):
-                return numbers[name] if name in numbers else self._variables[name]
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return self._calculated("Sub", 0, self._read(operand, numbers))
-            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-                return self._read(operand, numbers)
-            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
-                factor, product = self._read(left, numbers), 1
-                for _ in range(power):
-                    product = self._calculated("Mul", product, factor)
-                return product
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                both = self._read(left, numbers), self._read(right, numbers)
-                return self._calculated(_OPERATORS[type(op)], *both)
-            case ast.Call(func=ast.Name(id=name), args=[left, right]):
-                both = self._read(left, numbers), self._read(right, numbers)
-                operators = {"floordiv": "floordiv", "mod": "Mod", "max": "Max", "min": "Min"}
-                if name in operators:
-                    return self._calculated(operators[name], *both)
-        raise Refused(f"the size {ast.unparse(node)}")
+    def _read(self, text: str, numbers: dict[str, int] | None = None) -> Size:
+        try:
+            known = self._variables | (numbers or {})
+            return dimensions.computed(text, known, self._calculated)
+        except ValueError as error:
+            raise Refused(f"the size {text}") from error
 
-    def _calculated(self, operator: str, left: Size, right: Size) -> Size:
+    def _calculated(self, operation: str, left: Size, right: Size) -> Size:
         if isinstance(left, int) and isinstance(right, int):
-            return _PYTHON[operator](left, right)
-        if operator == "floordiv":  # ONNX divides towards zero
-            rest = self._calculated("Mod", left, right)
-            return self._calculated("Div", self._calculated("Sub", left, rest), right)
+            return dimensions.NUMBERS[operation](left, right)
+        if operation == "floordiv":  # ONNX divides towards zero
+            rest = self._calculated("mod", left, right)
+            whole = self._calculated("sub", left, rest)
+            return self._node("Div", self._array(whole), self._array(right))
         both = self._array(left), self._array(right)
-        if operator in ("Max", "Min"):  # of int64, onnxruntime compares some bits only
+        if operation in ("max", "min"):  # of int64, onnxruntime compares some bits only
             less = self._node("Less", *both)
-            return self._node("Where", less, *(both if operator == "Min" else both[::-1]))
-        return self._node(operator, *both)
-
-
-_PYTHON: dict[str, Callable[[int, int], int]] = {
-    "Add": lambda x, y: x + y,
-    "Sub": lambda x, y: x - y,
-    "Mul": lambda x, y: x * y,
-    "Mod": lambda x, y: x % y,
-    "Div": lambda x, y: x // y,
-    "floordiv": lambda x, y: x // y,
-    "Max": max,
-    "Min": min,
-}
-
-
-def _python(text: str) -> str:
-    """The same for Python, which writes a power with another sign than jax."""
-    return text.strip().replace("^", "**")
+            return self._node("Where", less, *(both if operation == "min" else both[::-1]))
+        return self._node(_OPERATORS[operation], *both)
 
 
 def _slope(text: str, variable: str) -> int:

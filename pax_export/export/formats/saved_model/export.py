@@ -21,16 +21,14 @@ from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
 from pax_export.export.lowering.lowered_model import Order, lower
-from pax_export.export.pipeline.run_export import (
+from pax_export.export.pipeline.arguments import (
     PLATFORMS,
-    ExportRun,
-    Request,
-    Writer,
     by_signature,
     check_choice,
     checked_platforms,
-    run_export,
 )
+from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import (
     DEFAULT,
     Exportable,

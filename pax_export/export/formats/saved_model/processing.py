@@ -28,7 +28,7 @@ from pax_export.export.formats.tf_functions import (
 )
 from pax_export.export.lowering.lower import Processing, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel, array_info, output_infos
-from pax_export.export.pipeline.run_export import by_signature
+from pax_export.export.pipeline.arguments import by_signature
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind, describe, resolve, tree_names

@@ -14,16 +14,14 @@ from pax_export.export.artifact.formats import STABLEHLO
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, write_report
 from pax_export.export.formats.stablehlo import files, functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
-from pax_export.export.pipeline.run_export import (
+from pax_export.export.pipeline.arguments import (
     PLATFORMS,
-    ExportRun,
-    Request,
-    Writer,
     by_signature,
     check_choice,
     checked_platforms,
-    run_export,
 )
+from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import DEFAULT, Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import legal_names

@@ -11,12 +11,7 @@ import jax
 from jax import export as jax_export
 
 from pax_export._errors import NotDifferentiableError, PaxError, UnsupportedOperationError
-from pax_export._jax import (
-    neutral_platform,
-    symbolic_convolutions,
-    symbolic_derivatives,
-    symbolic_rules,
-)
+from pax_export._jax import neutral_platform, symbolic_rules
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import XLA_EXPANDS, Portable, portable
 from pax_export.export.lowering.refusals import named_refusals
@@ -66,7 +61,7 @@ def make(
 def _gradient(exported: Exported) -> Exported:
     """The gradient of a function, which was asked for by `vjp_order`."""
     try:
-        with symbolic_convolutions(), symbolic_derivatives(), symbolic_rules():
+        with symbolic_rules():
             return exported.vjp()
     except PaxError:
         raise

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import symbolic_rules
+from pax_export._jaxpr import jaxpr_operations
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT
@@ -20,11 +22,15 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
+from pax_export.export.tracing.source_lines import operations, placed
 from pax_export.export.tracing.spec import describe, dotted, held, signature_names
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import constraints, random_cases
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
+
+#: What calls code that is nobody's but the user's.
+_OUTSIDE = ("ffi_call", "pallas_call")
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,12 @@ def lower(
             for entry, sharding in zip(program.inputs.flat, shardings[program.key])
         }
         with symbolic_rules(), named_refusals():
-            exported = _exported.make(run, weights, inputs, platforms, disabled_checks)
+            try:
+                exported = _exported.make(run, weights, inputs, platforms, disabled_checks)
+            except UnsupportedOperationError as error:
+                if not operations(error):
+                    placed(error, jaxpr_operations(program.traced.program, _OUTSIDE))
+                raise
             modules = _exported.modules(run, exported, weights, inputs, order)
             widened = _exported.widened(exported, order)
         functions.append(

@@ -21,16 +21,11 @@ from pax_export.export.formats.tflite.graph import Scopes, make_function
 from pax_export.export.formats.tflite.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.run_export import (
-    Request,
-    Writer,
-    by_signature,
-    check_choice,
-    not_finite,
-    run_export,
-)
+from pax_export.export.pipeline.arguments import by_signature, check_choice
+from pax_export.export.pipeline.run_export import Request, Writer, not_finite, run_export
 from pax_export.export.tracing.exportable import DEFAULT, Exportable
 from pax_export.export.tracing.programs import Program, refuse_changes
+from pax_export.export.tracing.source_lines import placed
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.validate import Case
 
@@ -223,16 +218,16 @@ def _refused(error: Exception, scopes: Scopes) -> UnsupportedOperationError:
     """Names the operations, out of a text of many lines of MLIR."""
     text = str(error)
     blamed = [scopes[each] for each in dict.fromkeys(_SCOPE.findall(text)) if each in scopes]
-    names = dict.fromkeys(_OPERATION.findall(text)) or dict.fromkeys(name for name, _ in blamed)
-    places = dict.fromkeys(place for _, place in blamed if place)
-    return UnsupportedOperationError(
+    blamed_names = (chain[-1].primitive.name for chain in blamed)
+    names = dict.fromkeys(_OPERATION.findall(text)) or dict.fromkeys(blamed_names)
+    refusal = UnsupportedOperationError(
         "TFLite cannot express this model"
         + (f": it has no {', '.join(names)} like this." if names else "."),
-        where="; ".join(list(places)[:5]) or None,
         got=re.sub(r"\s+", " ", text)[:500],
         write="the same in other operations of jax.numpy and jax.lax, or float32 numbers; "
         "a size instead of a symbolic dimension; or another target, e.g. to_saved_model",
     )
+    return placed(refusal, blamed)
 
 
 def load(path: Path, report: Report) -> LoadedFile:

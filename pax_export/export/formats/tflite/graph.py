@@ -13,7 +13,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import expanded
-from pax_export._jaxpr import bound, evaluate, inner_programs, source_of
+from pax_export._jaxpr import bound, evaluate, wrapped_program
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.rule import (
     COMPLEX_RULES,
@@ -38,14 +38,15 @@ from pax_export.export.formats.tflite.tensors import (
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.source_lines import Chain, placed
 
 _WRITE = (
     "the same in other operations of jax.numpy and jax.lax, or another target, e.g. to_saved_model"
 )
 
 
-#: What stood where: the operation and its place, by the scope that its tensors are named in.
-Scopes = dict[str, tuple[str, str | None]]
+#: The operations, by the scopes that their tensors are named in.
+Scopes = dict[str, Chain]
 
 
 def make_function(
@@ -172,8 +173,7 @@ class _Graph:
         if self._scopes is None:
             return self._operated(equation, operands)
         scope = f"jax_operation_{len(self._scopes)}_"
-        callers = [*self._callers, equation]
-        self._scopes[scope] = equation.primitive.name, source_of(callers)
+        self._scopes[scope] = (*self._callers, equation)
         with tf.name_scope(scope):
             return self._operated(equation, operands)
 
@@ -199,8 +199,10 @@ class _Graph:
                 results = _applied(found, operation, [_now(value) for value in operands])
             elif (expand := expanded(equation)) is not None:
                 results = self.call(expand, atoms, operands)
+            elif (inner := wrapped_program(equation)) is not None:
+                results = self.run(inner, operands)
             else:
-                results = self.run(_called(equation), operands)
+                raise NotInTfliteError("")
         except NotInTfliteError as error:
             raise self._refused(name, str(error)) from error
         except (ValueError, TypeError, NotImplementedError, KeyError, IndexError) as error:
@@ -235,11 +237,11 @@ class _Graph:
         return self.run(jax.make_jaxpr(function)(*structs), operands)
 
     def _refused(self, name: str, reason: str) -> UnsupportedOperationError:
-        return UnsupportedOperationError(
+        refusal = UnsupportedOperationError(
             f"TFLite cannot express the operation {name}" + (f": {reason}" if reason else "."),
-            where=source_of(self._callers),
             write=_WRITE,
         )
+        return placed(refusal, [self._callers])
 
 
 #: What treats complex numbers as all others.
@@ -313,17 +315,6 @@ def _rounded(value: Any, struct: Any) -> Any:
 
 def _part(value: Any, name: str) -> Any:
     return getattr(value, name) if isinstance(value, Pair) else value
-
-
-def _called(equation: Any) -> Any:
-    """The only program in an operation that is nothing but a call of it."""
-    programs = list(inner_programs(equation))
-    if len(programs) == 1:
-        jaxpr = getattr(programs[0], "jaxpr", programs[0])
-        counts = (len(jaxpr.invars), len(jaxpr.outvars))
-        if counts == (len(equation.invars), len(equation.outvars)):
-            return programs[0]
-    raise NotInTfliteError("")
 
 
 def _load_rules() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.tflite.tensors import Sizes, is_static, tf
 
-_BINARY = {
-    ast.Add: lambda x, y: x + y,
-    ast.Sub: lambda x, y: x - y,
-    ast.Mult: lambda x, y: x * y,
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "neg": lambda _, x: -x,
+    "mul": lambda x, y: x * y,
+    "floordiv": lambda x, y: tf.math.floordiv(x, y),
+    "mod": lambda x, y: tf.math.floormod(x, y),
+    "max": lambda x, y: tf.maximum(x, y),
+    "min": lambda x, y: tf.minimum(x, y),
 }
 
 
@@ -38,7 +42,7 @@ def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sizes:
         if text not in found:
             # In the outermost graph: the bodies of loops take it from there.
             with graph.as_default():
-                found[text] = _value(_parsed(text), known)
+                found[text] = _value(text, known)
         return found[text]
 
     return Sizes(evaluate)
@@ -54,45 +58,18 @@ def _solved(text: str, tensor: Any, axis: int, known: dict[str, Any]) -> bool:
         if text == name:
             known[name] = size
             return True
-        tree = _parsed(text)
-        start = _value(tree, {**known, name: 0})
-        step = _value(tree, {**known, name: 1}) - start
+        start = _value(text, {**known, name: 0})
+        step = _value(text, {**known, name: 1}) - start
         rest = size if is_static(start) and start == 0 else size - start
         known[name] = rest if is_static(step) and step == 1 else rest // step
     return True
 
 
-def _parsed(text: str) -> ast.expr:
-    return ast.parse(text.replace("^", "**"), mode="eval").body
+def _value(text: str, known: Mapping[str, Any]) -> Any:
+    return dimensions.computed(text, known, _calculated)
 
 
-def _value(node: Any, known: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant(value=number):
-            return number
-        case ast.Name(id=name):
-            return known[name]
-        case ast.UnaryOp(operand=operand):
-            return -_value(operand, known)
-        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
-            value, result = _value(left, known), 1
-            for _ in range(power):
-                result = result * value
-            return result
-        case ast.BinOp(left=left, op=operator, right=right):
-            return _BINARY[type(operator)](_value(left, known), _value(right, known))
-        case ast.Call(func=ast.Name(id=name), args=arguments):
-            return _call(name, [_value(each, known) for each in arguments])
-    raise ValueError(f"no size: {ast.unparse(node)}")
-
-
-def _call(name: str, values: Sequence[Any]) -> Any:
-    left, right = values
-    if all(map(is_static, values)):
-        functions = {"floordiv": int.__floordiv__, "mod": int.__mod__, "max": max, "min": min}
-        return functions[name](left, right)
-    if name == "floordiv":
-        return tf.math.floordiv(left, right)
-    if name == "mod":
-        return tf.math.floormod(left, right)
-    return (tf.maximum if name == "max" else tf.minimum)(left, right)
+def _calculated(operation: str, left: Any, right: Any) -> Any:
+    if is_static(left) and is_static(right):
+        return dimensions.NUMBERS[operation](left, right)
+    return _OPERATIONS[operation](left, right)

@@ -11,6 +11,7 @@ import numpy as np
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value
+from pax_export.export.formats.series import ERF_INV_CENTRAL, ERF_INV_TAIL, LANCZOS
 
 Results = Sequence[Any]
 
@@ -133,25 +134,14 @@ def _horner(writer: Writer, x: Any, coefficients: Sequence[float], like: Value) 
     return made
 
 
-#: Giles, "Approximating the erfinv function": for w < 5 in w - 2.5, beyond in sqrt(w) - 3.
-_CENTRAL = (
-    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
-    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
-)  # fmt: skip
-_TAIL = (
-    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
-)  # fmt: skip
-
-
 @rule("erf_inv")
 def erf_inv(writer: Writer, results: Results, x: Value) -> str:
     one = writer.like(1, x)
     product = writer("Mul", writer("Sub", one, x), writer("Add", one, x))
     w = writer("Neg", writer("Log", product))
-    near = _horner(writer, writer("Sub", w, writer.like(2.5, x)), _CENTRAL, x)
+    near = _horner(writer, writer("Sub", w, writer.like(2.5, x)), ERF_INV_CENTRAL, x)
     root = writer("Sqrt", writer("Max", w, writer.like(5, x)))
-    far = _horner(writer, writer("Sub", root, writer.like(3, x)), _TAIL, x)
+    far = _horner(writer, writer("Sub", root, writer.like(3, x)), ERF_INV_TAIL, x)
     scale = writer("Where", writer("Less", w, writer.like(5, x)), near, far)
     made = writer("Mul", scale, x)
     edge = writer("Equal", writer("Abs", x), one)
@@ -159,20 +149,11 @@ def erf_inv(writer: Writer, results: Results, x: Value) -> str:
     return writer.fit(writer("Where", edge, ends, made), results[0].dtype)
 
 
-#: Lanczos, with g = 7.
-_LANCZOS = (
-    676.520368121885098567009190444019, -1259.13921672240287047156078755283,
-    771.3234287776530788486528258894, -176.61502916214059906584551354,
-    12.507343278686904814458936853, -0.13857109526572011689554707,
-    9.984369578019570859563e-6, 1.50563273514931155834e-7,
-)  # fmt: skip
-
-
 def _lanczos(writer: Writer, z: Any, x: Value) -> tuple[str, Any, Any]:
     """The series for a z of at least 0, and its derivative's parts: (sum, slope, z + 7.5)."""
     series: Any = writer.like(0.99999999999980993227684700473478, x)
     slope: Any = writer.like(0, x)
-    for index, each in enumerate(_LANCZOS):
+    for index, each in enumerate(LANCZOS):
         shifted = writer("Add", z, writer.like(index + 1, x))
         term = writer("Div", writer.like(each, x), shifted)
         series = writer("Add", series, term)

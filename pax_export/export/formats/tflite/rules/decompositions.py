@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -233,10 +234,16 @@ def eigh(op: Operation, x: Any) -> Any:
 
 #: After so many rounds nothing is left beside the diagonal, but rounding.
 _ROUNDS = 8
+#: Of a matrix and two of its axes, by ones at their places: what lies between, on the one, on
+#: the other.
+_Entries = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
 
-def _eigh(matrix: Any) -> Any:
-    """Jacobi's method: a rotation for each pair of axes, again and again."""
+def _turned(matrix: Any, entries: _Entries, turn: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+    """Jacobi's method: a rotation for each pair of axes, again and again; and all of them as one.
+
+    `turn` says what a rotation makes of the matrix.
+    """
     size = matrix.shape[-1]
     unit = jnp.eye(size, dtype=matrix.dtype)
     pairs = jnp.array(
@@ -248,11 +255,7 @@ def _eigh(matrix: Any) -> Any:
         a, vectors = state
         pair = lax.dynamic_index_in_dim(pairs, lax.rem(step, pairs.shape[0]), 0, keepdims=False)
         p, q = (numbers == pair[0]).astype(a.dtype), (numbers == pair[1]).astype(a.dtype)
-
-        def entry(one: Any, other: Any) -> Any:
-            return (a * one[:, None] * other).sum((-1, -2))
-
-        off, left, right = entry(p, q), entry(p, p), entry(q, q)
+        off, left, right = entries(a, p, q)
         none = off == 0
         # Bounded, so that its square is finite.
         theta = jnp.clip((right - left) / (2 * jnp.where(none, 1.0, off)), -1e15, 1e15)
@@ -260,15 +263,24 @@ def _eigh(matrix: Any) -> Any:
         tangent = jnp.where(none, 0.0, jnp.where(theta < 0, -1.0, 1.0) / root)
         cosine = 1 / jnp.sqrt(tangent * tangent + 1)
         sine = tangent * cosine
-        turn = (cosine - 1)[..., None, None] * (p[:, None] * p + q[:, None] * q)
-        turn = turn + sine[..., None, None] * (p[:, None] * q - q[:, None] * p)
-        rotation = (unit + turn).astype(a.dtype)
-        a = jnp.swapaxes(rotation, -1, -2) @ a @ rotation
-        return a, vectors @ rotation
+        made = (cosine - 1)[..., None, None] * (p[:, None] * p + q[:, None] * q)
+        made = made + sine[..., None, None] * (p[:, None] * q - q[:, None] * p)
+        rotation = (unit + made).astype(a.dtype)
+        return turn(a, rotation), vectors @ rotation
 
     count = _ROUNDS * pairs.shape[0] if size > 1 else 0
-    start = (matrix, jnp.broadcast_to(unit, matrix.shape))
-    a, vectors = lax.fori_loop(0, count, rotate, start)
+    start = (matrix, jnp.broadcast_to(unit, (*matrix.shape[:-2], size, size)))
+    return lax.fori_loop(0, count, rotate, start)
+
+
+def _eigh(matrix: Any) -> Any:
+    def entries(a: Any, p: Any, q: Any) -> tuple[Any, Any, Any]:
+        def entry(one: Any, other: Any) -> Any:
+            return (a * one[:, None] * other).sum((-1, -2))
+
+        return entry(p, q), entry(p, p), entry(q, q)
+
+    a, vectors = _turned(matrix, entries, lambda a, turn: jnp.swapaxes(turn, -1, -2) @ a @ turn)
     values = jnp.diagonal(a, axis1=-2, axis2=-1)
     order = jnp.argsort(values, -1)
     sorted_vectors = jnp.take_along_axis(vectors, order[..., None, :], -1)
@@ -297,34 +309,12 @@ def svd(op: Operation, x: Any) -> Any:
 
 def _svd(matrix: Any) -> Any:
     """Rotations of pairs of columns until all are at right angles: exact for small values too."""
-    size = matrix.shape[-1]
-    unit = jnp.eye(size, dtype=matrix.dtype)
-    pairs = jnp.array(
-        [(p, q) for p in range(size) for q in range(p + 1, size)] or [(0, 0)], jnp.int32
-    )
-    numbers = jnp.arange(size)
 
-    def rotate(step: Any, state: Any) -> Any:
-        a, vectors = state
-        pair = lax.dynamic_index_in_dim(pairs, lax.rem(step, pairs.shape[0]), 0, keepdims=False)
-        p, q = (numbers == pair[0]).astype(a.dtype), (numbers == pair[1]).astype(a.dtype)
+    def entries(a: Any, p: Any, q: Any) -> tuple[Any, Any, Any]:
         one, other = (a * p).sum(-1), (a * q).sum(-1)
-        off, left, right = (one * other).sum(-1), (one * one).sum(-1), (other * other).sum(-1)
-        none = off == 0
-        # Bounded, so that its square is finite.
-        theta = jnp.clip((right - left) / (2 * jnp.where(none, 1.0, off)), -1e15, 1e15)
-        root = jnp.abs(theta) + jnp.sqrt(theta * theta + 1)
-        tangent = jnp.where(none, 0.0, jnp.where(theta < 0, -1.0, 1.0) / root)
-        cosine = 1 / jnp.sqrt(tangent * tangent + 1)
-        sine = tangent * cosine
-        turn = (cosine - 1)[..., None, None] * (p[:, None] * p + q[:, None] * q)
-        turn = turn + sine[..., None, None] * (p[:, None] * q - q[:, None] * p)
-        rotation = (unit + turn).astype(a.dtype)
-        return a @ rotation, vectors @ rotation
+        return (one * other).sum(-1), (one * one).sum(-1), (other * other).sum(-1)
 
-    count = _ROUNDS * pairs.shape[0] if size > 1 else 0
-    start = (matrix, jnp.broadcast_to(unit, (*matrix.shape[:-2], size, size)))
-    a, vectors = lax.fori_loop(0, count, rotate, start)
+    a, vectors = _turned(matrix, entries, lambda a, turn: a @ turn)
     values = jnp.sqrt((a * a).sum(-2))
     order = jnp.argsort(-values, -1)
     values = jnp.take_along_axis(values, order, -1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.series import ERF_INV_CENTRAL, ERF_INV_TAIL, LANCZOS
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like
 from pax_export.export.formats.tflite.swaps import minus, over
@@ -185,39 +186,20 @@ def erfc(op: Operation, x: Any) -> Any:
     )
 
 
-#: As Giles gives them, for numbers in the middle and near the ends.
-_MIDDLE = (
-    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
-    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
-)
-_ENDS = (
-    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
-    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
-)
-
-
 @rule("erf_inv", thin=True)
 def erf_inv(op: Operation, x: Any) -> Any:
     w = -log1p(-x * x)
-    middle = horner(w - 2.5, _MIDDLE)
-    ends = horner(tf.sqrt(tf.maximum(w, like(w, 5.0))) - 3.0, _ENDS)
+    middle = horner(w - 2.5, ERF_INV_CENTRAL)
+    ends = horner(tf.sqrt(tf.maximum(w, like(w, 5.0))) - 3.0, ERF_INV_TAIL)
     found = x * tf.where(tf.less(w, like(w, 5.0)), middle, ends)
     found = tf.where(tf.equal(tf.abs(x), like(x, 1.0)), x * np.float32(np.inf), found)
     return tf.where(tf.not_equal(x, x), x, found)
 
 
-_LANCZOS = (
-    *(676.520368121885098567009190444019, -1259.13921672240287047156078755283),
-    *(771.3234287776530788486528258894, -176.61502916214059906584551354),
-    *(12.507343278686904814458936853, -0.13857109526572011689554707),
-    *(9.984369578019570859563e-6, 1.50563273514931155834e-7),
-)
-
-
 def _lanczos(z: Any) -> tuple[Any, Any]:
     """The sum of Lanczos' series at z + 1, and its derivative."""
     total, slope = like(z, 1.0), like(z, 0.0)
-    for number, each in enumerate(_LANCZOS, 1):
+    for number, each in enumerate(LANCZOS, 1):
         term = each / (z + float(number))
         total, slope = total + term, slope - term / (z + float(number))
     return total, slope

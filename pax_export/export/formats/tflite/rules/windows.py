@@ -17,24 +17,8 @@ def cumsum(op: Operation, x: Any) -> Any:
     return wrapped(tf.cumsum(x, axis, reverse=reverse), op.dtype)
 
 
-@rule("cumprod")
-def cumprod(op: Operation, x: Any) -> Any:
-    return _cumulated(op, x, "prod")
-
-
-@rule("cummax")
-def cummax(op: Operation, x: Any) -> Any:
-    return _cumulated(op, x, "max")
-
-
-@rule("cummin")
-def cummin(op: Operation, x: Any) -> Any:
-    return _cumulated(op, x, "min")
-
-
-@rule("cumlogsumexp")
-def cumlogsumexp(op: Operation, x: Any) -> Any:
-    return _cumulated(op, x, "logsumexp")
+for _kind in ("prod", "max", "min", "logsumexp"):
+    rule(f"cum{_kind}")(lambda op, x, kind=_kind: _cumulated(op, x, kind))
 
 
 def _cumulated(op: Operation, x: Any, name: str) -> Any:
@@ -87,19 +71,10 @@ def _filled(x: Any, value: Any, axis: int, width: tuple[Any, Any]) -> Any:
     return joined(x, [axis], 4, fill)
 
 
-@rule("reduce_window_sum", parts=True)
-def window_sum(op: Operation, x: Any) -> Any:
-    return _windowed(op, x, "sum")
-
-
-@rule("reduce_window_max")
-def window_max(op: Operation, x: Any) -> Any:
-    return _windowed(op, x, "max")
-
-
-@rule("reduce_window_min")
-def window_min(op: Operation, x: Any) -> Any:
-    return _windowed(op, x, "min")
+for _kind in ("sum", "max", "min"):
+    rule(f"reduce_window_{_kind}", parts=_kind == "sum")(
+        lambda op, x, kind=_kind: _windowed(op, x, kind)
+    )
 
 
 @rule("reduce_window")

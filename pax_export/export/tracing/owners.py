@@ -1,10 +1,12 @@
-"""Where an operation stands in a model: the layer, the line that makes it, the user's line."""
+"""Which object of a model makes an operation, found by tracing once more and looking at frames.
+
+So the layers of any library get a name: the path of attributes that leads to one.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,59 +14,16 @@ import jax
 from pax_export._jax import Primitive
 from pax_export.export.tracing import exportable
 from pax_export.export.tracing.exportable import layer_of
-from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.source_lines import Chain, users_line
+from pax_export.export.tracing.traced import Traced
 
-_OURS = str(Path(__file__).parents[3])
 #: How deep a layer is looked for in the attributes of a model.
 _DEPTH = 8
 
 
-def place_of(program: Program, equation: Any, callers: Sequence[Any]) -> str:
-    """``encoder.pool: Pool, _pool.py:30 (max_pool), from model.py:12 (forward)``."""
-    # What jax jits by itself has no line of the user's; the call of it has.
-    lines = (_line(each) for each in (equation, *reversed(callers)))
-    line = next(filter(None, lines), "")
-    users = (_users_frame(each) for each in (equation, *reversed(callers)))
-    user = next(filter(None, users), None)
-    parts = [_layer(program, (*callers, equation)[0], user), line]
-    if user is not None and not line.startswith(f"{Path(user[0]).name}:{user[1]}:"):
-        parts.append(f"from {_text(*user)}")
-    return ", ".join(filter(None, parts))
-
-
-def _line(equation: Any) -> str:
-    from jax.extend import source_info_util
-
-    return source_info_util.summarize(equation.source_info).rsplit("/", 1)[-1]
-
-
-def _text(file: str, line: int, function: str) -> str:
-    return f"{Path(file).name}:{line} ({function})"
-
-
-def _users_frame(equation: Any) -> tuple[str, int, str] | None:
-    """The innermost line that is neither of a library nor ours."""
-    trace = getattr(equation.source_info, "traceback", None)
-    for frame in getattr(trace, "frames", ()):
-        file = frame.file_name
-        if not file.startswith((_OURS, "<")) and "site-packages" not in Path(file).parts:
-            return file, frame.line_num, frame.function_name.rsplit(".", 1)[-1]
-    return None
-
-
-def _layer(program: Program, outermost: Any, user: tuple[str, int, str] | None) -> str:
-    """The path of the layer: as its library says it, or found by tracing once more."""
-    stack = str(outermost.source_info.name_stack)
-    if stack:
-        return stack
-    try:
-        return _found(program, outermost.primitive.name, user)
-    except Exception:  # it only makes a message better
-        return ""
-
-
-def _found(program: Program, name: str, user: tuple[str, int, str] | None) -> str:
-    """Traces the model again, and looks at what runs when the operation is made."""
+def owner_of(traced: Traced, chain: Chain) -> str:
+    """``encoder.pool: Pool``, or empty: what runs when such an operation is first made there."""
+    name, user = chain[0].primitive.name, users_line(chain)
     seen: list[str] = []
 
     def look(frame: Any, event: str, _: Any) -> None:
@@ -78,7 +37,6 @@ def _found(program: Program, name: str, user: tuple[str, int, str] | None) -> st
         if user is None or user[:2] in lines:
             seen.append(_owner([each.f_locals.get("self") for each in _of_model(frames)]))
 
-    traced = program.traced
     before = sys.getprofile()
     sys.setprofile(look)
     try:

@@ -1,0 +1,96 @@
+"""One export while it is made: its phases, its place, how it is tested, and who signs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from pax_export._files import directory as _directory
+from pax_export._files import replacing, signature_file, single_file
+from pax_export._signing import signer
+from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.ours import export_of_ours
+from pax_export.export.artifact.report import Validated
+from pax_export.export.pipeline.arguments import check_choice
+from pax_export.export.pipeline.progress import Progress
+from pax_export.export.validation.budget import SPARE, Budget
+
+
+class ExportRun(Progress):
+    """The phases of one export, the place that it is written to, and how it is tested.
+
+    It has one phase less without a test.  With `overwrite`, it replaces what is recognised as
+    `ours`.  With the path of a private key, what it writes is signed.
+    """
+
+    def __init__(
+        self,
+        format: Format,
+        path: str | os.PathLike[str],
+        *,
+        validate: Any,
+        overwrite: bool,
+        phases: int,
+        ours: replacing.Recognize = export_of_ours,
+        sign: Any = None,
+    ):
+        more = ("variables",) if format.has_variables else ()
+        ways = (True, False, "full", "process", *more)
+        check_choice("validate", validate, ways)
+        self.path = _directory.place(path)
+        if format.plain_path:
+            _directory.check_plain(self.path)
+        self._ours = ours if overwrite else None
+        self._validate = validate
+        #: What the test may cost, once it has begun, and what it left out.
+        self.budget = Budget()
+        super().__init__(phases if validate else phases - 1)
+        self._writing = single_file if format.suffix else _directory
+        self._writing.check(self.path, self._ours)
+        self._signer = signer(sign, "an export")
+        if self._signer and format.suffix:
+            beside = signature_file.of_file(self.path)
+            single_file.check(beside, signature_file.recognized if overwrite else None)
+
+    def place(self, needed: int = 0) -> AbstractContextManager[Path]:
+        """A place for about so many bytes, which takes that of the path when the block is done."""
+        return self._writing.replaced(self.path, self._ours, needed)
+
+    def sign(self, place: Path) -> None:
+        """Signs what lies at a place, if the user wants it: nothing of it may change afterwards."""
+        if self._signer and place.is_dir():
+            self._signer.sign_folder(place, self.path.name)
+        elif self._signer:
+            self._signer.sign_file(place)
+
+    def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Tests what was written, if the user wants it; gives the largest error of each output."""
+        if not self._validate:
+            return {}
+        before = sum(self.seconds.values()) + SPARE
+        self.budget = Budget(before if self._validate is True else None)
+        with self.phase("validate"):
+            return test()
+
+    @property
+    def separate(self) -> bool:
+        return self._validate == "process"
+
+    @property
+    def validated(self) -> Validated:
+        """How the export was tested, as the report says it."""
+        ways: dict[Any, Validated] = {True: "here", "full": "here", False: None}
+        return ways.get(self._validate, self._validate)
+
+    @property
+    def calls(self) -> bool:
+        """Whether the test makes calls, which needs the whole model in memory."""
+        return self._validate in (True, "full", "process")
+
+    @property
+    def wall_time(self) -> dict[str, float]:
+        """Seconds by phase, as the report says them."""
+        return {name: round(value, 4) for name, value in self.seconds.items()}

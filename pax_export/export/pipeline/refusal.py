@@ -1,0 +1,89 @@
+"""In which module of a model stands what a format refuses.
+
+An export is made without names in it.  Where it is refused, the model is traced and written once
+more, as far as that goes, with modules that say their paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import PaxError
+from pax_export._files import leftovers
+from pax_export.core import Module, labelled, named_modules
+from pax_export.export.artifact.formats import Format
+from pax_export.export.tracing.owners import owner_of
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.source_lines import (
+    Chain,
+    lines,
+    module_path,
+    operations,
+    places,
+)
+
+
+@contextlib.contextmanager
+def scratch_place(format: Format) -> Iterator[Path]:
+    """A place that a part of a model is written to, for a look at it."""
+    with leftovers.scratch() as folder:
+        place = folder / f"part{format.suffix}"
+        if not format.suffix:
+            place.mkdir()
+        yield place
+
+
+def with_paths(model: Any) -> tuple[Any, dict[str, str]]:
+    """A model whose modules say their paths when it is traced, and their classes by path."""
+    if not isinstance(model, Module):
+        return model, {}
+    kinds = {path: type(each).__name__ for path, each in named_modules(model)}
+    return labelled(model), kinds
+
+
+def name_modules(
+    error: PaxError,
+    model: Any,
+    again: Callable[[Any], object],
+    programs: Callable[[], Sequence[Program]],
+) -> None:
+    """Adds to an error about operations in which modules of the model they stand.
+
+    `again` exports another model in the same way, which is refused for the same reason, and
+    `programs` traces the model itself.
+    """
+    net, kinds = with_paths(model)
+    chains = operations(error)
+    if not chains:
+        return
+    # It only makes a message better: whatever fails here is no reason to say less.
+    with contextlib.suppress(Exception):
+        if kinds:
+            chains = _of_refusal(lambda: again(net), error) or chains
+        named = [(_module(chain, kinds), chain) for chain in chains]
+        if not any(name for name, _ in named):
+            named = [(_owner(chain, programs()), chain) for chain in chains]
+        error.where = places(", ".join(filter(None, (n, lines(chain)))) for n, chain in named)
+
+
+def _of_refusal(attempt: Callable[[], object], error: PaxError) -> tuple[Chain, ...]:
+    """The operations of the error that an attempt ends with, if it is alike."""
+    try:
+        attempt()
+    except PaxError as other:
+        if other.what == error.what:
+            return operations(other)
+    return ()
+
+
+def _module(chain: Chain, kinds: Mapping[str, str]) -> str:
+    """``encoder.pool: Pool``; what another library says of its modules is as good."""
+    path = module_path(chain)
+    return ": ".join(filter(None, (path, kinds.get(path, ""))))
+
+
+def _owner(chain: Chain, programs: Sequence[Program]) -> str:
+    return next(filter(None, (owner_of(each.traced, chain) for each in programs)), "")
