@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-#: Equations that only wrap a program: calls, and functions with derivatives of their own.
-_WRAPPERS = {
+#: Operations that only call a program, and the parameter that holds it.
+_CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "checkpoint": "jaxpr",
     "remat": "jaxpr",
+    "remat2": "jaxpr",
+}
+#: Those that have a derivative of their own, which is lost where the program takes their place.
+_WITH_DERIVATIVE = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
+_WRAPPERS = {**_CALLS, **_WITH_DERIVATIVE}
 
 
 def is_literal(atom: Any) -> bool:
@@ -66,6 +71,11 @@ def wrapped_program(equation: Any) -> Any:
 
 def _shapes(atoms: Iterable[Any]) -> list[tuple]:
     return [tuple(getattr(atom.aval, "shape", ())) for atom in atoms]
+
+
+def has_own_derivative(equation: Any) -> bool:
+    """Whether an operation calls a program whose derivative is given apart."""
+    return equation.primitive.name in _WITH_DERIVATIVE
 
 
 def _equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
@@ -151,8 +161,7 @@ def _inlined(
     def results(equation: Any, given: list[Any]) -> Sequence[Any]:
         found = operate(equation, given)
         if found is None:
-            inner = equation.params[_WRAPPERS[equation.primitive.name]]
-            found = _inlined(inner, given, constant, operate)
+            found = _inlined(called_program(equation), given, constant, operate)
         return found
 
     constants = map(constant, getattr(program, "consts", ()))

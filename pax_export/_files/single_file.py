@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import directory, disk, leftovers, replacing, signature_file
+from pax_export._files import (
+    card_file,
+    directory,
+    disk,
+    leftovers,
+    replacing,
+    signature_file,
+)
 
 _TRIES = 100
 
@@ -47,8 +54,8 @@ def _check(path: Path, ours: replacing.Recognize | None) -> None:
 def replaced(path: Path, ours: replacing.Recognize | None, needed: int = 0) -> Iterator[Path]:
     """Gives the path of a file that becomes ``path`` if the block succeeds.
 
-    It takes the place of what is recognised as `ours`, or of nothing at all.  A signature that
-    the block puts beside it goes along.
+    It takes the place of what is recognised as `ours`, or of nothing at all.  A signature and a
+    card that the block puts beside it go along.
     """
     path = path.absolute()
     check(path, ours)
@@ -60,6 +67,7 @@ def replaced(path: Path, ours: replacing.Recognize | None, needed: int = 0) -> I
         _move(temporary, path, ours)
         # One after the other: whoever is killed in between leaves a file that fits no signature.
         _move_signature(temporary, path, ours)
+        _move_card(temporary, path)
         disk.sync_one(path.parent)
 
 
@@ -67,6 +75,12 @@ def _move_signature(temporary: Path, path: Path, ours: replacing.Recognize | Non
     new, place = signature_file.of_file(temporary), signature_file.of_file(path)
     if new.exists():
         _move(new, place, ours and signature_file.recognized)
+
+
+def _move_card(temporary: Path, path: Path) -> None:
+    new = card_file.of_file(temporary)
+    if new.exists():
+        _move(new, card_file.of_file(path), card_file.recognized)
 
 
 def _move(temporary: Path, path: Path, ours: replacing.Recognize | None) -> None:

@@ -11,7 +11,9 @@ from jax.core import eval_jaxpr
 from pax_export._jax._private import private, say_less
 from pax_export._jaxpr import (
     bound,
+    called_program,
     evaluate,
+    has_own_derivative,
     inner_programs,
     is_literal,
     jaxpr_constants,
@@ -65,10 +67,12 @@ def call_with_constants(
         name = equation.primitive.name
         if name in rules:
             return rules[name](equation, given)
-        is_kept = keep_derivatives and name.startswith("custom_")
-        if name in _OPENED and not is_kept and holds(equation):
-            return _OPENED[name](run, equation.params, given)
-        return bound(equation, given)
+        opened = _OPENED.get(name)
+        called = called_program(equation)
+        is_kept = keep_derivatives and has_own_derivative(equation)
+        if (opened is None and called is None) or is_kept or not holds(equation):
+            return bound(equation, given)
+        return opened(run, equation.params, given) if opened else run(called, given)
 
     return evaluate(jaxpr, constants, arguments, operate)
 
@@ -98,11 +102,6 @@ def expanded(equation: Any) -> Callable[..., list[Any]] | None:
         return jax.tree.leaves(result)
 
     return function
-
-
-def _wrapper(run: Any, params: Any, given: list[Any]) -> list[Any]:
-    inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
-    return run(inner, given)
 
 
 def _remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
@@ -151,10 +150,9 @@ def _cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
     return jax.lax.switch(given[0], branches, *given[1:])
 
 
-#: How an equation is made anew from functions that are given what its programs close over.
+#: How an equation is made anew from functions that are given what its programs close over;
+#: what only calls one is not needed any more.
 _OPENED = {
-    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call"), _wrapper),
-    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _wrapper),
     **dict.fromkeys(("checkpoint", "remat", "remat2"), _remat),
     "scan": _scan,
     "while": _while,

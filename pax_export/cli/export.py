@@ -14,7 +14,10 @@ from pax_export.cli._failure import DONE, EXIT_CODES, SIGN, told
 from pax_export.export.artifact.formats import Format, all_formats, imported
 
 #: Options that are called otherwise than the arguments that they become.
-_FLAGS = {"constraints": "--constraint", "platforms": "--platform", "vjp_order": "--vjp-order"}
+_FLAGS = {
+    **{"constraints": "--constraint", "platforms": "--platform", "vjp_order": "--vjp-order"},
+    "card": "--no-card or --drawing",
+}
 _VALIDATE = {
     **{"here": True, "full": "full", "process": "process", "variables": "variables"},
     "no": False,
@@ -97,6 +100,15 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
     parser.add_argument("--sign", metavar="KEY.pem", help=SIGN)
+    cards = parser.add_mutually_exclusive_group()
+    cards.add_argument(
+        "--no-card", action="store_true", help="write no page for people beside the report"
+    )
+    cards.add_argument(
+        "--drawing",
+        action="store_true",
+        help="a drawing of the model on this page, from one more trace of its call",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(call=_call)
 
@@ -118,8 +130,11 @@ def _call(options: argparse.Namespace) -> int:
     given = _factory.Inputs(options.input, methods)
     write = imported(targets[options.target].export)  # with jax.export, which others do not need
     chosen = _given(options, write, targets)
+    model = _factory.make(options.factory)
+    if options.drawing:
+        chosen["card"] = _drawing(model, given)
     report = write(
-        _factory.make(options.factory),
+        model,
         options.directory,
         given.inputs,
         kwargs=given.kwargs,
@@ -130,6 +145,18 @@ def _call(options: argparse.Namespace) -> int:
     )
     print(json.dumps(report.as_dict(), indent=1) if options.json else report)
     return DONE
+
+
+def _drawing(model: Any, given: _factory.Inputs) -> Any:
+    from pax_export import inspection
+
+    if not isinstance(given.inputs, tuple):
+        raise InvalidArgumentError(
+            "A drawing shows a call of the model itself.",
+            got="--drawing with --method",
+            write="--drawing without --method, or pax.inspection.draw in Python",
+        )
+    return inspection.draw(model, *given.inputs, kwargs=given.kwargs)
 
 
 def _given(
@@ -144,6 +171,7 @@ def _given(
         "consumer": options.consumer,
         "vjp_order": options.vjp_order,
         "sign": options.sign,
+        "card": False if options.no_card else options.drawing or None,
         **{name: getattr(options, name) for name in _of_formats(targets)},
     }
     taken = inspect.signature(write).parameters

@@ -15,12 +15,15 @@ import jax.numpy as jnp
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import scan_operands
-from pax_export._jaxpr import bound, evaluate, inner_programs
+from pax_export._jaxpr import (
+    bound,
+    called_program,
+    evaluate,
+    has_own_derivative,
+    inner_programs,
+)
 
 PREFIX = "pax_export captures "
-
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "checkpoint": "jaxpr",
-          "remat": "jaxpr", "remat2": "jaxpr", "core_call": "call_jaxpr"}  # fmt: skip
 
 Values = dict[str, list[Any]]
 
@@ -49,8 +52,9 @@ class Harvest:
             return [self._take(equation.params["name"].removeprefix(PREFIX), given[0])]
         if not any(map(_holds_names, inner_programs(equation))):
             return bound(equation, given)
-        if name in _CALLS:
-            return self.run(equation.params[_CALLS[name]], given)
+        program = called_program(equation)
+        if program is not None and not has_own_derivative(equation):
+            return self.run(program, given)
         if name in _LOOPS:
             return _LOOPS[name](self, equation, given)
         raise UnsupportedOperationError(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import NonFiniteError
 from pax_export._jax import call_with_constants, scan_operands
-from pax_export._jaxpr import bound, is_literal, line_of
+from pax_export._jaxpr import bound, called_program, is_literal, line_of
 from pax_export.core import path_in
 
 _ADVICE = {
@@ -24,7 +24,6 @@ _ADVICE = {
     "pow": "a base above zero where the exponent is no integer",
     "dot_general": "smaller numbers, or a dtype with a larger range",
 }
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _inside(equation: Any, operands: list[Any], path: str) -> _Found | None:
         return _first(branches[min(max(int(index), 0), len(branches) - 1)], rest, path)
     if name == "while":
         return _in_while(params, operands, path)
-    inner = next((params[key] for key in _CALLS if key in params), None)
+    inner = called_program(equation)
     return None if inner is None else _first(inner, operands, path)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pax_export._jaxpr import inner_programs, is_literal
+from pax_export._jaxpr import called_program, inner_programs, is_literal
 from pax_export.core import describe_array, path_in
 from pax_export.inspection._calls import Trace
 
@@ -14,11 +14,6 @@ from pax_export.inspection._calls import Trace
 _LOOKS = frozenset(
     "broadcast_in_dim reshape squeeze expand_dims convert_element_type transpose copy "
     "stop_gradient optimization_barrier copy_p reduce_precision sharding_constraint name".split()
-)
-#: Programs whose operands and results are those of the operation, one to one.
-_OPENED = frozenset(
-    "jit pjit closed_call core_call checkpoint remat remat2 custom_jvp_call custom_vjp_call "
-    "custom_vjp_call_jaxpr scan".split()
 )
 
 
@@ -99,9 +94,9 @@ class _Reader:
         for equation in jaxpr.eqns:
             path = path_in(equation, around)
             name = equation.primitive.name
-            inner = [getattr(each, "jaxpr", each) for each in inner_programs(equation)]
-            if name in _OPENED and inner and self._has_modules(inner[0], path):
-                self._open(equation, inner[0], sources, path)
+            inner = _one_to_one(equation)
+            if inner is not None and self._has_modules(inner, path):
+                self._open(equation, inner, sources, path)
                 continue
             given = [v for v in equation.invars if not is_literal(v) and v in sources]
             home = self._home(path)
@@ -156,6 +151,14 @@ class _Reader:
 
     def _operation(self, equation: Any) -> int:
         return self.flow.add(Node("operation", _title(equation).strip("_")))
+
+
+def _one_to_one(equation: Any) -> Any:
+    """The program whose operands and results are those of an operation; None if it has none."""
+    program = called_program(equation)
+    if equation.primitive.name == "scan":
+        program = equation.params["jaxpr"]
+    return getattr(program, "jaxpr", program)
 
 
 def _title(equation: Any) -> str:

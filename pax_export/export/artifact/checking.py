@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import checksums, file_types
+from pax_export._files import card_file, checksums, file_types
 from pax_export.export.artifact import embedded, formats
 from pax_export.export.artifact.inspect import GRAPH_FILE
 from pax_export.export.artifact.report import REPORT_FILE, SHA256, Report
@@ -68,7 +68,8 @@ def check_sums(path: Path) -> None:
 
 def write_sums(directory: Path) -> None:
     """Writes the hashes of a SavedModel, of all that TensorFlow does not look at itself."""
-    checksums.write(directory, files=_of_saved_model(directory))
+    card = [card_file.NAME] if card_file.of_folder(directory).is_file() else []
+    checksums.write(directory, files=_of_saved_model(directory) + card)
 
 
 def _of_saved_model(path: Path) -> list[str]:

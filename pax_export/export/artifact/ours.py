@@ -11,15 +11,15 @@ import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pax_export._files import bounded, checksums, signature_file
+from pax_export._files import bounded, card_file, checksums, signature_file
 from pax_export._files.replacing import Belongs
 from pax_export.export.artifact import embedded, limits
 from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
 
 _GRAPH, _ASSETS = "saved_model.pb", "assets/"
-#: What lies in a folder of any format, and no list of its files has: the report, the list
-#: itself, and a signature of all.
-_ALWAYS = (embedded.NAME, checksums.FILE, signature_file.NAME)
+#: What lies in a folder of any format, and no list of its files has: the report, its
+#: card, the list itself, and a signature of all.
+_ALWAYS = (embedded.NAME, card_file.NAME, checksums.FILE, signature_file.NAME)
 
 
 def export_of_ours(path: Path) -> Belongs | None:

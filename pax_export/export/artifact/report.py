@@ -198,9 +198,14 @@ class Report:
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
             "  validated   " + self._validation(),
             *(f"  left out    {text}" for text in self.left_out),
-            "  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items()),
+            *self._seconds(),
         ]
         return "\n".join(lines)
+
+    def _seconds(self) -> list[str]:
+        if not self.seconds:
+            return []
+        return ["  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items())]
 
     def _graph(self) -> list[str]:
         parts = [bytes_text(self.graph_bytes)]

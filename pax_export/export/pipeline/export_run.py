@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export._files import card_file, replacing, signature_file, single_file
 from pax_export._files import directory as _directory
-from pax_export._files import replacing, signature_file, single_file
 from pax_export._signing import signer
+from pax_export.export.artifact.card import write_card
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.ours import export_of_ours
-from pax_export.export.artifact.report import Validated
+from pax_export.export.artifact.report import Report, Validated
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.pipeline.progress import Progress
 from pax_export.export.validation.budget import SPARE, Budget
@@ -23,7 +25,8 @@ class ExportRun(Progress):
     """The phases of one export, the place that it is written to, and how it is tested.
 
     It has one phase less without a test.  With `overwrite`, it replaces what is recognised as
-    `ours`.  With the path of a private key, what it writes is signed.
+    `ours`.  With the path of a private key, what it writes is signed.  What has no report has no
+    card.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class ExportRun(Progress):
         phases: int,
         ours: replacing.Recognize = export_of_ours,
         sign: Any = None,
+        card: Any = False,
     ):
         more = ("variables",) if format.has_variables else ()
         ways = (True, False, "full", "process", *more)
@@ -50,6 +54,9 @@ class ExportRun(Progress):
         super().__init__(phases if validate else phases - 1)
         self._writing = single_file if format.suffix else _directory
         self._writing.check(self.path, self._ours)
+        self._card, self._drawing = _card(card)
+        if self._card and format.suffix:
+            card_file.check(self.path)
         self._signer = signer(sign, "an export")
         if self._signer and format.suffix:
             beside = signature_file.of_file(self.path)
@@ -58,6 +65,17 @@ class ExportRun(Progress):
     def place(self, needed: int = 0) -> AbstractContextManager[Path]:
         """A place for about so many bytes, which takes that of the path when the block is done."""
         return self._writing.replaced(self.path, self._ours, needed)
+
+    def write_card(self, report: Report, place: Path) -> None:
+        """Writes the page for people, if the user wants it, into a folder or beside a file."""
+        if self._card:
+            of = card_file.of_folder if place.is_dir() else card_file.of_file
+            write_card(report, place, of(place), self._drawing)
+
+    def clear(self) -> None:
+        """Removes the card of the file that was replaced, if the new one has none."""
+        if not self._card and self._writing is single_file:
+            card_file.remove(self.path)
 
     def sign(self, place: Path) -> None:
         """Signs what lies at a place, if the user wants it: nothing of it may change afterwards."""
@@ -94,3 +112,16 @@ class ExportRun(Progress):
     def wall_time(self) -> dict[str, float]:
         """Seconds by phase, as the report says them."""
         return {name: round(value, 4) for name, value in self.seconds.items()}
+
+
+def _card(card: Any) -> tuple[bool, str]:
+    """Whether there is a card, and the drawing in it."""
+    if isinstance(card, bool):
+        return card, ""
+    if hasattr(card, "to_svg"):
+        return True, card.to_svg()
+    raise InvalidArgumentTypeError(
+        "card says whether a page for people is written, or brings the drawing on it.",
+        got=f"card={card!r:.80}",
+        write="card=False, or card=pax.inspection.draw(net, inputs)",
+    )

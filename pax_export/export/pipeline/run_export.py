@@ -52,6 +52,7 @@ class Request:
     validate: Any = True
     overwrite: bool = False
     sign: Any = None  # the path of a private key
+    card: Any = True  # whether there is one, or the drawing in it
 
 
 class Writer(ABC):
@@ -160,6 +161,7 @@ def run_export(writer: Writer, request: Request) -> Report:
         overwrite=request.overwrite,
         phases=5 if writer.loads else 4,
         sign=request.sign,
+        card=request.card,
     )
     with run:
         writer.find(request)
@@ -179,8 +181,10 @@ def _exported(writer: Writer, run: ExportRun, request: Request) -> Report:
             writer.attach(_report(writer, place, run, {}), place)
         errors = _tested(writer, place, run, request)
         report = _report(writer, place, run, errors)
+        run.write_card(report, place)
         writer.attach(report, place)
         run.sign(place)
+    run.clear()
     return report
 
 

@@ -46,6 +46,7 @@ def to_onnx(
     examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
+    card: Any = True,
 ) -> Report:
     """Writes a model as an ONNX file, which onnxruntime and many others run.
 
@@ -69,6 +70,8 @@ def to_onnx(
             ever replaced.
         sign: the file of a private key: the export is signed, in a file beside it
             (``model.onnx.sig``), for ``load(path, verify=...)`` with the public key.
+        card: write the report as a page for people, with calls to copy, into a file
+            beside it (``model.onnx.html``); otherwise as for `to_saved_model`.
 
     Returns:
         The report, which can be printed, and lies in the file as the entry
@@ -105,7 +108,7 @@ def to_onnx(
         )
     keys = list(methods) if methods is not None else [DEFAULT]
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
     request = Request(model, path, *given)
     return run_export(_OnnxWriter(opset, calls), request)
 

@@ -66,6 +66,7 @@ def to_saved_model(
     examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
+    card: Any = True,
 ) -> Report:
     """Writes a model as a SavedModel that TensorFlow serves without jax.
 
@@ -129,6 +130,9 @@ def to_saved_model(
             ever replaced.
         sign: the file of a private key: the export is signed, in `model.sig`, for
             ``load(path, verify=...)`` with the public key.
+        card: write ``pax_export.html`` into the folder, the report as a page for people
+            with calls to copy; ``False`` leaves it out, and a drawing of the model,
+            as ``pax.inspection.draw`` gives it, stands on it.
 
     Returns:
         The report, which can be printed, and lies beside the model as
@@ -159,7 +163,7 @@ def to_saved_model(
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
     request = Request(model, path, *given)
     options = state, trainable, vjp_order, step, around, platforms, consumer, calls
     return run_export(_SavedModelWriter(*options), request)

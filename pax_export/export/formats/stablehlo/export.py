@@ -47,6 +47,7 @@ def to_stablehlo(
     examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
+    card: Any = True,
 ) -> Report:
     """Writes a model as a folder that jax calls without the code of the model.
 
@@ -79,6 +80,7 @@ def to_stablehlo(
             ever replaced.
         sign: the file of a private key: the export is signed, in `model.sig`, for
             ``load(path, verify=...)`` with the public key.
+        card: as for `to_saved_model`.
 
     Returns:
         The report, which can be printed, and lies in the folder as
@@ -115,7 +117,7 @@ def to_stablehlo(
     if isinstance(model, dict):
         keys = list(model)
     calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
     request = Request(model, path, *given)
     writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks, calls)
     return run_export(writer, request)

@@ -52,6 +52,7 @@ def to_tflite(
     examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
+    card: Any = True,
 ) -> Report:
     """Writes a model as a TFLite file, which LiteRT runs on phones and small computers.
 
@@ -76,6 +77,8 @@ def to_tflite(
             ever replaced.
         sign: the file of a private key: the export is signed, in a file beside it
             (``model.tflite.sig``), for ``load(path, verify=...)`` with the public key.
+        card: write the report as a page for people, with calls to copy, into a file
+            beside it (``model.tflite.html``); otherwise as for `to_saved_model`.
 
     Returns:
         The report, which can be printed, and lies in the file (``unzip -p
@@ -98,7 +101,7 @@ def to_tflite(
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
     keys = list(methods) if methods is not None else [DEFAULT]
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
     request = Request(model, path, *given)
     return run_export(_TfliteWriter(quantize, calls), request)
 

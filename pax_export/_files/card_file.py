@@ -1,0 +1,69 @@
+"""Where the card of an export lies, its page for people, and whether something is one.
+
+That of a folder is a file in it; that of a file lies beside it.  A card is made of the report
+alone, so one of ours may always be replaced, and nothing needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pax_export._errors import ExportPathError
+from pax_export._files import file_types
+from pax_export._files.replacing import Belongs
+
+#: The name in a folder.
+NAME = "pax_export.html"
+#: What the name of a file is followed by.
+SUFFIX = ".html"
+#: What stands in its second line.
+MARK = "<!-- the card of an export of pax_export -->"
+_LOOKED_AT = 200
+
+
+def of_folder(path: Path) -> Path:
+    return path / NAME
+
+
+def of_file(path: Path) -> Path:
+    """The path of the card of a file.
+
+    Example:
+        >>> of_file(Path("served/net.tflite")).name
+        'net.tflite.html'
+    """
+    return path.with_name(path.name + SUFFIX)
+
+
+def recognized(path: Path) -> Belongs | None:
+    """What belongs to a card at a path, which is nothing else; None if there is none."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return (lambda name: False) if MARK.encode() in file.read(_LOOKED_AT) else None
+
+
+def check(path: Path) -> None:
+    """Refuses, by an ExportPathError, the path of a file if its card would replace anything else.
+
+    An empty file may be replaced, as everywhere.
+    """
+    place = of_file(path)
+    if not os.path.lexists(place) or recognized(place) is not None:
+        return
+    if place.is_file() and not place.is_symlink() and not place.stat().st_size:
+        return
+    raise ExportPathError(
+        "There is something else where the card of this export would lie.",
+        where=str(place),
+        got=file_types.unusual(place) or "a file that is no card",
+        write="card=False (--no-card), or another path",
+    )
+
+
+def remove(path: Path) -> None:
+    """Removes the card beside a file, of an export that is no longer there."""
+    place = of_file(path)
+    if recognized(place) is not None:
+        place.unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""The card of an export: its report as a page for people, with calls to copy.
+
+One file with no script, which fetches nothing; all that a model says is escaped.  It holds no
+time and no place, so the same export has the same card, byte by byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from pax_export._files import card_file, html_text
+from pax_export.export.artifact import snippets
+from pax_export.export.artifact.report import SHA256, Report, VariableInfo
+
+#: So many arrays are listed; the report has all.
+_MOST_ARRAYS = 500
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em;
+  color: #222; background: #fff; }
+h1 { font-size: 1.6em; margin-bottom: .2em; } h2 { font-size: 1.15em; margin-top: 1.8em; }
+h3 { font-size: 1em; margin: 1em 0 .2em; } p { margin: .4em 0; }
+pre { font: 12px/1.5 ui-monospace, monospace; background: #f4f5f8; padding: .8em 1em;
+  overflow-x: auto; user-select: all; } summary { cursor: pointer; }
+.drawing { overflow-x: auto; }
+"""
+#: Between these stands the drawing, which no report has.
+_BEGIN, _END = "<!-- drawing -->\n", "<!-- end of the drawing -->\n"
+
+
+def write_card(report: Report, place: Path, file: Path, drawing: str = "") -> None:
+    """Writes the card of an export: into a folder, or beside a file.
+
+    Args:
+        report: of the export.
+        place: where the export lies now, perhaps for a moment only.
+        file: the path of the card.
+        drawing: the model, as SVG.
+    """
+    name = None if place.is_dir() else place.name
+    # Half of a surrogate pair, which a name may have, is no text.
+    file.write_bytes(page(report, name, drawing).encode("utf-8", "backslashreplace"))
+
+
+def page(report: Report, name: str | None, drawing: str = "") -> str:
+    """The card as text; ``name`` is that of a file, None for a folder."""
+    without_time = dataclasses.replace(report, seconds={})
+    title = escape(str(without_time).splitlines()[0])
+    return "".join(
+        [
+            f'<!doctype html>\n{card_file.MARK}\n<html lang="en"><head><meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+            f"<title>{title}</title>\n<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n",
+            f"<p>{escape(_about(report, name))}</p>\n",
+            f"{without_time._repr_html_().replace(f'<b>{title}</b>', '', 1)}\n",
+            f"<h2>How it was tested</h2>\n<p>{escape(_test(report))}</p>\n",
+            "<h2>Calls to copy</h2>\n",
+            *_snippets(report, name),
+            f"<h2>Drawing</h2>\n{_BEGIN}{_drawing(drawing)}{_END}" if drawing else "",
+            *_arrays(report.variables),
+            "</body></html>\n",
+        ]
+    )
+
+
+def drawing_in(card: str) -> str:
+    """The drawing in the text of a card; empty if there is none."""
+    _, _, after = card.partition(_BEGIN)
+    drawing, end, _ = after.partition(_END)
+    inner = drawing.removeprefix('<div class="drawing">').removesuffix("</div>\n")
+    return inner if end else ""
+
+
+def _drawing(svg: str) -> str:
+    return f'<div class="drawing">{svg}</div>\n'
+
+
+def _about(report: Report, name: str | None) -> str:
+    if name is None:
+        return "This page and the export lie in one folder; pax_export.json has the same as data."
+    digest = report.details.get(SHA256)
+    of = f" The model in it, without its report, has the SHA-256 {digest}." if digest else ""
+    return f"This page lies beside {name}, which holds the same as data.{of}"
+
+
+def _test(report: Report) -> str:
+    if report.validated is None:
+        return "It was not: validate=False."
+    if report.validated == "variables":
+        return "The stored arrays were compared with those of the model; no calls were made."
+    where = {
+        "here": "It was loaded in the process that wrote it",
+        "process": "It was loaded in a fresh process without jax",
+    }[report.validated]
+    text = f"{where}, called at several sizes, and compared with jax."
+    if report.largest_error:
+        largest = max(report.largest_error.values())
+        text += f" The largest difference of any output was {largest:.1e}; those of each stand "
+        text += "beside the outputs."
+    if report.left_out:
+        text += " Some calls were left out, because they would have taken longer than the export."
+    return text
+
+
+def _snippets(report: Report, name: str | None) -> Iterator[str]:
+    for title, text in snippets.of(report, name):
+        yield f"<h3>{escape(title)}</h3>\n<pre>{escape(text)}</pre>\n"
+
+
+def _arrays(variables: tuple[VariableInfo, ...]) -> Iterator[str]:
+    if not variables:
+        return
+    rows = [
+        (
+            each.name,
+            f"{each.dtype}[{', '.join(map(str, each.shape))}]",
+            "trainable" if each.trainable else "",
+            ", ".join(each.leaves),
+        )
+        for each in variables[:_MOST_ARRAYS]
+    ]
+    more = len(variables) - len(rows)
+    table = html_text.grid(("name", "array", "", "leaves of the model"), rows)
+    rest = f"<p>and {more} more</p>" if more else ""
+    yield f"<h2>Stored arrays</h2>\n<details><summary>{len(variables)} arrays</summary>"
+    yield f'<div class="pax-report">{table}</div>{rest}</details>\n'

@@ -1,0 +1,185 @@
+"""Calls of an export that a reader copies: Python, a command line, C.
+
+They run as they stand in the folder of the export, on zeros.  Names of a model are quoted
+wherever they come: they may be any text.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pax_export.export.artifact import c_snippets, dimensions
+from pax_export.export.artifact.report import DEFAULT, ArrayInfo, Report, SignatureInfo
+from pax_export.export.artifact.structure import Fixed, rebuild
+
+#: A folder is called from inside of it.
+_HERE = "."
+_TEXT = "string"
+_OF_NUMPY = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 "
+    f"complex128 {_TEXT}".split()
+)
+
+
+def of(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
+    """The title and the text of each; ``name`` is that of a file, None for a folder."""
+    path, first = name or _HERE, _first(report)
+    sizes = {key: _sizes(info) for key, info in report.signatures.items()}
+    for key, info in report.signatures.items():
+        inputs = _inputs(info, sizes[key])
+        call = _with_pax_export(path, key, info, report)
+        yield f"Python: {key}", _python(info, "from pax_export.export import load", inputs, call)
+        if report.target in _RUNTIMES and all(map(_is_plain, (*info.inputs, *info.outputs))):
+            runtime, line, write = _RUNTIMES[report.target]
+            text = _python(info, line, inputs, write(path, key))
+            yield f"Python, with {runtime} alone: {key}", text
+    yield "Command line", _commands(path, report)
+    if first is not None and (text := c_snippets.of(report, first, path, sizes[first])):
+        yield f"C: {first}", text
+
+
+def _first(report: Report) -> str | None:
+    return DEFAULT if DEFAULT in report.signatures else next(iter(report.signatures), None)
+
+
+def _sizes(info: SignatureInfo) -> dict[str, int]:
+    """A size for each symbolic dimension that its constraints allow."""
+    try:
+        found = dimensions.choose([each.shape for each in info.inputs], info.constraints)
+    except ValueError:  # an expression that a size makes meaningless
+        return {}
+    return found[0] if found else {}
+
+
+def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> str:
+    """The sizes as text; where nobody knows sizes that fit, the symbols themselves."""
+    try:
+        numbers = dimensions.shape(entry.shape, sizes)
+    except ValueError:
+        return repr(entry.shape)
+    return repr(numbers)
+
+
+# --- Python ---------------------------------------------------------------------------------
+
+
+def _python(info: SignatureInfo, line: str, inputs: str, call: str) -> str:
+    imports = [] if all(map(_is_plain, info.inputs)) else ["import ml_dtypes"]
+    imports += ["import numpy as np", line]
+    return "\n".join([*imports, "", inputs + call])
+
+
+def _inputs(info: SignatureInfo, sizes: Mapping[str, int]) -> str:
+    lines = ["inputs = {"]
+    for each in info.inputs:
+        symbolic = any(isinstance(size, str) for size in each.shape)
+        shown = f"  # [{' '.join(', '.join(map(str, each.shape)).split())}]" if symbolic else ""
+        array = _array(each, _shape(each, sizes))
+        lines.append(f"    {each.name!r}: {array},{shown}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _array(entry: ArrayInfo, shape: str) -> str:
+    if entry.dtype == _TEXT:
+        return f"np.full({shape}, 'some text', object)"
+    named = _is_plain(entry) or not entry.dtype.isidentifier()
+    dtype = repr(entry.dtype) if named else f"ml_dtypes.{entry.dtype}"
+    return f"np.zeros({shape}, {dtype})"
+
+
+def _is_plain(entry: ArrayInfo) -> bool:
+    """Whether numpy itself has the dtype."""
+    return entry.dtype in _OF_NUMPY
+
+
+def _with_pax_export(path: str, key: str, info: SignatureInfo, report: Report) -> str:
+    function = "model" if key == _first(report) else f"model.signatures[{key!r}]"
+    return "\n".join(
+        [
+            f"model = load({path!r})",
+            f"output = {function}({', '.join(_arguments(info))})",
+            "",
+        ]
+    )
+
+
+def _arguments(info: SignatureInfo) -> Iterator[str]:
+    """The arguments of a call; those that were fixed are part of the function."""
+    given = {name: tree for name, tree in info.arguments.items() if "static" not in tree}
+    by_place = []
+    for name in info.positional:
+        if name not in given:
+            break
+        by_place.append(name)
+    yield from (_value(given.pop(name)) for name in by_place)
+    for name, tree in given.items():
+        yield f"{name}={_value(tree)}" if name.isidentifier() else f"**{{{name!r}: {_value(tree)}}}"
+
+
+def _value(tree: Mapping[str, Any]) -> str:
+    return _code(rebuild(tree, _Input))
+
+
+class _Input(str):
+    """The name of an input, in the place of its array."""
+
+
+def _code(value: Any) -> str:
+    if isinstance(value, _Input):
+        return f"inputs[{str(value)!r}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_code(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_code, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_code, value))}{',' if len(value) == 1 else ''})"
+    return "None" if isinstance(value, Fixed) else repr(value)
+
+
+def _tensorflow(path: str, key: str) -> str:
+    return f"""\
+model = tf.saved_model.load({path!r})
+tensors = {{name: tf.constant(value) for name, value in inputs.items()}}
+outputs = model.signatures[{key!r}](**tensors)
+"""
+
+
+def _litert(path: str, key: str) -> str:
+    return f"""\
+model = Interpreter(model_path={path!r})
+outputs = model.get_signature_runner({key!r})(**inputs)
+"""
+
+
+def _onnxruntime(path: str, key: str) -> str:
+    return f"""\
+model = onnxruntime.InferenceSession({path!r})
+taken = {{entry.name: inputs[entry.name] for entry in model.get_inputs()}}
+outputs = model.run(None, taken)
+"""
+
+
+#: What runs a format where pax_export is not installed, and a call of it.
+_RUNTIMES = {
+    "saved_model": ("TensorFlow", "import tensorflow as tf", _tensorflow),
+    "tflite": ("LiteRT", "from ai_edge_litert.interpreter import Interpreter", _litert),
+    "onnx": ("onnxruntime", "import onnxruntime", _onnxruntime),
+}
+
+
+# --- the command line -----------------------------------------------------------------------
+
+
+def _commands(path: str, report: Report) -> str:
+    place = shlex.quote(path)
+    lines = [f"pax-export inspect {place}", f"pax-export validate {place}"]
+    for key, info in report.signatures.items():
+        words = ["pax-export", "run", path]
+        if key != _first(report):
+            words += ["--signature", key]
+        for number, each in enumerate(info.inputs):
+            words += ["--input", f"{each.name}=input_{number}.npy"]
+        lines.append(shlex.join([*words, "--output", "outputs.npz"]))
+    return "\n".join(lines) + "\n"
