@@ -23,6 +23,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "linking",
+    "navigation",
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
