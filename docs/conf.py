@@ -30,7 +30,7 @@ templates_path = ["_templates"]
 nitpicky = False
 default_role = "code"  # what docstrings have in backticks
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 autosummary_generate = True
