@@ -72,7 +72,7 @@ def _link_code(app: Any, doctree: Any, page: str) -> None:
     imports = imported(
         block.astext()
         for block in doctree.findall(nodes.literal_block)
-        if block.get("language") in ("python", "pycon", "python3", "default")
+        if block.get("language") in ("python", "ipython3", "pycon", "python3", "default")
     )
     own = page.rpartition("/")[2]  # a page of one name does not link to itself
     for literal in list(doctree.findall(nodes.literal)):

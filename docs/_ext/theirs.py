@@ -11,6 +11,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Mapping
+from types import ModuleType, SimpleNamespace
 
 _JAX = "https://docs.jax.dev/en/latest/"
 _NUMPY = "https://numpy.org/doc/stable/reference/"
@@ -93,9 +94,11 @@ def _jax(name: str) -> str | None:
         return f"{_JAX}{name}.html"
     if name in ("jax.config", "jax.config.update"):
         return f"{_JAX}config_options.html"
+    if name == "jax.P":
+        name = "jax.sharding.PartitionSpec"
     module = name.rpartition(".")[0]
     value = value_of(name)
-    if value is None or inspect.ismodule(value):
+    if value is None or isinstance(value, ModuleType | SimpleNamespace):
         return None
     if module in _JAX_PAGES or (module == "jax.export" and inspect.isclass(value)):
         return f"{_JAX}{module}.html#{name}"
@@ -121,8 +124,10 @@ def _optax(name: str) -> str | None:
     return f"{_OPTAX}{page}.html#{name}" if page else None
 
 
-def _tensorflow(name: str) -> str:
+def _tensorflow(name: str) -> str | None:
     """By its name alone: TensorFlow takes seconds to import."""
+    if name.startswith("tensorflow.python."):  # the file that defines it
+        return None
     return _TENSORFLOW + name.replace("tensorflow", "tf", 1).replace(".", "/")
 
 

@@ -112,7 +112,16 @@ def test_a_name_of_others_has_an_address(text, end):
 
 
 @pytest.mark.parametrize(
-    "text", ["jax.nothing", "jax._src.core.Jaxpr", "np", "x.shape", "jax.util"]
+    "text",
+    [
+        "jax.nothing",
+        "jax._src.core.Jaxpr",
+        "np",
+        "x.shape",
+        "jax.util",
+        "jax.ad",
+        "tf.python.module.Module",
+    ],
 )
 def test_what_others_do_not_have_has_no_address(text):
     assert THEIRS.address(text) is None
