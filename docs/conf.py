@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pax_export
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "pax-export"
 author = "the pax-export authors"
@@ -19,12 +22,15 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "linking",
+    "navigation",
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 nitpicky = False
+default_role = "code"  # what docstrings have in backticks
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 autosummary_generate = True
@@ -48,16 +54,6 @@ html_css_files = ["custom.css"]
 # --- what a reader sees is public ---------------------------------------------------------
 
 _PRIVATE = re.compile(r"pax_export(?:\.[a-z]\w*)*\._[a-z]\w*(?:\.\w+)*")
-
-
-def _typing_any(app: Any, doctree: Any) -> None:
-    """Lets `Any` in a signature be that of typing, and not the filter of that name."""
-    from docutils import nodes
-    from sphinx import addnodes
-
-    for node in list(doctree.findall(addnodes.pending_xref)):
-        if node.get("reftype") == "class" and node.get("reftarget") in ("Any", "typing.Any"):
-            node.replace_self(nodes.Text("Any"))
 
 
 def _public_names(app: Any, doctree: Any, page: str) -> None:
@@ -87,6 +83,5 @@ def _nothing_private(app: Any, error: Exception | None) -> None:
 
 
 def setup(app: Any) -> None:
-    app.connect("doctree-read", _typing_any)
     app.connect("doctree-resolved", _public_names)
     app.connect("build-finished", _nothing_private)

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+from tests.docs.outputs import difference
 
 ROOT = Path(__file__).parent.parent.parent
 
-_BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+# A ```text block directly under a block of code is what that code prints.
+_BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```$(?:\n\n```text\n(?P<output>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One ```python block: where its first line stands, and its code."""
+    """One ```python block: where its first line stands, its code, and what is to come of it."""
 
     page: Path
     line: int
     code: str
+    output: str = ""  # what stands under it
+    end: int = 0  # where on the page its last line ends
 
 
 class PageError(Exception):
@@ -36,33 +48,53 @@ def pages() -> list[Path]:
     ]
 
 
+def extension(name: str) -> ModuleType:
+    """A file of docs/_ext, by which Sphinx makes links of names."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "_ext" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def blocks(page: Path) -> Iterator[Block]:
     """The ```python blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     for match in _BLOCK.finditer(text):
         first_line = text.count("\n", 0, match.start("code")) + 1
-        yield Block(page, first_line, match["code"])
+        after = match.end("code") + len("```")
+        yield Block(page, first_line, match["code"], match["output"] or "", after)
 
 
 def run(page: Path) -> None:
     """Runs the blocks of a page in one namespace, as a reader would type them.
 
     Raises:
-        PageError: a block failed; its cause is the block's own exception.
+        PageError: a block failed, and its cause is the block's own exception; or it prints
+            another thing than stands under it, or prints and nothing stands there.
     """
+    for block, printed in printing(page):
+        if other := difference(block.output, printed):
+            raise PageError(f"{page.name}:{block.line}: it prints something else\n{other}")
+
+
+def printing(page: Path) -> Iterator[tuple[Block, str]]:
+    """Runs the blocks of a page one by one, and gives each with what it printed."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page):
-        _run(block, namespace)
+        yield block, _run(block, namespace)
 
 
-def _run(block: Block, namespace: dict[str, object]) -> None:
+def _run(block: Block, namespace: dict[str, object]) -> str:
     # Empty lines in front let tracebacks count lines as the page does.
     source = "\n" * (block.line - 1) + block.code
+    printed = io.StringIO()
     try:
-        exec(compile(source, str(block.page), "exec"), namespace)
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, str(block.page), "exec"), namespace)
     except Exception as error:
         where = f"{block.page.name}:{_line_of(error, block)}"
         raise PageError(f"{where}: {type(error).__name__}: {error}") from error
+    return printed.getvalue()
 
 
 def _line_of(error: Exception, block: Block) -> int:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import re
 from types import ModuleType
 
 import pytest
 
 import pax_export
-from tests.docs.pages import ROOT
-
-_BLOCK = re.compile(r"^```\{eval-rst\}\n\.\. currentmodule:: (\S+)\n(.*?)^```$", re.M | re.S)
-_ENTRY = re.compile(r"^   (\w+)$", re.M)
-
-
-def reference() -> dict[str, object]:
-    """What the API reference lists: dotted name -> object."""
-    listed = {}
-    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
-        for module, body in _BLOCK.findall(page.read_text(encoding="utf-8")):
-            for name in _ENTRY.findall(body):
-                listed[f"{module}.{name}"] = getattr(importlib.import_module(module), name)
-    return listed
+from tests.docs.pages import ROOT, extension
 
 
 def public_rooms(room: ModuleType = pax_export) -> list[ModuleType]:
@@ -40,7 +25,7 @@ def public_names() -> dict[str, object]:
     }
 
 
-LISTED = reference()
+LISTED = extension("ours").listed(ROOT / "docs" / "api")
 NAMES = {
     name: value
     for name, value in public_names().items()

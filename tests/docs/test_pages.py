@@ -1,4 +1,4 @@
-"""Every ```python block of README and docs/ runs."""
+"""Every ```python block of README and docs/ runs, and prints what stands under it."""
 
 from __future__ import annotations
 
@@ -69,3 +69,49 @@ def test_blocks_of_a_page_share_one_namespace_and_pages_do_not(write):
 
 def test_only_python_blocks_run(write):
     run(write("```sh\nexit 1\n```\n\n```text\nnot python\n```\n"))
+
+
+SHOWN = "```python\nprint({!r})\n```\n\n```text\n{}\n```\n"
+
+
+@pytest.mark.parametrize(
+    "printed, shown",
+    [
+        ("two\nlines \n", "two\nlines"),
+        ("a loss of 0.01234", "a loss of ..."),
+        ("a loss of 0.01234 after 3 s", "a loss of 0.01235 after ... s"),
+        ("moments   1.0e-03, 12.3456", "moments 1.0e-03, 12.3450"),
+        ("first\n1\n2\nlast", "first\n...\nlast"),
+        ("the largest error 1.2e-07 of 3", "the largest error 2.4e-07 of 3"),
+        ("  made by     jax 0.12.1, jaxlib 0.12", "  made by     jax 0.12.0.1, jaxlib 0.12.0.1"),
+        ("right: 83%", "right: 81%"),
+        ("(a|b) [c] \\d*", "(a|b) [c] \\d*"),
+    ],
+)
+def test_what_a_block_prints_may_stand_under_it(write, printed, shown):
+    run(write(SHOWN.format(printed, shown)))
+
+
+@pytest.mark.parametrize(
+    "printed, shown",
+    [
+        ("two", "three"),
+        ("two\nlines", "two"),
+        ("", "nothing prints this"),
+        ("a loss of 0.01234", "a loss of 0.01134"),
+        ("TensorFlow 2.16", "TensorFlow 2.15"),  # few digits: no number that was rounded
+        ("jax 0.12.0.1", "jax 0.12.1.1"),
+        ("1234 weights", "1235 weights"),
+        ("right: 73%", "right: 81%"),
+        ("  made by     jax 0.12.1", "  made by     flax 0.12.1"),
+    ],
+)
+def test_another_output_is_an_error(write, printed, shown):
+    with pytest.raises(PageError, match=r"(?s)^page\.md:2: it prints something else"):
+        run(write(SHOWN.format(printed, shown)))
+
+
+@pytest.mark.parametrize("between", ["", "words\n\n```text\nforgotten\n```\n"])
+def test_what_a_block_prints_must_stand_under_it(write, between):
+    with pytest.raises(PageError, match=r"\+forgotten"):
+        run(write(f"```python\nprint('forgotten')\n```\n\n{between}"))
