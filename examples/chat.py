@@ -22,9 +22,8 @@ def tokenizer_of(path):
     said = {k.rpartition(".")[2]: x.contents() for k, x in GGUFReader(path).fields.items()}
     merges = [tuple(each.split(" ", 1)) for each in said["merges"]]
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(said["tokens"])}, merges))
-    split = pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(split))
-    tokenizer.decoder = decoders.ByteLevel()
+    cut = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(cut), decoders.ByteLevel()
     special = [word for word, kind in zip(said["tokens"], said["token_type"]) if kind == 3]
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
     return tokenizer, said["chat_template"], said["eos_token_id"]
@@ -86,9 +85,10 @@ def chat(answer, tokenizer, template, stop):
     while line := sys.stdin.readline().strip():
         messages.append({"role": "user", "content": line})
         text, ids, shown = rendered(template, messages), [], ""
+        if len(tokenizer.encode(text).ids) + MOST > ROOM:
+            return print("(this conversation has no more room; begin another)")
         for token in answer(tokenizer.encode(text.removeprefix(told)).ids, stop):
-            ids.append(token)
-            said = tokenizer.decode(ids)
+            said = tokenizer.decode(ids := [*ids, token])
             if not said.endswith("\N{REPLACEMENT CHARACTER}"):  # half of a letter
                 print(said.removeprefix(shown), end="", flush=True)
                 shown = said

@@ -117,6 +117,8 @@ def test_a_c_program_chats_as_jax_does(tmp_path):
     assert [list(map(int, line.split())) for line in done.stdout.splitlines()] == expected
     done = run(model, expected[0][1], 6, said=said.splitlines()[0] + "\n")
     assert list(map(int, done.stdout.split())) == expected[0][:2]
+    done = run(model, -1, 2, said=said.splitlines()[0] + "\n")  # nothing ends it but its number
+    assert list(map(int, done.stdout.split())) == expected[0][:2]
 
     assert run(model).returncode == 2
     done = run(model, 7, said="1 two\n")

@@ -74,6 +74,15 @@ def test_turns_read_only_what_is_new(example, file, monkeypatch, capsys):
     assert capsys.readouterr().out == "> é1\n> é2\n> "
 
 
+def test_a_conversation_without_room_ends_before_it_is_read(example, file, monkeypatch, capsys):
+    tokenizer, template, stop = example.tokenizer_of(file)
+    monkeypatch.setattr(example, "ROOM", example.MOST + 60)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'1' * 20}\n{'2' * 20}\n"))
+    example.chat(lambda ids, stop: iter([stop]), tokenizer, template, stop)
+    said = "> \n> (this conversation has no more room; begin another)\n"
+    assert capsys.readouterr().out == said
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [

@@ -3,14 +3,14 @@
  *     chat MODEL STOP [MOST]
  *
  * Each line of standard input is a turn: ids of tokens.  The answer to it is printed id by id, as
- * it comes, up to the id STOP or MOST ids.  MODEL is what pax.generation.export wrote; its cache
- * goes out of one call and into the next, so earlier turns are never read again. */
+ * it comes, up to the id STOP (-1: none) or MOST ids.  MODEL is what pax.generation.export wrote;
+ * its cache goes out of one call and into the next, so earlier turns are never read again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <tensorflow/c/c_api.h>
 
-enum { PARTS = 16, IDS = 1 << 16 };
+enum { PARTS = 1 << 12, IDS = 1 << 16 };
 static TF_Status *status;
 static TF_Graph *graph;
 static TF_Session *session;
@@ -50,9 +50,11 @@ static int by_name(const void *a, const void *b) {
 static void make_cache(void) {
     const char *begin = "decode_cache.";
     size_t at = 0;
-    for (TF_Operation *each; (each = TF_GraphNextOperation(graph, &at)) && parts < PARTS;)
-        if (!strncmp(TF_OperationName(each), begin, strlen(begin)))
+    for (TF_Operation *each; (each = TF_GraphNextOperation(graph, &at));)
+        if (!strncmp(TF_OperationName(each), begin, strlen(begin))) {
+            if (parts == PARTS) fail("the model", "its cache has too many parts");
             names[parts++] = TF_OperationName(each) + strlen("decode_");
+        }
     if (!parts) fail("the model", "it has no cache; export it with pax.generation.export");
     qsort(names, parts, sizeof *names, by_name);
     for (int i = 0; i < parts; i++) {
@@ -108,10 +110,12 @@ int main(int argc, char **argv) {
         if (rest[strspn(rest, " \n")]) fail(rest, "this is no token id");
         if (!count) continue;
         int next = read_ids("prefill_", "StatefulPartitionedCall", ids, count);
-        for (int made = 0, last = -1; made < most && last != stop; made++) {
-            printf("%d ", last = next);
+        for (int made = 0, over = 0; made < most && !over; made++) {
+            int token = next;
+            over = token == stop;
+            printf("%d ", token);
             fflush(stdout);
-            next = read_ids("decode_", "StatefulPartitionedCall_1", &last, 1);
+            next = read_ids("decode_", "StatefulPartitionedCall_1", &token, 1);
         }
         printf("\n");
     }
