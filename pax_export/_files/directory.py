@@ -31,8 +31,30 @@ _PATTERN = re.compile(r"[*?\\]|\[[^/]*\]")
 
 def place(path: str | os.PathLike[str]) -> Path:
     """The absolute path of an export, without ``..`` at its end or links before it."""
+    given = local(path)
+    try:
+        if given.name in ("", ".."):
+            return given.resolve()
+        return given.parent.resolve() / given.name
+    except (OSError, RuntimeError) as error:  # of links in a loop, as Python before 3.13 says it
+        raise unwritable(given, str(error)) from error
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """True for a path of another machine, such as ``gs://bucket/net``.
+
+    Example:
+        >>> [is_remote(path) for path in ("gs://bucket/net", Path("s3://net"), "a:/b", "/a")]
+        [True, True, False, False]
+    """
+    # Of a Path one of the two strokes is gone.
+    return re.match(r"\w+://|(gs|s3|hf|https?|hdfs|file):/", os.fspath(path)) is not None
+
+
+def local(path: str | os.PathLike[str]) -> Path:
+    """The path, which must be one of this machine; an ExportPathError otherwise."""
     text = os.fspath(path)
-    if re.match(r"\w+://", text):
+    if is_remote(path):
         raise ExportPathError(
             "An export is written to a directory of this machine.",
             where=text,
@@ -40,13 +62,7 @@ def place(path: str | os.PathLike[str]) -> Path:
         )
     if "\0" in text:
         raise unwritable(Path(text.replace("\0", "\\0")), "a path with a null character")
-    given = Path(text)
-    try:
-        if given.name in ("", ".."):
-            return given.resolve()
-        return given.parent.resolve() / given.name
-    except (OSError, RuntimeError) as error:  # of links in a loop, as Python before 3.13 says it
-        raise unwritable(given, str(error)) from error
+    return Path(text)
 
 
 def check_plain(path: Path) -> None:

@@ -26,6 +26,7 @@ _TRIES = 100
 
 def check(path: Path, ours: replacing.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take a file, before any work is done."""
+    directory.local(path)
     try:
         _check(path, ours)
     except ExportPathError:
@@ -57,8 +58,8 @@ def replaced(path: Path, ours: replacing.Recognize | None, needed: int = 0) -> I
     It takes the place of what is recognised as `ours`, or of nothing at all.  A signature and a
     card that the block puts beside it go along.
     """
-    path = path.absolute()
     check(path, ours)
+    path = path.absolute()
     leftovers.sweep(path.parent)
     with directory.begun(path, needed) as folder:
         temporary = folder / path.name  # in a directory, with whatever a runtime leaves beside

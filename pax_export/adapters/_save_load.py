@@ -17,7 +17,7 @@ from pax_export._errors import (
     MissingWeightsFileError,
     WeightsFileError,
 )
-from pax_export._files import directory
+from pax_export._files import bounded, directory
 from pax_export._files.replacing import Belongs, some_names
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
@@ -35,6 +35,7 @@ from pax_export.core import (
 from pax_export.weights import absence, opened, save_weights
 
 M = TypeVar("M")
+_LARGEST_CONFIG = 1 << 24  # bytes
 _NO_NAMES: Mapping[str, str] = {}
 
 
@@ -98,6 +99,7 @@ def save(
         arrays[peft.full_name(own, attribute)] = peft.whole_to_torch(module, attribute, leaf)
     config = peft.config_of(saved, list(dict.fromkeys(whole)))
     target = directory.place(folder)
+    directory.check(target, lambda _: lambda name: True)  # what lies there is looked at now
     _require_replaceable(target)
     with directory.replaced(target, _recognized) as temporary:
         save_weights(arrays, temporary / peft.WEIGHTS)
@@ -221,7 +223,7 @@ def _config(folder: Path) -> dict[str, Any]:
             write=f"the folder that adapters.save was given, with {peft.CONFIG} in it",
         )
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(bounded.read_bytes(file, _LARGEST_CONFIG))
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsFileError(
             "What says how adapters are used cannot be read.",

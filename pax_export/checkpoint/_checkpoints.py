@@ -17,6 +17,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     MissingCheckpointError,
 )
+from pax_export._files import directory as directories
 from pax_export._files import file_types
 from pax_export._files.replacing import named, some_names
 from pax_export.checkpoint import _orbax
@@ -76,6 +77,8 @@ class Checkpoints:
         self._writing: int | None = None
         if "\0" in str(self.directory):
             raise self._no_directory("a path with a null character")
+        if directories.is_remote(directory):
+            raise self._no_directory("a path of another machine")
 
     # --- what is there -------------------------------------------------------------
 
@@ -181,7 +184,7 @@ class Checkpoints:
         if self._manager is None:
             return
         try:
-            self._manager.wait_until_finished()
+            _orbax.wait(self._manager)
         except Exception as error:
             raise self._unwritten(error) from error
         step, self._writing = self._writing, None

@@ -13,8 +13,9 @@ written its shards, so a directory named by a number is complete.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from pax_export._errors import CheckpointError
 from pax_export._optional import require
 
 #: What orbax takes for a pattern in the path of a checkpoint, and then finds nothing.
-PATTERN = frozenset("*?[]")
+PATTERN = frozenset("*?[]\\")
 
 #: Another path to a directory that is open.
 OPEN = "/proc/self/fd/{}"
@@ -100,12 +101,49 @@ def plain(directory: Path) -> Iterator[Path]:
         os.close(handle)
 
 
+class _Turns:
+    """One save at a time in a process: orbax numbers them, and all its threads ask for the last.
+
+    Two at once take each other's signals, and fail or wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: Any = None
+
+    @contextmanager
+    def of(self, manager: Any) -> Iterator[None]:
+        """Waits until what another manager writes is on the disk; its own error stays its own."""
+        with self._lock:
+            if self._last is not None and self._last is not manager:
+                with suppress(Exception):
+                    self._last.wait_until_finished()
+            self._last = manager
+            yield
+
+    def finish(self, manager: Any) -> None:
+        """Waits for what this manager writes."""
+        with self._lock:
+            if self._last is manager:
+                self._last = None
+            manager.wait_until_finished()
+
+
+_turns = _Turns()
+
+
 def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Starts to write a checkpoint: tree -> name -> array, at least one in each, and JSON."""
     args = orbax().args
     items = {tree: args.PyTreeSave(arrays) for tree, arrays in trees.items()}
     items[ABOUT] = args.JsonSave(about)
-    manager.save(step, args=args.Composite(**items), force=True)
+    with _turns.of(manager):
+        manager.save(step, args=args.Composite(**items), force=True)
+
+
+def wait(manager: Any) -> None:
+    """Returns when what was saved is on the disk."""
+    _turns.finish(manager)
 
 
 def about(directory: Path) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
             raise InvalidArgumentError(
                 "The name of a tree is that of a directory, which this cannot be.",
                 got=repr(name),
-                write="a name without / * ? [ ]",
+                write="a name without / \\ * ? [ ]",
             )
     arrays: dict[str, dict[str, Any]] = {}
     about: dict[str, dict[str, Any]] = {}

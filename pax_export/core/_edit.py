@@ -16,6 +16,7 @@ from pax_export._errors import (
 from pax_export.core._check import check_modules
 from pax_export.core._containers import copy_containers
 from pax_export.core._near_names import near_names
+from pax_export.core._numpy_leaves import on_own_array
 from pax_export.core._state_dict import state_dict
 from pax_export.core._traversal import (
     apply_bottom_up,
@@ -197,6 +198,7 @@ def _unwrapped(module: Any) -> Any:
 
 def map_leaves(module: Any, function: Any, *others: Any) -> Any:
     """tree_map over the arrays of modules; static data is that of the first."""
+    function = function if others else on_own_array(function)
     leaves, treedef = tree_flatten(module)
     flat = [tree_flatten(other) for other in others]
     if all(other_def == treedef for _, other_def in flat):

@@ -6,7 +6,7 @@ was, the module gets its own array back: most functions only read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -33,6 +33,22 @@ def with_own_arrays(tree: Any) -> tuple[Any, Copies]:
         return jax.tree_util.tree_map(own, value) if is_node(value) else value
 
     return jax.tree_util.tree_map(of_module, tree, is_leaf=is_node), copies
+
+
+def on_own_array(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function; a numpy array is given to it as a copy, which it may change in place.
+
+    Where it returns the copy as it was, that is the array itself again.
+    """
+
+    def call(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return function(value)
+        copy = value.copy(order="K")
+        new = function(copy)
+        return value if new is copy and _equal(copy, value) else new
+
+    return call
 
 
 def give_back(modules: Iterable[Node], copies: Copies) -> None:

@@ -94,7 +94,10 @@ def _no_tokens(row: int, where: str) -> InvalidArgumentError:
 
 def _integers(value: Any, where: str) -> Any:
     """An int32 array; of numpy, unless it is one of jax."""
-    array = value if isinstance(value, (jax.Array, np.ndarray)) else np.asarray(value)
+    try:
+        array = value if isinstance(value, (jax.Array, np.ndarray)) else np.asarray(value)
+    except (ValueError, OverflowError):  # lists of lists that are no array
+        array = np.array(None)
     if array.dtype.kind not in "iu":
         raise InvalidArgumentTypeError(
             "These are no integers.", where=where, got=str(array.dtype), write="int32"
@@ -185,6 +188,10 @@ def checked_count(value: Any, name: str, where: str, least: int = 1) -> int:
     if value < least:
         raise InvalidArgumentError(
             f"{name} is {least} or more.", where=where, got=f"{name}={value}", write=f"{name}=64"
+        )
+    if int(value) > np.iinfo(np.int32).max:
+        raise InvalidArgumentError(
+            f"{name} is larger than an int32.", where=where, got=f"{name}={value}"
         )
     return int(value)
 

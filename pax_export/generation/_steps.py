@@ -8,19 +8,24 @@ each row at the row's own place.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pax_export.core import static_key
 from pax_export.generation._prompt import check_stop_ids
 from pax_export.generation.samplers import Sampler
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Settings:
-    """What does not change from token to token; static data of the compiled programs."""
+    """What does not change from token to token; static data of the compiled programs.
+
+    A sampler of a user's own may call equal what is not the same, or hold a list: settings are
+    compared by what all of it consisted of when they were made, as static data of modules is.
+    """
 
     sampler: Sampler
     stop: tuple[int, ...] = ()
@@ -28,6 +33,17 @@ class Settings:
     log_probs: bool = False
     chunk: int | None = None
     where: str = "generate"
+
+    def __post_init__(self) -> None:
+        key = static_key(tuple([getattr(self, field.name) for field in fields(self)]))
+        object.__setattr__(self, "_key", key)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Settings) and self._key == other._key)  # type: ignore
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]
 
 
 class State(NamedTuple):

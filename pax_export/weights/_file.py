@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
-from pax_export._files import file_types, signature_file, single_file
+from pax_export._files import directory, file_types, signature_file, single_file
 from pax_export._files.replacing import Belongs, Recognize, some_names
 from pax_export._optional import require
 from pax_export._signing import Key
@@ -109,6 +109,8 @@ def _target(path: Path, recognized: Recognize | None = None) -> Path:
     """The file to write, or a WeightsFileError: a link stays; what it leads to is replaced."""
     if "\0" in str(path):
         raise _unwritten(path, "a path with a null character")
+    if directory.is_remote(path):
+        raise _unwritten(path, "a path of another machine")
     target = Path(os.path.realpath(path))
     try:
         kind = file_types.unusual(target)

@@ -264,6 +264,8 @@ def test_nothing_else_is_replaced(tmp_path):
         "  got: a directory with notes.txt\n"
         "  write: another folder, or an empty one"
     )
+    text = refused(lambda: adapters.save(net, tmp_path / ("x" * 300)), OSError)
+    assert text.startswith("The export cannot be written here.\n")
     adapters.save(net, tmp_path / "a")
     (tmp_path / "a" / "README.md").write_text("mine")
     assert "README.md" in refused(lambda: adapters.save(net, tmp_path / "a"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
 import pytest
@@ -18,7 +19,7 @@ def save(checkpoints, *steps):
     checkpoints.wait()
 
 
-@pytest.mark.parametrize("name", ["lr=[0.1]", "a]b", "[", "what?", "all*", "{x}"])
+@pytest.mark.parametrize("name", ["lr=[0.1]", "a]b", "[", "what?", "all*", "{x}", "a\\b"])
 def test_a_path_that_is_a_pattern(tmp_path, name):
     (tmp_path / "whatX").mkdir()
     folder = tmp_path / name / "run"
@@ -44,7 +45,7 @@ def test_a_path_that_is_a_pattern_where_no_other_leads_there(tmp_path, monkeypat
     assert not os.listdir(tmp_path / "lr=[0.1]")
 
 
-@pytest.mark.parametrize("name", ["a[0]", "a/b", "..", "", "all*", "\0"])
+@pytest.mark.parametrize("name", ["a[0]", "a/b", "..", "", "all*", "\0", "a\\b"])
 def test_names_of_trees_that_no_directory_can_have(tmp_path, name):
     with pytest.raises(ValueError, match=r"The name of a tree is that of a directory") as caught:
         Checkpoints(tmp_path / "run").save(1, **{name: MODEL})
@@ -111,6 +112,9 @@ def test_places_that_hold_no_directory(tmp_path):
     ) as caught:
         Checkpoints(tmp_path / "a\0b")
     assert caught.value.got == "a path with a null character"
+    with pytest.raises(OSError, match=r"Checkpoints cannot lie here.\n  where: ") as caught:
+        Checkpoints("gs://bucket/run")
+    assert caught.value.got == "a path of another machine"
 
 
 def test_a_wrong_name_of_a_tree_is_told_in_a_few_lines(tmp_path):
@@ -127,3 +131,23 @@ def test_a_wrong_name_of_a_tree_is_told_in_a_few_lines(tmp_path):
     )
     assert len(caught.value.report.missing) == 140
     assert checkpoints.restore(strict=False, modle=target).report.loaded == ()
+
+
+def test_threads_save_at_once_each_in_a_folder_of_its_own(tmp_path):
+    """orbax numbers saves in a process, and mixed up those of several threads."""
+
+    def work(number):
+        with Checkpoints(tmp_path / str(number), asynchronous=number % 2 == 0) as checkpoints:
+            save(checkpoints, 1)
+            return (checkpoints.restore(model=MODEL)["model"]["w"] == MODEL["w"]).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+def test_two_managers_of_one_thread_take_turns(tmp_path):
+    with Checkpoints(tmp_path / "a") as one, Checkpoints(tmp_path / "b") as other:
+        one.save(1, model=MODEL)
+        other.save(1, model=MODEL)
+        one.save(2, model=MODEL)
+    assert (one.steps, other.steps) == ((1, 2), (1,))

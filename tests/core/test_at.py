@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 from typing import NamedTuple
@@ -224,6 +225,56 @@ def test_the_net_stays_as_it_is_and_shares_no_container(tower):
     assert all(a is b for a, b in zip(before, tree_leaves(tower)))
 
 
+class InNumpy(pax.ParameterModule):
+    """Weights as a loader of files leaves them: they can be changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.history, self.options = np.ones(2), [1], {"names": ["x"]}
+
+
+def spoiled(part):
+    if isinstance(part, np.ndarray):
+        part += 1
+    if isinstance(part, InNumpy):
+        part.history.append(2)
+        part.options["names"].append("y")
+    return part
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda net: net.at("").replace(spoiled),
+        lambda net: net.at("").replace(lambda path, part: spoiled(part)),
+        lambda net: net.at(...).apply(spoiled),
+        lambda net: net.at("weight").replace(spoiled),
+        lambda net: net.at("weight").apply(spoiled),
+        lambda net: net.at("weight").map(spoiled),
+        lambda net: net.map(spoiled),
+        lambda net: pax.Sequential(net).at("modules.0").replace(spoiled),
+        lambda net: pax.Sequential(net).at("modules.0").map(spoiled),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pax_export.errors.ChangedOutsideWarning")
+def test_a_function_that_changes_what_it_is_given_does_not_change_the_net(edit):
+    net = InNumpy()
+    new = edit(net)
+    assert net.weight.tolist() == [1, 1] and net.history == [1] and net.options == {"names": ["x"]}
+    assert new is not net
+    kept = net.map(lambda x: x).at("weight").apply(lambda x: x).at("weight").map(lambda x: x)
+    assert kept.weight is net.weight
+
+
+def test_a_selection_does_not_change_and_can_be_copied(tower):
+    chosen = tower.at("head")
+    for change in (lambda: setattr(chosen, "root", 1), lambda: delattr(chosen, "paths")):
+        with pytest.raises(AttributeError, match="A selection does not change"):
+            change()
+    for again in (copy.copy(chosen), copy.deepcopy(chosen), pickle.loads(pickle.dumps(chosen))):
+        assert again == chosen and again.get().weight.shape == (4, 2)
+
+
 def test_replace_sees_the_inner_parts_replaced(tower):
     seen = []
 
@@ -289,6 +340,33 @@ def test_apply_goes_to_modules_children_first_and_to_arrays(tower):
             lambda net: net.at("scale").cast(jnp.int8),
             "cast takes a floating-point dtype.\n  got: <class 'jax.numpy.int8'>\n"
             "  write: cast(jnp.bfloat16); for another kind of dtype, map(lambda x: ...)",
+        ),
+        (
+            lambda net: net.at("scale").cast(None),
+            "cast takes a floating-point dtype.\n  got: None\n"
+            "  write: cast(jnp.bfloat16); for another kind of dtype, map(lambda x: ...)",
+        ),
+        (
+            lambda net: net.at("scale").map(3),
+            "map takes a function.\n  got: int: 3\n  write: map(lambda x: ...)",
+        ),
+        (
+            lambda net: net.at("scale").apply(None),
+            "apply takes a function.\n  got: NoneType: None\n  write: apply(lambda x: ...)",
+        ),
+        (
+            lambda net: net.at("scale").init(jax.random.key(0), 3),
+            "init takes a function.\n  got: int: 3\n  write: init(key, lambda key, shape: ...)",
+        ),
+        (
+            lambda net: net.at("scale").init(3, lambda key, shape: jnp.ones(shape)),
+            "init needs a random key.\n  got: int: 3\n  write: init(jax.random.key(0))",
+        ),
+        (
+            lambda net: net.at("scale").init(jax.random.key(0), lambda key, shape: 1.0),
+            "The initializer made an array of another shape.\n  where: scale\n"
+            "  got: () where the net has (4,)\n"
+            "  write: lambda key, shape: ..., which makes an array of this shape",
         ),
         (
             lambda net: net.at("config").freeze(),

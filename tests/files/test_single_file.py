@@ -54,6 +54,22 @@ def test_whoever_comes_second_is_refused(tmp_path):
     assert (path.read_bytes(), names(tmp_path)) == (b"first", ["model"])
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("a\0b", "cannot be written here"),
+        ("gs://bucket/net.html", "a directory of this machine"),
+        (Path("s3://bucket/net.html"), "a directory of this machine"),
+        ("x" * 300, "cannot be written here"),
+    ],
+)
+def test_places_where_no_file_can_lie(tmp_path, monkeypatch, path, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportPathError, match=message):
+        save(Path(path))
+    assert names(tmp_path) == []
+
+
 def test_a_failure_leaves_what_was_there(tmp_path):
     with pytest.raises(ZeroDivisionError), single_file.replaced(tmp_path / "a" / "m", None):
         raise ZeroDivisionError

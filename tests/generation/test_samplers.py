@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.generation.samplers import (
+    Sampler,
     greedy,
     min_p,
     repetition_penalty,
@@ -110,3 +113,55 @@ def test_numbers_that_mean_nothing_are_named(make, words):
 def test_a_rule_is_put_together_with_rules_only():
     with pytest.raises(TypeError, match="unsupported operand"):
         temperature(1.0) | 0.5
+
+
+# --- samplers of a user's own -----------------------------------------------------------------
+
+
+class Counter(pax.Module):
+    """Its favourite is the token after the last one."""
+
+    def init_cache(self, batch, max_length, dtype=None):
+        return jnp.zeros(batch, jnp.int32)
+
+    def __call__(self, tokens, cache, lengths=None):
+        return jax.nn.one_hot(tokens + 1, 10), cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanting(Sampler):
+    """Takes one token; its class says that two are equal whatever they want."""
+
+    name: str
+    tokens: list = dataclasses.field(compare=False)
+    draws = False
+
+    def adjust(self, logits, seen):
+        return logits.at[:, self.tokens[0]].set(100.0)
+
+
+def test_samplers_that_call_equal_what_is_not_the_same_are_told_apart():
+    def first(sampler):
+        return int(pax.generate(Counter(), [[1]], max_new_tokens=1, sampler=sampler)[0, 0])
+
+    two, three = Wanting("a", [2]), Wanting("a", [3])
+    assert two == three
+    assert (first(two), first(three)) == (2, 3)
+    two.tokens[0] = 7
+    assert first(two) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 10**12}, "max_new_tokens is larger than an int32.\n"),
+        ({"pad": 2**40}, "pad is larger than an int32.\n"),
+        ({"tokens": [[1, [2]]]}, "These are no integers.\n"),
+    ],
+)
+def test_numbers_that_no_array_holds(options, message):
+    given = {"tokens": [[1]], "max_new_tokens": 1, **options}
+    with pytest.raises(ValueError) as caught:
+        pax.generate(Counter(), given.pop("tokens"), **given)
+    assert isinstance(caught.value, pax.errors.PaxError)
+    assert str(caught.value).startswith(message)

@@ -36,8 +36,7 @@ def changed_at(tree: Any, changes: Mapping[Steps, Change], *, same_kinds: bool =
     Raises:
         SharedNodeError: a module or array would stand at two places.
     """
-    only_root = set(changes) == {()}
-    new = changes[()](tree) if only_root else _changed_inside(tree, changes, same_kinds)
+    new = _changed_inside(tree, changes, same_kinds)
     if not same_kinds:
         check_modules(new)
     return new

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from pax_export._errors import InvalidArgumentError, a_few
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
 from pax_export.core.selections._filters import Leaf, Param, as_rule, leaves_of
 from pax_export.core.selections._selectable import Steps, at_or_below, dotted, shown
 
@@ -46,10 +47,28 @@ def initialized(
             write="init(key, lambda key, shape: ...) for these, or replace(lambda old: a new one)",
         )
     leaves, treedef = tree_flatten(net)
-    for n, own_key in zip(meant, jax.random.split(key, len(meant))):
-        new = makers[n](own_key, leaves[n].shape)  # type: ignore[misc]
+    for n, own_key in zip(meant, _split(key, len(meant))):
+        new = jnp.asarray(makers[n](own_key, leaves[n].shape))  # type: ignore[misc]
+        if new.shape != leaves[n].shape:
+            raise InvalidArgumentError(
+                "The initializer made an array of another shape.",
+                where=found[n].name,
+                got=f"{new.shape} where the net has {leaves[n].shape}",
+                write="lambda key, shape: ..., which makes an array of this shape",
+            )
         leaves[n] = new.astype(leaves[n].dtype)
     return tree_unflatten(treedef, leaves)
+
+
+def _split(key: Any, count: int) -> Any:
+    try:
+        return jax.random.split(key, count)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentTypeError(
+            "init needs a random key.",
+            got=f"{type(key).__name__}: {key!r}"[:120],
+            write="init(jax.random.key(0))",
+        ) from error
 
 
 def _maker(leaf: Leaf) -> Initializer | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._check import describe_array
 from pax_export.core._edit import set_training
+from pax_export.core._numpy_leaves import on_own_array
 from pax_export.core._pure import require_module
 from pax_export.core._traversal import apply_bottom_up
 from pax_export.core._tree import Node, is_array, is_node
@@ -84,6 +86,12 @@ class Selection(Chosen):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("A selection does not change; select anew, or combine selections")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.root, self.paths)
 
     # --- looking ------------------------------------------------------------------
 
@@ -239,8 +247,9 @@ class Selection(Chosen):
                 write="replace(lambda old: ...), or set(value) for what is no module",
             )
         if not wants_path(new):
-            return self._changed([new] * len(self.paths))
-        return self._changed([lambda old, n=n: new(n, old) for n in self.names()])
+            return self._changed([on_own_array(new)] * len(self.paths))
+        named = [partial(new, name) for name in self.names()]
+        return self._changed([on_own_array(change) for change in named])
 
     def apply(self, function: Callable[[Any], Any]) -> Any:
         """Returns the net with ``function`` applied to the parts.
@@ -250,15 +259,18 @@ class Selection(Chosen):
 
         Args:
             function: takes a module, or an array, and returns another one.
+
+        Raises:
+            InvalidArgumentTypeError: it cannot be called.
         """
+        on_array = on_own_array(_callable(function, "apply"))
 
         def applied(part: Any) -> Any:
             if is_node(part):
                 return apply_bottom_up(part, function)
-            inner = jax.tree_util.tree_map(
-                lambda x: applied(x) if is_node(x) else function(x), part, is_leaf=is_node
+            return jax.tree_util.tree_map(
+                lambda x: applied(x) if is_node(x) else on_array(x), part, is_leaf=is_node
             )
-            return inner
 
         return changed_at(self.root, dict.fromkeys(outermost(self.paths), applied))
 
@@ -267,11 +279,15 @@ class Selection(Chosen):
 
         Args:
             function: takes an array and returns one.
+
+        Raises:
+            InvalidArgumentTypeError: it cannot be called.
         """
+        change = on_own_array(_callable(function, "map"))
         leaves, treedef = jax.tree_util.tree_flatten(self.root)
         chosen = frozenset(self.paths)
         mask = [at_or_below(p.steps, chosen) for p in places_of(self.root) if p.cls is None]
-        new = [function(x) if meant else x for x, meant in zip(leaves, mask)]
+        new = [change(x) if meant else x for x, meant in zip(leaves, mask)]
         return jax.tree_util.tree_unflatten(treedef, new)
 
     def _for_each(self, value: Any) -> list[Any]:
@@ -374,7 +390,7 @@ class Selection(Chosen):
             'bfloat16'
         """
         try:
-            is_float = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+            is_float = dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
         except TypeError:
             is_float = False
         if not is_float:
@@ -439,8 +455,11 @@ class Selection(Chosen):
 
         Raises:
             InvalidArgumentError: without an initializer: an array of a class that has not said
-                how its initial values are made.
+                how its initial values are made; an initializer that makes another shape.
+            InvalidArgumentTypeError: no key, or no function.
         """
+        if initializer is not None:
+            _callable(initializer, "init")
         return initialized(self.root, self.paths, key, initializer)
 
     def _of_modules(self, purpose: str) -> tuple[Steps, ...]:
@@ -463,6 +482,17 @@ class Selection(Chosen):
 def _from_above(room: str, name: str) -> Any:
     """What a room above this one does for a selection; it is loaded when it is asked for."""
     return getattr(importlib.import_module(f"pax_export.{room}"), name)
+
+
+def _callable(function: Any, verb: str) -> Any:
+    if callable(function):
+        return function
+    takes = "key, lambda key, shape: ..." if verb == "init" else "lambda x: ..."
+    raise InvalidArgumentTypeError(
+        f"{verb} takes a function.",
+        got=f"{type(function).__name__}: {function!r}"[:120],
+        write=f"{verb}({takes})",
+    )
 
 
 def _is_floating(x: Any) -> bool:
