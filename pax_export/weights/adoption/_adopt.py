@@ -62,7 +62,8 @@ def adopt(
             `jax.eval_shape`, and its leaves may carry shardings.
         source: what `open_source` takes: a path, or a mapping of names to arrays.
         rename: a name in the source, or the beginning of one -> the path of a leaf or a layer;
-            ``*`` stands for what is between two dots, on both sides.
+            ``*`` stands for a name or a part of one and ``**`` for any number of names, on both
+            sides.
         ignore: names of the source, or patterns of them, that are not wanted.
         keep: paths of the module, or patterns of them, that stay as they are.
         reference: ``(inputs, outputs)`` of the net that wrote the weights: the ways that are left
@@ -71,7 +72,8 @@ def adopt(
         tolerance: how far outputs may be apart, in parts of the largest one.
         origin: whose conventions the arrays follow, where the file does not tell: ``"torch"``,
             ``"keras"``, ``"flax"``, ``"onnx"``, ``"mlx"``, or ``"pax"``.
-        fused: the order in an array of queries, keys and values: ``"blocks"`` or ``"by head"``.
+        fused: the order in an array of queries, keys and values, or in a leaf for which the file
+            has these apart: ``"blocks"`` or ``"by head"``.
         axes: a path of the module -> for each of its axes the one of the array.
         rules: with a mesh, how leaves lie on it, as `sharding.shard` takes them.
         mesh: the mesh on which leaves are put, each one before the next is read.
