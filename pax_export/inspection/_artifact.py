@@ -12,8 +12,10 @@ import numpy as np
 from pax_export._optional import require
 from pax_export.export.artifact import inspect as foreign
 from pax_export.export.artifact.report import ArrayInfo, VariableInfo, read_report
+from pax_export.inspection._artifact_work import is_counted, works_of
 from pax_export.inspection._inspection import Inspection
 from pax_export.inspection._row import Row
+from pax_export.inspection._work import Work, number, plain, total
 
 _STEP = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 _VALUE = "VARIABLE_VALUE"
@@ -22,25 +24,33 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 def inspected(path: Path) -> Inspection:
     """A row for the export, for each signature of several, and for each array."""
-    return Inspection(tuple(_rows(path)))
-
-
-def _rows(path: Path) -> Iterator[Row]:
     if foreign.is_foreign(path):
         found: Any = foreign.describe(path)
-        title = "SavedModel"
+        title, report = "SavedModel", None
         signatures = {
             key: (signature["inputs"], signature["outputs"])
             for key, signature in found.signatures.items()
         }
+        taken = {key: inputs for key, (inputs, _) in signatures.items()}
     else:
-        found = read_report(path)
-        title = found.model
+        found = report = read_report(path)
+        title = report.model
         signatures = {
             key: (signature.inputs, signature.outputs)
-            for key, signature in found.signatures.items()
+            for key, signature in report.signatures.items()
         }
-    only = next(iter(signatures.values()), ((), ())) if len(signatures) == 1 else ((), ())
+        # The program is called with what a preprocessor gives.
+        taken = {key: each.preprocess or each.inputs for key, each in report.signatures.items()}
+    works = works_of(path, report, taken)
+    uncounted = {each for work in works.values() for each in work.uncounted}
+    return Inspection(tuple(_rows(found, title, signatures, works)), tuple(sorted(uncounted)))
+
+
+def _rows(
+    found: Any, title: str, signatures: Mapping[str, Any], works: Mapping[str, Work]
+) -> Iterator[Row]:
+    single = len(signatures) == 1
+    only = next(iter(signatures.values()), ((), ())) if single else ((), ())
     yield Row(
         path="",
         kind="module",
@@ -52,10 +62,12 @@ def _rows(path: Path) -> Iterator[Row]:
         role="trainable" if any(variable.trainable for variable in found.variables) else "",
         parameters=sum(_size(variable) for variable in found.variables),
         bytes=found.variable_bytes,
+        **(_counts(next(iter(works.values()))) if single else {}),
     )
     if len(signatures) > 1:
         for key, (inputs, outputs) in signatures.items():
-            yield Row(key, "signature", 1, inputs=_texts(inputs), outputs=_texts(outputs))
+            named = {"inputs": _texts(inputs), "outputs": _texts(outputs)}
+            yield Row(key, "signature", 1, **named, **_counts(works[key]))
     for variable in found.variables:
         yield Row(
             path=leaf_path(variable),
@@ -67,6 +79,18 @@ def _rows(path: Path) -> Iterator[Row]:
             parameters=_size(variable),
             bytes=variable.bytes,
         )
+
+
+def _counts(work: Work) -> dict[str, Any]:
+    """What a row says of the work of a call; nothing if nothing of it is known."""
+    if not is_counted(work):
+        return {}
+    dtypes = {name: number(count) for name, count in work.dtypes[""].items()}
+    return {
+        "flops": plain(total(work)),
+        "transcendentals": plain(sum(work.transcendentals.values(), 0)),
+        "computed_in": max(dtypes, key=lambda name: dtypes[name], default=""),
+    }
 
 
 def leaf_path(variable: VariableInfo) -> str:

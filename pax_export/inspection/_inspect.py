@@ -20,7 +20,7 @@ from pax_export.inspection._inspection import Inspection
 from pax_export.inspection._leaves import ROLES, STATE, Leaf, leaves_of
 from pax_export.inspection._row import Row
 from pax_export.inspection._time import time_shares
-from pax_export.inspection._work import Work, number
+from pax_export.inspection._work import Work, number, plain
 
 
 def inspect(
@@ -34,7 +34,8 @@ def inspect(
 
     Args:
         net: a module; or the path of an export: a SavedModel, somebody else's too, a
-            StableHLO bundle, a TFLite or ONNX model of ours.  It is read as data.
+            StableHLO bundle, a TFLite or ONNX model of ours.  It is read as data; work is
+            counted where its program is StableHLO.
         *inputs: what its call takes: arrays, `jax.ShapeDtypeStruct`, or `export.spec`,
             whose sizes may be symbolic; counts of work are formulas then.  Without any
             the shapes of activations, and the work, are unknown.
@@ -134,8 +135,8 @@ class _Rows:
             role=next((role for role in ROLES if role in self.roles[path]), ""),
             parameters=self.parameters[path],
             bytes=self.bytes[path],
-            flops=_count(self.flops.get(path, 0)) if self.trace else None,
-            transcendentals=_count(self.transcendentals.get(path, 0)) if self.trace else None,
+            flops=plain(self.flops.get(path, 0)) if self.trace else None,
+            transcendentals=plain(self.transcendentals.get(path, 0)) if self.trace else None,
             time_share=self.shares.get(path),
             function=function_of(module),
         )
@@ -180,10 +181,6 @@ def _summed(counts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _most(counts: Counter[str]) -> str:
     return counts.most_common(1)[0][0] if counts else ""
-
-
-def _count(count: Any) -> int | str:
-    return int(count) if isinstance(count, (int, float)) else str(count)
 
 
 def _texts(arrays: Iterable[Any]) -> tuple[str, ...]:

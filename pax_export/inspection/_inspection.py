@@ -41,7 +41,7 @@ class Inspection:
 
     @property
     def flops(self) -> Count | None:
-        """Of one call; None without inputs."""
+        """Of one call; None without inputs, and of an export without StableHLO."""
         return self.rows[0].flops
 
     def __getitem__(self, path: str) -> Row:

@@ -78,18 +78,25 @@ def work_of(program: Any) -> Work:
 def _count(jaxpr: Any, around: str, times: Any, work: Work) -> None:
     for equation in jaxpr.eqns:
         path = path_in(equation, around)
-        name = equation.primitive.name
-        rule = _RULES.get(name)
-        if name in _FREE:
-            continue
-        if name in _TRANSCENDENTAL:
-            work.transcendentals[path] += times * _elements(equation.outvars)
-            if name in _BESIDE:
-                _add(work, path, times * _BESIDE[name] * _elements(equation.outvars), equation)
-        elif rule is not None:
-            _add(work, path, times * rule(equation), equation)
-        else:
+        if not counted(equation, path, times, work):
             _count_inner(equation, path, times, work)
+
+
+def counted(equation: Any, path: str, times: Any, work: Work) -> bool:
+    """Adds an operation that holds no program; False if no count of it is known."""
+    name = equation.primitive.name
+    rule = _RULES.get(name)
+    if name in _FREE:
+        return True
+    if name in _TRANSCENDENTAL:
+        work.transcendentals[path] += times * _elements(equation.outvars)
+        if name in _BESIDE:
+            _add(work, path, times * _BESIDE[name] * _elements(equation.outvars), equation)
+    elif rule is not None:
+        _add(work, path, times * rule(equation), equation)
+    else:
+        return False
+    return True
 
 
 def _add(work: Work, path: str, flops: Any, equation: Any) -> None:
@@ -120,7 +127,17 @@ def _size(jaxpr: Any) -> float:
     """The work of a branch, as a number: of branches the heaviest counts."""
     work = Work()
     _count(jaxpr, "", 1, work)
-    return sum(map(number, work.flops.values()), 0.0)
+    return number(total(work))
+
+
+def plain(count: Any) -> int | str:
+    """A count as rows have it: a number, or a formula as text."""
+    return int(count) if isinstance(count, (int, float)) else str(count)
+
+
+def total(work: Work) -> Any:
+    """The operations of all modules together."""
+    return sum(work.flops.values(), 0)
 
 
 def number(count: Any) -> float:
