@@ -9,6 +9,7 @@ import jax
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.export import spec
+from pax_export.generation._new_cache import new_cache
 
 #: Longer than any window, so that what grows with the room of a cache shows.
 _LARGE = 1 << 20
@@ -30,18 +31,18 @@ def batch_axes(lm: Any, room: int, dtype: Any) -> list[int | None]:
     return axes
 
 
-def shapes_of_cache(lm: Any, batch: int | str, room: int | str, dtype: Any) -> Any:
-    """A cache of specs, whose sizes are these numbers or names.
+def shapes_of_cache(lm: Any, batch: int | str, room: int | str, dtype: Any, **wishes: Any) -> Any:
+    """A cache of specs, whose sizes are these numbers or names; wishes as of `new_cache`.
 
     A store of a fixed window does not grow with the room, and stays as large as it is.
     """
     rows = batch if isinstance(batch, int) else 2
     places = room if isinstance(room, int) else _LARGE
-    here = _shapes(lm, rows, places, dtype)
-    more_rows = jax.tree.leaves(_shapes(lm, rows + 1, places, dtype))
+    here = _shapes(lm, rows, places, dtype, **wishes)
+    more_rows = jax.tree.leaves(_shapes(lm, rows + 1, places, dtype, **wishes))
     more_room = more_rows
     if isinstance(room, str):
-        more_room = jax.tree.leaves(_shapes(lm, rows, places + 1, dtype))
+        more_room = jax.tree.leaves(_shapes(lm, rows, places + 1, dtype, **wishes))
 
     def described(leaf: Any, rows: Any, longer: Any) -> Any:
         shape: list[int | str] = list(leaf.shape)
@@ -57,8 +58,8 @@ def shapes_of_cache(lm: Any, batch: int | str, room: int | str, dtype: Any) -> A
     return jax.tree.unflatten(tree, found)
 
 
-def _shapes(lm: Any, batch: int, room: int, dtype: Any) -> Any:
-    return jax.eval_shape(lambda: lm.init_cache(batch, room, dtype=dtype))
+def _shapes(lm: Any, batch: int, room: int, dtype: Any, **wishes: Any) -> Any:
+    return jax.eval_shape(lambda: new_cache(lm, batch, room, dtype, **wishes))
 
 
 def map_rows(change: Callable[[jax.Array, int], jax.Array], cache: Any, axes: list[Any]) -> Any:

@@ -12,8 +12,10 @@ from pax_export._errors import InvalidArgumentError
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._prompt import (
     check_stop_ids,
+    checked_chunk,
     checked_count,
     checked_net,
+    checked_pad,
     checked_prompt,
     checked_stop,
 )
@@ -98,8 +100,6 @@ def beam_search(
     where = "beam_search"
     lm = checked_net(lm, where)
     tokens, lengths = checked_prompt(lm, tokens, lengths, where)
-    if prefill_chunk is not None:
-        prefill_chunk = checked_count(prefill_chunk, "prefill_chunk", where)
     return _searched(
         lm,
         tokens,
@@ -108,8 +108,8 @@ def beam_search(
         count=checked_count(max_new_tokens, "max_new_tokens", where),
         beams=checked_count(beams, "beams", where),
         stop=checked_stop(stop, where),
-        pad=checked_count(pad, "pad", where, least=-(2**31)),
-        chunk=prefill_chunk,
+        pad=checked_pad(pad, where),
+        chunk=checked_chunk(prefill_chunk, where),
     )
 
 

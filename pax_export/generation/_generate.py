@@ -13,8 +13,10 @@ import numpy as np
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
+    checked_chunk,
     checked_count,
     checked_net,
+    checked_pad,
     checked_prompt,
     checked_sampler,
     checked_stop,
@@ -248,17 +250,15 @@ def request(
     """Refuses what cannot be done, before anything is computed."""
     lm = checked_net(lm, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
-    if prefill_chunk is not None:
-        prefill_chunk = checked_count(prefill_chunk, "prefill_chunk", where)
     tokens, lengths = checked_prompt(lm, tokens, lengths, where)
     sampler = checked_sampler(sampler, where)
     keys = row_keys(key, tokens.shape[0], sampler, where)
     settings = Settings(
         sampler,
         checked_stop(stop, where),
-        checked_count(pad, "pad", where, least=-(2**31)),
+        checked_pad(pad, where),
         bool(log_probs),
-        prefill_chunk,
+        checked_chunk(prefill_chunk, where),
         where,
     )
     room = tokens.shape[1] + count

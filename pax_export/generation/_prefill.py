@@ -12,6 +12,7 @@ from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
+    checked_chunk,
     checked_count,
     checked_net,
     checked_prompt,
@@ -65,8 +66,7 @@ def prefill(
     lm = checked_net(lm, where)
     tokens, lengths = checked_prompt(lm, tokens, lengths, where)
     copies = checked_count(copies, "copies", where)
-    if prefill_chunk is not None:
-        prefill_chunk = checked_count(prefill_chunk, "prefill_chunk", where)
+    chunk = checked_chunk(prefill_chunk, where)
     if cache is None:
         room = checked_count(max_length, "max_length", where)
         check_new_room(room, lengths, 0, where)
@@ -74,9 +74,7 @@ def prefill(
         room = 0
         check_room(cache, lengths, 0, where)
     dtype = None if cache_dtype is None else np.dtype(cache_dtype)
-    return _read(
-        lm, tokens, lengths, cache, chunk=prefill_chunk, room=room, dtype=dtype, copies=copies
-    )
+    return _read(lm, tokens, lengths, cache, chunk=chunk, room=room, dtype=dtype, copies=copies)
 
 
 @partial(jax.jit, static_argnames=("chunk", "room", "dtype", "copies"))

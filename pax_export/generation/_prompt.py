@@ -196,6 +196,16 @@ def checked_count(value: Any, name: str, where: str, least: int = 1) -> int:
     return int(value)
 
 
+def checked_chunk(value: Any, where: str) -> int | None:
+    """How many tokens of a prompt are read at a time; None for all."""
+    return None if value is None else checked_count(value, "prefill_chunk", where)
+
+
+def checked_pad(value: Any, where: str) -> int:
+    """The id behind the end of a text, which may be none of the vocabulary."""
+    return checked_count(value, "pad", where, least=-(2**31))
+
+
 def checked_sampler(sampler: Any, where: str) -> Sampler:
     """A sampler, and not the class of one."""
     if isinstance(sampler, Sampler):

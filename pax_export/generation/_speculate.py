@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,10 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
     check_stop_ids,
+    checked_chunk,
     checked_count,
     checked_net,
+    checked_pad,
     checked_prompt,
     checked_stop,
 )
@@ -78,8 +80,6 @@ def speculate(
     where = "speculate"
     lm, draft = checked_net(lm, where), checked_net(draft, f"{where}: draft")
     tokens, lengths = checked_prompt(lm, tokens, lengths, where)
-    if prefill_chunk is not None:
-        prefill_chunk = checked_count(prefill_chunk, "prefill_chunk", where)
     return _speculated(
         lm,
         draft,
@@ -88,8 +88,8 @@ def speculate(
         count=checked_count(max_new_tokens, "max_new_tokens", where),
         ahead=checked_count(ahead, "ahead", where),
         stop=checked_stop(stop, where),
-        pad=checked_count(pad, "pad", where, least=-(2**31)),
-        chunk=prefill_chunk,
+        pad=checked_pad(pad, where),
+        chunk=checked_chunk(prefill_chunk, where),
     )
 
 
@@ -129,10 +129,7 @@ def _speculated(
 
 def _cache(lm: Any, batch: Any, room: Any) -> Any:
     """A cache that can be cut: one that has lost nothing to make room."""
-    options = {}
-    if "rolling" in inspect.signature(lm.init_cache).parameters:
-        options["rolling"] = False
-    cache = lm.init_cache(batch, room, dtype=None, **options)
+    cache = new_cache(lm, batch, room, None, rolling=False)
     if not hasattr(cache, "with_lengths"):
         raise InvalidArgumentTypeError(
             "This cache cannot be cut, and tokens that were proposed may have to go again.",

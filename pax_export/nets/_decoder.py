@@ -185,7 +185,13 @@ class Decoder(Module):
     # --- a call ---------------------------------------------------------------------------
 
     def init_cache(
-        self, batch: int, max_length: int, dtype: Any = None, *, rolling: bool = True
+        self,
+        batch: int,
+        max_length: int,
+        dtype: Any = None,
+        *,
+        rolling: bool = True,
+        listed: bool = False,
     ) -> DecoderCache:
         """An empty cache.
 
@@ -195,6 +201,7 @@ class Decoder(Module):
             dtype: of keys and values: that of the weights by default; ``"int8"`` keeps integers
                 with a scale for each vector, a quarter of float32.
             rolling: whether layers with a window hold no more than that.
+            listed: whether each layer has arrays of its own, see `DecoderCache.listed`.
 
         Returns:
             A `DecoderCache`.
@@ -211,7 +218,7 @@ class Decoder(Module):
 
         def pair(layers: int, places: Any) -> tuple:
             shape = (layers, batch, places, *tail)
-            return new_store(shape, dtype), new_store(shape, dtype)
+            return new_store(shape, dtype, listed), new_store(shape, dtype, listed)
 
         window_keys = window_values = None
         if rolled:
@@ -267,6 +274,10 @@ class Decoder(Module):
         return _compiled(self, tokens, counts, cache, last_only=bool(last_only))
 
     def _read(self, tokens: Any, counts: Any, cache: DecoderCache | None, last_only: bool) -> Any:
+        if cache is not None and cache.is_listed and self.is_scanned:
+            # The number of a layer is a number of the loop, by which no tuple is asked.
+            logits, after = self._read(tokens, counts, cache.stacked(), last_only)
+            return logits, after.listed()
         batch, length = tokens.shape
         if cache is None:
             places = jnp.arange(length, dtype=jnp.int32)[None, :]

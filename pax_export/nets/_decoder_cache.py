@@ -6,6 +6,7 @@ lies in the memory of the old.  Arrays are preallocated; each row has a length o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+Axis = str | tuple[str, ...] | None  # of a mesh
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales"], meta_fields=[])
@@ -37,7 +41,9 @@ class Int8Store:
     scales: Any
 
 
-Store = Any  # an array [layers, batch, places, kv_heads, head_size], or an Int8Store
+#: An array [layers, batch, places, kv_heads, head_size] or an Int8Store; or a tuple of those of
+#: each layer, without the first axis.
+Store = Any
 
 
 @partial(
@@ -52,8 +58,12 @@ class DecoderCache:
     Layers with a sliding window have stores of their own, which hold no more places than the
     window and are written in circles, unless the cache was made with ``rolling=False``.
 
+    The layers lie in one array, or in a tuple of arrays: `stacked` and `listed` go from one to the
+    other.  A `Decoder` takes both, and gives back what it got.
+
     Attributes:
-        keys: ``[layers, batch, max_length, kv_heads, head_size]``, or an `Int8Store`.
+        keys: ``[layers, batch, max_length, kv_heads, head_size]``, or an `Int8Store`; or a tuple of
+            one for each layer, without the first axis.
         values: the same.
         window_keys: ``[windowed layers, batch, window, kv_heads, head_size]``, or None.
         window_values: the same.
@@ -80,12 +90,12 @@ class DecoderCache:
     @property
     def max_length(self) -> int:
         """How many tokens a row can hold."""
-        return _array(self.keys).shape[2]
+        return places_of(self.keys)
 
     @property
     def batch(self) -> int:
         """How many rows it has."""
-        return _array(self.keys).shape[1]
+        return _array(self.keys).shape[-4]
 
     @property
     def overflowed(self) -> jax.Array:
@@ -105,29 +115,119 @@ class DecoderCache:
         """
         return replace(self, lengths=jnp.asarray(lengths, jnp.int32))
 
+    def sharding_rules(
+        self, mesh: Any, *, data: Axis = "data", model: Axis = "model"
+    ) -> dict[str, PartitionSpec]:
+        """Rules of `sharding` for this cache, beside a net under `tensor_parallel`.
 
-def new_store(shape: tuple, dtype: Any) -> Store:
-    """A store of zeros; of int8 it has scales."""
+        Args:
+            mesh: a mesh, or an abstract one.
+            data: the mesh axis, or axes, along which rows lie; None for all rows everywhere.
+            model: those along which key heads lie; likewise.
+
+        Returns:
+            A mapping from names to specs.  What an axis does not divide lies everywhere.
+
+        Example:
+            >>> import jax, pax_export as pax
+            >>> config = pax.nets.DecoderConfig.llama(
+            ...     vocab_size=9, dim=8, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=8)
+            >>> cache = jax.eval_shape(lambda: pax.nets.Decoder(config).init_cache(4, 8))
+            >>> mesh = pax.sharding.abstract_mesh(data=2, model=2)
+            >>> pax.sharding.table(cache, mesh, cache.sharding_rules(mesh))["keys"].shard_shape
+            (2, 2, 8, 1, 2)
+        """
+        heads = _array(self.keys).shape[-2]
+        rows, heads = _dividing(mesh, data, self.batch), _dividing(mesh, model, heads)
+        rules = {"lengths": PartitionSpec(rows)}
+        for name in _STORES:
+            if (store := getattr(self, name)) is not None:
+                layers = () if isinstance(store, tuple) else (None,)
+                rules[name] = PartitionSpec(*layers, rows, None, heads)
+        return rules
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether each layer has arrays of its own."""
+        return any(isinstance(store, tuple) for store in (self.keys, self.window_keys))
+
+    def listed(self) -> DecoderCache:
+        """The same cache with arrays of its own for each layer.
+
+        Runtimes that copy an array to change a part of it, as onnxruntime, copy less of it then.
+
+        Example:
+            >>> import pax_export as pax
+            >>> config = pax.nets.DecoderConfig.llama(
+            ...     vocab_size=9, dim=4, num_layers=2, num_heads=2, hidden_dim=8)
+            >>> cache = pax.nets.Decoder(config).init_cache(1, max_length=3)
+            >>> cache.keys.shape, [x.shape for x in cache.listed().keys]
+            ((2, 1, 3, 2, 2), [(1, 3, 2, 2), (1, 3, 2, 2)])
+        """
+        return self._with_stores(_listed)
+
+    def stacked(self) -> DecoderCache:
+        """The same cache with one array for all layers."""
+        return self._with_stores(_stacked)
+
+    def _with_stores(self, change: Callable[[Store], Store]) -> DecoderCache:
+        stores = {name: change(getattr(self, name)) for name in _STORES}
+        return replace(self, **stores)
+
+
+_STORES = ("keys", "values", "window_keys", "window_values")
+
+
+def _dividing(mesh: Any, axis: Axis, size: int) -> Axis:
+    """The axis of a mesh, if it divides a size; one that the mesh has not, `shard` names."""
+    names = axis if isinstance(axis, tuple) else (axis,)
+    return axis if size % math.prod([mesh.shape.get(name, 1) for name in names]) == 0 else None
+
+
+def _listed(store: Store) -> Store:
+    if store is None or isinstance(store, tuple):
+        return store
+    count = _array(store).shape[0]
+    # Of no layers an array stays, which says for how many tokens there would be room.
+    each = tuple(jax.tree.map(lambda x: x[i], store) for i in range(count))  # noqa: B023
+    return each or store
+
+
+def _stacked(store: Store) -> Store:
+    if not isinstance(store, tuple):
+        return store
+    return jax.tree.map(lambda *layers: jnp.stack(layers), *store)
+
+
+def new_store(shape: tuple, dtype: Any, listed: bool = False) -> Store:
+    """A store of zeros, whose first axis is that of layers; of int8 it has scales."""
+    if listed and shape[0]:
+        return tuple(new_store(shape[1:], dtype) for _ in range(shape[0]))
     if jnp.dtype(dtype) == jnp.int8:
         return Int8Store(jnp.zeros(shape, jnp.int8), jnp.zeros(shape[:-1], jnp.float32))
     return jnp.zeros(shape, dtype)
 
 
 def _array(store: Store) -> Any:
+    """The array of a store, or that of its first layer; its last four axes are the same."""
+    store = store[0] if isinstance(store, tuple) else store
     return store.codes if isinstance(store, Int8Store) else store
 
 
 def places_of(store: Store) -> int:
     """How many places each row of a store has."""
-    return _array(store).shape[2]
+    return _array(store).shape[-3]
 
 
 def read(store: Store, layer: Any, dtype: Any) -> jax.Array:
     """``[batch, places, kv_heads, head_size]``: what a store holds of one layer."""
-    take: Callable[[Any], Any] = lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, False)  # noqa: E731
-    if isinstance(store, Int8Store):
-        return (take(store.codes).astype(jnp.float32) * take(store.scales)[..., None]).astype(dtype)
-    return take(store).astype(dtype)
+    if isinstance(store, tuple):
+        one = store[layer]
+    else:
+        one = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, False), store)
+    if isinstance(one, Int8Store):
+        return (one.codes.astype(jnp.float32) * one.scales[..., None]).astype(dtype)
+    return one.astype(dtype)
 
 
 def write(store: Store, layer: Any, places: Any, vectors: Any) -> Store:
@@ -135,15 +235,19 @@ def write(store: Store, layer: Any, places: Any, vectors: Any) -> Store:
 
     Args:
         store: the store.
-        layer: its number.
+        layer: its number; of a tuple, a number of Python.
         places: ``[batch, length]``; a place behind the last is not written.
         vectors: ``[batch, length, kv_heads, head_size]``.
     """
-    rows = jax.lax.broadcasted_iota(jnp.int32, places.shape, 0)
+    at = jax.lax.broadcasted_iota(jnp.int32, places.shape, 0), places
+    if isinstance(store, tuple):
+        return (*store[:layer], _written(store[layer], at, vectors), *store[layer + 1 :])
+    return _written(store, (layer, *at), vectors)
 
+
+def _written(store: Store, at: tuple, vectors: Any) -> Store:
     def put(array: Any, values: Any) -> Any:
-        at = array.at[layer, rows, places]
-        return at.set(values.astype(array.dtype), mode="drop", unique_indices=True)
+        return array.at[at].set(values.astype(array.dtype), mode="drop", unique_indices=True)
 
     if not isinstance(store, Int8Store):
         return put(store, vectors)

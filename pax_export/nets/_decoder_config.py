@@ -107,6 +107,16 @@ class DecoderConfig:
         choice(self.activation, _ACTIVATIONS, "DecoderConfig.activation")
         choice(self.positions, _POSITIONS, "DecoderConfig.positions")
         choice(self.rotary_pairing, PAIRINGS, "DecoderConfig.rotary_pairing")
+        if self.rotary_size is not None:
+            integer(self.rotary_size, "DecoderConfig.rotary_size", least=2)
+        turned = self.head_size if self.rotary_size is None else self.rotary_size
+        if self.positions == "rotary" and (turned % 2 or turned > self.head_size):
+            raise InvalidArgumentError(
+                "Channels of a head turn in pairs.",
+                where="DecoderConfig.rotary_size",
+                got=f"{turned} of a head of {self.head_size}",
+                write=f"an even number up to {self.head_size}, or positions= of another kind",
+            )
         if not 1 <= len(self.kinds) <= self.num_layers:
             raise InvalidArgumentError(
                 "There must be a kind for each of the first layers.",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
-from pax_export.nets._decoder_hf import Fields, unknown_family, unsupported
+from pax_export.nets._decoder_hf import Fields, mapping, unknown_family, unsupported
 from pax_export.nets._layer_kind import LayerKind, repeating
 from pax_export.nn import RotaryScaling
 
@@ -25,15 +25,15 @@ class _Keys(Fields):
 
 def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """See `DecoderConfig.from_gguf`."""
-    family = metadata.get("general.architecture", "none")
-    if family not in _FAMILIES:
+    family = mapping(metadata, "GGUF metadata").get("general.architecture", "none")
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise unknown_family(family, "GGUF metadata: general.architecture", list(_FAMILIES))
     keys = _Keys(metadata, family)
     found = _sizes(keys, family) | _rope(keys)
     if family == "gpt2":
         found |= {
             "norm": "layer",
-            "norm_eps": keys.get("attention.layer_norm_epsilon", 1e-5),
+            "norm_eps": keys.number("attention.layer_norm_epsilon", 1e-5, zero=True),
             "activation": "gelu_tanh",
             "gated": False,
             "positions": "learned",
@@ -45,30 +45,36 @@ def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
         found["query_key_norm"] = True
     if family.startswith("gemma"):
         found |= _of_gemma(keys, family, found)
-    elif keys.get("attention.sliding_window"):
-        found["kinds"] = (LayerKind(window=keys.need("attention.sliding_window")),)
+    elif keys.get("attention.sliding_window"):  # 0 says that there is none
+        found["kinds"] = (LayerKind(window=keys.size("attention.sliding_window")),)
     return found
 
 
 def _sizes(keys: _Keys, family: str) -> dict[str, Any]:
-    dim, heads = keys.need("embedding_length"), keys.need("attention.head_count")
     for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         if isinstance(keys.get(name), (list, tuple)):
             raise unsupported(keys, name)  # another number in each layer
     if keys.get("expert_count"):
         raise unsupported(keys, "expert_count")
-    tokens = keys.get("vocab_size") or len(keys.need("tokenizer.ggml.tokens"))
+    dim, heads = keys.size("embedding_length"), keys.size("attention.head_count")
+    if keys.get("vocab_size"):
+        tokens = keys.size("vocab_size")
+    else:
+        words = keys.need("tokenizer.ggml.tokens")
+        if not isinstance(words, Sized):
+            raise keys.wrong("tokenizer.ggml.tokens", "a list of words")
+        tokens = len(words)
     return {
         "family": family,
         "vocab_size": tokens,
         "dim": dim,
         "num_layers": keys.layers("block_count"),
         "num_heads": heads,
-        "num_kv_heads": keys.get("attention.head_count_kv", heads),
-        "head_size": keys.get("attention.key_length", dim // heads),
-        "hidden_dim": keys.need("feed_forward_length"),
-        "max_positions": keys.get("context_length", 2048),
-        "norm_eps": keys.get("attention.layer_norm_rms_epsilon", 1e-5),
+        "num_kv_heads": keys.size("attention.head_count_kv", heads),
+        "head_size": keys.size("attention.key_length", dim // heads),
+        "hidden_dim": keys.size("feed_forward_length"),
+        "max_positions": keys.size("context_length", 2048),
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5, zero=True),
         "tied": True,  # unless there is a tensor ``output.weight``
     }
 
@@ -76,19 +82,20 @@ def _sizes(keys: _Keys, family: str) -> dict[str, Any]:
 def _rope(keys: _Keys) -> dict[str, Any]:
     # Files of Llama keep neighbours beside each other; their weights are put in halves when read.
     default = 1_000_000.0 if keys.where.endswith("gemma3") else 10000.0
-    found: dict[str, Any] = {"rotary_base": float(keys.get("rope.freq_base", default))}
-    size = keys.get("rope.dimension_count")
-    if size is not None and size != keys.get("attention.key_length", size):
-        found["rotary_size"] = size
+    found: dict[str, Any] = {"rotary_base": keys.number("rope.freq_base", default)}
+    if keys.get("rope.dimension_count") is not None:
+        size = keys.size("rope.dimension_count")
+        if size != keys.size("attention.key_length", size):
+            found["rotary_size"] = size
     kind = keys.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
         found["rotary_scaling"] = RotaryScaling(
             kind,
-            float(keys.get("rope.scaling.factor", 1.0)),
-            keys.get("rope.scaling.original_context_length", keys.get("context_length")),
+            keys.number("rope.scaling.factor", 1.0),
+            keys.size("rope.scaling.original_context_length", keys.get("context_length")),
             1.0,
             32.0,
-            keys.get("rope.scaling.attn_factor"),
+            keys.optional("rope.scaling.attn_factor"),
         )
     elif kind != "none":
         raise unsupported(keys, "rope.scaling.type")
@@ -101,14 +108,14 @@ def _of_gemma(keys: _Keys, family: str, found: dict[str, Any]) -> dict[str, Any]
         return own
     period = _PERIODS[family]
     base = 10000.0 if family == "gemma3" else None
-    window = keys.get("attention.sliding_window", 4096)
+    window = keys.size("attention.sliding_window", 4096)
     local = LayerKind(window, base, scaled=base is None)
     layers = found["num_layers"]
     kinds = [local if (i + 1) % period else LayerKind() for i in range(layers)]
     if layers == _SCALED_BY_WIDTH[family]:
         own["attention_scale"] = (found["dim"] / found["num_heads"]) ** -0.5
     if family == "gemma2":
-        own["attention_softcap"] = keys.get("attn_logit_softcapping", 50.0)
-        own["logit_softcap"] = keys.get("final_logit_softcapping", 30.0)
+        own["attention_softcap"] = keys.number("attn_logit_softcapping", 50.0)
+        own["logit_softcap"] = keys.number("final_logit_softcapping", 30.0)
     # The one that is added to the scales of norms is in the weights of these files.
     return own | {"kinds": repeating(kinds), "post_norms": True, "norm_offset": 0.0}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError, PaxError, a_few
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PaxError, a_few
 from pax_export.nets._layer_kind import LayerKind, repeating
-from pax_export.nn import RotaryScaling, integer
+from pax_export.nn import RotaryScaling
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -76,10 +80,61 @@ class Fields:
 
     def layers(self, name: str) -> int:
         """How many layers there are."""
-        count = integer(self.need(name), f"{self.where}: {name}", least=1)
+        count = self.size(name)
         if count > _MOST_LAYERS:
             raise self._too_large(name, count)
         return count
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """An integer of one or more; without a default it must be there."""
+        value = self.need(name) if default is None else self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+            raise self.wrong(name, "an integer of 1 or more")
+        return int(value)
+
+    def number(self, name: str, default: float, zero: bool = False) -> float:
+        """A finite number above zero, or zero where that means something."""
+        value = self.get(name, default)
+        is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        number = float(value) if is_number else math.nan
+        if not 0 <= number < math.inf or (number == 0 and not zero):
+            raise self.wrong(name, f"a number {'of 0 or more' if zero else 'above 0'}")
+        return number
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or False."""
+        value = self.get(name, default)
+        if value not in (True, False):  # a word is neither
+            raise self.wrong(name, "true or false")
+        return bool(value)
+
+    def optional(self, name: str) -> float | None:
+        """The same, or None if there is none."""
+        return None if self.get(name) is None else self.number(name, 1.0)
+
+    def part(self, name: str) -> Fields:
+        """What is a mapping itself; an empty one if there is none."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, "keys and values")
+        return Fields(value, f"{self.where}: {name}")
+
+    def words(self, name: str, default: list[str]) -> list[str]:
+        """A list of words, one at least."""
+        value = self.get(name, default)
+        is_list = isinstance(value, (list, tuple)) and len(value) > 0
+        if not is_list or not all(isinstance(each, str) for each in value):
+            raise self.wrong(name, "a list of words")
+        return list(value)
+
+    def wrong(self, name: str, needed: str) -> InvalidArgumentError:
+        """The error about a value of another kind."""
+        return InvalidArgumentError(
+            "A configuration has a value of another kind than the net needs.",
+            where=f"{self.where}: {name}",
+            got=f"{self.values.get(name)!r:.100}",
+            write=needed,
+        )
 
     def _too_large(self, name: str, value: int) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -95,14 +150,26 @@ Found = dict[str, Any]  # fields of a DecoderConfig
 
 def fields_of_hf(config: Mapping[str, Any]) -> Found:
     """See `DecoderConfig.from_hf`."""
-    fields = Fields(config, "config.json")
+    fields = Fields(mapping(config, "config.json"), "config.json")
     family = fields.get("model_type", "none")
     if family == "gemma3" and "text_config" in config:
         # A model of text and images: the language model is a part of it.
-        fields, family = Fields(config["text_config"], "config.json: text_config"), "gemma3_text"
-    if family not in _FAMILIES:
+        fields, family = fields.part("text_config"), "gemma3_text"
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise unknown_family(family, "config.json: model_type", sorted(_FAMILIES))
     return _FAMILIES[family](fields)
+
+
+def mapping(values: Any, where: str) -> Mapping[str, Any]:
+    """Keys and values, and nothing else."""
+    if isinstance(values, Mapping):
+        return values
+    raise InvalidArgumentTypeError(
+        "A configuration is keys and values.",
+        where=where,
+        got=f"{type(values).__name__}: {values!r:.80}",
+        write='json.load(file), or for a whole folder Decoder.from_pretrained("folder")',
+    )
 
 
 def unknown_family(family: Any, where: str, known: list[str]) -> InvalidArgumentError:
@@ -120,8 +187,7 @@ def _llama(fields: Fields) -> Found:
 
 
 def _mistral(fields: Fields) -> Found:
-    window = fields.get("sliding_window")
-    return _common(fields, "mistral") | {"kinds": (LayerKind(window=window),)}
+    return _common(fields, "mistral") | {"kinds": (LayerKind(window=_window(fields)),)}
 
 
 def _qwen2(fields: Fields) -> Found:
@@ -134,10 +200,16 @@ def _qwen3(fields: Fields) -> Found:
     return found | {"query_key_norm": True}
 
 
+def _window(fields: Fields) -> int | None:
+    return None if fields.get("sliding_window") is None else fields.size("sliding_window")
+
+
 def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
     layers = fields.layers("num_hidden_layers")
-    window = fields.get("sliding_window") if fields.get("use_sliding_window", False) else None
+    window = _window(fields) if fields.flag("use_sliding_window", False) else None
     first = fields.get("max_window_layers", layers)
+    if not isinstance(first, int):  # 0 is one, too
+        raise fields.wrong("max_window_layers", "an integer")
     default = [
         "sliding_attention" if window is not None and i >= first else "full_attention"
         for i in range(layers)
@@ -152,72 +224,70 @@ def _gemma(fields: Fields) -> Found:
 def _gemma2(fields: Fields) -> Found:
     layers = fields.layers("num_hidden_layers")
     default = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
-    local = LayerKind(window=fields.get("sliding_window", 4096))
+    local = LayerKind(window=fields.size("sliding_window", 4096))
     own = {
         "kinds": _kinds(fields, default, local, LayerKind()),
         "post_norms": True,
-        "attention_softcap": fields.get("attn_logit_softcapping"),
-        "logit_softcap": fields.get("final_logit_softcapping"),
-        "attention_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_softcap": fields.optional("attn_logit_softcapping"),
+        "logit_softcap": fields.optional("final_logit_softcapping"),
+        "attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
     }
     return _common(fields, "gemma2") | _of_gemma(fields) | own
 
 
 def _gemma3(fields: Fields) -> Found:
     layers = fields.layers("num_hidden_layers")
-    period = fields.get("sliding_window_pattern", 6)
+    period = fields.size("sliding_window_pattern", 6)
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
-    ropes = fields.get("rope_parameters", {})
-    local_base = ropes.get("sliding_attention", {}).get("rope_theta")
-    if local_base is None:
-        local_base = fields.get("rope_local_base_freq", 10000.0)
-    local = LayerKind(fields.get("sliding_window", 4096), float(local_base), scaled=False)
+    usual = fields.number("rope_local_base_freq", 10000.0)
+    ropes = fields.part("rope_parameters").part("sliding_attention")
+    local_base = ropes.number("rope_theta", usual)
+    local = LayerKind(fields.size("sliding_window", 4096), local_base, scaled=False)
     own = {
         "kinds": _kinds(fields, default, local, LayerKind()),
         "post_norms": True,
         "query_key_norm": True,
-        "attention_softcap": fields.get("attn_logit_softcapping"),
-        "logit_softcap": fields.get("final_logit_softcapping"),
-        "attention_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_softcap": fields.optional("attn_logit_softcapping"),
+        "logit_softcap": fields.optional("final_logit_softcapping"),
+        "attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
     }
     base = {"rotary_base": _rope(fields, 1_000_000.0)[0]}
     return _common(fields, "gemma3") | _of_gemma(fields) | own | base
 
 
 def _of_gemma(fields: Fields) -> dict[str, Any]:
-    word = fields.get("hidden_activation", "gelu_pytorch_tanh")
     return {
-        "activation": _activation(word),
+        "activation": _activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
         "norm_offset": 1.0,
-        "embed_scale": float(fields.need("hidden_size")) ** 0.5,
-        "tied": bool(fields.get("tie_word_embeddings", True)),
+        "embed_scale": float(fields.size("hidden_size")) ** 0.5,
+        "tied": fields.flag("tie_word_embeddings", True),
     }
 
 
 def _gpt2(fields: Fields) -> Found:
-    dim, heads = fields.need("n_embd"), fields.need("n_head")
+    dim, heads = fields.size("n_embd"), fields.size("n_head")
     for name, usual in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         if fields.get(name, usual) != usual:
             raise unsupported(fields, name)
     return {
         "family": "gpt2",
-        "vocab_size": fields.need("vocab_size"),
+        "vocab_size": fields.size("vocab_size"),
         "dim": dim,
         "num_layers": fields.layers("n_layer"),
         "num_heads": heads,
         "num_kv_heads": heads,
         "head_size": dim // heads,
-        "hidden_dim": fields.get("n_inner", 4 * dim),
-        "max_positions": fields.get("n_positions", 1024),
+        "hidden_dim": fields.size("n_inner", 4 * dim),
+        "max_positions": fields.size("n_positions", 1024),
         "norm": "layer",
-        "norm_eps": fields.get("layer_norm_epsilon", 1e-5),
-        "activation": _activation(fields.get("activation_function", "gelu_new")),
+        "norm_eps": fields.number("layer_norm_epsilon", 1e-5, zero=True),
+        "activation": _activation(fields, "activation_function", "gelu_new"),
         "gated": False,
         "projection_bias": True,
         "output_bias": True,
         "dense_bias": True,
         "positions": "learned",
-        "tied": bool(fields.get("tie_word_embeddings", True)),
+        "tied": fields.flag("tie_word_embeddings", True),
     }
 
 
@@ -235,57 +305,60 @@ _FAMILIES: dict[str, Callable[[Fields], Found]] = {
 
 def _common(fields: Fields, family: str) -> dict[str, Any]:
     """What the families of Llama, Qwen and Gemma have in common."""
-    dim, heads = fields.need("hidden_size"), fields.need("num_attention_heads")
-    bias = bool(fields.get("attention_bias", False))
+    dim, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    bias = fields.flag("attention_bias", False)
     base, scaling = _rope(fields, 10000.0)
-    head_size = fields.get("head_dim", dim // heads)
-    turned = fields.get("partial_rotary_factor", 1.0)
+    head_size = fields.size("head_dim", dim // heads)
+    turned = fields.number("partial_rotary_factor", 1.0)
     return {
         "family": family,
-        "vocab_size": fields.need("vocab_size"),
+        "vocab_size": fields.size("vocab_size"),
         "dim": dim,
         "num_layers": fields.layers("num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": fields.get("num_key_value_heads", heads),
+        "num_kv_heads": fields.size("num_key_value_heads", heads),
         "head_size": head_size,
-        "hidden_dim": fields.need("intermediate_size"),
-        "max_positions": fields.get("max_position_embeddings", 2048),
-        "norm_eps": fields.get("rms_norm_eps", 1e-6),
-        "activation": _activation(fields.get("hidden_act", "silu")),
+        "hidden_dim": fields.size("intermediate_size"),
+        "max_positions": fields.size("max_position_embeddings", 2048),
+        "norm_eps": fields.number("rms_norm_eps", 1e-6, zero=True),
+        "activation": _activation(fields, "hidden_act", "silu"),
         "projection_bias": bias,
         "output_bias": bias,
-        "dense_bias": bool(fields.get("mlp_bias", False)),
+        "dense_bias": fields.flag("mlp_bias", False),
         "rotary_base": base,
         "rotary_size": None if turned == 1.0 else int(head_size * turned),
         "rotary_scaling": scaling,
-        "tied": bool(fields.get("tie_word_embeddings", False)),
+        "tied": fields.flag("tie_word_embeddings", False),
     }
 
 
 def _rope(fields: Fields, default: float) -> tuple[float, RotaryScaling | None]:
     """The base of the rotary embedding, and how it is scaled; in the old form and the new."""
-    rope = fields.get("rope_parameters", {})
-    rope = rope.get("full_attention", rope)
-    base = rope.get("rope_theta") or fields.get("rope_theta", default)
-    scaling = dict(rope) or dict(fields.get("rope_scaling", {}))
+    rope = fields.part("rope_parameters")
+    rope = rope.part("full_attention") if "full_attention" in rope.values else rope
+    base = rope.number("rope_theta", fields.number("rope_theta", default))
+    scaling = rope if rope.values else fields.part("rope_scaling")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
-        return float(base), None
+        return base, None
     if kind not in ("linear", "llama3", "yarn", "dynamic"):
         raise unsupported(fields, "rope_scaling", kind)
-    length = scaling.get("original_max_position_embeddings")
-    length = fields.get("max_position_embeddings") if length is None else length
     names = (
         ("beta_slow", "beta_fast") if kind == "yarn" else ("low_freq_factor", "high_freq_factor")
     )
     low, high = (1.0, 32.0) if kind == "yarn" else (1.0, 4.0)
-    return float(base), RotaryScaling(
+    length = None
+    if kind != "linear":
+        name = "original_max_position_embeddings"
+        own = scaling.get(name) is not None
+        length = scaling.size(name) if own else fields.size("max_position_embeddings")
+    return base, RotaryScaling(
         kind,
-        float(scaling.get("factor", 1.0)),
-        None if kind == "linear" else length,
-        float(scaling.get(names[0]) or low),
-        float(scaling.get(names[1]) or high),
-        scaling.get("attention_factor"),
+        scaling.number("factor", 1.0),
+        length,
+        scaling.number(names[0], low),
+        scaling.number(names[1], high),
+        scaling.optional("attention_factor"),
     )
 
 
@@ -293,18 +366,19 @@ def _kinds(
     fields: Fields, default: list[str], local: LayerKind, whole: LayerKind
 ) -> tuple[LayerKind, ...]:
     of_word = {"sliding_attention": local, "full_attention": whole}
-    words = fields.get("layer_types", default)
+    words = fields.words("layer_types", default)
     for word in words:
         if word not in of_word:
             raise unsupported(fields, "layer_types", word)
     return repeating([of_word[word] for word in words])
 
 
-def _activation(word: str) -> str:
-    if word not in _ACTIVATIONS:
+def _activation(fields: Fields, name: str, usual: str) -> str:
+    word = fields.get(name, usual)
+    if not isinstance(word, str) or word not in _ACTIVATIONS:
         raise InvalidArgumentError(
             "A Decoder has no such activation.",
-            where="config.json: hidden_act",
+            where=f"{fields.where}: {name}",
             got=repr(word),
             write=" or ".join(map(repr, sorted(_ACTIVATIONS))),
         )

@@ -115,7 +115,7 @@ def unstack_layers(stacked: Any, *, axis: int = 0) -> list[Any]:
             got=f"lengths {', '.join(str(size) for size in sizes) or 'of no leaf'} on axis {axis}",
             write="a module whose leaves all are stacked; one with shared state is not",
         )
-    (length,) = sizes
     treedef = tree_structure(without_stacked_axis(stacked, [axis] * len(leaves)))
-    rows = [[jnp.moveaxis(leaf, axis, 0)[i] for leaf in leaves] for i in range(length)]
-    return [treedef.unflatten(row) for row in rows]
+    # All layers of a leaf at once: one by one, each would be a program to compile.
+    columns = [jnp.unstack(leaf, axis=axis) for leaf in leaves]
+    return [treedef.unflatten(row) for row in zip(*columns)]

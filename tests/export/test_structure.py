@@ -86,3 +86,17 @@ def test_names_are_legal_and_unique(names):
     assert len(set(legal)) == len(names)
     assert all(name[0].isascii() and name[0].isalnum() for name in legal)
     assert legal_names(legal) == legal
+
+
+def test_names_with_dots_stand_for_what_is_nested():
+    """As a report names the arrays of a cache: a server knows them so."""
+    tree = {"keys": (1, {"codes": 2, "scales": 3}), "a.b": 4}
+    structure = describe(tree, [f"leaf{leaf}" for leaf in jax.tree_util.tree_leaves(tree)])
+    flat = {"keys.0": 1, "keys.1.codes": 2, "keys.1.scales": 3, "a.b": 4}
+    for value in (tree, flat, {"keys": {"0": 1, "1.codes": 2, "1.scales": 3}, "a.b": 4}):
+        found = {}
+        collect(structure, value, found, "cache")
+        assert found == {"leaf1": 1, "leaf2": 2, "leaf3": 3, "leaf4": 4}
+    for wrong in ({**flat, "keys.2": 5}, {**flat, "values.0": 5}, {"keys.0": 1, "a.b": 4}):
+        with pytest.raises(InvalidArgumentError):
+            collect(structure, wrong, {}, "cache")

@@ -87,14 +87,21 @@ def prompts(*lengths, seed=0):
     return [random.integers(1, VOCABULARY, size).tolist() for size in lengths]
 
 
+#: A call without a cache, compiled once for each shape of the tokens.
+forward = jax.jit(lambda lm, tokens: lm(tokens))
+
+
+def logits_of(lm, text):
+    """The logits after each token of a text, ``[length, vocabulary]``, without a cache."""
+    filled = text + [0] * (-len(text) % 32)  # few shapes; what stands behind changes nothing
+    return np.asarray(forward(lm.eval(), jnp.array([filled])))[0, : len(text)]
+
+
 def alone(lm, prompt, count, stop=(), pad=0):
     """The greedy tokens after one prompt, each from a call that has no cache."""
     text, made = list(prompt), []
-    forward = jax.jit(lambda lm, tokens: lm(tokens))
-    room = len(text) + count
     while len(made) < count:
-        padded = jnp.array([text + [0] * (room - len(text))])  # one shape: compiled once
-        made.append(int(np.asarray(forward(lm.eval(), padded))[0, len(text) - 1].argmax()))
+        made.append(int(logits_of(lm, text)[-1].argmax()))
         text.append(made[-1])
         if made[-1] in stop:
             break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,11 +41,23 @@ SUFFIX = {"onnx": "lm.onnx", "tflite": "lm.tflite"}
 FORMATS = ["saved_model", "onnx", *["stablehlo", "tflite"] * runs(short=0, long=1)]
 
 
+@pytest.fixture(scope="module")
+def exported(lm, tmp_path_factory):
+    """The net in a format, written once: its path and report."""
+
+    @functools.cache
+    def written(format):
+        path = tmp_path_factory.mktemp(format) / SUFFIX.get(format, "lm")
+        room = "room" if format in ("onnx", "stablehlo") else ROOM
+        options = {"max_length": room, "max_new_tokens": COUNT, "stop": STOP}
+        return path, export(lm, path, format=format, **options)
+
+    return written
+
+
 @pytest.mark.parametrize("format", FORMATS)
-def test_prefill_and_decode_give_the_greedy_texts(lm, format, tmp_path):
-    path = tmp_path / SUFFIX.get(format, "lm")
-    room = "room" if format in ("onnx", "stablehlo") else ROOM
-    report = export(lm, path, format=format, max_length=room, max_new_tokens=COUNT, stop=STOP)
+def test_prefill_and_decode_give_the_greedy_texts(lm, format, exported):
+    path, report = exported(format)
     assert report.validated == "here"
     served = pax.export.load(path)
     expected = np.asarray(pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=COUNT))
@@ -51,6 +65,11 @@ def test_prefill_and_decode_give_the_greedy_texts(lm, format, tmp_path):
     assert np.array_equal(greedy_texts(served, TOKENS, LENGTHS, COUNT, ROOM, chunk=2), expected)
     if format == "onnx":
         assert list(served.signatures) == ["prefill"]
+        names = [entry.name for entry in report.signatures["prefill"].inputs]
+        stores = [f"cache.{store}.{layer}" for store in ("keys", "values") for layer in (0, 1)]
+        assert names == ["tokens", "lengths", *stores, "cache.lengths"]
+        assert "Loop" not in _operations(path) and "Scan" not in _operations(path)
+        assert "Pad" not in _operations(path)  # a cache is copied once, when it is written
         return
     whole = served.signatures["generate"](TOKENS, LENGTHS)
     expected = pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=COUNT, stop=STOP)
@@ -59,6 +78,46 @@ def test_prefill_and_decode_give_the_greedy_texts(lm, format, tmp_path):
     assert report.variable_bytes == sum(x.nbytes for x in jax.tree.leaves(lm))
     names = [entry.name for entry in report.signatures["decode"].inputs]
     assert names == ["token", "cache.keys", "cache.values", "cache.lengths"]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tensorflow_compiles_the_functions_or_does_not(lm, exported, jit_compile):
+    import tensorflow as tf
+
+    model = tf.saved_model.load(str(exported("saved_model")[0]))
+    functions = {
+        key: tf.function(model.signatures[key], jit_compile=jit_compile)
+        for key in ("prefill", "decode", "generate")
+    }
+    tokens, lengths = tf.constant(TOKENS), tf.constant(LENGTHS)
+    takes = model.signatures["decode"].structured_input_signature[1]
+    empty = {name: tf.zeros([3 if n is None else n for n in each.shape], each.dtype)
+             for name, each in takes.items() if name.startswith("cache.")}  # fmt: skip
+    made = functions["prefill"](tokens=tokens, lengths=lengths, **empty)
+    text = []
+    for _ in range(3):
+        text.append(tf.argmax(made["logits"], -1, tf.int32))
+        made = functions["decode"](token=text[-1], **{name: made[name] for name in empty})
+    expected = np.asarray(pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=COUNT))
+    assert np.array_equal(np.stack(text, 1), expected[:, :3])
+    (whole,) = functions["generate"](tokens=tokens, lengths=lengths).values()
+    expected = pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=COUNT, stop=STOP)
+    assert np.array_equal(whole, expected)
+
+
+@pytest.mark.skipif(not runs(short=0, long=1), reason="`tox -e hard` runs it: seconds")
+def test_a_retargeted_model_keeps_its_caches(lm, exported, tmp_path):
+    made = pax.export.retarget(exported("saved_model")[0], out=tmp_path / "new")
+    assert made.oldest_tensorflow == "2.15"
+    served = pax.export.load(tmp_path / "new")
+    expected = np.asarray(pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=3))
+    assert np.array_equal(greedy_texts(served, TOKENS, LENGTHS, 3, ROOM), expected)
+
+
+def _operations(path):
+    import onnx
+
+    return {node.op_type for node in onnx.load(path).graph.node}
 
 
 def test_a_loop_is_one_onnx_file_with_a_net_of_any_kind(tmp_path):
@@ -93,6 +152,14 @@ def test_a_negative_token_leaves_a_row_of_the_cache_as_it_is(lm, tmp_path):
         old, new = (np.take(np.asarray(x["cache"][name]), 1, axis) for x in (made, after))
         assert np.array_equal(old, new)
     assert np.asarray(after["cache"]["lengths"]).tolist() == [6, 3, 2]
+    # Lengths that lie count as far as there are tokens; what has no place is lost, and the
+    # lengths say so; the cache of other rows is as it was.
+    lies = served.signatures["prefill"](TOKENS, np.array([99, -3, 1], np.int32), cache)["cache"]
+    assert np.asarray(lies["lengths"]).tolist() == [5, 0, 1]
+    full = {**made["cache"], "lengths": np.array([ROOM - 1, 3, 1], np.int32)}
+    over = served.signatures["prefill"](TOKENS, np.array([5, 0, 0], np.int32), full)["cache"]
+    assert np.asarray(over["lengths"]).tolist() == [ROOM + 4, 3, 1]
+    assert np.array_equal(np.asarray(over["keys"])[:, 1:], np.asarray(full["keys"])[:, 1:])
 
 
 def test_a_cache_of_its_own_dtype_is_exported(lm, tmp_path):
@@ -169,5 +236,8 @@ def test_what_cannot_be_exported_is_named(lm, tmp_path):
     assert "max_length is 1 or more" in refused(lm, path, max_length=0)
     assert "This net has no cache" in refused(pax.Linear(2, 2), path)
     assert "A token is none of the vocabulary" in refused(lm, path, prompts=[[99]])
+    assert "Layers are listed or scanned" in refused(lm, path, layers="stacked")
+    text = refused(TinyLM(), path, layers="listed")
+    assert "no layers that can be listed" in text and "got: layers='listed' and a TinyLM" in text
     assert "that is to end the text" in refused(lm, path, stop=99, signatures=["generate"])
     assert not path.exists()

@@ -11,7 +11,7 @@ import pax_export as pax
 from pax_export.generation import samplers
 from pax_export.generation.samplers import greedy, temperature, top_k
 from tests.closeness import assert_close
-from tests.generation.nets import VOCABULARY, TinyLM, alone, prompts
+from tests.generation.nets import VOCABULARY, TinyLM, alone, logits_of, prompts
 
 LM = TinyLM()
 ROWS = prompts(7, 3, 5, 1)
@@ -58,7 +58,7 @@ def test_log_probabilities_are_those_of_the_net():
         LM, ROWS, max_new_tokens=5, sampler=sampler, key=jax.random.key(3), log_probs=True
     )
     for row, tokens, found in zip(ROWS, made.tokens.tolist(), made.log_probs):
-        logits = LM.eval()(jnp.array([row + tokens]))[0, len(row) - 1 : -1]
+        logits = logits_of(LM, row + tokens)[len(row) - 1 : -1]
         expected = jax.nn.log_softmax(logits)[jnp.arange(5), jnp.array(tokens)]
         assert_close(found, expected, rtol=1e-5)
 

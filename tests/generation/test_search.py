@@ -12,7 +12,14 @@ import pytest
 import pax_export as pax
 from pax_export.generation import beam_search, prefill, speculate
 from tests.closeness import assert_close
-from tests.generation.nets import VOCABULARY, TinyCache, TinyLM, prompts
+from tests.generation.nets import (
+    VOCABULARY,
+    TinyCache,
+    TinyLM,
+    forward,
+    logits_of,
+    prompts,
+)
 from tests.generation.nets import alone as greedy_alone
 
 LM = TinyLM()
@@ -26,7 +33,7 @@ def test_one_beam_is_greedy():
 
 
 def scored(prompt, text):
-    logits = LM.eval()(jnp.array([[*prompt, *text]]))[0, len(prompt) - 1 : -1]
+    logits = logits_of(LM, [*prompt, *text])[len(prompt) - 1 : -1]
     return float(jax.nn.log_softmax(logits)[jnp.arange(len(text)), jnp.array(text)].sum())
 
 
@@ -35,7 +42,7 @@ def test_as_many_beams_as_there_are_tokens_find_the_best_text():
     for row, prompt in enumerate(ROWS[1:3]):
         pairs = np.array(list(itertools.product(range(VOCABULARY), repeat=2)))
         texts = np.concatenate([np.tile(prompt, (len(pairs), 1)), pairs], axis=1)
-        logits = jax.nn.log_softmax(LM.eval()(jnp.array(texts))[:, len(prompt) - 1 : -1])
+        logits = jax.nn.log_softmax(forward(LM.eval(), jnp.array(texts))[:, len(prompt) - 1 : -1])
         totals = np.take_along_axis(np.asarray(logits), pairs[:, :, None], 2).sum((1, 2))
         assert found.tokens[row, 0].tolist() == pairs[totals.argmax()].tolist()
         assert_close(found.scores[row, 0], totals.max(), rtol=1e-5)

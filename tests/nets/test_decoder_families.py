@@ -191,8 +191,8 @@ def test_hostile_configurations_are_refused_in_our_words(tmp_path):
     text = refused(
         lambda: pax.nets.DecoderConfig.from_hf({**reference.LLAMA, "hidden_size": "x"}), kinds
     )
-    assert text.startswith("A configuration has a value of another kind than its key asks for.\n"
-                           "  where: config.json\n  got: TypeError: ")  # fmt: skip
+    assert text.startswith("A configuration has a value of another kind than the net needs.\n"
+                           "  where: config.json: hidden_size\n  got: 'x'\n")  # fmt: skip
     many = {**reference.LLAMA, "num_hidden_layers": 9000}
     text = refused(
         lambda: pax.nets.Decoder.from_pretrained(
@@ -207,3 +207,43 @@ def test_hostile_configurations_are_refused_in_our_words(tmp_path):
     config.unlink()
     os.mkfifo(config)
     assert "a named pipe" in refused(lambda: pax.nets.Decoder.from_pretrained(path), kind)
+
+
+@pytest.mark.parametrize(
+    ("others", "where", "write"),
+    [
+        ({"hidden_size": "12"}, "hidden_size", "an integer of 1 or more"),
+        ({"num_attention_heads": 0}, "num_attention_heads", "an integer of 1 or more"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps", "a number of 0 or more"),
+        ({"rope_theta": float("inf")}, "rope_theta", "a number above 0"),
+        ({"rope_scaling": "linear"}, "rope_scaling", "keys and values"),
+        ({"rope_scaling": {"type": "yarn", "factor": "8"}}, "rope_scaling: factor", "a number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings", "true or false"),
+        ({"model_type": "qwen3", "layer_types": "full_attention"}, "layer_types", "a list of"),
+        ({"hidden_act": ["silu"]}, "hidden_act", "'gelu' or"),
+        ({"model_type": ["llama"]}, "model_type", "a model of"),
+    ],
+)
+def test_values_of_another_kind_are_named_with_their_key(others, where, write):
+    config = {**reference.LLAMA, **others}
+    text = refused(lambda: pax.nets.DecoderConfig.from_hf(config), pax.errors.InvalidArgumentError)
+    assert f"where: config.json: {where}\n" in text and f"write: {write}" in text
+
+
+def test_what_is_no_configuration_is_named():
+    for read in (pax.nets.DecoderConfig.from_hf, pax.nets.DecoderConfig.from_gguf):
+        text = refused(lambda: read("config.json"), pax.errors.InvalidArgumentTypeError)  # noqa: B023
+        assert "got: str: 'config.json'" in text and "Decoder.from_pretrained" in text
+    lists = {"general.architecture": "llama", "llama.embedding_length": [8]}
+    text = refused(lambda: pax.nets.DecoderConfig.from_gguf(lists), pax.errors.InvalidArgumentError)
+    assert "where: GGUF metadata: llama: embedding_length\n  got: [8]" in text
+
+
+def test_heads_that_cannot_turn_are_named():
+    sizes = {"vocab_size": 9, "dim": 6, "num_layers": 1, "num_heads": 2, "hidden_dim": 8}
+    kind = pax.errors.InvalidArgumentError
+    text = refused(lambda: pax.nets.DecoderConfig.llama(**sizes), kind)
+    assert "Channels of a head turn in pairs" in text and "got: 3 of a head of 3" in text
+    pax.nets.DecoderConfig.llama(**sizes, positions="learned")
+    text = refused(lambda: pax.nets.DecoderConfig.llama(**sizes, rotary_size=4), kind)
+    assert "got: 4 of a head of 3\n  write: an even number up to 3" in text

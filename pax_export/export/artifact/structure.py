@@ -89,10 +89,15 @@ def collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any], path
         # A field that was None when the model was exported holds nothing, and may be left out.
         given = [each for each in content if "none" not in each[1] or _has(value, each[0])]
         keyed = {key: _child(value, key, path) for key, _ in given}
-        if not isinstance(value, Mapping) or len(value) == len(keyed):
+        if not isinstance(value, Mapping) or all(_first(n, keyed) in keyed for n in value):
             for key, child in given:
                 collect(child, keyed[key], into, f"{path}.{key}")
             return
+    elif kind in ("list", "tuple") and isinstance(value, Mapping):
+        keys = [str(index) for index in range(len(content))]
+        if {_first(name, keys) for name in value} == set(keys):
+            items = [_child(value, key, path) for key in keys]
+            return collect({"list": content}, items, into, path)
     elif kind in ("list", "tuple") and isinstance(value, (list, tuple)):
         if len(value) == len(content):
             for index, child in enumerate(content):
@@ -143,7 +148,21 @@ def _has(value: Any, key: Any) -> bool:
     return key in value if isinstance(value, Mapping) else hasattr(value, str(key))
 
 
+def _first(name: Any, known: Collection[Any]) -> Any:
+    """A key, or the first part of a name with dots: reports name nested arrays so."""
+    return name if name in known or not isinstance(name, str) else name.partition(".")[0]
+
+
 def _child(value: Any, key: Any, path: str) -> Any:
+    if isinstance(value, Mapping) and key not in value:
+        begin = f"{key}."
+        below = {
+            name.removeprefix(begin): each
+            for name, each in value.items()
+            if isinstance(name, str) and name.startswith(begin)
+        }
+        if below:
+            return below
     try:
         return value[key] if isinstance(value, Mapping) else getattr(value, str(key))
     except (KeyError, AttributeError) as error:

@@ -90,12 +90,13 @@ def scattered(
     if not first:
         return _alone(writer, x, updates, reduction)
     turned = writer.transpose(x, first)
-    sizes = [x.shape[axis] for axis in first]
     if not (batching or axes):
-        turned, sizes = writer.unsqueeze(turned, [0]), [1, *sizes]
+        turned = writer.unsqueeze(turned, [0])
         zeros = [*(indices.shape[axis] for axis in batch), 1]
         index = writer.expand(np.zeros(1, np.int64), zeros)
-    made = _written(writer, turned, sizes, index, given, places, len(windows), reduction, x)
+    if places.inside is not None:
+        index, given = _those_inside(writer, index, given, places)
+    made = _reduced(writer, turned, index, given, reduction, x)
     if not (batching or axes):
         made = writer.squeeze(made, [0])
     return writer.transpose(made, [int(axis) for axis in np.argsort(first)])
@@ -135,32 +136,13 @@ def _with_batches(
     return writer("Concat", *pieces, index, axis=rank - 1)
 
 
-def _written(
-    writer: Writer,
-    turned: Any,
-    sizes: Sequence[Any],
-    index: Any,
-    updates: Any,
-    places: Places,
-    windows: int,
-    reduction: str,
-    x: Value,
-) -> Any:
-    """Scatters; what is outside goes to a row of its own, which is dropped."""
-    if places.inside is None:
-        return _reduced(writer, turned, index, updates, reduction, x)
-    pads = np.zeros(2 * len(sizes), np.int64)
-    pads[len(sizes)] = 1
-    wider = writer("Pad", turned, pads, np.zeros((), x.carrier))
-    inside = writer.unsqueeze(
-        places.inside, range(places.batch_rank, places.batch_rank + windows + 1)
-    )
-    first = writer.slice(index, -1, 0, 1)
-    rest = writer.slice(index, -1, 1, np.array([np.iinfo(np.int64).max], np.int64))
-    first = writer("Where", inside, first, writer.sizes.one(sizes[0]))
-    index = writer("Concat", first, rest, axis=-1)
-    made = _reduced(writer, wider, index, updates, reduction, x)
-    return writer.slice(made, 0, 0, sizes[0])
+def _those_inside(writer: Writer, index: Any, updates: Any, places: Places) -> tuple[Any, Any]:
+    """The updates that are inside, and their places: the others are not made."""
+    inside: Any = places.inside
+    if not places.batch_rank:
+        inside, index, updates = (writer.unsqueeze(each, [0]) for each in (inside, index, updates))
+    found = writer("Transpose", writer("NonZero", inside), perm=[1, 0])
+    return writer("GatherND", index, found), writer("GatherND", updates, found)
 
 
 def _reduced(writer: Writer, name: Any, index: Any, updates: Any, reduction: str, x: Value) -> Any:

@@ -1,0 +1,13 @@
+"""An empty cache of any net, with what only some nets can be asked for."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+def new_cache(lm: Any, batch: Any, room: Any, dtype: Any, **wishes: Any) -> Any:
+    """What ``lm.init_cache`` gives; of the wishes it gets those that it has a name for."""
+    known = inspect.signature(lm.init_cache).parameters
+    options = {name: wish for name, wish in wishes.items() if name in known}
+    return lm.init_cache(batch, room, dtype=dtype, **options)

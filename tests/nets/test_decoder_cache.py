@@ -1,0 +1,87 @@
+"""The forms of a cache: one array for all layers, or one for each; and how it lies on a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pax_export as pax
+from pax_export.nets import Decoder, DecoderCache, DecoderConfig, LayerKind
+from tests.closeness import assert_close
+
+LLAMA = DecoderConfig.llama(
+    vocab_size=30, dim=8, num_layers=3, num_heads=4, num_kv_heads=2, hidden_dim=8
+)
+IN_TURN = dataclasses.replace(LLAMA, num_layers=2, kinds=(LayerKind(window=3), LayerKind()))
+TOKENS = np.random.RandomState(0).randint(0, 30, (2, 5))
+LENGTHS = np.array([5, 2])
+
+
+@jax.jit
+def read_twice(lm, cache):
+    """Logits of a prompt and of one token more, and the cache."""
+    first, cache = lm(TOKENS, LENGTHS, cache=cache, last_only=True)
+    second, cache = lm(first.argmax(-1)[:, None], cache=cache)
+    return (first, second), cache
+
+
+def shapes(config, change=lambda cache: cache, **options):
+    return jax.eval_shape(lambda: change(Decoder(config).init_cache(2, 8, **options)))
+
+
+@pytest.mark.parametrize(("net", "dtype"), [("listed", "int8"), ("scanned", None)])
+def test_a_cache_of_each_layer_says_what_one_of_all_says(net, dtype):
+    lm = getattr(Decoder(IN_TURN), net)()
+    expected, stacked = read_twice(lm, lm.init_cache(2, 8, dtype))
+    empty = lm.init_cache(2, 8, dtype, listed=True)
+    assert empty.is_listed and len(empty.keys) == len(empty.window_keys) == 1
+    assert (empty.batch, empty.max_length) == (2, 8)
+    logits, cache = read_twice(lm, empty)
+    assert jax.tree.structure(cache) == jax.tree.structure(empty)  # it stays in its form
+    for one, other in zip(logits, expected):
+        assert_close(one, other, rtol=5e-6)
+    assert cache.lengths.tolist() == [6, 3] and not cache.overflowed.any()
+    back = cache.stacked()
+    assert not back.is_listed and back.listed().is_listed
+    assert jax.tree.map(np.shape, back) == jax.tree.map(np.shape, stacked)
+
+
+def test_leaves_of_each_layer_have_names():
+    found = pax.core.named_leaves(shapes(LLAMA, listed=True))
+    stores = [f"{store}.{layer}" for store in ("keys", "values") for layer in range(3)]
+    assert [name for name, _ in found] == [*stores, "lengths"]
+    every_window = dataclasses.replace(LLAMA, kinds=(LayerKind(window=3),))
+    for cache in (shapes(every_window, listed=True), shapes(every_window, DecoderCache.listed)):
+        assert (cache.max_length, cache.batch, len(cache.window_keys)) == (8, 2, 3)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_rows_and_heads_of_a_cache_lie_on_a_mesh(listed):
+    mesh = pax.sharding.abstract_mesh(data=2, model=2)
+    for dtype in (None, "int8"):
+        cache = shapes(IN_TURN, dtype=dtype, listed=listed)
+        table = pax.sharding.table(cache, mesh, cache.sharding_rules(mesh))
+        front = () if listed else (1,)
+        name = "keys" + ".0" * listed + (".codes" if dtype else "")
+        assert table[name].shard_shape == (*front, 1, 8, 1, 2)
+        assert table["lengths"].shard_shape == (1,)
+
+
+def test_what_an_axis_does_not_divide_lies_everywhere():
+    cache = shapes(LLAMA)
+    mesh = pax.sharding.abstract_mesh(data=3, model=4)
+    assert cache.sharding_rules(mesh)["keys"] == P(None, None, None, None)
+    mesh = pax.sharding.abstract_mesh(data=2, fsdp=1, model=2)
+    rules = cache.sharding_rules(mesh, data=("data", "fsdp"), model=None)
+    assert rules["values"] == P(None, ("data", "fsdp"), None, None)
+    assert rules["lengths"] == P(("data", "fsdp"))
+
+
+def test_an_axis_that_the_mesh_has_not_is_named():
+    mesh, cache = pax.sharding.abstract_mesh(rows=2), shapes(LLAMA)
+    with pytest.raises(pax.errors.PaxError, match="The mesh has no axis 'data'"):
+        pax.sharding.table(cache, mesh, cache.sharding_rules(mesh, model=None))
