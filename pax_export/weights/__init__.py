@@ -1,5 +1,10 @@
 """Weights on disk: names of leaves, safetensors files of them, and files of other frameworks."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pax_export.weights._dtypes import Description, describe, is_key
 from pax_export.weights._file import opened
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
@@ -11,8 +16,10 @@ from pax_export.weights._save_load import (
     require_shape,
     save_weights,
 )
-from pax_export.weights.adoption import AdoptionReport, Row, adopt, save_as
-from pax_export.weights.sources import Entry, Source, open_source
+
+if TYPE_CHECKING:
+    from pax_export.weights.adoption import AdoptionReport, Row, adopt, save_as
+    from pax_export.weights.sources import Entry, Source, open_source
 
 # What is imported and not listed is for other rooms of the package.
 __all__ = [
@@ -27,3 +34,22 @@ __all__ = [
     "save_as",
     "save_weights",
 ]
+
+# Who saves and loads weights of this library needs no layers and no readers of other formats.
+_LATER = {
+    **dict.fromkeys(("AdoptionReport", "Row", "adopt", "save_as"), "adoption"),
+    **dict.fromkeys(("Entry", "Source", "open_source"), "sources"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the rooms below when something of them is first used."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    value = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

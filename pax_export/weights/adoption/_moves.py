@@ -249,15 +249,22 @@ def region(leaf: np.ndarray, piece: Piece) -> np.ndarray:
     return room[piece.put or ...]
 
 
-def axes_alone(pieces: Sequence[Piece], shape: Shape) -> tuple[int, ...] | None:
-    """The order of axes, if that is all that is changed; then a part can be read alone."""
-    if len(pieces) != 1:
+def axes_alone(piece: Piece, shape: Shape) -> tuple[int, ...] | None:
+    """The order of axes of a piece of a leaf of this shape, if that is all that is changed.
+
+    Then a part of it can be read alone.  It may be one layer of several that are stacked.
+    """
+    if piece.split is not None or piece.take is not None or piece.adds:
         return None
-    piece = pieces[0]
-    if piece.split is not None or piece.take is not None or piece.put is not None:
+    if piece.room not in (None, shape):
         return None
-    if not piece.steps:
-        return tuple(range(len(shape)))
-    if len(piece.steps) == 1 and piece.steps[0][0] == "transpose":
-        return tuple(piece.steps[0][1])
-    return None
+    order, now = tuple(range(len(piece.shape))), piece.shape
+    for step in piece.steps:
+        if step[0] == "transpose" and len(step[1]) == len(order):
+            order = tuple([order[axis] for axis in step[1]])
+        elif step[0] != "reshape" or step[1] != (1,) * (len(step[1]) - len(now)) + now:
+            return None
+        now = shape_after(now, (step,))
+    region = shape if piece.put is None else shape_of(shape, piece.put)
+    front = len(region) - len(order)
+    return order if front >= 0 and region[:front] == (1,) * front else None

@@ -34,20 +34,47 @@ def placed(
     sharding = chosen_sharding(own) if sharding is None else sharding
     if sharding is None:
         return jax.numpy.asarray(_read(own.shape, pieces, source, path, dtype))
-    order = axes_alone(pieces, own.shape)
-    if order is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
+    if len(sharding.device_set) == 1 or sharding.is_fully_replicated:
+        whole = _read(own.shape, pieces, source, path, dtype)
+        return jax.make_array_from_callback(own.shape, sharding, lambda index: whole[index])
+    orders = [axes_alone(piece, own.shape) for piece in pieces]
+    if None in orders:
         whole = _read(own.shape, pieces, source, path, dtype)
         return jax.make_array_from_callback(own.shape, sharding, lambda index: whole[index])
     # Each device is given its part only; the whole is never in memory at once.
-    entry = source.entries[pieces[0].source]
-    back = np.argsort(order)
+    return jax.make_array_from_callback(
+        own.shape, sharding,
+        lambda index: _part(own.shape, index, list(zip(pieces, orders)), source, dtype, path),
+    )  # fmt: skip
 
-    def part(index: Any) -> np.ndarray:
-        theirs = tuple(index[axis] for axis in back)
-        read = entry.read_part(theirs)
-        return _cast(read.transpose(order), dtype, path)
 
-    return jax.make_array_from_callback(own.shape, sharding, part)
+def _part(
+    shape: tuple[int, ...],
+    index: Any,
+    pieces: list[tuple[Piece, Any]],
+    source: Source,
+    dtype: Any,
+    path: str,
+) -> np.ndarray:
+    """A part of a leaf, of the pieces that lie in it; no more of each is read than that."""
+    wanted = [slice(*one.indices(size)[:2]) for one, size in zip(index, shape)]
+    found = np.empty([one.stop - one.start for one in wanted], dtype)
+    for piece, order in pieces:
+        put = piece.put or (slice(None),) * len(shape)
+        places = [slice(*one.indices(size)[:2]) for one, size in zip(put, shape)]
+        both = [
+            slice(max(one.start, other.start), min(one.stop, other.stop))
+            for one, other in zip(wanted, places)
+        ]
+        if any(one.start >= one.stop for one in both):
+            continue
+        inner = [slice(b.start - p.start, b.stop - p.start) for b, p in zip(both, places)]
+        inner = inner[len(shape) - len(order) :]  # in front of these are the numbers of layers
+        theirs = tuple([inner[axis] for axis in np.argsort(order)])
+        read = source.entries[piece.source].read_part(theirs).transpose(order)
+        into = tuple([slice(b.start - w.start, b.stop - w.start) for b, w in zip(both, wanted)])
+        found[into] = _cast(read, dtype, path).reshape(found[into].shape)
+    return found
 
 
 def _read(

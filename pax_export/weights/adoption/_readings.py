@@ -307,7 +307,7 @@ def _free(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -
     yield from _squeezing(shape, piece)
     if layer.options == ("alone",):
         return
-    if len(shape) == 2:
+    if len(shape) == 2 and len(shape_after(piece.part_shape, piece.steps)) == 2:
         for turned in _out_in(origin, group):
             if turned:
                 yield from _exactly(piece, shape, "transposed", ("transpose", (1, 0)))

@@ -260,3 +260,9 @@ def test_several_stars_of_any_number_of_steps_keep_their_order():
         new, _ = pax.weights.adopt(around, keras, origin="torch", rename=target)
         found = new.m if around is not net else new
         assert np.array_equal(found.up.a.b.last.weight, file["m.up.a.b.fc.weight"].T)
+
+
+def test_an_array_of_fewer_axes_than_a_leaf_of_ones_own_is_no_crash():
+    net = Free(body=Free(w=np.ones((4, 8), np.float32), b=np.ones(8, np.float32)))
+    error = refused(net, {"norm.weight": normal(8), "norm.bias": normal(8)}, origin="torch")
+    assert error.missing == ("body.w", "body.b")
