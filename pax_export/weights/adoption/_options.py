@@ -97,7 +97,7 @@ def _hits(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...]
     In names of files slashes and colons part steps as dots do.  What is a name, or the beginning
     of one, as it is written is this one, whatever is in it.
     """
-    found = {
+    found: dict[str, tuple[tuple[str, ...], str]] = {
         name: ((), name[len(pattern) :])
         for name in names
         if name == pattern or (pattern and name.startswith(tuple(f"{pattern}{s}" for s in "./:")))

@@ -102,9 +102,9 @@ def _of_layer(
 def recipe_key(recipe: Recipe) -> tuple:
     """Equal for recipes that give the same numbers."""
     return tuple(
-        (path, tuple(sorted([p.key() for p in pieces], key=str)) if len(pieces) > 1 else
-         pieces[0].key()) for path, pieces in sorted(recipe.items())
-    )  # fmt: skip
+        (path, tuple(sorted([piece.key() for piece in pieces], key=str)))
+        for path, pieces in sorted(recipe.items())
+    )
 
 
 def joined(recipes: Iterable[Recipe]) -> Recipe:
