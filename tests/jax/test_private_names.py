@@ -49,6 +49,10 @@ UNPROMISED = {
     "export/lowering/keep_nan.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/products.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/shardings.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
+    "inspection/_module_shapes.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
+    "inspection/_module_work.py": {
+        "jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir", "jax.interpreters.mlir",
+    },
     "sharding/_consistency.py": {"jax.experimental.multihost_utils"},
 }  # fmt: skip
 #: Attributes with an underscore that are no other package's: of namedtuples, and of `os`.
