@@ -38,7 +38,7 @@ def test_the_same_losses_on_any_number_of_devices_and_processes(tmp_path):
     two_epochs, sharded = ("--epochs", 2), "--fully-sharded"
     with contextlib.ExitStack() as stack:
         saved = ("--checkpoints", tmp_path / "checkpoints")
-        endless = start_two(stack, "--epochs", 100_000, "--lost-after", 20, *saved)
+        endless = start_two(stack, "--epochs", 100_000, "--lost-after", 12, *saved)
         alone = start(stack, *two_epochs, devices=1)
         one_of_two_is_killed(endless)
         assert alone.end() == 0, alone.err

@@ -14,7 +14,13 @@ NAMES = OURS.Ours(ROOT / "docs" / "api")
 _FENCE = re.compile(r"^(```+).*?^\1$", re.M | re.S)
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 # Names of PAX and of what is no attribute: files, groups of entry points, names that went.
-_NO_NAMES = {"pax_export.json", "pax_export.formats", "pax_export.opax", "pax.utils"}
+_NO_NAMES = {
+    "pax_export.json",
+    "pax_export.html",
+    "pax_export.formats",
+    "pax_export.opax",
+    "pax.utils",
+}
 
 
 def written(page):

@@ -713,7 +713,8 @@ def listed(words):
 def test_every_small_file_is_listed(listed):
     names = {line.split("  ")[1] for line in (listed / "SHA256SUMS").read_text().splitlines()}
     assert names == {
-        "saved_model.pb", "pax_export.json", "variables/variables.index", "assets/words.txt"
+        "saved_model.pb", "pax_export.json", "pax_export.html", "variables/variables.index",
+        "assets/words.txt",
     }  # fmt: skip
 
 

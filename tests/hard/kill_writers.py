@@ -77,7 +77,7 @@ def trial(writer, folder, kills):
         os.waitpid(child, 0)
         before, there = there, writer.which(path, whole)
         seen["changed"] += before != there
-        seen["leftovers"] += bool(set(os.listdir(folder)) - {"model", "data.csv"})
+        seen["leftovers"] += bool(set(os.listdir(folder)) - {"model", "model.html", "data.csv"})
         assert (folder / "data.csv").read_bytes() == BYSTANDER
     for file in Path(tempfile.gettempdir()).glob("*.py"):
         os.utime(file, (0, 0))  # what TensorFlow leaves goes after a minute

@@ -17,7 +17,7 @@ from tests.sharding.many import Process, free_port
 PROGRAM = Path(__file__).with_name("joined.py")
 
 
-LOST_AFTER = 20
+LOST_AFTER = 12
 
 
 def two(stack, *ends):
