@@ -12,6 +12,9 @@ import pytest
 
 import pax_export as pax
 
+# Tracing makes objects by the thousand, and hardly any in a cycle: look for those more seldom.
+gc.set_threshold(50_000, 20, 20)
+
 # The functions that LLVM calls where the processor converts no float16, and XLA does not have.
 _NO_FLOAT16 = re.compile(r"__truncsfhf2|__extendhfsf2|Failed to materialize symbols")
 

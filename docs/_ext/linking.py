@@ -131,4 +131,4 @@ def setup(app: Any) -> dict[str, Any]:
     app.connect("doctree-read", _typing_any)
     app.connect("doctree-resolved", _link_code)
     app.connect("missing-reference", _link_missing)
-    return {"parallel_read_safe": False, "parallel_write_safe": True}
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
