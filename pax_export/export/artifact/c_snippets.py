@@ -102,11 +102,7 @@ def _tensorflow(report: Report, key: str, info: SignatureInfo, path: str, sizes:
             for n, each, text, count in inputs
         ]
     )
-    results = "".join(
-        f"  const {_type(each)}* result_{n} = TF_TensorData(results[{n}]);  "
-        f"// {_comment(each)}\n  (void)result_{n};\n"
-        for n, each in enumerate(info.outputs)
-    )
+    results = _results(info, [f"TF_TensorData(results[{n}])" for n in outputs])
     return f"""\
 // cc call.c -ltensorflow
 #include <stdint.h>
@@ -144,6 +140,14 @@ int main(void) {{
 """
 
 
+def _results(info: SignatureInfo, found: list[str]) -> str:
+    """A pointer to the numbers of each output, which an expression finds."""
+    return "".join(
+        f"  const {_type(each)}* result_{n} = {text};  // {_comment(each)}\n  (void)result_{n};\n"
+        for n, (each, text) in enumerate(zip(info.outputs, found))
+    )
+
+
 def _comment(entry: ArrayInfo) -> str:
     text = f"{entry.name}[{', '.join(map(str, entry.shape))}]"
     return "".join(each if each.isalnum() or each in "_[], *+-" else "_" for each in text)
@@ -163,12 +167,8 @@ def _litert(report: Report, key: str, info: SignatureInfo, path: str, sizes: Siz
         f"  memset(TfLiteTensorData(input_{n}), 0, TfLiteTensorByteSize(input_{n}));\n"
         for n, each, _, _ in inputs
     )
-    results = "".join(
-        f"  const {_type(each)}* result_{n} = TfLiteTensorData(\n"
-        f"      TfLiteSignatureRunnerGetOutputTensor(runner, {quoted(each.name)}));  "
-        f"// {_comment(each)}\n  (void)result_{n};\n"
-        for n, each in enumerate(info.outputs)
-    )
+    get = "TfLiteTensorData(\n      TfLiteSignatureRunnerGetOutputTensor"
+    results = _results(info, [f"{get}(runner, {quoted(each.name)}))" for each in info.outputs])
     return f"""\
 // cc call.c -ltensorflowlite_c
 #include <stdint.h>
