@@ -55,8 +55,9 @@ def called_program(equation: Any) -> Any:
 def wrapped_program(equation: Any) -> Any:
     """The only program in an operation that is nothing but a call of it, whatever its name.
 
-    It takes and gives arrays of the same shapes.  None for one that does more, as loops and
-    branches do.
+    It takes and gives arrays of the same shapes.  That is a guess, for operations that nothing
+    else is known of: a loop over nothing but its state looks the same.  Who must be sure asks
+    `called_program`, which goes by names.
     """
     held = equation.params.get("callee")  # which has a transpose beside it
     programs = [held] if is_program(held) else list(inner_programs(equation))

@@ -25,10 +25,10 @@ from pax_export.core import (
     current_kinds,
     derived,
     is_node,
-    next_rng_key,
     rebuilt,
     register_aspect,
     set_training,
+    split_rng_key,
     update_moduledef,
     with_class,
     with_static,
@@ -99,7 +99,7 @@ def lora(
             got=f"rank {rank} for {sizes.largest_rank}",
             write=f"a rank of at most {sizes.largest_rank}, or train the layer itself",
         )
-    a_key, b_key, dropout_key = jax.random.split(next_rng_key() if key is None else key, 3)
+    a_key, b_key, dropout_key = split_rng_key(key, 3, "lora: key")
     dtype = jnp.promote_types(module.weight.dtype, jnp.float32)  # type: ignore[attr-defined]
     a_shape, b_shape = (*sizes.a, int(rank)), (*sizes.stacked, int(rank), sizes.outputs)
     if isinstance(module, Embed):

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, PaxError, a_few
@@ -23,8 +22,8 @@ from pax_export.core import (
     named_leaves,
     named_modules,
     near_names,
-    next_rng_key,
     require_module,
+    split_rng_key,
     upwards,
 )
 from pax_export.nn import integer
@@ -87,7 +86,7 @@ def add(
     require_module(net, "adapters.add")
     whole = {id(m) for _, each in chosen(net, train, "add.train") for _, m in named_modules(each)}
     found = _adaptable(net, targets, rank, whole)
-    keys = jax.random.split(next_rng_key() if key is None else key, len(found))
+    keys = split_rng_key(key, len(found), "add: key")
 
     def adapted(layer: Any, path: str, own_key: Any) -> Any:
         with told_where(path):

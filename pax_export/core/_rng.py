@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 
@@ -86,6 +87,19 @@ def next_rng_key() -> jax.Array:
     for change in _changes.get():
         key = change(key)
     return key
+
+
+def split_rng_key(key: Any, count: int, where: str) -> jax.Array:
+    """So many keys out of the given one, or out of the next of the running thread if it is None."""
+    try:
+        return jax.random.split(next_rng_key() if key is None else key, count)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentTypeError(
+            "This is no random key.",
+            where=where,
+            got=f"{type(key).__name__}: {key!r}"[:120],
+            write="key=jax.random.key(0)",
+        ) from error
 
 
 _changes: ContextVar[tuple[Callable[[jax.Array], jax.Array], ...]] = ContextVar(

@@ -17,6 +17,7 @@ from pax_export.generation._batch_axes import shapes_of_cache
 from pax_export.generation._generate import whole
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
+    checked_cache_dtype,
     checked_count,
     checked_net,
     checked_pad,
@@ -127,7 +128,7 @@ def export(
     )
     if not isinstance(max_length, str):
         max_length = checked_count(max_length, "max_length", where)
-    dtype = None if cache_dtype is None else np.dtype(cache_dtype)
+    dtype = checked_cache_dtype(cache_dtype, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     lm, listed = _in_form(lm, layers, format)
     made = _Served(lm, settings, count, dtype, batch, length, max_length, listed)

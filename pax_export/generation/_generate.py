@@ -8,11 +8,11 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
+    checked_cache_dtype,
     checked_chunk,
     checked_count,
     checked_net,
@@ -133,7 +133,7 @@ def stream(
         "generate.stream", lm, tokens, lengths, max_new_tokens, sampler, key, stop, pad, False,
         cache, max_length, prefill_chunk,
     )  # fmt: skip
-    dtype = None if cache_dtype is None else np.dtype(cache_dtype)
+    dtype = checked_cache_dtype(cache_dtype, "generate.stream")
     return Stream(given.operands, given.settings, given.new, given.room, dtype)
 
 
@@ -215,7 +215,7 @@ def generate(
         settings=given.settings,
         count=given.new,
         room=given.room,
-        dtype=None if cache_dtype is None else np.dtype(cache_dtype),
+        dtype=checked_cache_dtype(cache_dtype, "generate"),
         keep=bool(return_cache),
     )
     if not log_probs and not return_cache:

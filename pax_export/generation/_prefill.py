@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
+    checked_cache_dtype,
     checked_chunk,
     checked_count,
     checked_net,
@@ -73,7 +73,7 @@ def prefill(
     else:
         room = 0
         check_room(cache, lengths, 0, where)
-    dtype = None if cache_dtype is None else np.dtype(cache_dtype)
+    dtype = checked_cache_dtype(cache_dtype, where)
     return _read(lm, tokens, lengths, cache, chunk=chunk, room=room, dtype=dtype, copies=copies)
 
 

@@ -201,6 +201,22 @@ def checked_chunk(value: Any, where: str) -> int | None:
     return None if value is None else checked_count(value, "prefill_chunk", where)
 
 
+def checked_cache_dtype(value: Any, where: str) -> np.dtype | None:
+    """The dtype of a new cache; None for the net's own."""
+    try:
+        dtype = None if value is None else jnp.dtype(value)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype is None or dtype == jnp.int8 or jnp.issubdtype(dtype, jnp.floating):
+        return dtype
+    raise InvalidArgumentTypeError(
+        "A cache holds floating-point numbers, or int8 with scales.",
+        where=f"{where}: cache_dtype",
+        got=repr(value),
+        write='cache_dtype="bfloat16", or "int8"',
+    )
+
+
 def checked_pad(value: Any, where: str) -> int:
     """The id behind the end of a text, which may be none of the vocabulary."""
     return checked_count(value, "pad", where, least=-(2**31))

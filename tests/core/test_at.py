@@ -360,7 +360,8 @@ def test_apply_goes_to_modules_children_first_and_to_arrays(tower):
         ),
         (
             lambda net: net.at("scale").init(3, lambda key, shape: jnp.ones(shape)),
-            "init needs a random key.\n  got: int: 3\n  write: init(jax.random.key(0))",
+            "This is no random key.\n  where: init: key\n  got: int: 3\n"
+            "  write: key=jax.random.key(0)",
         ),
         (
             lambda net: net.at("scale").init(jax.random.key(0), lambda key, shape: 1.0),

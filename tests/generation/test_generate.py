@@ -218,6 +218,8 @@ def refused(*args, **options):
         (([[1]],), {"sampler": top_k(2)}, ["there is no key", "key=jax.random.key(0)"]),
         (([[1]],), {"sampler": top_k(2), "key": "a"}, ["This is no random key"]),
         (([[1]],), {"sampler": top_k(2), "key": 3}, ["This is no random key"]),
+        (([[1]],), {"cache_dtype": "nope"}, ["floating-point numbers, or int8", "'nope'"]),
+        (([[1]],), {"cache_dtype": int}, ["generate: cache_dtype", "<class 'int'>"]),
         (([[1, 2, 3]],), {"max_length": 6}, ["no room", "max_length=7", "row 0"]),
     ],
 )  # fmt: skip

@@ -195,7 +195,7 @@ def test_the_softmax_of_attention_is_in_float32_under_every_policy(policy):
 def test_a_loaded_net_is_exported(tmp_path):
     net = mixed_precision(transformer(), FHF, exempt=pax.LayerNorm).eval()
     net = pickle.loads(pickle.dumps(net))
-    to_saved_model(net, tmp_path / "net", spec("batch, 4, 8"))
+    to_saved_model(net, tmp_path / "net", spec("batch, 4, 8"), validate=False)
     x = large(3, 4, 8)
     assert_close(load(tmp_path / "net")(x), net(x), atol=2e-2)
 

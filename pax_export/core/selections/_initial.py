@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
+from pax_export._errors import InvalidArgumentError, a_few
+from pax_export.core._rng import split_rng_key
 from pax_export.core.selections._filters import Leaf, Param, as_rule, leaves_of
 from pax_export.core.selections._selectable import Steps, at_or_below, dotted, shown
 
@@ -47,7 +47,7 @@ def initialized(
             write="init(key, lambda key, shape: ...) for these, or replace(lambda old: a new one)",
         )
     leaves, treedef = tree_flatten(net)
-    for n, own_key in zip(meant, _split(key, len(meant))):
+    for n, own_key in zip(meant, split_rng_key(key, len(meant), "init: key")):
         new = jnp.asarray(makers[n](own_key, leaves[n].shape))  # type: ignore[misc]
         if new.shape != leaves[n].shape:
             raise InvalidArgumentError(
@@ -58,17 +58,6 @@ def initialized(
             )
         leaves[n] = new.astype(leaves[n].dtype)
     return tree_unflatten(treedef, leaves)
-
-
-def _split(key: Any, count: int) -> Any:
-    try:
-        return jax.random.split(key, count)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentTypeError(
-            "init needs a random key.",
-            got=f"{type(key).__name__}: {key!r}"[:120],
-            write="init(jax.random.key(0))",
-        ) from error
 
 
 def _maker(leaf: Leaf) -> Initializer | None:

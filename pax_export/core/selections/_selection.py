@@ -449,7 +449,7 @@ class Selection(Chosen):
         means, and what is frozen stay as they are.
 
         Args:
-            key: a random key.
+            key: a random key; None takes the next of the ambient stream.
             initializer: ``initializer(key, shape)`` makes the values of each array; by default
                 those that the layer's class makes.
 
