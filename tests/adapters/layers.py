@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import pax_export as pax
 
@@ -42,7 +43,7 @@ def same(one: Any, other: Any) -> bool:
     if jax.tree_util.tree_structure(one) != jax.tree_util.tree_structure(other):
         return False
     pairs = zip(jax.tree_util.tree_leaves(one), jax.tree_util.tree_leaves(other))
-    return all((a == b).all() for a, b in pairs)
+    return all(np.array_equal(a, b) for a, b in pairs)
 
 
 def names_of(tree: Any) -> list[str]:

@@ -73,8 +73,8 @@ class Row:
         words = [word.strip() for word in shape.split(",") if word.strip()]
         size = [int(word) if word.isdigit() else sizes.get(word, 3) for word in words]
         if self.dtype == "int32":
-            return jnp.asarray(draws.randint(0, 4, size), jnp.int32)
-        return jnp.asarray(draws.standard_normal(size), self.dtype)
+            return jnp.asarray(draws.randint(0, 4, size).astype(np.int32))
+        return jnp.asarray(draws.standard_normal(size).astype(jnp.dtype(self.dtype)))
 
     def symbolic_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Inputs for ``jax.export``, all in one scope."""
@@ -319,13 +319,13 @@ def leaves_equal(a: Any, b: Any) -> bool:
 
 
 def at_index(tree: Any, index: int) -> Any:
-    """What stands at one place of the leading axis of every leaf."""
-    return jax.tree_util.tree_map(lambda x: x[index], tree)
+    """What stands at one place of the leading axis of every leaf; jax would compile each slice."""
+    return jax.tree_util.tree_map(lambda x: np.asarray(np.asarray(x)[index]), tree)
 
 
 def stack(*trees: Any) -> Any:
     """Equal trees as one tree with a leading axis."""
-    return jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *trees)
+    return jax.tree_util.tree_map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
 
 
 def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:

@@ -40,7 +40,7 @@ def test_a_policy_in_full_precision_changes_nothing(row, mode):
 def test_half_precision_is_near_and_keeps_all_dtypes(row):
     module, inputs = row.build(), row.inputs()
     half = under(HALF, module)
-    updated, output = row.run(half, *inputs)
+    updated, output = jax.jit(row.run)(half, *inputs)
     expected, full_output = row.run(module, *inputs)
     pax.assert_structure_equal(updated, half)
     assert kinds(updated) == kinds(half) == kinds(expected)

@@ -42,7 +42,7 @@ def shapes(make, *args, **options):
 
 
 def images(*shape):
-    return jnp.asarray(np.random.RandomState(0).standard_normal(shape), jnp.float32)
+    return jnp.asarray(np.random.RandomState(0).standard_normal(shape).astype(np.float32))
 
 
 def filled(make, *args, **options):
@@ -52,7 +52,7 @@ def filled(make, *args, **options):
     def fill(leaf):
         of_norm = leaf.shape[:1] == (1,) or leaf.shape == ()
         values = draws.uniform(0.5, 1.5, leaf.shape) if of_norm else draws.normal(size=leaf.shape)
-        return jnp.asarray(values if of_norm else values / 10, leaf.dtype)
+        return jnp.asarray((values if of_norm else values / 10).astype(leaf.dtype))
 
     return jax.tree_util.tree_map(fill, shapes(make, *args, **options))
 

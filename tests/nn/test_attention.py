@@ -21,7 +21,7 @@ def attention(scale=1.0):
 def inputs(*lead, t=4, T=5, dtype="float32"):
     draws = np.random.RandomState(0)
     shapes = [(*lead, t, WIDTH), (*lead, T, WIDTH), (*lead, T, WIDTH)]
-    return [jnp.asarray(draws.standard_normal(shape), dtype) for shape in shapes]
+    return [jnp.asarray(draws.standard_normal(shape).astype(jnp.dtype(dtype))) for shape in shapes]
 
 
 def dense(layer, x):

@@ -41,7 +41,7 @@ def loss_and_module(module, x):
 
 
 def batch(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape), jnp.float32)
+    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape).astype(np.float32))
 
 
 def at(tree, i):
