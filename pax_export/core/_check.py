@@ -128,10 +128,13 @@ def _check_slots(cls: type) -> None:
 def _check_class_attributes(module: Node) -> None:
     attributes = attributes_of(module)
     for base in type(module).__mro__:
-        if base is Node or base.__module__.startswith("pax_export.core."):
+        if base is object or base is Node or base.__module__.startswith("pax_export.core."):
             continue
         for name, value in vars(base).items():
-            if name in attributes or not _may_hold_arrays(value):
+            # Every edit comes here, and the type alone tells of most of a class.
+            if type(value) in _PLAIN or name in attributes or name in _OF_PYTHON:
+                continue
+            if not _may_hold_arrays(value):
                 continue
             leaves = leaves_of_attribute(value)
             if any(is_array(leaf) or isinstance(leaf, Node) for leaf in leaves):
@@ -144,6 +147,11 @@ def _check_class_attributes(module: Node) -> None:
                 )
 
 
+_PLAIN = frozenset(
+    {str, int, float, bool, type(None), property, classmethod, staticmethod, types.FunctionType}
+)
+#: What Python itself writes into a class: names, and annotations.
+_OF_PYTHON = frozenset({"__annotations__", "__static_attributes__", "__type_params__"})
 _SIMPLE = (str, bytes, int, float, complex, bool, type(None), type)
 
 

@@ -48,6 +48,11 @@ def fastest_unflatten(
     return _round_trip.make_unflatten(flat, slots["lazy"], slots["cls"], otherwise)
 
 
+def fastest_collect(otherwise: Callable[..., Callable[[Any], bool]]) -> Callable[..., Any]:
+    """The function of `_traversal.py` that makes one which jax asks of each value of a tree."""
+    return _round_trip.make_collect if compiled else otherwise
+
+
 def fastest_looks(
     dicts: frozenset[type],
     seen_in: Callable[[Iterable], tuple],

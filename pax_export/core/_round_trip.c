@@ -238,6 +238,43 @@ make_unflatten(PyObject *module, PyObject *held)
     return PyCFunction_NewEx(&unflatten_method, held, NULL);
 }
 
+/* --- which values of a tree are modules: see _traversal.py, which says the same in Python --- */
+
+/* What jax asks of each value, whether to stop there.  `held` is the class of modules, the list
+   that they go to, and the set of the addresses of those met before, or None. */
+static PyObject *
+collect(PyObject *held, PyObject *value)
+{
+    PyTypeObject *node = (PyTypeObject *)PyTuple_GetItem(held, 0);
+    PyObject *met = PyTuple_GetItem(held, 2), *address;
+    int stop = 0;
+    if (!PyType_IsSubtype(Py_TYPE(value), node))
+        Py_RETURN_FALSE;
+    if (PyList_Append(PyTuple_GetItem(held, 1), value) < 0)
+        return NULL;
+    if (met == Py_None)
+        Py_RETURN_FALSE;
+    address = PyLong_FromVoidPtr(value);
+    stop = address == NULL ? -1 : PySet_Contains(met, address);
+    if (stop == 0 && PySet_Add(met, address) < 0)
+        stop = -1;
+    Py_XDECREF(address);
+    return stop < 0 ? NULL : PyBool_FromLong(stop);
+}
+
+static PyMethodDef collect_method = {"collect", collect, METH_O, NULL};
+
+static PyObject *
+make_collect(PyObject *module, PyObject *held)
+{
+    PyObject *node, *modules, *met;
+    if (!PyArg_ParseTuple(held, "O!O!O", &PyType_Type, &node, &PyList_Type, &modules, &met))
+        return NULL;
+    if (met != Py_None && !PySet_Check(met))
+        return PyErr_Format(PyExc_TypeError, "a set or None is needed");
+    return PyCFunction_NewEx(&collect_method, held, NULL);
+}
+
 /* seen_in, closing over the set of the classes of dicts that are looked at. */
 static PyMethodDef seen_in_method = {"seen_in", seen_in, METH_O, NULL};
 
@@ -252,6 +289,7 @@ make_seen_in(PyObject *module, PyObject *dicts)
 static PyMethodDef methods[] = {
     {"is_unchanged", is_unchanged, METH_O, NULL},
     {"make_seen_in", make_seen_in, METH_O, NULL},
+    {"make_collect", make_collect, METH_VARARGS, NULL},
     {"make_flatten", make_flatten, METH_VARARGS, NULL},
     {"make_unflatten", make_unflatten, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL}};

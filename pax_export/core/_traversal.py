@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from pax_export.core._native import fastest_collect
 from pax_export.core._tree import Node, flatten, is_node, unflatten
 
 
@@ -37,6 +38,24 @@ def rebuilt(tree: Any) -> Any:
     return tree_unflatten(treedef, leaves)
 
 
+def collect_in_python(cls: type, modules: list, met: set[int] | None) -> Callable[[Any], bool]:
+    """A function that stops jax nowhere, or at what it `met`, and lists what is of a class."""
+
+    def collect(value: Any) -> bool:
+        if isinstance(value, cls):
+            modules.append(value)
+            if met is not None:
+                if id(value) in met:
+                    return True
+                met.add(id(value))
+        return False
+
+    return collect
+
+
+_collect = fastest_collect(collect_in_python)
+
+
 def modules_and_leaves(tree: Any, *, once: bool = False) -> tuple[list[Any], list[Any]]:
     """All modules of a tree, parents first, and all its leaves.
 
@@ -44,17 +63,7 @@ def modules_and_leaves(tree: Any, *, once: bool = False) -> tuple[list[Any], lis
     jax would find no end, the module is listed again and counts as a leaf.
     """
     modules: list[Any] = []
-    met: set[int] = set()
-
-    def collect(value: Any) -> bool:
-        if isinstance(value, Node):
-            modules.append(value)
-            if once:
-                if id(value) in met:
-                    return True
-                met.add(id(value))
-        return False
-
+    collect = _collect(Node, modules, set() if once else None)
     leaves = jax.tree_util.tree_leaves(tree, is_leaf=collect)
     return modules, leaves
 

@@ -20,6 +20,8 @@ import pax_export as pax
 from pax_export._errors import ChangedOutsideWarning, ImmutableModuleError
 from pax_export.core import _native, _tree, _watch, mutable
 from pax_export.core._moduledef import ModuleDef
+from pax_export.core._native import fastest_collect
+from pax_export.core._traversal import collect_in_python
 from tests.core.models import Dense, Net
 
 ROOT = Path(__file__).parent.parent.parent
@@ -283,3 +285,27 @@ def test_looking_leaks_nothing():
     gc.collect()
     assert [sys.getrefcount(x) for x in values] == before
     assert len(gc.get_objects()) - objects < 500
+
+
+# --- which values are modules -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make", [collect_in_python, pytest.param(fastest_collect(None), marks=needs_compiled)]
+)
+def test_modules_are_listed_and_those_met_before_stop_the_walk(make):
+    net, modules, met = Net(), [], {0}
+    net_again, empty = make(_tree.Node, modules, met), make(_tree.Node, [], None)
+    assert [net_again(value) for value in (net, jnp.ones(1), None, [net], net)] == [
+        False, False, False, False, True,
+    ]  # fmt: skip
+    assert modules == [net, net] and met == {0, id(net)}
+    assert [empty(net), empty(net)] == [False, False]
+
+
+@needs_compiled
+def test_wrong_arguments_of_the_compiled_one_are_refused():
+    make = fastest_collect(None)
+    for wrong in [(3, [], None), (_tree.Node, (), None), (_tree.Node, [], 3), ()]:
+        with pytest.raises(TypeError):
+            make(*wrong)
