@@ -117,10 +117,18 @@ def test_a_c_program_chats_as_jax_does(tmp_path):
     assert [list(map(int, line.split())) for line in done.stdout.splitlines()] == expected
     done = run(model, expected[0][1], 6, said=said.splitlines()[0] + "\n")
     assert list(map(int, done.stdout.split())) == expected[0][:2]
-    done = run(model, -1, 2, said=said.splitlines()[0] + "\n")  # nothing ends it but its number
-    assert list(map(int, done.stdout.split())) == expected[0][:2]
+    # Nothing ends it but its number.  With the last of each answer, which the next turn reads, its
+    # second turn takes 37 of the 40 tokens that have room; its third one fills it, and breaks off.
+    longer = "".join(" ".join(["1"] * count) + "\n" for count in (29, 2))
+    done = run(model, -1, 2, said=said.splitlines()[0] + "\n" + longer)
+    assert list(map(int, done.stdout.split()))[:2] == expected[0][:2]
+    assert (done.returncode, len(done.stdout.split())) == (1, 5)
+    assert done.stderr.endswith(
+        "chat: the cache is full: 40 tokens are in it and 1 come, where 40 have room; "
+        "export with a larger max_length, or begin anew\n"
+    )
 
-    assert run(model).returncode == 2
+    assert run(model).returncode == run(model, 7, 0).returncode == 2
     done = run(model, 7, said="1 two\n")
     assert (done.returncode, "this is no token id" in done.stderr) == (1, True)
     done = run(tmp_path / "nowhere", 7)

@@ -10,13 +10,13 @@
 #include <string.h>
 #include <tensorflow/c/c_api.h>
 
-enum { PARTS = 1 << 12, IDS = 1 << 16 };
+enum { PARTS = 1 << 12, IDS = 1 << 16, ROOM = 2048 };
 static TF_Status *status;
 static TF_Graph *graph;
 static TF_Session *session;
 static const char *names[PARTS]; /* of the parts of the cache, sorted, as outputs are */
 static TF_Tensor *cache[PARTS];
-static int parts;
+static int parts, room, lengths = -1; /* tokens that it has room for; its part that counts them */
 
 static void fail(const char *what, const char *why) {
     fprintf(stderr, "chat: %s: %s\n", what, why);
@@ -46,17 +46,19 @@ static int by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* An empty cache: zeros, of one row where the model takes any number. */
+/* An empty cache: zeros, of one row and of ROOM tokens where the model takes any number of them. */
 static void make_cache(void) {
     const char *begin = "decode_cache.";
-    size_t at = 0;
-    for (TF_Operation *each; (each = TF_GraphNextOperation(graph, &at));)
-        if (!strncmp(TF_OperationName(each), begin, strlen(begin))) {
-            if (parts == PARTS) fail("the model", "its cache has too many parts");
-            names[parts++] = TF_OperationName(each) + strlen("decode_");
-        }
+    TF_Operation *each;
+    for (size_t at = 0; (each = TF_GraphNextOperation(graph, &at));) {
+        if (strncmp(TF_OperationName(each), begin, strlen(begin))) continue;
+        if (parts == PARTS) fail("the model", "its cache has too many parts");
+        names[parts++] = TF_OperationName(each) + strlen("decode_");
+    }
     if (!parts) fail("the model", "it has no cache; export it with pax.generation.export");
     qsort(names, parts, sizeof *names, by_name);
+    int64_t rows;
+    TF_GraphGetTensorShape(graph, operation("decode_", "token", 0), &rows, 1, status);
     for (int i = 0; i < parts; i++) {
         TF_Output input = operation("decode_", names[i], 0);
         int rank = TF_GraphGetTensorNumDims(graph, input, status);
@@ -64,7 +66,10 @@ static void make_cache(void) {
         TF_DataType type = TF_OperationOutputType(input);
         TF_GraphGetTensorShape(graph, input, shape, rank < 8 ? rank : 8, status);
         check(names[i]);
-        for (int axis = 0; axis < rank; axis++) count *= shape[axis] = shape[axis] < 0 ? 1 : shape[axis];
+        for (int axis = 0, any = rows >= 0; axis < rank; count *= shape[axis++])
+            if (shape[axis] < 0) shape[axis] = any++ ? ROOM : 1;
+        if (!strcmp(names[i], "cache.lengths")) lengths = i;
+        if (!i && rank > 3 && !strncmp(names[i], "cache.keys", 10)) room = shape[rank - 3];
         cache[i] = TF_AllocateTensor(type, shape, rank, count * TF_DataTypeSize(type));
         memset(TF_TensorData(cache[i]), 0, TF_TensorByteSize(cache[i]));
     }
@@ -75,6 +80,10 @@ static int read_ids(const char *signature, const char *call, const int *ids, int
     TF_Output inputs[PARTS + 2], outputs[PARTS + 1];
     TF_Tensor *given[PARTS + 2], *found[PARTS + 1];
     int whole = !strcmp(signature, "prefill_"), taken = parts;
+    int held = lengths < 0 || !room ? -count : *(const int *)TF_TensorData(cache[lengths]);
+    if (held + count > room)
+        fprintf(stderr, "chat: the cache is full: %d tokens are in it and %d come, where %d have room; "
+                "export with a larger max_length, or begin anew\n", held, count, room), exit(1);
     for (int i = 0; i <= parts; i++) outputs[i] = operation("", call, i); /* the last is logits */
     for (int i = 0; i < parts; i++) inputs[i] = operation(signature, names[i], 0), given[i] = cache[i];
     inputs[taken] = operation(signature, whole ? "tokens" : "token", 0);
@@ -93,31 +102,24 @@ static int read_ids(const char *signature, const char *call, const int *ids, int
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3 && argc != 4) return fprintf(stderr, "usage: chat MODEL STOP [MOST]\n"), 2;
+    int stop = argc > 2 ? atoi(argv[2]) : 0, most = argc > 3 ? atoi(argv[3]) : 256, kept = 0;
+    if (argc < 3 || argc > 4 || most < 1) return fprintf(stderr, "usage: chat MODEL STOP [MOST]\n"), 2;
     static char line[8 * IDS];
     static int ids[IDS];
-    int stop = atoi(argv[2]), most = argc > 3 ? atoi(argv[3]) : 256;
-    const char *tags[] = {"serve"};
+    const char *tag = "serve";
     status = TF_NewStatus(), graph = TF_NewGraph();
-    TF_SessionOptions *options = TF_NewSessionOptions();
-    session = TF_LoadSessionFromSavedModel(options, NULL, argv[1], tags, 1, graph, NULL, status);
+    session = TF_LoadSessionFromSavedModel(TF_NewSessionOptions(), NULL, argv[1], &tag, 1, graph, NULL, status);
     check(argv[1]);
     make_cache();
     while (fgets(line, sizeof line, stdin)) {
-        int count = 0;
+        int count = kept; /* the last id of the answer before, which the model has not read yet */
         char *rest = line, *end;
         for (long id; id = strtol(rest, &end, 10), end != rest && count < IDS; rest = end) ids[count++] = id;
         if (rest[strspn(rest, " \n")]) fail(rest, "this is no token id");
-        if (!count) continue;
-        int next = read_ids("prefill_", "StatefulPartitionedCall", ids, count);
-        for (int made = 0, over = 0; made < most && !over; made++) {
-            int token = next;
-            over = token == stop;
-            printf("%d ", token);
-            fflush(stdout);
-            next = read_ids("decode_", "StatefulPartitionedCall_1", &token, 1);
-        }
-        printf("\n");
+        if (count == kept) continue;
+        int token = read_ids("prefill_", "StatefulPartitionedCall", ids, count);
+        for (int made = 1; printf("%d ", token), fflush(stdout), token != stop && made < most; made++)
+            token = read_ids("decode_", "StatefulPartitionedCall_1", &token, 1);
+        printf("\n"), ids[0] = token, kept = 1;
     }
-    return 0;
 }

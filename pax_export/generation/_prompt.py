@@ -18,6 +18,7 @@ from pax_export._errors import (
 from pax_export._jax import is_tracer
 from pax_export.core import Module, enable_eval_mode
 from pax_export.generation.samplers import Sampler
+from pax_export.nets import cache_dtype
 
 Prompt = tuple[Any, Any]  # tokens [batch, length] and lengths [batch], both int32
 
@@ -202,19 +203,8 @@ def checked_chunk(value: Any, where: str) -> int | None:
 
 
 def checked_cache_dtype(value: Any, where: str) -> np.dtype | None:
-    """The dtype of a new cache; None for the net's own."""
-    try:
-        dtype = None if value is None else jnp.dtype(value)
-    except TypeError:
-        dtype = np.dtype(object)
-    if dtype is None or dtype == jnp.int8 or jnp.issubdtype(dtype, jnp.floating):
-        return dtype
-    raise InvalidArgumentTypeError(
-        "A cache holds floating-point numbers, or int8 with scales.",
-        where=f"{where}: cache_dtype",
-        got=repr(value),
-        write='cache_dtype="bfloat16", or "int8"',
-    )
+    """The dtype of a new cache, by which programs are told apart; None for the net's own."""
+    return None if value is None else cache_dtype(value, where, "cache_dtype")
 
 
 def checked_pad(value: Any, where: str) -> int:

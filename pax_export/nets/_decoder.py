@@ -17,6 +17,7 @@ from pax_export.nets._decoder_cache import DecoderCache, new_store
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer, norm_of
 from pax_export.nets._decoder_loading import decoder_of_folder, decoder_of_gguf
+from pax_export.nets._decoder_sizes import cache_dtype, cache_size, weight_dtype
 from pax_export.nn import (
     Embed,
     Linear,
@@ -90,6 +91,7 @@ class Decoder(Module):
                 write="DecoderConfig.llama(...), or DecoderConfig.from_hf(json.load(file))",
             )
         choice(layers, _FORMS, "Decoder.layers")
+        dtype = weight_dtype(dtype, "Decoder")
         self.config, self.remat = config, bool(remat)
         self.embed = Embed(config.vocab_size, config.dim, jax.nn.initializers.normal(0.02))
         if config.positions == "learned":
@@ -133,6 +135,7 @@ class Decoder(Module):
             MissingPackageError: gguf is not installed.
         """
         choice(layers, _FORMS, "Decoder.from_gguf(layers=...)")
+        dtype = weight_dtype(dtype, "Decoder.from_gguf")
         return decoder_of_gguf(cls, path, layers, dtype)
 
     @classmethod
@@ -154,6 +157,7 @@ class Decoder(Module):
             WeightsFileError: no such folder, or a damaged file.
         """
         choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
+        dtype = weight_dtype(dtype, "Decoder.from_pretrained")
         return decoder_of_folder(cls, folder, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
@@ -207,10 +211,14 @@ class Decoder(Module):
             A `DecoderCache`.
 
         Raises:
-            InvalidArgumentError: with learned positions, more than there are.
+            InvalidArgumentError: a size below zero or above int32; with learned positions, more
+                than there are.
+            InvalidArgumentTypeError: (a TypeError) another dtype, or a size that is no integer.
         """
         config = self.config
-        dtype = self.embed.weight.dtype if dtype is None else dtype
+        own = self.embed.weight.dtype
+        dtype = own if dtype is None else cache_dtype(dtype, "Decoder.init_cache")
+        batch, max_length = cache_size(batch, "batch"), cache_size(max_length, "max_length")
         self._check_positions(max_length, "max_length")
         windows = [config.kind_of(i).window for i in range(config.num_layers)]
         rolled = [window for window in windows if rolling and window is not None]

@@ -8,9 +8,9 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_gguf import fields_of_gguf
-from pax_export.nets._decoder_hf import described_by, fields_of_hf
+from pax_export.nets._decoder_hf import fields_of_hf
 from pax_export.nets._layer_kind import LayerKind
-from pax_export.nn import PAIRINGS, RotaryScaling, choice, integer
+from pax_export.nn import PAIRINGS, RotaryScaling, check_frequencies, choice, integer
 
 _POSITIONS = ("rotary", "learned", "sinusoidal", "alibi", "none")
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -117,6 +117,12 @@ class DecoderConfig:
                 got=f"{turned} of a head of {self.head_size}",
                 write=f"an even number up to {self.head_size}, or positions= of another kind",
             )
+        if self.positions == "rotary":
+            for own, scaled in {(kind.rotary_base, kind.scaled) for kind in self.kinds}:
+                base = self.rotary_base if own is None else own
+                if base != 0:  # which turns nothing
+                    scaling = self.rotary_scaling if scaled else None
+                    check_frequencies(turned, base, scaling, "DecoderConfig.rotary_base")
         if not 1 <= len(self.kinds) <= self.num_layers:
             raise InvalidArgumentError(
                 "There must be a kind for each of the first layers.",
@@ -167,8 +173,7 @@ class DecoderConfig:
             InvalidArgumentError: another ``model_type``, a choice that a `Decoder` has not, a
                 key that says a size is missing, or a value of another kind.
         """
-        with described_by("config.json"):
-            return cls(**fields_of_hf(config))
+        return cls(**fields_of_hf(config))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> DecoderConfig:
@@ -182,8 +187,7 @@ class DecoderConfig:
             InvalidArgumentError: another ``general.architecture``, or a key that says a size is
                 missing.
         """
-        with described_by("GGUF metadata"):
-            return cls(**fields_of_gguf(metadata))
+        return cls(**fields_of_gguf(metadata))
 
     def kind_of(self, layer: int) -> LayerKind:
         """The kind of a layer by its number."""

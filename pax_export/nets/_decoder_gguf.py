@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from pax_export.nets._decoder_hf import Fields, mapping, unknown_family, unsupported
+from pax_export.nets._decoder_fields import Fields, mapping, unknown_family, unsupported
 from pax_export.nets._layer_kind import LayerKind, repeating
 from pax_export.nn import RotaryScaling
 

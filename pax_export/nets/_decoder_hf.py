@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import numbers
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PaxError, a_few
+from pax_export._errors import InvalidArgumentError
+from pax_export.nets._decoder_fields import Fields, mapping, shown, unknown_family, unsupported
 from pax_export.nets._layer_kind import LayerKind, repeating
 from pax_export.nn import RotaryScaling
 
@@ -23,127 +19,6 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
 }
-
-
-#: No net has a larger size, nor more layers.
-_LARGEST, _MOST_LAYERS = 1 << 31, 10_000
-
-
-@contextmanager
-def described_by(where: str) -> Iterator[None]:
-    """While the block runs, values of a stranger's configuration may be of any kind."""
-    try:
-        yield
-    except PaxError:
-        raise
-    except (
-        TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError,
-        MemoryError,
-    ) as error:  # fmt: skip
-        raise InvalidArgumentError(
-            "A configuration has a value of another kind than its key asks for.",
-            where=where,
-            got=f"{type(error).__name__}: {error}"[:200],
-            write="the configuration as it was written with the weights",
-        ) from error
-
-
-class Fields:
-    """Keys and values of a configuration, with errors that name what is missing.
-
-    Args:
-        values: the keys and values.
-        where: the file, for messages.
-    """
-
-    def __init__(self, values: Mapping[str, Any], where: str):
-        self.values, self.where = values, where
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A value; the default if there is none, or null."""
-        value = self.values.get(name)
-        if isinstance(value, int) and abs(value) > _LARGEST:
-            raise self._too_large(name, value)
-        return default if value is None else value
-
-    def need(self, name: str) -> Any:
-        """A value that must be there."""
-        value = self.get(name)
-        if value is None:
-            raise InvalidArgumentError(
-                "A configuration lacks a value that the net needs.",
-                where=self.where,
-                got=f"no {name!r} among {a_few(sorted(map(str, self.values)), 8)}",
-                write=f"the whole configuration, with {name!r}",
-            )
-        return value
-
-    def layers(self, name: str) -> int:
-        """How many layers there are."""
-        count = self.size(name)
-        if count > _MOST_LAYERS:
-            raise self._too_large(name, count)
-        return count
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """An integer of one or more; without a default it must be there."""
-        value = self.need(name) if default is None else self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise self.wrong(name, "an integer of 1 or more")
-        return int(value)
-
-    def number(self, name: str, default: float, zero: bool = False) -> float:
-        """A finite number above zero, or zero where that means something."""
-        value = self.get(name, default)
-        is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        number = float(value) if is_number else math.nan
-        if not 0 <= number < math.inf or (number == 0 and not zero):
-            raise self.wrong(name, f"a number {'of 0 or more' if zero else 'above 0'}")
-        return number
-
-    def flag(self, name: str, default: bool) -> bool:
-        """True or False."""
-        value = self.get(name, default)
-        if value not in (True, False):  # a word is neither
-            raise self.wrong(name, "true or false")
-        return bool(value)
-
-    def optional(self, name: str) -> float | None:
-        """The same, or None if there is none."""
-        return None if self.get(name) is None else self.number(name, 1.0)
-
-    def part(self, name: str) -> Fields:
-        """What is a mapping itself; an empty one if there is none."""
-        value = self.get(name, {})
-        if not isinstance(value, Mapping):
-            raise self.wrong(name, "keys and values")
-        return Fields(value, f"{self.where}: {name}")
-
-    def words(self, name: str, default: list[str]) -> list[str]:
-        """A list of words, one at least."""
-        value = self.get(name, default)
-        is_list = isinstance(value, (list, tuple)) and len(value) > 0
-        if not is_list or not all(isinstance(each, str) for each in value):
-            raise self.wrong(name, "a list of words")
-        return list(value)
-
-    def wrong(self, name: str, needed: str) -> InvalidArgumentError:
-        """The error about a value of another kind."""
-        return InvalidArgumentError(
-            "A configuration has a value of another kind than the net needs.",
-            where=f"{self.where}: {name}",
-            got=f"{self.values.get(name)!r:.100}",
-            write=needed,
-        )
-
-    def _too_large(self, name: str, value: int) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            "A configuration has a size that no net has.",
-            where=f"{self.where}: {name}",
-            got=f"{value:.3g}" if abs(value) < 1e300 else "a number of many digits",
-            write="the configuration as it was written with the weights",
-        )
-
 
 Found = dict[str, Any]  # fields of a DecoderConfig
 
@@ -158,28 +33,6 @@ def fields_of_hf(config: Mapping[str, Any]) -> Found:
     if not isinstance(family, str) or family not in _FAMILIES:
         raise unknown_family(family, "config.json: model_type", sorted(_FAMILIES))
     return _FAMILIES[family](fields)
-
-
-def mapping(values: Any, where: str) -> Mapping[str, Any]:
-    """Keys and values, and nothing else."""
-    if isinstance(values, Mapping):
-        return values
-    raise InvalidArgumentTypeError(
-        "A configuration is keys and values.",
-        where=where,
-        got=f"{type(values).__name__}: {values!r:.80}",
-        write='json.load(file), or for a whole folder Decoder.from_pretrained("folder")',
-    )
-
-
-def unknown_family(family: Any, where: str, known: list[str]) -> InvalidArgumentError:
-    """The error about a model of another architecture."""
-    return InvalidArgumentError(
-        "A Decoder is no net of this architecture.",
-        where=where,
-        got=repr(family),
-        write=f"a model of {', '.join(known)}; or a DecoderConfig by hand, if it is alike",
-    )
 
 
 def _llama(fields: Fields) -> Found:
@@ -367,6 +220,9 @@ def _kinds(
 ) -> tuple[LayerKind, ...]:
     of_word = {"sliding_attention": local, "full_attention": whole}
     words = fields.words("layer_types", default)
+    if len(words) < len(default):
+        raise fields.wrong("layer_types", f"a word for each of the {len(default)} layers")
+    words = words[: len(default)]  # those of a net that was cut to fewer layers
     for word in words:
         if word not in of_word:
             raise unsupported(fields, "layer_types", word)
@@ -379,17 +235,7 @@ def _activation(fields: Fields, name: str, usual: str) -> str:
         raise InvalidArgumentError(
             "A Decoder has no such activation.",
             where=f"{fields.where}: {name}",
-            got=repr(word),
+            got=shown(word),
             write=" or ".join(map(repr, sorted(_ACTIVATIONS))),
         )
     return _ACTIVATIONS[word]
-
-
-def unsupported(fields: Fields, name: str, value: Any = None) -> InvalidArgumentError:
-    """The error about a choice that a Decoder does not have."""
-    return InvalidArgumentError(
-        "This configuration chooses what a Decoder cannot do.",
-        where=f"{fields.where}: {name}",
-        got=repr(fields.get(name) if value is None else value),
-        write="a model without it",
-    )

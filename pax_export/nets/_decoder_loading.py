@@ -18,7 +18,6 @@ from pax_export._errors import MissingWeightError, WeightsFileError, WeightsMism
 from pax_export._files import bounded
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_hf import described_by
 from pax_export.nets._decoder_names import Piece, Pieces, pieces_of_gguf, pieces_of_hf
 from pax_export.nn import RotaryScaling
 from pax_export.weights import Source, open_source
@@ -94,8 +93,7 @@ def filled(
             source, "the layers of the net", f"{len(source.entries)} tensors",
             f"those of {config.num_layers} layers",
         )  # fmt: skip
-    with described_by(source.where):
-        shapes: Any = jax.eval_shape(lambda: cls(config, layers))
+    shapes: Any = jax.eval_shape(lambda: cls(config, layers))
     places = [_Place(name, leaf, pieces) for name, leaf in named_leaves(shapes)]
     used = {name for place in places for name in place.names(config.num_layers)}
     _check(source, places, config, used)

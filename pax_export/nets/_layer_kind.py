@@ -27,9 +27,12 @@ class LayerKind:
 
 
 def repeating(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
-    """The shortest pattern that repeats to these kinds."""
-    for length in range(1, len(kinds) + 1):
-        pattern = kinds[:length]
-        if all(kind == pattern[i % length] for i, kind in enumerate(kinds)):
-            return tuple(pattern)
-    return ()
+    """The shortest pattern that repeats to these kinds, in a time that grows as their number."""
+    # Of what stands before each place: how much of the beginning it ends in (Morris and Pratt).
+    ends = [0] * len(kinds)
+    for i in range(1, len(kinds)):
+        length = ends[i - 1]
+        while length and kinds[i] != kinds[length]:
+            length = ends[length - 1]
+        ends[i] = length + (kinds[i] == kinds[length])
+    return tuple(kinds[: len(kinds) - ends[-1]] if kinds else ())

@@ -27,6 +27,7 @@ from pax_export.nn._rotary import (
     PAIRINGS,
     Rotary,
     RotaryScaling,
+    check_frequencies,
     rotary_angles,
     rotary_frequencies,
     rotate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ class RotaryScaling:
             Llama 3 have it.
 
     Raises:
-        InvalidArgumentError: another kind, or a factor or length that is not above zero.
+        InvalidArgumentError: another kind, or a number that is not above zero, or without end.
 
     Example:
         >>> import pax_export as pax
@@ -65,10 +66,19 @@ class RotaryScaling:
                 "for those of the length in training",
             )
         arg.choice(self.kind, _KINDS, "RotaryScaling.kind")
-        if not self.factor > 0:
-            raise _not_positive("factor", self.factor)
-        if self.kind in ("llama3", "yarn") and not (self.original_length or 0) > 0:
-            raise _not_positive("original_length", self.original_length)
+        for name in _NUMBERS.get(self.kind, ("factor",)):
+            if not _is_positive(getattr(self, name)):
+                raise _not_positive(f"RotaryScaling.{name}", getattr(self, name))
+        for each in self.table:
+            if not _is_positive(each):
+                raise _not_positive("RotaryScaling.table", each)
+        if self.kind == "llama3" and not self.low < self.high:
+            raise InvalidArgumentError(
+                "Slow pairs turn less often than fast ones.",
+                where="RotaryScaling.high",
+                got=f"low={self.low!r}, high={self.high!r}",
+                write="a larger number than low",
+            )
 
     @property
     def result_factor(self) -> float:
@@ -80,13 +90,44 @@ class RotaryScaling:
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
-def _not_positive(name: str, value: Any) -> InvalidArgumentError:
+_FULL = ("factor", "original_length", "low", "high")
+_NUMBERS = {"llama3": _FULL, "yarn": _FULL}  # that a kind needs; others a factor only
+
+
+def _is_positive(value: Any) -> bool:
+    """Whether a number is above zero, and so far from it and from infinity that sums end."""
+    return isinstance(value, numbers.Real) and 1e-30 <= float(value) <= 1e30
+
+
+def _not_positive(where: str, value: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
         "This number must be above zero.",
-        where=f"RotaryScaling.{name}",
-        got=repr(value),
-        write=f"{name}= of the configuration of the model (rope_scaling)",
+        where=where,
+        got=f"{value!r:.80}",
+        write=f"{where.rpartition('.')[2]}= of the configuration of the model (rope_scaling)",
     )
+
+
+def check_frequencies(size: int, base: float, scaling: RotaryScaling | None, where: str) -> None:
+    """Refuses a base of which there are no frequencies, and a table of another size."""
+    if not _is_positive(base):
+        raise _not_positive(where, base)
+    if scaling is None:
+        return
+    if scaling.kind == "yarn" and base <= 1:
+        raise InvalidArgumentError(
+            "YaRN counts turns by the logarithm of the base.",
+            where=where,
+            got=f"{base!r:.80}",
+            write="a base above 1, 10000.0 in most models",
+        )
+    if scaling.kind == "table" and 2 * len(scaling.table) != size:
+        raise InvalidArgumentError(
+            "A table of a rotary embedding has a number for each pair of channels.",
+            where="RotaryScaling.table",
+            got=f"{len(scaling.table)} numbers for {size} channels that turn",
+            write=f"{size // 2} numbers",
+        )
 
 
 def rotary_frequencies(
@@ -107,6 +148,7 @@ def rotary_frequencies(
         >>> pax.rotary_frequencies(4, 100.0).tolist()
         [1.0, 0.1]
     """
+    check_frequencies(size, base, scaling, "rotary_frequencies: base")
     plain = 1.0 / float(base) ** (np.arange(0, size, 2, dtype=np.float64) / size)
     if scaling is None:
         return plain
@@ -114,7 +156,7 @@ def rotary_frequencies(
         return plain / scaling.factor
     if scaling.kind == "table":
         return plain / np.asarray(scaling.table, np.float64)
-    assert scaling.original_length is not None
+    assert scaling.original_length is not None  # as its own check says
     turns = scaling.original_length * plain / (2 * math.pi)  # in a sequence of the training
     if scaling.kind == "llama3":
         kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)

@@ -85,3 +85,47 @@ def test_an_axis_that_the_mesh_has_not_is_named():
     mesh, cache = pax.sharding.abstract_mesh(rows=2), shapes(LLAMA)
     with pytest.raises(pax.errors.PaxError, match="The mesh has no axis 'data'"):
         pax.sharding.table(cache, mesh, cache.sharding_rules(mesh, model=None))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "words"),
+    [
+        ((2, 8), {"dtype": "nope"}, ["or int8 with scales", "init_cache: dtype\n  got: 'nope'"]),
+        ((2, 8), {"dtype": int}, ["<class 'int'>", 'write: dtype="bfloat16", or "int8"']),
+        ((2, 8), {"dtype": "(2,"}, ["init_cache: dtype\n  got: '(2,'"]),
+        ((2, 8), {"dtype": []}, ["init_cache: dtype\n  got: []"]),
+        (("x", 8), {}, ["must be an integer", "init_cache: batch\n  got: str: 'x'"]),
+        ((2.0, 8), {}, ["init_cache: batch\n  got: float: 2.0"]),
+        ((-1, 8), {}, ["must be at least 0", "init_cache: batch\n  got: -1"]),
+        ((2, -8), {"listed": True}, ["init_cache: max_length\n  got: -8"]),
+        ((2, None), {}, ["init_cache: max_length\n  got: NoneType: None"]),
+        ((2, 2**40), {}, ["in int32", "init_cache: max_length\n  got: max_length=1.1e+12"]),
+    ],
+)
+def test_sizes_and_dtypes_that_no_cache_has_are_named(sizes, options, words):
+    kinds = (pax.errors.InvalidArgumentError, pax.errors.InvalidArgumentTypeError)
+    with pytest.raises(kinds) as raised:
+        shapes_of(*sizes, **options)
+    assert [word for word in words if word not in str(raised.value)] == []
+
+
+def shapes_of(batch, max_length, **options):
+    return jax.eval_shape(lambda: Decoder(IN_TURN).init_cache(batch, max_length, **options))
+
+
+def test_sizes_of_numpy_are_sizes():
+    assert shapes_of(np.int64(2), np.int32(8)).keys.shape == (1, 2, 8, 2, 2)
+    assert shapes_of(0, 8).lengths.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", ["nope", "int8", bool])
+def test_dtypes_that_no_weights_have_are_named(dtype, tmp_path):
+    calls = {
+        "Decoder": lambda: Decoder(LLAMA, dtype=dtype),
+        "Decoder.from_gguf": lambda: Decoder.from_gguf(tmp_path / "none", dtype=dtype),
+        "Decoder.from_pretrained": lambda: Decoder.from_pretrained(tmp_path, dtype=dtype),
+    }
+    for where, call in calls.items():
+        with pytest.raises(pax.errors.InvalidArgumentTypeError) as raised:
+            call()
+        assert f"where: {where}: dtype\n  got: {dtype!r}\n" in str(raised.value)

@@ -88,3 +88,23 @@ def test_mistakes_are_named():
     assert "where: RotaryScaling.original_length\n  got: None" in message(
         lambda: pax.RotaryScaling("llama3", 2.0)
     )
+
+
+def test_numbers_of_which_there_are_no_frequencies_are_named():
+    def scaling(kind, low=1.0, high=4.0, **others):
+        return pax.RotaryScaling(kind, others.pop("factor", 2.0), 64, low, high, **others)
+
+    for call, text in (
+        (lambda: scaling("yarn", low=0.0), "RotaryScaling.low\n  got: 0.0"),
+        (lambda: scaling("yarn", high=float("inf")), "RotaryScaling.high\n  got: inf"),
+        (lambda: scaling("linear", factor="8"), "RotaryScaling.factor\n  got: '8'"),
+        (lambda: scaling("llama3", low=4.0), "got: low=4.0, high=4.0\n  write: a larger number"),
+        (lambda: scaling("table", table=(1.0, -2.0)), "RotaryScaling.table\n  got: -2.0"),
+        (lambda: pax.rotary_frequencies(8, 0.0), "rotary_frequencies: base\n  got: 0.0"),
+        (lambda: pax.rotary_frequencies(8, 1.0, scaling("yarn")), "write: a base above 1"),
+        (
+            lambda: pax.rotary_frequencies(8, 9.0, scaling("table", table=(1.0,))),
+            "got: 1 numbers for 8 channels that turn\n  write: 4 numbers",
+        ),
+    ):
+        assert text in message(call)

@@ -1,0 +1,165 @@
+"""The values of a stranger's configuration: each is judged by its kind before it is used."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
+
+#: No net has a larger size, more layers, or a number that is nearer to zero or to infinity.
+_LARGEST, _MOST_LAYERS, _NUMBERS = 1 << 31, 10_000, (1e-30, 1e30)
+
+_DOUBLE = float(np.finfo(np.float64).max)
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+class Fields:
+    """Keys and values of a configuration, with errors that name what is missing.
+
+    Args:
+        values: the keys and values.
+        where: the file, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str):
+        self.values, self.where = values, where
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value; the default if there is none, or null."""
+        value = self._value(name)
+        if isinstance(value, numbers.Integral) and abs(int(value)) > _LARGEST:
+            raise self._too_large(name, value, "a size")
+        return default if value is None else value
+
+    def need(self, name: str) -> Any:
+        """A value that must be there."""
+        value = self.get(name)
+        if value is None:
+            keys = sorted(str(key)[:80] for key in self.values)
+            raise InvalidArgumentError(
+                "A configuration lacks a value that the net needs.",
+                where=self.where,
+                got=f"no {name!r} among {a_few(keys, 8)}",
+                write=f"the whole configuration, with {name!r}",
+            )
+        return value
+
+    def layers(self, name: str) -> int:
+        """How many layers there are."""
+        count = self.size(name)
+        if count > _MOST_LAYERS:
+            raise self._too_large(name, count, "a size")
+        return count
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """An integer of one or more; without a default it must be there."""
+        value = self.need(name) if default is None else self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+            raise self.wrong(name, "an integer of 1 or more")
+        return int(value)
+
+    def number(self, name: str, default: float, zero: bool = False) -> float:
+        """A finite number above zero, or zero where that means something."""
+        value = self.get(name, default)
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        number = float(value) if is_number else math.nan
+        if not 0 <= number < math.inf or (number == 0 and not zero):
+            raise self.wrong(name, f"a number {'of 0 or more' if zero else 'above 0'}")
+        if number != 0 and not _NUMBERS[0] <= number <= _NUMBERS[1]:  # sums with it have no end
+            raise self._too_large(name, number, "a number")
+        return number
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or False."""
+        value = self.get(name, default)
+        if value not in (True, False):  # a word is neither
+            raise self.wrong(name, "true or false")
+        return bool(value)
+
+    def optional(self, name: str) -> float | None:
+        """The same, or None if there is none."""
+        return None if self.get(name) is None else self.number(name, 1.0)
+
+    def part(self, name: str) -> Fields:
+        """What is a mapping itself; an empty one if there is none."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, "keys and values")
+        return Fields(value, f"{self.where}: {name}")
+
+    def words(self, name: str, default: list[str]) -> list[str]:
+        """A list of words, one at least."""
+        value = self.get(name, default)
+        is_list = isinstance(value, (list, tuple)) and len(value) > 0
+        if not is_list or not all(isinstance(each, str) for each in value):
+            raise self.wrong(name, "a list of words")
+        return list(value)
+
+    def wrong(self, name: str, needed: str) -> InvalidArgumentError:
+        """The error about a value of another kind."""
+        return InvalidArgumentError(
+            "A configuration has a value of another kind than the net needs.",
+            where=f"{self.where}: {name}",
+            got=shown(self._value(name)),
+            write=needed,
+        )
+
+    def _value(self, name: str) -> Any:
+        value = self.values.get(name)
+        # Lists of numbers are arrays in GGUF files, which are neither equal nor unequal to a word.
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
+    def _too_large(self, name: str, value: Any, what: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"A configuration has {what} that no net has.",
+            where=f"{self.where}: {name}",
+            got=f"{float(value):.3g}" if abs(value) <= _DOUBLE else "a number of many digits",
+            write="the configuration as it was written with the weights",
+        )
+
+
+def shown(value: Any) -> str:
+    """A value in a few words, however long and deep it is."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return f"a {type(value).__name__}"
+
+
+def mapping(values: Any, where: str) -> Mapping[str, Any]:
+    """Keys and values, and nothing else."""
+    if isinstance(values, Mapping):
+        return values
+    raise InvalidArgumentTypeError(
+        "A configuration is keys and values.",
+        where=where,
+        got=f"{type(values).__name__}: {shown(values)}",
+        write='json.load(file), or for a whole folder Decoder.from_pretrained("folder")',
+    )
+
+
+def unknown_family(family: Any, where: str, known: list[str]) -> InvalidArgumentError:
+    """The error about a model of another architecture."""
+    return InvalidArgumentError(
+        "A Decoder is no net of this architecture.",
+        where=where,
+        got=shown(family),
+        write=f"a model of {', '.join(known)}; or a DecoderConfig by hand, if it is alike",
+    )
+
+
+def unsupported(fields: Fields, name: str, value: Any = None) -> InvalidArgumentError:
+    """The error about a choice that a Decoder does not have."""
+    return InvalidArgumentError(
+        "This configuration chooses what a Decoder cannot do.",
+        where=f"{fields.where}: {name}",
+        got=shown(fields.get(name) if value is None else value),
+        write="a model without it",
+    )
