@@ -17,6 +17,7 @@ from pax_export._signing import verify as verified
 from pax_export.weights._dtypes import Note, describe, is_key, stored
 from pax_export.weights._file import WeightsFile, opened, write
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
+from pax_export.weights._shards import on_devices
 
 T = TypeVar("T")
 
@@ -218,9 +219,7 @@ def _read(file: WeightsFile, name: str, own: Any) -> Any:
         return jax.device_put(file.read(name), sharding)
     if sharding.is_fully_addressable:
         file.read_for_comparison(name)  # several processes would each read all of it
-    # Each device is given its part only; the whole is never in memory at once.
-    read_part = functools.partial(file.read_part, name)
-    return jax.make_array_from_callback(own.shape, sharding, read_part)
+    return on_devices(own.shape, own.dtype, sharding, functools.partial(file.read_part, name))
 
 
 def refuse_narrowing(name: str, own: Any) -> None:

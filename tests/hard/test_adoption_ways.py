@@ -30,35 +30,41 @@ class _Attention(pax.Module):
 
 
 def _drawn(draw):
-    """Sizes, and the true numbers of every layer: in x out, queries, keys and values apart."""
+    """Sizes, the true numbers of every layer: in x out, queries, keys and values apart; heads."""
     numbers = np.random.default_rng(draw.randrange(10**9))
     count, size = draw.choice([1, 2, 3, 4]), draw.choice([2, 4, 6])
     wide = draw.choice([size, size, 3, 2 * size, 3 * size])
     shapes = {"up.w": (size, wide), "up.b": (wide,), "down.w": (wide, size), "down.b": (size,),
               "norm.w": (size,), "norm.b": (size,)}  # fmt: skip
+    heads = draw.choice([count for count in (1, 2, 4, 6) if size % count == 0])
+    keys = draw.choice([count for count in (1, 2, 3, 4, 6) if heads % count == 0])
     for part in "qkv":
-        shapes |= {f"{part}.w": (size, size), f"{part}.b": (size,)}
+        own = size if part == "q" else size // heads * keys
+        shapes |= {f"{part}.w": (size, own), f"{part}.b": (own,)}
     layers = [
         {name: numbers.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
         for _ in range(count)
     ]
-    return count, size, wide, layers
+    return count, size, wide, layers, heads, keys
 
 
-def _fused(parts, order, heads):
+def _fused(parts, order, heads, keys):
     if order == "blocks":
         return np.concatenate(parts, -1)
-    split = [part.reshape(*part.shape[:-1], heads, -1) for part in parts]
-    return np.stack(split, -2).reshape(*parts[0].shape[:-1], -1)
+    q, k, v = (np.split(part, n, -1) for part, n in zip(parts, (heads, keys, keys)))
+    each = heads // keys
+    return np.concatenate(
+        [a for n in range(keys) for a in (*q[n * each : (n + 1) * each], k[n], v[n])], -1
+    )
 
 
-def _block(size, wide, heads):
+def _block(size, wide, heads, keys):
+    qkv = pax.Linear(size, size + 2 * (size // heads) * keys)
     return Free(norm=pax.LayerNorm(size, -1, True, True), up=pax.Linear(size, wide),
-                down=pax.Linear(wide, size),
-                attention=_Attention(size, heads, pax.Linear(size, 3 * size)))  # fmt: skip
+                down=pax.Linear(wide, size), attention=_Attention(size, heads, qkv))  # fmt: skip
 
 
-def _leaves(layer, order, heads):
+def _leaves(layer, order, heads, keys):
     """What one block of ours holds, by path."""
     found = {
         f"{at}.{k}": layer[f"{at}.{k[0]}"] for at in ("up", "down") for k in ("weight", "bias")
@@ -66,7 +72,7 @@ def _leaves(layer, order, heads):
     found |= {"norm.scale": layer["norm.w"], "norm.offset": layer["norm.b"]}
     for k, name in (("w", "weight"), ("b", "bias")):
         parts = [layer[f"{part}.{k}"] for part in "qkv"]
-        found[f"attention.qkv.{name}"] = _fused(parts, order, heads)
+        found[f"attention.qkv.{name}"] = _fused(parts, order, heads, keys)
     return found
 
 
@@ -104,20 +110,20 @@ def _written(layers, framework, draw, normed):
 def tried(seed):
     """What became of one file: right, refused or wrong, and how it was changed."""
     draw = chance.Random(seed)
-    count, size, wide, layers = _drawn(draw)
-    heads, order = draw.choice([1, 2]), draw.choice(["blocks", "by head"])
+    count, size, wide, layers, heads, keys = _drawn(draw)
+    order = draw.choice(["blocks", "by head"])
     framework = draw.choice(["torch", "torch", "flax"])
     file = _written(layers, framework, draw, draw.random() < 0.5)
-    blocks = [_leaves(layer, order, heads) for layer in layers]
+    blocks = [_leaves(layer, order, heads, keys) for layer in layers]
     form = draw.choice(["list", "stack", "scan", "net", "own"])
-    modules = [_block(size, wide, heads) for _ in range(count)]
+    modules = [_block(size, wide, heads, keys) for _ in range(count)]
     stacked = T.stack_layers(modules)
     if form == "own":
         stacked = jax.tree_util.tree_map(lambda leaf: leaf, stacked)
         stacked = stacked.replace(
             up=Free(w=jnp.ones((count, size, wide)), b=jnp.ones((count, wide))))  # fmt: skip
     if form == "scan":
-        inner = T.Vmap(_block, axis_size=count)(size, wide, heads)
+        inner = T.Vmap(_block, axis_size=count)(size, wide, heads, keys)
         net, at = Free(body=inner), "body.vmap_module."
     elif form == "list":
         net, at = Free(layers=modules), None

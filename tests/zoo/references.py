@@ -6,6 +6,7 @@ Each takes the folder of the wheel and gives a function of the inputs, as the ne
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,9 @@ def deepcut(folder: Path) -> Run:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    model = module.get_convo_nn2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the wheel is older than this Keras
+        model = module.get_convo_nn2()
     model.load_weights(str(folder / "deepcut/weight/cnn_without_ne_ab.h5"))
 
     def run(characters: np.ndarray, kinds: np.ndarray) -> list[np.ndarray]:

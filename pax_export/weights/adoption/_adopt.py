@@ -30,10 +30,8 @@ from pax_export.weights.sources import Source, open_source
 
 T = TypeVar("T")
 
-#: So many ways are run at most to compare them with a reference; and so many after the first that
-#: agrees, to see whether the inputs tell ways apart at all.
+#: So many ways are run at most to compare them with a reference.
 MOST = 256
-AFTERWARDS = 8
 
 
 def adopt(
@@ -160,9 +158,10 @@ def _refuse_doubled(choice: Choice, source: Source) -> None:
 
 
 def _row(source: Source, piece: Piece) -> np.ndarray:
-    """The beginning of an array, or the part of it that is meant."""
+    """The beginning of an array, or of the part of it that is meant."""
     if piece.take is not None:
-        return forward(source.entries[piece.source].read(), piece)
+        part = forward(source.entries[piece.source].read(), piece)
+        return part[(slice(0, 1),) * (part.ndim - 1)]
     return source.entries[piece.source].read_part((slice(0, 1),) * (len(piece.shape) - 1))
 
 
@@ -226,11 +225,11 @@ class _Comparison:
         found: dict[tuple, tuple[Any, Choice]] = {}
         seen: set[tuple] = set()
         kept: dict[Any, Any] = {}
-        nearest, agreed = np.inf, 0
+        nearest = np.inf
         for choice in choices(study.possible):
             if choice.key() in seen:
                 continue
-            if self.tried == MOST or (found and self.tried - agreed == AFTERWARDS):
+            if self.tried == MOST:
                 break
             seen.add(choice.key())
             self.tried += 1
@@ -238,7 +237,7 @@ class _Comparison:
             distance = self._reference.distance(net)
             nearest = min(nearest, distance)
             if self._reference.agrees(distance):
-                found[choice.key()], agreed = (net, choice), self.tried
+                found[choice.key()] = net, choice
                 if len(found) > 1:
                     raise _refusals.ambiguous(study, source, len(found))
         if not found:

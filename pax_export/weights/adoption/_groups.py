@@ -156,7 +156,19 @@ def _beginning(several: list[tuple[str, ...]]) -> int:
     return min(count, max(shortest - 1, 0))
 
 
-def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> list[Group]:
+#: Sizes of queries, keys and values along an axis.
+Three = tuple[int, int, int]
+#: Words for queries, keys and values in one; the second is InternLM2's and MPT's.
+_IN_ONE = frozenset(("qkv", "wqkv"))
+
+
+def parts_of_fused(
+    group: Group,
+    origin: str,
+    order: str,
+    heads: int | None,
+    sizes: Mapping[int, Three],
+) -> list[Group]:
     """Queries, keys and values that are one array, as three groups; none if it is no such.
 
     Args:
@@ -164,35 +176,68 @@ def parts_of_fused(group: Group, origin: str, order: str, heads: int | None) -> 
         origin: whose conventions it follows.
         order: "blocks" if all queries come first, then all keys; "by head" if those of one head.
         heads: how many.
+        sizes: for the size of an axis, how much of it are queries, keys and values, where that is
+            known to be no thirds.
     """
     found = []
     for number, word in enumerate(("query", "key", "value")):
         parts: dict[str, Piece] = {}
         for role, piece in group.parts.items():
             axis = _fused_axis(piece, origin, group)
-            if axis is None or piece.shape[axis] % 3:
+            if axis is None:
                 return []
-            size = piece.shape[axis] // 3
-            split = (3, size)
-            if order == "by head":
-                if not heads or size % heads:
-                    return []
-                split = (heads, 3, size // heads)
-            at = axis + (order == "by head")
-            whole = (*piece.shape[:axis], *split, *piece.shape[axis + 1 :])
-            take = tuple(
-                slice(number, number + 1) if place == at else slice(None)
-                for place in range(len(whole))
-            )
-            shape = (*piece.shape[:axis], size, *piece.shape[axis + 1 :])
+            three = sizes.get(piece.shape[axis]) or _thirds(piece.shape[axis])
+            part = three and one_of_three(three, number, order, heads)
+            if three is None or part is None:
+                return []
+            room, at, index = part
+            whole = (*piece.shape[:axis], *room, *piece.shape[axis + 1 :])
+            take = [slice(None)] * len(whole)
+            take[axis + at] = index
+            shape = (*piece.shape[:axis], three[number], *piece.shape[axis + 1 :])
             parts[role] = replace(
-                piece, split=whole, take=take, steps=(("reshape", shape),), says=f"its {word} part"
-            )
+                piece, split=whole, take=tuple(take), steps=(("reshape", shape),),
+                says=f"its {word} part",
+            )  # fmt: skip
         name = named([*without_fused(group.raw), word])
         found.append(
             replace(group, path=f"{group.path} ({word})", parts=parts, name=name, sure=True)
         )
     return found
+
+
+def _thirds(total: int) -> Three | None:
+    third = total // 3
+    return (third, third, third) if total == 3 * third else None
+
+
+def one_of_three(
+    sizes: Three, number: int, order: str, heads: int | None
+) -> tuple[tuple[int, ...], int, slice] | None:
+    """How an axis of queries, keys and values is looked at, along which axis of that, which part.
+
+    Head by head, the queries that share a key and a value stand before these: so do Falcon,
+    InternLM2 and Megatron, and with one query for each key it is the order of GPT-NeoX.
+
+    Args:
+        sizes: how much of the axis are queries, keys and values.
+        number: 0 for the queries, 1 for the keys, 2 for the values.
+        order: "blocks" or "by head".
+        heads: how many heads the queries have.
+    """
+    blocks = (sum(sizes),), 0, slice(sum(sizes[:number]), sum(sizes[: number + 1]))
+    if order == "blocks":
+        return blocks
+    if not heads or sizes[0] % heads or sizes[1] != sizes[2]:
+        return None
+    size = sizes[0] // heads
+    keys = sizes[1] // size if size else 0
+    if not keys or sizes[1] % size or heads % keys:
+        return None
+    if keys == 1:
+        return blocks  # which is the same
+    shared = heads // keys
+    return (keys, shared + 2, size), 1, (slice(shared), slice(shared, -1), slice(-1, None))[number]
 
 
 def without_fused(raw: tuple[str, ...]) -> list[str]:
@@ -203,7 +248,7 @@ def without_fused(raw: tuple[str, ...]) -> list[str]:
         return list(raw[:-2])
     if raw[-3:] == ("query", "key", "value"):
         return list(raw[:-3])
-    return [word for word in raw if word != "qkv"]
+    return [word for word in raw if word not in _IN_ONE]
 
 
 def is_fused(group: Group) -> bool:
@@ -216,7 +261,7 @@ def is_fused_name(words: Sequence[str]) -> bool:
     raw = tuple(words)
     return (
         raw[-2:] in (("in", "proj"), ("c", "attn"))
-        or "qkv" in raw
+        or not _IN_ONE.isdisjoint(raw)
         or raw[-3:] == ("query", "key", "value")
     )
 

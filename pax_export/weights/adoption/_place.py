@@ -10,8 +10,12 @@ import numpy as np
 from pax_export._errors import AdoptionError, UnsupportedDtypeError
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
-from pax_export.weights.adoption._moves import Piece, assembled, axes_alone
+from pax_export.weights._shards import on_devices
+from pax_export.weights.adoption._moves import Piece, assembled, axes_alone, forward, region
 from pax_export.weights.sources import Source
+
+#: So many numbers are cast at a time.
+_AT_ONCE = 1 << 20
 
 
 def placed(
@@ -33,17 +37,15 @@ def placed(
     refuse_narrowing(path, jax.ShapeDtypeStruct(own.shape, dtype))
     sharding = chosen_sharding(own) if sharding is None else sharding
     if sharding is None:
-        return jax.numpy.asarray(_read(own.shape, pieces, source, path, dtype))
-    if len(sharding.device_set) == 1 or sharding.is_fully_replicated:
-        whole = _read(own.shape, pieces, source, path, dtype)
-        return jax.make_array_from_callback(own.shape, sharding, lambda index: whole[index])
+        value = jax.device_put(_read(own.shape, pieces, source, path, dtype))
+        return jax.block_until_ready(value)  # the next is read when this one is let go of
     orders = [axes_alone(piece, own.shape) for piece in pieces]
-    if None in orders:
+    in_parts = None not in orders and all(source.entries[p.source].in_parts for p in pieces)
+    if len(sharding.device_set) == 1 or sharding.is_fully_replicated or not in_parts:
         whole = _read(own.shape, pieces, source, path, dtype)
-        return jax.make_array_from_callback(own.shape, sharding, lambda index: whole[index])
-    # Each device is given its part only; the whole is never in memory at once.
-    return jax.make_array_from_callback(
-        own.shape, sharding,
+        return on_devices(own.shape, dtype, sharding, lambda index: whole[index])
+    return on_devices(
+        own.shape, dtype, sharding,
         lambda index: _part(own.shape, index, list(zip(pieces, orders)), source, dtype, path),
     )  # fmt: skip
 
@@ -73,41 +75,71 @@ def _part(
         theirs = tuple([inner[axis] for axis in np.argsort(order)])
         read = source.entries[piece.source].read_part(theirs).transpose(order)
         into = tuple([slice(b.start - w.start, b.stop - w.start) for b, w in zip(both, wanted)])
-        found[into] = _cast(read, dtype, path).reshape(found[into].shape)
+        _fill(found[into], read.reshape(found[into].shape), path)
     return found
 
 
 def _read(
     shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any
 ) -> np.ndarray:
-    kept: dict[str, np.ndarray] = {}
+    if any(piece.adds for piece in pieces):
+        return _added(shape, pieces, source, path, dtype)
+    found = np.zeros(shape, dtype)
+    name, array = None, np.empty(0)
+    for piece in pieces:
+        if piece.source != name:
+            del array  # before the next one is read
+            name, array = piece.source, source.entries[piece.source].read()
+        _fill(region(found, piece), forward(array, piece), path)
+    return found
 
-    def read(name: str) -> np.ndarray:
-        if name not in kept:
-            kept[name] = source.entries[name].read()
-        return kept[name]
 
-    wide = np.result_type(*[np.float32 if _is_small(entry.dtype) else entry.dtype for entry in (
-        source.entries[piece.source] for piece in pieces)])  # fmt: skip
-    if len(pieces) == 1:
-        wide = source.entries[pieces[0].source].dtype
-    return np.ascontiguousarray(_cast(assembled(shape, wide, pieces, read), dtype, path))
+def _added(
+    shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any
+) -> np.ndarray:
+    """A leaf that is the sum of arrays, made in a wide dtype and then rounded once."""
+    kept = {piece.source: source.entries[piece.source].read() for piece in pieces}
+    wide = np.result_type(*[np.float32 if _is_small(each.dtype) else each.dtype
+                            for each in kept.values()])  # fmt: skip
+    found = np.empty(shape, dtype)
+    _fill(found, assembled(shape, wide, pieces, kept.__getitem__), path)
+    return found
 
 
 def _is_small(dtype: np.dtype) -> bool:
     return dtype.kind == "V" or (dtype.kind == "f" and dtype.itemsize < 4)
 
 
+def _fill(into: np.ndarray, array: np.ndarray, path: str) -> None:
+    """Puts numbers into a leaf, a few at a time: what is made on the way is small."""
+    array = np.broadcast_to(array, into.shape)
+    if array.dtype == into.dtype:
+        into[...] = array
+    elif array.size <= _AT_ONCE or not array.ndim:
+        into[...] = _cast(array, into.dtype, path)
+    elif len(array) == 1:
+        _fill(into[0], array[0], path)
+    else:
+        step = max(1, _AT_ONCE * len(array) // array.size)
+        for first in range(0, len(array), step):
+            rows = slice(first, first + step)
+            _fill(into[rows], array[rows], path)
+
+
 def _cast(array: np.ndarray, dtype: Any, path: str) -> np.ndarray:
-    if array.dtype == dtype:
-        return array
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if not _is_float(dtype) and not np.array_equal(cast, array):
         raise _unfit(path, array.dtype, dtype, "numbers that it has no room for")
-    if _is_float(dtype) and np.isinf(cast.astype(np.float32)).sum() != np.isinf(array).sum():
+    if _is_float(dtype) and _finite(cast) != _finite(array):
         raise _unfit(path, array.dtype, dtype, "numbers that would be infinite")
     return cast
+
+
+def _finite(array: np.ndarray) -> int:
+    """How many numbers are neither infinite nor none: some small floats have no infinity."""
+    native = array.dtype.kind in "fc"
+    return int(np.count_nonzero(np.isfinite(array if native else array.astype(np.float32))))
 
 
 def _is_float(dtype: Any) -> bool:

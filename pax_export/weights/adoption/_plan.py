@@ -17,6 +17,7 @@ from pax_export.weights.adoption._groups import (
     Group,
     grouped,
     is_fused,
+    one_of_three,
     origins,
     parts_of_fused,
     says_order,
@@ -24,7 +25,14 @@ from pax_export.weights.adoption._groups import (
 from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, wanted
 from pax_export.weights.adoption._options import Options, is_at, matching, renamed
 from pax_export.weights.adoption._readings import Recipe, joined, readings, recipe_key
-from pax_export.weights.adoption._unfold import PARTS, Order, arrangements, may_be_fused, unfolded
+from pax_export.weights.adoption._unfold import (
+    PARTS,
+    Order,
+    arrangements,
+    may_be_fused,
+    sizes_of_module,
+    unfolded,
+)
 from pax_export.weights.adoption._weight_norm import file_names, versions
 from pax_export.weights.adoption._words import Name
 from pax_export.weights.sources import Entry, Source
@@ -237,11 +245,11 @@ def _orders(
 ) -> tuple[Order, ...]:
     if options.fused is not None:
         return (Order(options.fused, told=True),)
-    blocks, by_head = Order("blocks", told=False), Order("by head", told=False)
+    blocks, heads = Order("blocks", told=False), Order("by head", told=False)
     unsure = any(is_fused(group) and not says_order(group) for group in groups) or any(
         may_be_fused(layer, blocks) for layer in layers
     )
-    return (blocks, by_head) if unsure else (blocks,)
+    return (blocks, heads) if unsure else (blocks,)
 
 
 def _tried(
@@ -311,11 +319,14 @@ def _with_parts(
 def _parts(group: Group, layers: Sequence[Layer], origin: str, order: Order) -> list[Group]:
     heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
     count = next(iter(heads)) if len(heads) == 1 else None
+    sizes = sizes_of_module(layers, group)
     if says_order(group):
-        return parts_of_fused(group, origin, "blocks", None)
-    if count is None and not order.told:  # it cannot be known what the other order gives
-        return []
-    return parts_of_fused(group, origin, order.says, count)
+        return parts_of_fused(group, origin, "blocks", None, sizes)
+    if not order.told:  # it must be known what the other order gives
+        uneven = [three for three in sizes.values() if len(set(three)) > 1]
+        if count is None or not all(one_of_three(each, 0, "by head", count) for each in uneven):
+            return []
+    return parts_of_fused(group, origin, order.says, count, sizes)
 
 
 def choices(hypotheses: Sequence[Hypothesis]) -> Iterator[Choice]:

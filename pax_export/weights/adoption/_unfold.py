@@ -14,9 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pax_export.weights.adoption._groups import Group, is_fused_name, without_fused
+from pax_export.weights.adoption._groups import (
+    Group,
+    Three,
+    is_fused_name,
+    one_of_three,
+    without_fused,
+)
 from pax_export.weights.adoption._layers import Layer, Leaf
-from pax_export.weights.adoption._moves import Index, Place, Shape, Step
+from pax_export.weights.adoption._moves import Place, Shape, Step
 from pax_export.weights.adoption._stacks import numbered, numbered_name
 from pax_export.weights.adoption._words import BIAS, WEIGHT, named, pieces
 
@@ -197,7 +203,7 @@ def _within(leaf: Leaf, place: Place) -> Place:
     )
 
 
-def _sizes(layer: Layer, groups: Sequence[Group]) -> dict[int, tuple[int, int, int]]:
+def _sizes(layer: Layer, groups: Sequence[Group]) -> dict[int, Three]:
     """For each size of an axis, how much of it are queries, keys and values: by those of the file.
 
     Sizes that several triples add up to are left out: they do not say which.
@@ -207,8 +213,21 @@ def _sizes(layer: Layer, groups: Sequence[Group]) -> dict[int, tuple[int, int, i
         for word in heard.keys() & group.said:
             for role, piece in group.parts.items():
                 heard[word] |= _sizes_of(piece.after, role)
-    wanted = {size for leaf in layer.leaves.values() for size in leaf.shape}
-    found: dict[int, set[tuple[int, int, int]]] = {}
+    return _sums(heard, {size for leaf in layer.leaves.values() for size in leaf.shape})
+
+
+def sizes_of_module(layers: Sequence[Layer], group: Group) -> dict[int, Three]:
+    """The same for an array that is three in one, by the module's queries, keys and values."""
+    heard: dict[str, set[int]] = {word: set() for word in PARTS}
+    for layer in layers:
+        for word in heard.keys() & layer.said:
+            for leaf in layer.leaves.values():
+                heard[word] |= set(leaf.shape[-1:] if layer.kind == "linear" else leaf.shape)
+    return _sums(heard, {size for piece in group.parts.values() for size in piece.shape})
+
+
+def _sums(heard: dict[str, set[int]], wanted: set[int]) -> dict[int, Three]:
+    found: dict[int, set[Three]] = {}
     for query, key in itertools.product(heard["query"], heard["key"] & heard["value"]):
         if query + 2 * key in wanted:
             found.setdefault(query + 2 * key, set()).add((query, key, key))
@@ -228,7 +247,7 @@ def _part(
     leaf: Leaf,
     number: int,
     order: Order,
-    sizes: dict[int, tuple[int, int, int]],
+    sizes: dict[int, Three],
 ) -> tuple[str, Shape, Place] | None:
     """One of the three in a leaf: as which kind of layer it is read, its shape, its place."""
     shape, rank = leaf.shape, len(leaf.shape)
@@ -265,21 +284,19 @@ def _along_an_axis_of_three(
 
 
 def _cut(
-    layer: Layer, shape: Shape, axis: int, number: int, order: Order, sizes: tuple[int, int, int]
+    layer: Layer, shape: Shape, axis: int, number: int, order: Order, sizes: Three
 ) -> tuple[Shape, Place] | None:
     """The shape of a part along an axis, and where it lies."""
     part = (*shape[:axis], sizes[number], *shape[axis + 1 :])
     heads = layer.heads
-    if order.says == "blocks":
-        if not order.told and (heads is None or len(set(sizes)) > 1):
+    other = one_of_three(sizes, number, "by head", heads)
+    if order.says == "blocks" and not order.told:
+        if heads is None or (other is None and len(set(sizes)) > 1):
             return None  # it cannot be known what the other order gives
-        begin = sum(sizes[:number])
-        index: Index = tuple([slice(begin, begin + sizes[number]) if at == axis else _ALL
-                              for at in range(len(shape))])  # fmt: skip
-        return part, Place(shape, index, (), "joined, blocks")
-    if not heads or len(set(sizes)) > 1 or sizes[0] % heads:
+    found = other if order.says == "by head" else one_of_three(sizes, number, "blocks", heads)
+    if found is None:
         return None
-    room = (*shape[:axis], heads, 3, sizes[0] // heads, *shape[axis + 1 :])
-    index = tuple([slice(number, number + 1) if at == axis + 1 else _ALL
-                   for at in range(len(room))])  # fmt: skip
-    return part, Place(room, index, (), "joined, by head")
+    split, at, taken = found
+    room = (*shape[:axis], *split, *shape[axis + 1 :])
+    index = tuple([taken if place == axis + at else _ALL for place in range(len(room))])
+    return part, Place(room, index, (), f"joined, {'by head' if at else 'blocks'}")

@@ -19,6 +19,8 @@ from pax_export._errors import AdoptionError
 from pax_export.weights.sources import Entry, Source
 
 NOTE = "weight norm"
+#: So many numbers are computed at a time.
+_AT_ONCE = 1 << 20
 _OLD = re.compile(
     r"(?P<name>(?:.*[./])?\w*weight(?:_[ih]h(?:_l\d+(?:_reverse)?)?)?)_(?P<part>[gv])$"
 )
@@ -46,19 +48,30 @@ class WeightNorm:
         """The names of both."""
         return self.length, self.direction
 
-    def together(self, length: np.ndarray, direction: np.ndarray, where: str) -> np.ndarray:
-        """The weight."""
-        wide = direction.astype(np.float64)
-        size = self._size(wide)
-        if not size.all():
+    def together(
+        self, length: np.ndarray, direction: np.ndarray, where: str, dtype: np.dtype
+    ) -> np.ndarray:
+        """The weight, computed in wide numbers a few rows at a time."""
+        shape = direction.shape
+        lengths = length.reshape([1 if at in self.axes else size for at, size in enumerate(shape)])
+        step = len(direction) if 0 in self.axes else max(1, _AT_ONCE * shape[0] // direction.size)
+        weight, nowhere = np.empty(shape, dtype), 0
+        for first in range(0, len(direction), step):
+            rows = slice(first, first + step)
+            wide = direction[rows].astype(np.float64)
+            size = self._size(wide)
+            nowhere += np.count_nonzero(size == 0)
+            with np.errstate(divide="ignore", invalid="ignore"):  # refused below
+                weight[rows] = wide * (lengths[rows].astype(np.float64) / size)
+        if nowhere:
             raise AdoptionError(
                 "A direction of a weight norm has no length, so nothing says where it points.",
                 where=f"{self.direction} in {where}",
-                got=f"{int((size == 0).sum())} directions of zeros",
+                got=f"{nowhere} directions of zeros",
                 write="a file whose weight norms were removed where it was written "
                 "(torch.nn.utils.remove_weight_norm)",
             )
-        return wide * (length.astype(np.float64).reshape(size.shape) / size)
+        return weight
 
     def apart(
         self, weight: np.ndarray, length: np.ndarray, direction: np.ndarray
@@ -108,7 +121,7 @@ def _entry(source: Source, name: str, norm: WeightNorm) -> Entry:
     dtype = np.dtype(np.float64 if direction.dtype == np.float64 else np.float32)
 
     def read() -> np.ndarray:
-        return norm.together(length.read(), direction.read(), source.where).astype(dtype)
+        return norm.together(length.read(), direction.read(), source.where, dtype)
 
     return Entry(f"{name} in {source.where}", source.kind, direction.shape, dtype, read, note=NOTE)
 

@@ -67,7 +67,9 @@ def _entry(archive: ZipArchive, member: str, where: str) -> Entry:
         return array[index].astype(dtype.newbyteorder("="), copy=False)
 
     note = "" if dtype.kind != "V" else "bytes of a dtype that numpy's files do not name"
-    return Entry(where, KIND, shape, dtype.newbyteorder("="), read, part, note)
+    packed = archive.place(member) is None
+    native = dtype.newbyteorder("=")
+    return Entry(where, KIND, shape, native, read, None if packed else part, note)
 
 
 def _header(archive: ZipArchive, member: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:

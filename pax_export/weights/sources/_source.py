@@ -113,6 +113,11 @@ class Entry:
                 return np.array(self._checked(self._read())[index])
             return np.array(self._part(index))
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether a part can be read without the rest; what is packed is unpacked as a whole."""
+        return self._part is not None
+
     def __repr__(self) -> str:
         note = f" ({self.note})" if self.note else ""
         return f"{self.dtype}[{','.join(map(str, self.shape))}]{note}"

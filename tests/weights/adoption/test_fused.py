@@ -115,13 +115,69 @@ def test_an_axis_of_three_of_square_weights_needs_a_word():
         assert np.array_equal(new.attn.qkv.w, np.stack(expected))
 
 
-def test_fewer_keys_and_values_than_queries():
-    file = apart("attn", D, D // 2)
-    net = Free(attn=Attention(D, 2 * D))
-    assert isinstance(refused(net, file, origin="torch"), pax.errors.AdoptionError)
+def grouped(arrays, heads, keys, order):
+    """Along the last axis; by head the queries of a key, this key, its value, and so on."""
+    if order == "blocks":
+        return np.concatenate(arrays, -1)
+    q, k, v = (np.split(array, count, -1) for array, count in zip(arrays, (heads, keys, keys)))
+    shared = heads // keys
+    found = []
+    for key in range(keys):
+        found += [*q[key * shared : (key + 1) * shared], k[key], v[key]]
+    return np.concatenate(found, -1)
+
+
+class Grouped(pax.Module):
+    """Attention whose three are in one leaf, or in three."""
+
+    def __init__(self, heads, keys, size, in_one):
+        super().__init__()
+        self.num_heads = heads
+        if in_one:
+            self.qkv = pax.Linear(D, (heads + 2 * keys) * size)
+        else:
+            self.q_proj = pax.Linear(D, heads * size)
+            self.k_proj, self.v_proj = (pax.Linear(D, keys * size) for _ in range(2))
+
+
+@pytest.mark.parametrize("order", ["blocks", "by head"])
+@pytest.mark.parametrize("heads, keys, size", [(4, 2, 3), (6, 2, 1)])
+def test_fewer_keys_and_values_than_queries(heads, keys, size, order, tmp_path):
+    file = apart("attn", heads * size, keys * size)
+    file |= {name: normal(len(file[name]), D) for name in file if name.endswith("weight")}
+    net = Free(attn=Grouped(heads, keys, size, in_one=True))
+    assert isinstance(refused(net, file, origin="torch"), pax.errors.AmbiguousWeightsError)
+    new, _ = pax.weights.adopt(net, file, origin="torch", fused=order)
+    joined = [grouped(each(file, "attn"), heads, keys, order) for each in (weights, biases)]
+    assert np.array_equal(new.attn.qkv.weight, joined[0])
+    assert np.array_equal(new.attn.qkv.bias, joined[1])
+
+    in_one = {"attn.Wqkv.weight": joined[0].T, "attn.Wqkv.bias": joined[1]}
+    net = Free(attn=Grouped(heads, keys, size, in_one=False))
+    assert isinstance(refused(net, in_one, origin="torch"), pax.errors.AmbiguousWeightsError)
+    new, report = pax.weights.adopt(net, in_one, origin="torch", fused=order)
+    found = [getattr(new.attn, f"{word}_proj") for word in "qkv"]
+    for layer, weight, bias in zip(found, weights(file, "attn"), biases(file, "attn")):
+        assert np.array_equal(layer.weight, weight) and np.array_equal(layer.bias, bias)
+    pax.weights.save_as(new, tmp_path / "home.npz", like=in_one, report=report)
+    with np.load(tmp_path / "home.npz") as home:
+        assert all(np.array_equal(home[name], array) for name, array in in_one.items())
+
+
+def test_of_one_key_for_all_queries_both_orders_are_the_same():
+    file = apart("attn", D, D // HEADS)
+    net, _ = pax.weights.adopt(Free(attn=Grouped(HEADS, 1, 3, in_one=True)), file, origin="torch")
+    assert np.array_equal(net.attn.qkv.weight, np.concatenate(weights(file, "attn"), 1))
+
+
+def test_heads_that_do_not_share_keys_evenly_have_no_order_by_head():
+    file = apart("attn", 12, 8)  # three heads of queries, two of keys
+    file |= {name: normal(len(file[name]), D) for name in file if name.endswith("weight")}
+    net = Free(attn=Free(num_heads=3, qkv=pax.Linear(D, 28)))
+    for fused in (None, "by head"):
+        assert isinstance(refused(net, file, origin="torch", fused=fused), pax.errors.AdoptionError)
     new, _ = pax.weights.adopt(net, file, origin="torch", fused="blocks")
     assert np.array_equal(new.attn.qkv.weight, np.concatenate(weights(file, "attn"), 1))
-    assert np.array_equal(new.attn.qkv.bias, np.concatenate(biases(file, "attn")))
 
 
 def test_heads_of_keras_and_flax():

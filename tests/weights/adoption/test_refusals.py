@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -188,6 +189,30 @@ def test_a_reference_that_tells_nothing_apart_decides_nothing():
     x = normal(2, 3)
     both = x @ file["x.weight"].T + file["x.bias"] + x @ file["y.weight"].T + file["y.bias"]
     error = refused(net, file, reference=(x, both, lambda n, x: n.left(x) + n.right(x)))
+    assert isinstance(error, pax.errors.AmbiguousWeightsError)
+    assert error.got == "2 ways that agree with the reference"
+
+
+def test_a_reference_blind_for_two_of_many_arrays_decides_nothing():
+    """The way that differs only in these two comes long after the first one that agrees."""
+    apart = {name: pax.Linear(2, 2) for name in ("a", "b", "c", "d")}
+    net = Free(left=pax.Linear(3, 4), right=pax.Linear(3, 4), **apart)
+    file = {**dense("x", 3, 4), **dense("y", 3, 4)}
+    for number in range(4):
+        file |= dense(f"t{number}", 2, 2)
+    x, z = normal(2, 3), normal(2, 2)
+
+    def call(n, x, z):
+        for name in apart:
+            z = jnp.tanh(getattr(n, name)(z))
+        return n.left(x) + n.right(x), z
+
+    order = [f"t{number}" for number in (0, 1, 2, 3)]
+    sums = sum(x @ file[f"{at}.weight"].T + file[f"{at}.bias"] for at in "xy")
+    through = z
+    for at in order:
+        through = np.tanh(through @ file[f"{at}.weight"].T + file[f"{at}.bias"])
+    error = refused(net, file, origin="torch", reference=((x, z), (sums, through), call))
     assert isinstance(error, pax.errors.AmbiguousWeightsError)
     assert error.got == "2 ways that agree with the reference"
 
