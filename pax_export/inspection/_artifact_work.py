@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ from jax import export as jax_export
 from pax_export._files import bounded
 from pax_export.export.artifact import inspect as foreign
 from pax_export.export.artifact.report import ArrayInfo, Report
+from pax_export.inspection import _onnx_rules, _tflite_rules
+from pax_export.inspection._file_graph import Program
+from pax_export.inspection._file_work import Language, work_of_program
 from pax_export.inspection._module_work import work_of_module
+from pax_export.inspection._onnx_graph import program_of
 from pax_export.inspection._saved_graph import modules_of
+from pax_export.inspection._tflite_graph import programs_of
 from pax_export.inspection._work import Work, total
 
 _UNKNOWN = "pax_export_unknown"
@@ -24,13 +30,15 @@ _LARGEST = 2**31 - 1
 def works_of(
     path: Path, report: Report | None, inputs: Mapping[str, Sequence[ArrayInfo]]
 ) -> dict[str, Work]:
-    """The work of each signature, as far as its program is StableHLO.
+    """The work of each signature, as far as its program can be read.
 
     Args:
         path: of the export.
         report: what it says of itself; None for somebody else's SavedModel.
         inputs: by signature.
     """
+    if report is not None and report.target in ("tflite", "onnx"):
+        return _works_of_file(path, report, inputs)
     try:
         modules = _modules(path, report, list(inputs))
     except (OSError, ValueError) as error:
@@ -39,6 +47,46 @@ def works_of(
         key: _work(modules.get(key, ()), entries, _constraints(report, key))
         for key, entries in inputs.items()
     }
+
+
+def _works_of_file(
+    path: Path, report: Report, inputs: Mapping[str, Sequence[ArrayInfo]]
+) -> dict[str, Work]:
+    language = _tflite_rules.LANGUAGE if report.target == "tflite" else _onnx_rules.LANGUAGE
+    try:
+        programs = _programs(path, report, list(inputs))
+    except Exception as error:  # of a file that was changed by somebody else
+        return {key: _nothing(error) for key in inputs}
+    return {
+        key: _work_of_file(programs.get(key), entries, _constraints(report, key), language)
+        for key, entries in inputs.items()
+    }
+
+
+def _programs(path: Path, report: Report, keys: Sequence[str]) -> dict[str, Program]:
+    """The programs in a file, of which no more is read than they are."""
+    with path.open("rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if report.target == "tflite":
+        return programs_of(content)
+    (key,) = keys
+    return {key: program_of(content)}
+
+
+def _work_of_file(
+    program: Program | None,
+    inputs: Sequence[ArrayInfo],
+    constraints: Sequence[str],
+    language: Language,
+) -> Work:
+    if program is None:
+        return Work(uncounted={f"{_ALL}: the file has no such signature"})
+    try:
+        scope = jax_export.SymbolicScope(constraints)
+        sizes = {each.name: _sizes(each, scope) for each in inputs}
+        return work_of_program(program, sizes, language)
+    except Exception as error:  # of a file that was changed by somebody else
+        return _nothing(error)
 
 
 def _nothing(error: Exception) -> Work:

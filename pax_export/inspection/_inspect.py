@@ -34,8 +34,8 @@ def inspect(
 
     Args:
         net: a module; or the path of an export: a SavedModel, somebody else's too, a
-            StableHLO bundle, a TFLite or ONNX model of ours.  It is read as data; work is
-            counted where its program is StableHLO.
+            StableHLO bundle, a TFLite or ONNX model of ours.  It is read as data,
+            and work is counted in the program that was written.
         *inputs: what its call takes: arrays, `jax.ShapeDtypeStruct`, or `export.spec`,
             whose sizes may be symbolic; counts of work are formulas then.  Without any
             the shapes of activations, and the work, are unknown.

@@ -17,7 +17,7 @@ class Inspection:
 
     Attributes:
         rows: one for each module and array, in tree order, parents first.
-        uncounted: operations of the traced call whose work is in no count.
+        uncounted: operations of the call whose work is in no count.
 
     Example:
         >>> import pax_export as pax
@@ -41,7 +41,7 @@ class Inspection:
 
     @property
     def flops(self) -> Count | None:
-        """Of one call; None without inputs, and of an export without StableHLO."""
+        """Of one call; None without inputs, and of an export whose program cannot be read."""
         return self.rows[0].flops
 
     def __getitem__(self, path: str) -> Row:

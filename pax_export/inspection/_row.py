@@ -33,8 +33,8 @@ class Row:
         parameters: how many elements are trainable or frozen.
         bytes: of all arrays, state too.
         flops: additions, multiplications and comparisons of one call, as XLA counts them;
-            None without inputs.  Of an export, those of the StableHLO in it; None if
-            there is none.
+            None without inputs.  Of an export, those of the program in it; None if
+            nothing of it can be counted.
         transcendentals: exponentials, logarithms, roots, counted apart; None likewise.
         time_share: of the time of one call, if it was measured.
         function: of a `Lambda`, the name of its function; else empty.

@@ -25,6 +25,7 @@ _TYPES = {
     "uint64": ("uint64_t", "UINT64", "UINT64"),
     "bool": ("uint8_t", "BOOL", "BOOL"),
 }
+DTYPES = tuple(_TYPES)
 _PLACEHOLDER = re.compile(r"[^A-Za-z0-9_.-]")
 
 Sizes = Mapping[str, int]
@@ -157,8 +158,8 @@ def _litert(report: Report, key: str, info: SignatureInfo, path: str, sizes: Siz
     inputs = _numbered(info.inputs, sizes)
     open_ones = [row for row in inputs if any(isinstance(size, str) for size in row[1].shape)]
     resized = "".join(
-        f"  TfLiteSignatureRunnerResizeInputTensor(runner, {quoted(each.name)}, "
-        f"{_shape(n, text)});\n"
+        f"  if (TfLiteSignatureRunnerResizeInputTensor(runner, {quoted(each.name)}, "
+        f"{_shape(n, text)}) != kTfLiteOk)\n    return 1;\n"
         for n, each, text, _ in open_ones
     )
     given = "".join(
@@ -180,8 +181,10 @@ int main(void) {{
   TfLiteModel* model = TfLiteModelCreateFromFile({quoted(path)});
   if (model == NULL) return 1;
   TfLiteInterpreter* interpreter = TfLiteInterpreterCreate(model, NULL);
+  if (interpreter == NULL) return 1;
   TfLiteSignatureRunner* runner =
       TfLiteInterpreterGetSignatureRunner(interpreter, {quoted(key)});
+  if (runner == NULL) return 1;
 {_shapes(open_ones, "int")}{resized}\
   if (TfLiteSignatureRunnerAllocateTensors(runner) != kTfLiteOk) return 1;
 {given}  if (TfLiteSignatureRunnerInvoke(runner) != kTfLiteOk) return 1;
@@ -224,6 +227,7 @@ static void check(OrtStatus* status) {{
 
 int main(void) {{
   ort = OrtGetApiBase()->GetApi(ORT_API_VERSION);
+  if (ort == NULL) return 1;  // the library is older than the header
   OrtEnv* env;
   OrtSessionOptions* options;
   OrtSession* session;

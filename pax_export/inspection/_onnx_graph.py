@@ -1,0 +1,154 @@
+"""The graph of an ONNX model, read as data: no package of ONNX is needed for it.
+
+The numbers of fields are those of `onnx.proto`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from pax_export.inspection._file_graph import LONGEST, Fact, Graph, Operation, Program, numbers
+from pax_export.inspection._protobuf import fields, messages, signed, text, varint
+
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
+    15: "complex128", 16: "bfloat16",
+}  # fmt: skip
+_DEEPEST = 50
+
+
+def program_of(content: memoryview) -> Program:
+    """The only program of a model.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    main = next(messages(content, 7), None)
+    if main is None:
+        raise ValueError("there is no graph in it")
+    graph = _graph(main, 0)
+    return Program(graph, {str(name): name for name in graph.inputs})
+
+
+def _graph(content: memoryview, depth: int) -> Graph:
+    if depth > _DEEPEST:
+        raise ValueError("its graphs are nested too deeply")
+    graph = Graph()
+    for number, value in fields(content):
+        if not isinstance(value, memoryview):
+            continue
+        if number == 1:
+            graph.operations.append(_operation(value, depth))
+        elif number == 5:
+            name, fact = _constant(value)
+            graph.facts[name] = fact
+        elif number in (11, 12, 13):
+            name = _name(value, 1)
+            if number == 11:
+                graph.inputs.append(name)
+            if number == 12:
+                graph.outputs.append(name)
+            graph.facts.setdefault(name, _declared(value))
+    graph.inputs = [name for name in graph.inputs if graph.facts[name].value is None]
+    return graph
+
+
+def _name(content: memoryview, number: int) -> str:
+    return text(content, number).decode("utf-8", "replace")
+
+
+def _operation(content: memoryview, depth: int) -> Operation:
+    operation = Operation(_name(content, 4), [], [])
+    for number, value in fields(content):
+        if not isinstance(value, memoryview):
+            continue
+        if number == 1:
+            operation.operands.append(bytes(value).decode("utf-8", "replace") or None)
+        elif number == 2:
+            operation.results.append(bytes(value).decode("utf-8", "replace"))
+        elif number == 5:
+            name = _name(value, 1)
+            found = _attribute(value, depth)
+            if isinstance(found, Graph):
+                operation.bodies[name] = found
+            else:
+                operation.attributes[name] = found
+    return operation
+
+
+def _attribute(content: memoryview, depth: int) -> Any:
+    """The value of an attribute; lists of floats and texts are of no use here."""
+    found: Any = None
+    for number, value in fields(content):
+        if number == 2 and isinstance(value, memoryview):
+            (found,) = struct.unpack("<f", value)
+        elif number == 3 and isinstance(value, int):
+            found = signed(value)
+        elif number == 4 and isinstance(value, memoryview):
+            found = bytes(value[:1000]).decode("utf-8", "replace")
+        elif number == 5 and isinstance(value, memoryview):
+            found = _constant(value)[1]
+        elif number == 6 and isinstance(value, memoryview):
+            found = _graph(value, depth + 1)
+        elif number == 8:
+            found = [*(found or ()), *_integers(value)]
+    return found
+
+
+def _integers(value: int | memoryview) -> list[int]:
+    """Whole numbers, which are packed or come one by one."""
+    if isinstance(value, int):
+        return [signed(value)]
+    found, place = [], 0
+    while place < len(value) and len(found) <= LONGEST:
+        number, place = varint(value, place)
+        found.append(signed(number))
+    return found
+
+
+def _constant(content: memoryview) -> tuple[str, Fact]:
+    sizes: list[int] = []
+    listed: list[int] = []
+    dtype, name, raw = "", "", None
+    for number, value in fields(content):
+        if number == 1 and len(sizes) <= LONGEST:
+            sizes += _integers(value)
+        elif number == 2 and isinstance(value, int):
+            dtype = DTYPES.get(value, f"dtype {value}")
+        elif number in (5, 7) and len(listed) <= LONGEST:
+            listed += _integers(value)
+        elif number == 8 and isinstance(value, memoryview):
+            name = bytes(value).decode("utf-8", "replace")
+        elif number == 9:
+            raw = value
+    shape = tuple(sizes)
+    known = None
+    if dtype in ("int32", "int64", "bool"):
+        if isinstance(raw, memoryview) and len(raw) <= 8 * LONGEST:
+            known = numbers(np.frombuffer(raw, dtype), shape)
+        elif raw is None and listed:
+            known = numbers(np.array(listed[: LONGEST + 1], np.int64), shape)
+    return name, Fact(shape, dtype, known)
+
+
+def _declared(content: memoryview) -> Fact:
+    """What the file says of the type of an array."""
+    kind = next(messages(next(messages(content, 2), memoryview(b"")), 1), memoryview(b""))
+    dtype, shape = "", None
+    for number, value in fields(kind):
+        if number == 1 and isinstance(value, int):
+            dtype = DTYPES.get(value, f"dtype {value}")
+        elif number == 2 and isinstance(value, memoryview):
+            shape = tuple(_dimension(each) for each in messages(value, 1))
+    return Fact(shape, dtype)
+
+
+def _dimension(content: memoryview) -> int | None:
+    for number, value in fields(content):
+        if number == 1 and isinstance(value, int):
+            return value if value < 2**63 else None
+    return None
