@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from pax_export._jax._not_decomposed import eigenvalues_or_nan, factor_or_nan
 from pax_export._jax._private import private, say_less
 
 _GENERAL = "jax.interpreters.mlir._lowerings"
@@ -76,7 +77,8 @@ def neutral_platform() -> str:
     """A platform to lower for that no machine has, so that only general rules apply to it.
 
     jax asks its rules by the platform's name, and takes those without a platform
-    where it finds none.  `eigh` has no such rule; the one for TPUs is general.
+    where it finds none.  `eigh` has no such rule; the one for TPUs is general.  Neither it nor
+    the one of `cholesky` says where there is no decomposition: that is added.
     `approx_max_k` and its sister are a call into XLA, and exact here.
     """
     rules = _rules()
@@ -87,7 +89,9 @@ def neutral_platform() -> str:
 
     general, specific = rules
     own = specific[_NEUTRAL]
-    own[jax.lax.linalg.eigh_p] = specific["tpu"][jax.lax.linalg.eigh_p]
+    linalg = jax.lax.linalg
+    own[linalg.eigh_p] = eigenvalues_or_nan(specific["tpu"][linalg.eigh_p])
+    own[linalg.cholesky_p] = factor_or_nan(general[linalg.cholesky_p])
     exact = mlir.lower_fun(_exact_top_k, multiple_results=True)
     top_k = jax.lax.approx_top_k_p
     own[top_k] = dataclasses.replace(general[top_k], rule=exact)

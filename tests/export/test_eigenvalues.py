@@ -120,3 +120,25 @@ def test_no_number_in_gives_no_number_out(tmp_path):
     x = np.full((1, 3, 3), np.nan, np.float32)
     assert all(np.isnan(np.diagonal(each, 0, -2, -1) if each.ndim > 2 else each).all()
                for each in load(tmp_path / "m")(x))  # fmt: skip
+
+
+def test_what_has_no_decomposition_gives_nan_and_leaves_its_neighbours_alone(tmp_path):
+    def model(params, x):
+        lower, upper = (jnp.linalg.eigh(x, each, symmetrize_input=False)[0] for each in "LU")
+        factor = jax.lax.linalg.cholesky(x, symmetrize_input=False)
+        return {"lower": lower, "upper": upper, "factor": factor}
+
+    x = np.tile(symmetric(matrices(1, 2)) + 5 * np.eye(2, dtype="f"), (6, 1, 1))
+    x[1, 0, 0], x[2, 1, 0], x[3, 0, 1] = np.inf, -np.inf, np.nan
+    x[4] = 1  # of rank one: one of its pivots is zero
+    x[5] = 0
+    to_saved_model(({}, model), tmp_path / "m", spec("n, 2, 2"), validate=False)
+    found = load(tmp_path / "m")(x)
+    expected = model({}, x)
+    for name in ("lower", "upper"):
+        assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5, where=name)
+    assert [np.isnan(each).any() for each in found["lower"]] == [0, 1, 1, 0, 0, 0]
+    assert [np.isnan(each).any() for each in found["upper"]] == [0, 1, 0, 1, 0, 0]
+    numbers = np.array([0, 4, 5])  # of what is infinite LAPACK gives a part
+    assert_close(found["factor"][numbers], expected["factor"][numbers], rtol=1e-5, atol=1e-5)
+    assert [np.isnan(each).any() for each in found["factor"][numbers]] == [0, 1, 1]
