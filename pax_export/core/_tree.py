@@ -183,7 +183,6 @@ def is_node(value: object) -> bool:
     return isinstance(value, Node)
 
 
-_SEQUENCES = frozenset({list, tuple})
 _PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 
 
@@ -197,7 +196,7 @@ def kind_of(value: object) -> str:
         return STATIC
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
         return ARRAYS
-    if type(value) in _SEQUENCES and value and all(map(is_node, value)):  # as lists of layers are
+    if type(value) is list and value and all(map(is_node, value)):  # as layers are kept
         return ARRAYS
     leaves = leaves_of_attribute(value)
     dynamic = sum(is_array(x) or is_node_or_empty(x) for x in leaves)

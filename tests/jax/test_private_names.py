@@ -19,6 +19,7 @@ UNPROMISED = {
     "_jax/_platforms.py": {"jax.interpreters.mlir"},
     "_jax/_convolutions.py": {"jax.interpreters.batching"},
     "_jax/_derivatives.py": {"jax.interpreters.ad"},
+    "_jax/_not_decomposed.py": {"jax.interpreters.mlir"},
     "_jax/_fourier.py": {"jax.interpreters.ad", "jax.interpreters.mlir"},
     "_jax/_symbolic.py": {
         "jax.extend.source_info_util.register_exclusion",
