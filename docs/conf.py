@@ -111,12 +111,14 @@ def _to_download(app: Any, doctree: Any) -> None:
 
 
 def _tidy(notebook: Path) -> None:
-    """Leaves what the page shows: no stderr, and stdout once, where it was merged."""
+    """Leaves what the page shows: no stderr, stdout once, where it was merged, and no output
+    that is empty in the end, as progress is."""
     content = json.loads(notebook.read_text(encoding="utf-8"))
     for cell in content["cells"]:
         outputs = cell.get("outputs", [])
         first = next((each for each in outputs if each.get("name") == "stdout"), None)
-        outputs[:] = [each for each in outputs if each.get("name") is None or each is first]
+        named = [each for each in outputs if each.get("name") is None or each is first]
+        outputs[:] = [each for each in named if any(each.get("data", {"": "some"}).values())]
     notebook.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Loading TensorFlow without the lines that it writes when it starts.
+"""Loading TensorFlow, and saving by it, without the lines that it writes then.
 
 They come from C++ before anything can tell it to be quiet, so the file descriptor of
 stderr is turned aside meanwhile.  What says nothing but that there is no GPU, or that
@@ -7,6 +7,7 @@ this is TensorFlow, is dropped; everything else is written where it was to go.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -58,6 +59,28 @@ def quiet_start() -> Iterator[None]:
             yield
     finally:
         _lock.release()
+
+
+@contextmanager
+def quiet_save() -> Iterator[None]:
+    """While the block runs, TensorFlow's logger says nothing below a warning from this thread.
+
+    It would say where assets were written, which is where an export is made and not where it
+    will be; in a notebook it stands among the outputs of the user's cell.
+    """
+    if os.environ.get(_LEVEL) == "0":
+        yield
+        return
+    logger, thread = logging.getLogger("tensorflow"), threading.get_ident()
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or record.thread != thread
+
+    logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        logger.removeFilter(passes)
 
 
 @contextmanager

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from pax_export._tensorflow_log import is_start_line, quiet_start
+import pax_export as pax
+from pax_export._tensorflow_log import is_start_line, quiet_save, quiet_start
 
 
 def test_an_export_writes_nothing_of_tensorflows_start(tmp_path):
@@ -48,6 +51,37 @@ def test_who_asks_for_all_lines_gets_them(capfd, monkeypatch):
     with quiet_start():
         os.write(2, b"I0000 00:00:1.1   9 port.cc:153] a line\n")
     assert "a line" in capfd.readouterr().err
+
+
+def test_a_save_names_no_place_that_is_gone_when_it_is_done(tmp_path, caplog):
+    """As a notebook shows it, where TensorFlow's logger says more than warnings."""
+    tf = pytest.importorskip("tensorflow")
+    caplog.set_level("INFO", logger="tensorflow")
+    options = {"validate": False, "card": False}
+    inputs = pax.export.spec("batch, 2")
+    pax.export.to_saved_model(
+        pax.Linear(2, 3), tmp_path / "net", inputs, postprocess=lambda y: tf.nn.relu(y), **options
+    )
+    pax.export.to_tflite(pax.Linear(2, 3), tmp_path / "net.tflite", inputs, **options)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "INFO"] == []
+
+
+def test_a_quiet_save_keeps_warnings_and_other_threads(caplog, monkeypatch):
+    logger = logging.getLogger("tensorflow")
+    caplog.set_level("INFO", logger="tensorflow")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    with quiet_save():
+        logger.info("assets")
+        logger.warning("something is wrong")
+        other = threading.Thread(target=lambda: logger.info("of somebody else"))
+        other.start()
+        other.join()
+    logger.info("after it")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    with quiet_save():
+        logger.info("asked for")
+    said = [each.getMessage() for each in caplog.records]
+    assert said == ["something is wrong", "of somebody else", "after it", "asked for"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+import types
 
 import pytest
 
@@ -57,6 +58,75 @@ def test_a_terminal_gets_a_bar(capfd, monkeypatch):
 def test_without_rich_a_terminal_gets_lines(monkeypatch):
     monkeypatch.setitem(showing.sys.modules, "rich.progress", None)
     monkeypatch.setattr(showing.sys.stderr, "isatty", lambda: True, raising=False)
+    assert isinstance(showing._display(2), showing._Lines)
+
+
+class Notebook:
+    """IPython as a kernel has it, and what is then seen in the cell."""
+
+    def __init__(self):
+        self.kernel, self.outputs = self, []
+
+    def __call__(self, content, raw, display_id):
+        assert raw and display_id
+        self.outputs.append([content])
+        return self
+
+    def update(self, content, raw):
+        assert raw
+        self.outputs[-1].append(content)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    made = Notebook()
+    package = types.SimpleNamespace(get_ipython=lambda: made)
+    monkeypatch.setitem(showing.sys.modules, "IPython", package)
+    display = types.SimpleNamespace(display=made)
+    monkeypatch.setitem(showing.sys.modules, "IPython.display", display)
+    return made
+
+
+def test_a_notebook_has_a_bar_that_changes_in_place(capfd, notebook):
+    with Progress(3, patience=0.05) as progress:
+        with progress.phase("lower <this>"):
+            time.sleep(0.3)
+        with progress.phase("write"):
+            pass
+    (cell,) = notebook.outputs
+    assert [content["text/plain"] for content in cell] == [
+        "pax_export: lower <this> (1/3)",
+        "pax_export: write (2/3)",
+        "",
+    ]
+    assert (
+        '<progress value="0" max="3"></progress> pax_export: lower &lt;this&gt;'
+        in (cell[0]["text/html"])
+    )
+    assert cell[-1]["text/html"] == ""
+    assert capfd.readouterr().err == ""
+
+
+def test_a_notebook_sees_nothing_of_a_short_save(notebook):
+    with Progress(2) as progress, progress.phase("trace"):
+        pass
+    assert notebook.outputs == []
+
+
+def test_an_error_empties_the_cell(notebook):
+    with pytest.raises(KeyError), Progress(1, patience=0.0) as progress, progress.phase("lower"):
+        deadline = time.monotonic() + 10
+        while not notebook.outputs and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise KeyError
+    assert notebook.outputs[0][-1]["text/plain"] == ""
+
+
+def test_ipython_in_a_terminal_is_no_notebook(monkeypatch):
+    package = types.SimpleNamespace(get_ipython=lambda: object())
+    monkeypatch.setitem(showing.sys.modules, "IPython", package)
+    assert isinstance(showing._display(2), showing._Lines)
+    monkeypatch.setitem(showing.sys.modules, "IPython", types.SimpleNamespace())  # half loaded
     assert isinstance(showing._display(2), showing._Lines)
 
 

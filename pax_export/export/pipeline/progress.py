@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import importlib
 import sys
 import threading
 import time
@@ -19,8 +21,9 @@ PATIENCE = 1.0
 class Progress:
     """The phases of one save, how long each takes, and what the user sees of them on stderr.
 
-    That is nothing at first, and a line of progress after a second: with rich installed, and a
-    terminal, one that lives; otherwise one for each phase.
+    That is nothing at first, and progress after a second: in a notebook a bar in its cell, which
+    is gone in the end; with rich installed, and a terminal, a line that lives; otherwise a line
+    for each phase.
     """
 
     def __init__(self, total: int, patience: float = PATIENCE):
@@ -67,10 +70,18 @@ class Progress:
 
 
 def _display(total: int) -> Any:
+    if _in_notebook():
+        return _Cell(total)
     if sys.stderr.isatty():
         with suppress(MissingPackageError):
             return _Bar(total)
     return _Lines(total)
+
+
+def _in_notebook() -> bool:
+    """Whether a kernel runs this, whose cells show more than text; IPython is never loaded."""
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return getattr(ask(), "kernel", None) is not None
 
 
 class _Lines:
@@ -83,6 +94,36 @@ class _Lines:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class _Cell:
+    """One output of a notebook's cell, which changes where it stands.
+
+    A kernel has IPython, so this needs no widgets of other packages, which not every notebook
+    shows: one that knows no HTML shows the line as text.
+    """
+
+    def __init__(self, total: int):
+        self._total = total
+        self._handle: Any = None
+
+    def show(self, name: str, done: int) -> None:
+        total = max(self._total, done + 1)
+        line = f"pax_export: {name} ({done + 1}/{total})"
+        bar = f'<progress value="{done}" max="{total}"></progress> '
+        self._put(line, f"<div>{bar}{html.escape(line)}</div>")
+
+    def close(self) -> None:
+        """An empty output stays, also in the file of the notebook."""
+        self._put("", "")
+
+    def _put(self, line: str, text: str) -> None:
+        content = {"text/plain": line, "text/html": text}
+        if self._handle is not None:
+            self._handle.update(content, raw=True)
+        elif line:
+            display = importlib.import_module("IPython.display").display
+            self._handle = display(content, raw=True, display_id=True)
 
 
 class _Bar:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._optional import require
+from pax_export._tensorflow_log import quiet_save
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.checkpoint import write_checkpoint
 from pax_export.export.formats.saved_model.proto.functions import SignatureWriter
@@ -63,7 +64,7 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
         experimental_custom_gradients=any(each.gradient for each in signatures)
     )
     try:
-        with generated_files_removed():
+        with generated_files_removed(), quiet_save():
             tf.saved_model.save(root, str(directory), signatures=functions, options=options)
     except AssertionError as error:
         if "untracked" not in str(error):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pax_export._errors import ExportPathError, UnsupportedOperationError
 from pax_export._files import checksums, leftovers
 from pax_export._optional import find, require
+from pax_export._tensorflow_log import quiet_save
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
@@ -205,7 +206,8 @@ def _convert(
     }
     with leftovers.scratch() as place, generated_files_removed():
         folder = str(place)
-        tf.saved_model.save(root, folder, signatures=functions)
+        with quiet_save():
+            tf.saved_model.save(root, folder, signatures=functions)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
         # Infinity would become the largest number.
