@@ -265,6 +265,14 @@ def row_keys(key: Any, batch: int, sampler: Sampler, where: str) -> jax.Array | 
 
 def check_room(cache: Any, lengths: Any, new: int, where: str) -> None:
     """Refuses prompts for which a cache has too few rows or places, where its sizes are known."""
+    for leaf in jax.tree.leaves(cache):
+        if not hasattr(leaf, "shape") and not isinstance(leaf, numbers.Number):
+            raise InvalidArgumentTypeError(
+                "A cache holds arrays.",
+                where=f"{where}: cache",
+                got=f"{type(leaf).__name__}: {leaf!r:.80}",
+                write="lm.init_cache(batch, max_length), or the cache of a call before",
+            )
     have = getattr(cache, "lengths", None)
     if have is not None and have.shape != np.shape(lengths):
         raise InvalidArgumentError(

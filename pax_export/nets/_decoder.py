@@ -13,11 +13,11 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export.core import Module
 from pax_export.nets._decoder_attend import CachedReading, Reading
-from pax_export.nets._decoder_cache import DecoderCache, new_store
+from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer, norm_of
 from pax_export.nets._decoder_loading import decoder_of_folder, decoder_of_gguf
-from pax_export.nets._decoder_sizes import cache_dtype, cache_size, weight_dtype
+from pax_export.nets._decoder_sizes import cache_dtype, cache_size, integers, weight_dtype
 from pax_export.nn import (
     Embed,
     Linear,
@@ -267,12 +267,17 @@ class Decoder(Module):
             ``cache.overflowed`` says of each row.
 
         Raises:
-            InvalidArgumentError: shapes that do not fit; lengths below 0 or above the number of
-                tokens, or tokens for which the cache has no place, where these are known.
-            InvalidArgumentTypeError: (a TypeError) tokens that are no integers.
+            InvalidArgumentError: shapes that do not fit, or the cache of another net; lengths
+                below 0 or above the number of tokens, or tokens for which the cache has no place,
+                where these are known.
+            InvalidArgumentTypeError: (a TypeError) tokens or lengths that are no integers, or no
+                cache.
         """
-        tokens = jnp.asarray(tokens)
-        self._check_tokens(tokens, lengths, cache)
+        tokens = integers(tokens, "Tokens", "Decoder(tokens)")
+        lengths = None if lengths is None else integers(lengths, "Lengths", "Decoder(lengths=...)")
+        self._check_tokens(tokens, lengths)
+        if cache is not None:
+            self._check_cache(cache, tokens.shape[0])
         batch, length = tokens.shape
         counts = self._counts(lengths, batch, length)
         if cache is None:
@@ -371,7 +376,6 @@ class Decoder(Module):
     def _counts(self, lengths: Any, batch: Any, length: Any) -> jax.Array:
         if lengths is None:
             return jnp.broadcast_to(jnp.asarray(length, jnp.int32), (batch,))
-        lengths = jnp.asarray(lengths)
         if not is_tracer(lengths) and isinstance(length, int):
             low, high = int(lengths.min(initial=0)), int(lengths.max(initial=0))
             if low < 0 or high > length:
@@ -383,14 +387,7 @@ class Decoder(Module):
                 )
         return jnp.clip(lengths.astype(jnp.int32), 0, length)
 
-    def _check_tokens(self, tokens: Any, lengths: Any, cache: Any) -> None:
-        if not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise InvalidArgumentTypeError(
-                "Tokens are integers.",
-                where="Decoder(tokens)",
-                got=f"{tokens.dtype}{list(tokens.shape)}",
-                write="tokens.astype(jnp.int32)",
-            )
+    def _check_tokens(self, tokens: Any, lengths: Any) -> None:
         if tokens.ndim != 2:
             raise InvalidArgumentError(
                 "Tokens must have shape [batch, length].",
@@ -405,12 +402,33 @@ class Decoder(Module):
                 got=f"shape {jnp.shape(lengths)} for tokens of shape {tokens.shape}",
                 write=f"an array of shape ({tokens.shape[0]},)",
             )
-        if cache is not None and cache.batch != tokens.shape[0]:
+
+    def _check_cache(self, cache: Any, batch: Any) -> None:
+        config, where = self.config, "Decoder(cache=...)"
+        if not isinstance(cache, DecoderCache):
+            raise InvalidArgumentTypeError(
+                "This is no cache of a Decoder.",
+                where=where,
+                got=f"{type(cache).__name__}: {cache!r:.80}",
+                write="lm.init_cache(batch, max_length), or what a call before gave",
+            )
+        windowed = [config.kind_of(i).window is not None for i in range(config.num_layers)]
+        rolled = sum(windowed) if cache.is_rolling else 0
+        own = (config.num_layers - rolled, rolled, config.num_kv_heads, config.head_size)
+        if sizes_of_net(cache) != own:
+            raise InvalidArgumentError(
+                "This cache is that of another net.",
+                where=where,
+                got=f"{sizes_of_net(cache)} layers, windowed layers, key heads and their size; "
+                f"this net has {own}",
+                write="lm.init_cache(batch, max_length) of this net",
+            )
+        if cache.batch != batch:
             raise InvalidArgumentError(
                 "The cache must have as many rows as the tokens.",
-                where="Decoder(cache=...)",
-                got=f"{cache.batch} rows for {tokens.shape[0]} of tokens",
-                write=f"lm.init_cache({tokens.shape[0]}, max_length)",
+                where=where,
+                got=f"{cache.batch} rows for {batch} of tokens",
+                write=f"lm.init_cache({batch}, max_length)",
             )
 
     def _check_room(self, cache: DecoderCache, counts: Any) -> None:

@@ -16,6 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from pax_export._errors import InvalidArgumentError
+from pax_export._jax import is_tracer
+from pax_export.nets._decoder_sizes import integers
+
 Axis = str | tuple[str, ...] | None  # of a mesh
 
 
@@ -112,8 +116,26 @@ class DecoderCache:
 
         A rolling one has lost what a cut would bring back, so cut only what is not
         `is_rolling`, or to zero.
+
+        Raises:
+            InvalidArgumentError: another number of lengths than rows, or one below zero.
+            InvalidArgumentTypeError: (a TypeError) lengths that are no integers.
         """
-        return replace(self, lengths=jnp.asarray(lengths, jnp.int32))
+        where = "DecoderCache.with_lengths"
+        lengths = integers(lengths, "Lengths", where)
+        if lengths.shape != (self.batch,):
+            raise InvalidArgumentError(
+                "There must be a length for each row.",
+                where=where,
+                got=f"shape {lengths.shape} for {self.batch} rows",
+                write=f"an array of shape ({self.batch},)",
+            )
+        if not is_tracer(lengths) and lengths.min(initial=0) < 0:
+            raise InvalidArgumentError(
+                "A length says how many tokens stay.", where=where, got=f"{int(lengths.min())}",
+                write="0 or more",
+            )  # fmt: skip
+        return replace(self, lengths=lengths.astype(jnp.int32))
 
     def sharding_rules(
         self, mesh: Any, *, data: Axis = "data", model: Axis = "model"
@@ -212,6 +234,18 @@ def _array(store: Store) -> Any:
     """The array of a store, or that of its first layer; its last four axes are the same."""
     store = store[0] if isinstance(store, tuple) else store
     return store.codes if isinstance(store, Int8Store) else store
+
+
+def sizes_of_net(cache: DecoderCache) -> tuple:
+    """Of the net that a cache is for: layers that see all, windowed ones, key heads, their size."""
+    layers = _layers_of(cache.keys), _layers_of(cache.window_keys)
+    return (*layers, *_array(cache.keys).shape[-2:])
+
+
+def _layers_of(store: Store | None) -> int:
+    if isinstance(store, tuple):
+        return len(store)
+    return 0 if store is None else _array(store).shape[0]
 
 
 def places_of(store: Store) -> int:

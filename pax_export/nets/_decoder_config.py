@@ -57,7 +57,8 @@ class DecoderConfig:
         family: what model it is; says nothing to the net.
 
     Raises:
-        InvalidArgumentError: a size is less than one, or an unknown word.
+        InvalidArgumentError: a size is less than one, an unknown word, or a rotary embedding of
+            which there are no frequencies.
         InvalidArgumentTypeError: a size is no integer.
 
     Example:

@@ -1,4 +1,4 @@
-"""The dtypes and sizes that are asked of a Decoder and of its cache."""
+"""What a Decoder and its cache are given: dtypes, sizes and integers."""
 
 from __future__ import annotations
 
@@ -51,6 +51,22 @@ def _dtype(value: Any) -> np.dtype:
         return jnp.dtype(value)
     except (TypeError, ValueError, SyntaxError):  # of numpy, which reads words as a language
         return np.dtype(object)
+
+
+def integers(value: Any, what: str, where: str) -> Any:
+    """An array of integers, of whatever jax makes one."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError):  # words, None, or lists of different lengths
+        array = None
+    if array is None or not jnp.issubdtype(array.dtype, jnp.integer):
+        raise InvalidArgumentTypeError(
+            f"{what} are integers.",
+            where=where,
+            got=f"{value!r:.80}" if array is None else f"{array.dtype}{list(array.shape)}",
+            write=f"{what.lower()}.astype(jnp.int32)",
+        )
+    return array
 
 
 def cache_size(value: Any, name: str) -> Any:

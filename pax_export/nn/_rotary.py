@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +95,8 @@ _NUMBERS = {"llama3": _FULL, "yarn": _FULL}  # that a kind needs; others a facto
 
 def _is_positive(value: Any) -> bool:
     """Whether a number is above zero, and so far from it and from infinity that sums end."""
-    return isinstance(value, numbers.Real) and 1e-30 <= float(value) <= 1e30
+    is_real = isinstance(value, (int, float, np.integer, np.floating))
+    return is_real and bool(1e-30 <= value <= 1e30)
 
 
 def _not_positive(where: str, value: Any) -> InvalidArgumentError:

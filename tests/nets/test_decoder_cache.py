@@ -129,3 +129,61 @@ def test_dtypes_that_no_weights_have_are_named(dtype, tmp_path):
         with pytest.raises(pax.errors.InvalidArgumentTypeError) as raised:
             call()
         assert f"where: {where}: dtype\n  got: {dtype!r}\n" in str(raised.value)
+
+
+SMALL = DecoderConfig.llama(
+    vocab_size=9, dim=8, num_layers=2, num_heads=4, num_kv_heads=2, hidden_dim=8
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_layers": 3}, "got: (3, 0, 2, 2) layers, windowed layers, key heads and their size; "
+                            "this net has (2, 0, 2, 2)"),
+        ({"num_kv_heads": 1}, "got: (2, 0, 1, 2) layers"),
+        ({"head_size": 4}, "got: (2, 0, 2, 4) layers"),
+        ({"kinds": (LayerKind(window=3), LayerKind())}, "got: (1, 1, 2, 2) layers"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_cache_of_another_net_is_named(change, words, listed):
+    other = Decoder(dataclasses.replace(SMALL, **change)).init_cache(1, 4, listed=listed)
+    with pytest.raises(pax.errors.InvalidArgumentError) as raised:
+        Decoder(SMALL)(np.ones((1, 2), np.int32), cache=other)
+    assert str(raised.value).startswith("This cache is that of another net.\n")
+    assert words in str(raised.value)
+
+
+def test_what_is_no_cache_and_no_integers_is_named():
+    lm, token = Decoder(SMALL), np.ones((1, 1), np.int32)
+    cache = lm.init_cache(1, 4)
+    cases = {
+        "This is no cache of a Decoder.\n  where: Decoder(cache=...)\n  got: dict": (
+            lambda: lm(token, cache={"keys": cache.keys})
+        ),
+        "Tokens are integers.\n  where: Decoder(tokens)\n  got: 'text'": lambda: lm("text"),
+        "Tokens are integers.\n  where: Decoder(tokens)\n  got: [[1, 2], [3]]": (
+            lambda: lm([[1, 2], [3]])
+        ),
+        "Lengths are integers.\n  where: Decoder(lengths=...)\n  got: float32[1]": (
+            lambda: lm(token, np.ones(1, np.float32))
+        ),
+        "Lengths are integers.\n  where: DecoderCache.with_lengths\n  got: None": (
+            lambda: cache.with_lengths(None)
+        ),
+        "There must be a length for each row.\n  where: DecoderCache.with_lengths\n": (
+            lambda: cache.with_lengths(1)
+        ),
+        "A length says how many tokens stay.\n  where: DecoderCache.with_lengths\n  got: -1": (
+            lambda: cache.with_lengths([-1])
+        ),
+        "A cache holds arrays.\n  where: generate: cache\n  got: str: 'x'": (
+            lambda: pax.generate(lm, token, max_new_tokens=1, cache="x")
+        ),
+    }
+    for text, call in cases.items():
+        kinds = (pax.errors.InvalidArgumentError, pax.errors.InvalidArgumentTypeError)
+        with pytest.raises(kinds) as raised:
+            call()
+        assert str(raised.value).startswith(text)
