@@ -21,7 +21,7 @@ from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._moves import Piece, forward
 from pax_export.weights.adoption._nets import ways_out
 from pax_export.weights.adoption._options import Options, options_of
-from pax_export.weights.adoption._place import ones, own_value, placed
+from pax_export.weights.adoption._place import ones, own_value, placed, require_kinds
 from pax_export.weights.adoption._plan import Choice, Study, best_study, choices
 from pax_export.weights.adoption._reference import TOLERANCE, Reference
 from pax_export.weights.adoption._report import AdoptionReport, Row
@@ -187,6 +187,8 @@ class _Filler:
 
     def filled(self, choice: Choice, kept: dict[Any, Any] | None = None) -> Any:
         """The module with the leaves of a choice, in the order of the module."""
+        dtypes = {path: self._dtype_of(self.leaves[path]) for path in choice.recipe}
+        require_kinds({path: (dtypes[path], choice.recipe[path]) for path in dtypes}, self.source)
         values = [self._leaf(path, own, choice, kept) for path, own in self.leaves.items()]
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(self.net), values)
 

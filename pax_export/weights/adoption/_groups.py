@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._moves import Piece
-from pax_export.weights.adoption._weight_norm import NOTE
+from pax_export.weights.adoption._weight_norm import NOTE, halves
 from pax_export.weights.adoption._words import COUNT, WEIGHT, Name, named, parsed, with_first
 from pax_export.weights.sources import Source
 
@@ -28,6 +29,7 @@ class Group:
         within: below which path of the module the user wants it.
         around: with so many words the names of all groups begin.
         settings: what a graph says of the operator that takes these arrays, where it says it.
+        lacks: what is not there of a weight norm of which these arrays are one half.
     """
 
     path: str
@@ -39,6 +41,7 @@ class Group:
     within: str | None = None
     around: int = 0
     settings: tuple[tuple[str, Any], ...] | None = None
+    lacks: str = ""
 
     @cached_property
     def own_words(self) -> frozenset[str]:
@@ -57,6 +60,19 @@ class Group:
     def said(self) -> frozenset[str]:
         """All words by which it is called."""
         return self.name.said
+
+    def may_fill(self, layer: Layer) -> bool:
+        """Whether nothing but the shapes speaks against it.
+
+        Half of a weight norm is no weight, but for a leaf that is called as it is, or that the
+        user has named.
+        """
+        ends = {re.split(r"[./]", piece.source)[-1] for piece in self.parts.values()}
+        return (
+            not self.lacks
+            or self.within is not None
+            or any(leaf.path.rpartition(".")[2] in ends for leaf in layer.leaves.values())
+        )
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -110,9 +126,11 @@ def grouped(
         if key == name and found.role is not None and alone:
             words = (*words, role)
         about.setdefault(key, (found.layer, words, order[name], found.role is not None, within))
+    lone = halves(source)
     made = [
         Group(path, groups[key], named(words), words, place, sure, within,
-              settings=_settings(source, groups[key].values()))
+              settings=_settings(source, groups[key].values()),
+              lacks=next((lone[p.source] for p in groups[key].values() if p.source in lone), ""))
         for key, (path, words, place, sure, within) in about.items()
     ]  # fmt: skip
     around = _beginning([group.raw for group in made])

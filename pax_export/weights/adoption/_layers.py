@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -206,6 +206,26 @@ def _layers_at(
     if roles:
         yield Layer(path, kind, roles, name_of(path), _also(around), _options(kind, module),
                     _heads(around), stack)  # fmt: skip
+
+
+def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
+    """The layers as a file of ours names their arrays: those of a GRU are of two linear ones."""
+    found = []
+    for layer in layers:
+        if layer.kind != "gru":
+            found.append(layer)
+            continue
+        for part in ("zr", "h"):
+            leaves = {
+                role: layer.leaves[f"{part}_{role}"]
+                for role in (WEIGHT, BIAS)
+                if f"{part}_{role}" in layer.leaves
+            }
+            path = f"{layer.path}.xh_{part}_fc".lstrip(".")
+            if leaves:
+                found.append(replace(layer, path=path, kind="linear", leaves=leaves,
+                                     name=name_of(path), options=()))  # fmt: skip
+    return found
 
 
 def _also(around: Around) -> frozenset[str]:

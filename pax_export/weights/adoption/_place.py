@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,7 +32,6 @@ def placed(
         dtype: of the new leaf.
         sharding: where it goes, if it is said; otherwise where `own` lies.
     """
-    _require_kind(dtype, pieces, source, path)
     if isinstance(own, np.ndarray) and sharding is None:
         return _read(own.shape, pieces, source, path, dtype)
     refuse_narrowing(path, jax.ShapeDtypeStruct(own.shape, dtype))
@@ -130,9 +130,9 @@ def _cast(array: np.ndarray, dtype: Any, path: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if not _is_float(dtype) and not np.array_equal(cast, array):
-        raise _unfit(path, array.dtype, dtype, "numbers that it has no room for")
+        raise _unfit(path, dtype, "numbers that it has no room for")
     if _is_float(dtype) and _finite(cast) != _finite(array):
-        raise _unfit(path, array.dtype, dtype, "numbers that would be infinite")
+        raise _unfit(path, dtype, "numbers that would be infinite")
     return cast
 
 
@@ -146,11 +146,32 @@ def _is_float(dtype: Any) -> bool:
     return jax.numpy.issubdtype(dtype, np.inexact)
 
 
-def _require_kind(dtype: Any, pieces: tuple[Piece, ...], source: Source, path: str) -> None:
-    for piece in pieces:
-        theirs = source.entries[piece.source].dtype
-        if _kind(theirs) != _kind(dtype):
-            raise _unfit(path, theirs, dtype, f"an array of {theirs}, {piece.source}")
+def require_kinds(wanted: Mapping[str, tuple[Any, tuple[Piece, ...]]], source: Source) -> None:
+    """One error about all arrays that are of another kind of numbers than their leaves.
+
+    Args:
+        wanted: by path, the dtype of the new leaf and what fills it.
+        source: the open source.
+    """
+    found = {
+        path: (f"an array of {source.entries[piece.source].dtype}, {piece.source}", dtype)
+        for path, (dtype, pieces) in wanted.items()
+        for piece in pieces
+        if _kind(source.entries[piece.source].dtype) != _kind(dtype)
+    }
+    if len(found) == 1:
+        ((path, (got, dtype)),) = found.items()
+        raise _unfit(path, dtype, got)
+    if found:
+        raise AdoptionError(
+            "Arrays of the source do not become ones of the leaves' dtypes:"
+            + "".join(
+                f"\n  - {got}, for {path} of {dtype}" for path, (got, dtype) in found.items()
+            ),
+            where=source.where,
+            got=f"{len(found)} arrays of other kinds of numbers",
+            write="a module of these dtypes, or keep= for these leaves",
+        )
 
 
 def _kind(dtype: Any) -> str:
@@ -160,7 +181,7 @@ def _kind(dtype: Any) -> str:
     return str(dtype)
 
 
-def _unfit(path: str, theirs: Any, dtype: Any, got: str) -> AdoptionError:
+def _unfit(path: str, dtype: Any, got: str) -> AdoptionError:
     return AdoptionError(
         "An array of the source does not become one of the leaf's dtype.",
         where=path,

@@ -22,7 +22,13 @@ from pax_export.weights.adoption._groups import (
     parts_of_fused,
     says_order,
 )
-from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, wanted
+from pax_export.weights.adoption._layers import (
+    Layer,
+    Leaf,
+    Wanted,
+    as_pax_keeps_them,
+    wanted,
+)
 from pax_export.weights.adoption._options import Options, is_at, matching, renamed
 from pax_export.weights.adoption._readings import Recipe, joined, readings, recipe_key
 from pax_export.weights.adoption._unfold import (
@@ -129,22 +135,42 @@ def studied(net: Any, given: Any, source: Source, options: Options, where: str) 
     axes = _axes(options, study.wanted, where)
     found = origins(source, options.origin, isinstance(given, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
+    # Who names the place of a weight has said nothing of the bias beside it.
+    by_leaf = not {within for _, within in told.values()}.isdisjoint(_leaf_paths(study.wanted))
     for without_tied, alone in itertools.product(
         (False, True) if tied else (False,), (False, True)
     ):
         used = [name for name in names if not (without_tied and name in tied)]
-        groups, counters = grouped(source, used, told, alone)
-        if alone and all(group.sure for group in groups):
+        told_here = told if alone else _whole_layers(told, study.wanted)
+        groups, counters = grouped(source, used, told_here, alone)
+        if alone and not by_leaf and all(group.sure for group in groups):
             continue
-        layers = _each_alone(study.wanted.layers) if alone else study.wanted.layers
-        for origin, order in itertools.product(found, _orders(layers, groups, options)):
-            for hypothesis in _tried(layers, groups, origin, order, axes):
-                (study.possible if hypothesis.possible else study.impossible).append(hypothesis)
+        for origin in found:
+            layers = study.wanted.layers
+            layers = as_pax_keeps_them(layers) if origin == "pax" else layers
+            layers = _each_alone(layers) if alone else layers
+            for order in _orders(layers, groups, options):
+                for hypothesis in _tried(layers, groups, origin, order, axes):
+                    (study.possible if hypothesis.possible else study.impossible).append(hypothesis)
         study.counters = counters
         if study.possible:
             study.tied = tied if without_tied else {}
             break
     return study
+
+
+def _whole_layers(told: Mapping[str, tuple[str, str]], found: Wanted) -> dict[str, tuple[str, str]]:
+    """What is told of each leaf of a layer, told of the layer."""
+    within = {place for _, place in told.values()}
+    whole = {
+        leaf.path: layer.path
+        for layer in found.layers
+        if layer.kind in ("linear", "conv", "conv_transpose", "norm")
+        and layer.path
+        and within.issuperset(leaf.path for leaf in layer.leaves.values())
+        for leaf in layer.leaves.values()
+    }
+    return {name: (known_as, whole.get(place, place)) for name, (known_as, place) in told.items()}
 
 
 def _begun(net: Any, source: Source, options: Options, where: str) -> tuple[Study, list[str]]:
@@ -266,6 +292,8 @@ def _tried(
 
     def fits(layer: Layer, group: Group) -> bool:
         if group.within is not None and not _within(layer, group.within):
+            return False
+        if not group.may_fill(layer):
             return False
         told = tuple(axes.get(leaf.path) for leaf in layer.leaves.values())
         key = (layer.signature, group.signature, group.raw[-1:], told)

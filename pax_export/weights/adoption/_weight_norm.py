@@ -138,7 +138,22 @@ def file_names(source: Source, name: str) -> tuple[str, ...]:
     return norm.arrays if norm else (name,)
 
 
-def _norms(source: Source) -> dict[str, WeightNorm]:
+def halves(source: Source) -> dict[str, str]:
+    """The arrays that are called a length or a direction alone -> what the other is."""
+    letters: dict[str, set[str]] = {}
+    for name in source.entries:
+        if name[-2:-1] == "_":
+            letters.setdefault(name[:-2], set()).add(name[-1])
+    return {
+        name: "lengths" if part == "v" else "directions"
+        for both in _parts(source).values() if len(both) == 1
+        for part, name in both.items()
+        # Not so weight_q, weight_k and weight_v, or the gates of a cell.
+        if name[-2] != "_" or letters[name[:-2]] == {part}
+    }  # fmt: skip
+
+
+def _parts(source: Source) -> dict[str, dict[str, str]]:
     parts: dict[str, dict[str, str]] = {}
     for name in source.entries:
         if found := _OLD.match(name):
@@ -146,8 +161,12 @@ def _norms(source: Source) -> dict[str, WeightNorm]:
         elif found := _NEW.match(name):
             part = "gv"[int(found["part"])]
             parts.setdefault(f"{found['above']}{found['own']}", {})[part] = name
+    return parts
+
+
+def _norms(source: Source) -> dict[str, WeightNorm]:
     norms: dict[str, WeightNorm] = {}
-    for name, both in parts.items():
+    for name, both in _parts(source).items():
         if set(both) == {"g", "v"} and name not in source.entries:
             axes = _axes(source.entries[both["g"]], source.entries[both["v"]])
             if axes is not None:

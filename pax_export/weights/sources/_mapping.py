@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentTypeError, WeightsFileError
+from pax_export._errors import InvalidArgumentTypeError, WeightsFileError, a_few
 from pax_export._jax import is_tracer
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._leaves import leaves_by_name
@@ -25,6 +25,8 @@ def opened(tree: Any) -> Source:
     where = f"the {type(tree).__name__} that was given"
     try:
         leaves, others = flattened(_plain(tree, 0), _is_array)
+    except InvalidArgumentTypeError:
+        raise  # a TypeError, and by its base a ValueError
     except ValueError as error:
         raise WeightsFileError(
             "The arrays of this mapping cannot be told apart by their names.",
@@ -34,6 +36,7 @@ def opened(tree: Any) -> Source:
         ) from error
     if not leaves and not isinstance(tree, Mapping):
         raise _no_arrays(where, f"{type(tree).__name__}: {tree!r}"[:200])
+    _require_numbers(leaves, where)
     entries = {name: _entry(name, leaf, where) for name, leaf in leaves.items()}
     return Source("mapping", where, entries, metadata=others, tied=_tied(leaves))
 
@@ -87,18 +90,29 @@ def _entry(name: str, leaf: Any, where: str) -> Entry:
         leaf = _from_torch(leaf)
     if is_key(leaf.dtype):
         leaf = jax.random.key_data(leaf)
-    dtype = np.dtype(leaf.dtype)
-    if dtype.hasobject or dtype.kind in "SUMm":
-        raise InvalidArgumentTypeError(
-            "A source needs arrays of numbers.",
-            where=f"{name} in {where}",
-            got=f"an array of {dtype}",
-            write="arrays of numbers or booleans",
-        )
     return Entry(
-        f"{name} in {where}", KIND, leaf.shape, dtype,
+        f"{name} in {where}", KIND, leaf.shape, np.dtype(leaf.dtype),
         lambda: np.asarray(leaf), lambda index: np.asarray(leaf[index]),
     )  # fmt: skip
+
+
+def _require_numbers(leaves: Mapping[str, Any], where: str) -> None:
+    """One error about all arrays of texts, times and objects."""
+    none = {
+        name: f"an array of {leaf.dtype}"
+        for name, leaf in leaves.items()
+        if isinstance(leaf.dtype, np.dtype) and (leaf.dtype.hasobject or leaf.dtype.kind in "SUMm")
+    }
+    if none:
+        alone = len(none) == 1
+        raise InvalidArgumentTypeError(
+            "A source needs arrays of numbers.",
+            where=f"{next(iter(none))} in {where}" if alone else where,
+            got=next(iter(none.values()))
+            if alone
+            else a_few([f"{name}: {what}" for name, what in none.items()], 20),
+            write="arrays of numbers or booleans",
+        )
 
 
 def _from_torch(tensor: Any) -> np.ndarray:

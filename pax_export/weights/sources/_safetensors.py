@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
+from pax_export._errors import UnsupportedDtypeError, a_few
 from pax_export.weights import _checksums
 from pax_export.weights._dtypes import NUMPY_NAMES, described, restored
 from pax_export.weights._leaves import RESERVED
@@ -46,6 +46,7 @@ def _read(file: BinaryFile) -> tuple[dict[str, Entry], dict[str, Any]]:
     if sums is None:
         raise ValueError("a header that differs from its checksum")
     notes = json.loads(metadata.get(_NOTES, "{}"))
+    _require_dtypes(header, file.where)
     places = []
     entries = {}
     for name, fields in header.items():
@@ -53,7 +54,7 @@ def _read(file: BinaryFile) -> tuple[dict[str, Entry], dict[str, Any]]:
         shape, code = fields["shape"], fields["dtype"]
         first, last = fields["data_offsets"]
         _require_whole_numbers([*shape, first, last], where)
-        dtype = _dtype(code, where)
+        dtype = np.dtype(NUMPY_NAMES[code])
         if last - first != math.prod(shape) * dtype.itemsize:
             got = f"{last - first} bytes of {code}{list(shape)}"
             raise damaged(where, KIND, got)
@@ -90,15 +91,25 @@ def _require_no_gaps(places: list[tuple[int, int]], size: int) -> None:
         raise ValueError(f"arrays of {at} bytes in all, where {size} bytes follow the header")
 
 
-def _dtype(code: Any, where: str) -> np.dtype:
-    if code not in NUMPY_NAMES:
+def _require_dtypes(header: dict[str, Any], where: str) -> None:
+    """One error about all arrays of a dtype that nothing here has."""
+    unknown = {
+        name: repr(fields["dtype"])
+        for name, fields in header.items()
+        if fields["dtype"] not in NUMPY_NAMES
+    }
+    if unknown:
+        first, alone = next(iter(unknown)), len(unknown) == 1
         raise UnsupportedDtypeError(
-            "Neither numpy nor jax has the dtype of this array.",
-            where=where,
-            got=repr(code),
+            "Neither numpy nor jax has the dtype of this array."
+            if alone
+            else "Neither numpy nor jax has the dtypes of these arrays.",
+            where=f"{first} in {where}" if alone else where,
+            got=unknown[first]
+            if alone
+            else a_few([f"{name:.200}: {code:.50}" for name, code in unknown.items()], 20),
             write=f"a file of {', '.join(NUMPY_NAMES)}",
         )
-    return np.dtype(NUMPY_NAMES[code])
 
 
 def _entry(

@@ -249,3 +249,14 @@ def test_names_of_gguf_say_where_everything_belongs():
     assert np.array_equal(net.layers[1].key.weight, file["blk.1.attn_k.weight"].T)
     assert np.array_equal(net.layers[0].norm.scale, file["blk.0.attn_norm.weight"])
     assert np.array_equal(net.final_norm.scale, file["output_norm.weight"])
+
+
+def test_a_gru_of_ours_comes_from_a_file_of_ours(tmp_path):
+    """Its arrays are those of two layers there, and of one layer elsewhere."""
+    net = Free(first=pax.Linear(3, 5), cells=[pax.GRU(5, 5), pax.GRU(5, 5)])
+    pax.save_weights(net, tmp_path / "net.safetensors")
+    shapes = jax.eval_shape(net.copy)
+    for source in (tmp_path / "net.safetensors", net, dict(pax.core.named_leaves(net))):
+        new, report = pax.weights.adopt(shapes, source)
+        assert jax.tree.all(jax.tree.map(np.array_equal, new, net))
+        assert report.origin == "pax"

@@ -156,7 +156,7 @@ def test_numbers_that_a_leaf_has_no_room_for_are_refused():
     error = refused(pax.Linear(4, 8), file, dtype="float16")
     assert error.got == "numbers that would be infinite, for a leaf of float16"
     error = refused(pax.Linear(4, 8), {"w": np.ones((4, 8), int), "b": np.zeros(8, int)})
-    assert error.what == "An array of the source does not become one of the leaf's dtype."
+    assert error.what.startswith("Arrays of the source do not become ones of the leaves' dtypes:")
 
 
 def test_an_abstract_leaf_cannot_stay():
@@ -291,3 +291,43 @@ def test_an_array_of_fewer_axes_than_a_leaf_of_ones_own_is_no_crash():
     net = Free(body=Free(w=np.ones((4, 8), np.float32), b=np.ones(8, np.float32)))
     error = refused(net, {"norm.weight": normal(8), "norm.bias": normal(8)}, origin="torch")
     assert error.missing == ("body.w", "body.b")
+
+
+def test_a_name_may_be_told_of_one_leaf_of_a_layer():
+    """As the message of a refusal writes it."""
+    file = {**dense("x", 3, 4), **dense("y", 4, 2)}
+    net = Free(a=pax.Linear(3, 4), b=pax.Linear(4, 2))
+    for rename in ({"x.weight": "a.weight"}, {"x.weight": "a.weight", "x.bias": "a.bias"}):
+        new, report = pax.weights.adopt(net, file, origin="torch", rename=rename)
+        assert np.array_equal(new.a.weight, file["x.weight"].T)
+        assert np.array_equal(new.b.bias, file["y.bias"])
+        assert report.rows[0].why == "rename="
+
+
+def test_leaves_of_a_layer_may_be_told_from_two_of_the_file():
+    file = {**dense("x", 3, 3), **dense("y", 3, 3)}
+    net = Free(l=pax.Linear(3, 3), r=pax.Linear(3, 3))
+    rename = {"x.weight": "l.weight", "y.bias": "l.bias"}
+    new, _ = pax.weights.adopt(net, file, origin="torch", rename=rename)
+    assert np.array_equal(new.l.weight, file["x.weight"].T)
+    assert np.array_equal(new.l.bias, file["y.bias"])
+    assert np.array_equal(new.r.weight, file["y.weight"].T)
+    assert np.array_equal(new.r.bias, file["x.bias"])
+    twins = {**dense("x", 3, 3), **dense("y", 3, 3)}
+    error = refused(net, twins, origin="torch", rename={"x.weight": "l.weight"})
+    assert isinstance(error, pax.errors.AmbiguousWeightsError)  # whose is the bias?
+
+
+def test_all_arrays_of_other_kinds_of_numbers_are_named():
+    net = Free(a=pax.Linear(3, 4), b=pax.Linear(4, 2))
+    file = {**dense("a", 3, 4), **dense("b", 4, 2)}
+    file["a.bias"] = np.arange(4)
+    assert refused(net, file).got == "an array of int64, a.bias, for a leaf of float32"
+    file["b.weight"] = file["b.weight"].astype(complex)
+    error = refused(net, file)
+    assert error.what == (
+        "Arrays of the source do not become ones of the leaves' dtypes:"
+        "\n  - an array of int64, a.bias, for a.bias of float32"
+        "\n  - an array of complex128, b.weight, for b.weight of float32"
+    )
+    assert error.got == "2 arrays of other kinds of numbers"

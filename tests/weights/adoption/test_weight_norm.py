@@ -121,3 +121,25 @@ def test_names_of_either_kind_may_be_ignored():
     for ignore in ("ema", "ema.fc.weight", ["ema.fc.weight_g", "ema.fc.weight_v"]):
         net, _ = pax.weights.adopt(pax.Linear(3, 4, False), {**fc, **ema}, ignore=ignore)
         assert_close(net.weight, dense.T, 1e-6)
+
+
+@pytest.mark.parametrize("lone", ["weight_v", "parametrizations.weight.original1"])
+def test_a_direction_whose_length_was_lost_is_no_weight(lone):
+    file = {"a.weight": np.ones((2, 4)), "a.bias": np.ones(2), f"b.{lone}": np.ones((3, 2)),
+            "b.bias": np.ones(3)}  # fmt: skip
+    net = Free(a=pax.Linear(4, 2), b=pax.Linear(2, 3))
+    with pytest.raises(pax.errors.AdoptionError, match="half of a weight norm, whose lengths are"):
+        pax.weights.adopt(net, file, origin="torch")
+    rename = {f"b.{lone}": "b.weight"}
+    new, _ = pax.weights.adopt(net, file, origin="torch", rename=rename)
+    assert np.array_equal(new.b.weight, np.ones((2, 3)))
+
+
+def test_letters_of_other_things_are_no_weight_norm():
+    N = np.random.default_rng(0)
+    file = {f"at.weight_{letter}": N.normal(size=(3, 5)) for letter in "qkv"}
+    net = Free(at=Free(**{letter: np.ones((3, 5)) for letter in "qkv"}))
+    new, _ = pax.weights.adopt(net, file)
+    assert all(np.array_equal(getattr(new.at, k), file[f"at.weight_{k}"]) for k in "qkv")
+    own, _ = pax.weights.adopt(Free(weight_v=np.ones((3, 2))), {"weight_v": np.zeros((3, 2))})
+    assert not own.weight_v.any()

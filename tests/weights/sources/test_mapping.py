@@ -62,3 +62,20 @@ def test_names_that_clash_and_containers_without_end():
     endless["a"] = endless
     with pytest.raises(WeightsFileError, match="without end"):
         open_source(endless)
+
+
+def test_all_arrays_that_hold_no_numbers_are_named():
+    texts = np.array(["x"])
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="got: an array of <U1") as caught:
+        open_source({"a": texts, "b": np.ones(2)})
+    assert caught.value.where == "a in the dict that was given"
+    with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
+        open_source({"a": texts, "b": np.array([None])})
+    assert caught.value.got == "a: an array of <U1, b: an array of object"
+
+
+def test_what_is_no_array_in_a_mapping_is_said_once():
+    with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
+        open_source({"a": np.ones(2), "b": {"c": len}})
+    assert caught.value.what == "A source is the path of a file, or a mapping of names to arrays."
+    assert caught.value.where == "what was given"

@@ -166,3 +166,14 @@ def test_every_cut_is_noticed(file):
         file.write_bytes(content[:cut])
         with pytest.raises(WeightsFileError):
             open_source(file)
+
+
+def test_all_dtypes_that_nothing_here_has_are_named(tmp_path):
+    header = {
+        "a": field(dtype="F4"),
+        "b": field(dtype="F32", offsets=(8, 16)),
+        "c": field(dtype="I7", offsets=(16, 24)),
+    }
+    with pytest.raises(UnsupportedDtypeError, match="has the dtypes of these arrays") as caught:
+        open_source(raw(header, bytes(24), tmp_path / "a"))
+    assert caught.value.got == "a: 'F4', c: 'I7'"
