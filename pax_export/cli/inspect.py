@@ -22,11 +22,23 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument(
+        "--flops",
+        action="store_true",
+        help="print the table of pax.inspect instead, with the operations of a call; needs jax",
+    )
     parser.set_defaults(call=_call)
 
 
 @told
 def _call(options: argparse.Namespace) -> int:
+    if options.flops:
+        from pax_export.inspection import inspect  # which imports jax
+
+        table = inspect(options.path)
+        text = json.dumps(table.to_dict(), indent=1) if options.json else printable(str(table))
+        print(text)
+        return DONE
     found = _read(Path(options.path))
     print(json.dumps(found.as_dict(), indent=1) if options.json else _text(found))
     return DONE

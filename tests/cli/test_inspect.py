@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+import pax_export as pax
+from pax_export.export import spec, to_onnx
 from pax_export.export.artifact import inspect
 
 
@@ -78,3 +80,14 @@ def test_a_hostile_report(here, call, text):
     code, out, error = call("inspect", "bad")
     assert (code, out) == (1, "")
     assert "error: The report of this export cannot be read. where: bad" in error
+
+
+def test_the_table_with_the_work_of_a_call(here, call):
+    net = pax.Sequential(pax.Linear(3, 4), pax.Linear(4, 2))
+    to_onnx(net, here / "net.onnx", spec("batch, 3"), validate=False)
+    code, out, _ = call("inspect", "net.onnx", "--flops")
+    assert code == 0 and "46*batch FLOPs a call" in out and "modules.0.weight  float32[3,4]" in out
+    code, out, _ = call("inspect", "net.onnx", "--flops", "--json")
+    assert code == 0 and json.loads(out)["flops"] == "46*batch"
+    code, _, err = call("inspect", "nothing.onnx", "--flops")
+    assert code == 1 and "nothing.onnx" in err
