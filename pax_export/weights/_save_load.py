@@ -17,7 +17,6 @@ from pax_export._signing import verify as verified
 from pax_export.weights._dtypes import Note, describe, is_key, stored
 from pax_export.weights._file import WeightsFile, opened, write
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
-from pax_export.weights._shards import on_devices
 
 T = TypeVar("T")
 
@@ -219,7 +218,9 @@ def _read(file: WeightsFile, name: str, own: Any) -> Any:
         return jax.device_put(file.read(name), sharding)
     if sharding.is_fully_addressable:
         file.read_for_comparison(name)  # several processes would each read all of it
-    return on_devices(own.shape, own.dtype, sharding, functools.partial(file.read_part, name))
+    # Each device is given its part only; on the host there is one array at a time.
+    read_part = functools.partial(file.read_part, name)
+    return jax.make_array_from_callback(own.shape, sharding, read_part)
 
 
 def refuse_narrowing(name: str, own: Any) -> None:

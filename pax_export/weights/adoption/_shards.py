@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 #: Of smaller arrays all parts are made first: one call to jax is quicker than one a device.
-_LARGE = 1 << 20
+_LARGE = 1 << 25
 
 
 def on_devices(
@@ -34,12 +34,14 @@ def on_devices(
         index = index or ()
         key = tuple([(one.start, one.stop) for one in index])
         by_index.setdefault(key, (index, []))[1].append(device)
-    shards = []
+    shards: list[jax.Array] = []
+    before: list[jax.Array] = []
     for index, devices in by_index.values():
         made = part(index)
         for device in devices:
             there = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
             shards.append(jax.device_put(made, there))
-        # Else the host reads on while the parts before still wait for their way to a device.
-        jax.block_until_ready(shards[-len(devices) :])
+        # One part is on its way while the next is read, and no more: the others are let go of.
+        jax.block_until_ready(before)
+        before = shards[-len(devices) :]
     return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=dtype)
