@@ -9,7 +9,8 @@
    away where nobody can compile it.  Nothing of a program is remembered between calls.
 
    Only the stable interface of Python is used: what is built once serves every
-   later Python. */
+   later Python, and what a later one builds serves 3.11.  So no Py_RETURN_FALSE and its like:
+   headers of Python 3.12 and later count no reference there, and 3.11 needs one. */
 
 #include <Python.h>
 
@@ -249,11 +250,11 @@ collect(PyObject *held, PyObject *value)
     PyObject *met = PyTuple_GetItem(held, 2), *address;
     int stop = 0;
     if (!PyType_IsSubtype(Py_TYPE(value), node))
-        Py_RETURN_FALSE;
+        return PyBool_FromLong(0);
     if (PyList_Append(PyTuple_GetItem(held, 1), value) < 0)
         return NULL;
     if (met == Py_None)
-        Py_RETURN_FALSE;
+        return PyBool_FromLong(0);
     address = PyLong_FromVoidPtr(value);
     stop = address == NULL ? -1 : PySet_Contains(met, address);
     if (stop == 0 && PySet_Add(met, address) < 0)
