@@ -122,7 +122,20 @@ def _tidy(notebook: Path) -> None:
     notebook.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
+def _tutorials_apart(app: Any, env: Any, docnames: list[str]) -> None:
+    """Notebooks take seconds each: every process reads some, instead of the last one all."""
+    from sphinx.util.parallel import make_chunks
+
+    chunks = make_chunks(docnames, app.parallel)
+    tutorials = [name for name in docnames if name.startswith("tutorials/")]
+    others = [name for name in docnames if name not in tutorials]
+    for place, name in enumerate(tutorials):
+        others.insert(place * len(chunks[0]), name)
+    docnames[:] = others
+
+
 def setup(app: Any) -> None:
+    app.connect("env-before-read-docs", _tutorials_apart)
     app.connect("doctree-read", _to_download, priority=100)  # before files to copy are listed
     app.connect("doctree-resolved", _public_names)
     app.connect("build-finished", _nothing_private)
