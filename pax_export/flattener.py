@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any, NamedTuple, Self
 
-from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
+from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError, MissingValueError
 from pax_export.core import (
     Module,
+    elements,
     flatten,
     is_array,
     modules_and_leaves,
@@ -133,6 +134,10 @@ class Flattener(Module):
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.treedef_dict]
+
+    def _pax_contents(self) -> dict[str, Any]:
+        arrays = tree_leaves(vars(self).get("leaves_dict"))
+        return {"values": f"[{', '.join(self.treedef_dict)}]", "elements": elements(arrays)}
 
     def _with_training(self, training: bool) -> Self:
         structures = [_in_mode(structure, training) for structure in self._structures]

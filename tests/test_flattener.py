@@ -26,7 +26,8 @@ def test_values_come_back_with_the_same_arrays():
     assert flat.net == net
     assert jax.tree.structure(flat.tree) == jax.tree.structure(tree)
     assert all(map(lambda a, b: a is b, jax.tree.leaves(flat.tree), jax.tree.leaves(tree)))
-    assert repr(flat) == flat.summary() == "Flattener"
+    assert flat.summary() == "Flattener"
+    assert repr(flat) == "Flattener(values=[net, tree], elements=34, mode=train)"
 
 
 def test_leaves_and_treedefs_as_pax_names_them():
@@ -193,7 +194,7 @@ def test_d30_messages_say_what_there_is():
         flat.parameters()
     assert str(caught.value).splitlines() == [
         "A Flattener does not know which of its arrays are trainable.",
-        "  where: Flattener",
+        "  where: Flattener(values=[net, opt], elements=10, mode=train)",
         "  got: the values net, opt",
         "  write: flattener.net.parameters()",
     ]

@@ -53,9 +53,10 @@ def install_as_pax() -> None:
         _require_free(name)
     sys.meta_path.insert(0, _Finder())
     if is_installed("jax"):
-        from pax_export.core import take_loaded_shapes
+        from pax_export.core import print_as_pax, take_loaded_shapes
 
         take_loaded_shapes()
+        print_as_pax()
 
 
 def take_over(name: str) -> None:

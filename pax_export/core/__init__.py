@@ -46,10 +46,11 @@ from pax_export.core._pure import (
     require_module,
 )
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key, split_rng_key
+from pax_export.core._roles import ROLES, STATE, named_roles
 from pax_export.core._state_dict import load_state_dict, state_dict, take_loaded_shapes
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import aspect_of, derived, register_aspect
-from pax_export.core._summary import summary_lines
+from pax_export.core._summary import elements, pax_line, print_as_pax, summary_lines
 from pax_export.core._traversal import (
     apply_bottom_up,
     join,

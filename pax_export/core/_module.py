@@ -297,7 +297,11 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         return _summary.line(self, info)
 
-    def _repr_html_(self) -> str:
+    def _pax_contents(self) -> dict[str, Any]:
+        """What `repr` says of a module whose class gives `_repr` nothing to say."""
+        return _summary.contents(self)
+
+    def _repr_html_(self) -> str | None:
         """What notebooks show: the rows of `pax_export.inspect`, as a tree that folds."""
         return _summary.html(self)
 

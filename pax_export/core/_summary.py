@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import importlib
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jmp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.core._roles import FROZEN, ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._subclassing import aspect_of
-from pax_export.core._traversal import submodules
+from pax_export.core._traversal import modules_and_leaves, submodules
 from pax_export.core._tree import Node, attributes_of
 
 
 def line(module: Node, info: dict[str, Any] | None = None) -> str:
-    """One line for a module, ``(name) Class(key=value, ...)``; None values are left out."""
+    """One line for a module: what its class says of it, or what it holds; and its mode.
+
+    Args:
+        module: the module.
+        info: what the class says of its own sizes.  None: the line counts the
+            elements of parameters and of states.  The mode is left out for a class
+            that says something, while it is ``train``.
+    """
+    if _as_pax or _within_a_summary.get():
+        return pax_line(module, info)
+    said = module._pax_contents() if info is None else info  # type: ignore[attr-defined]
+    training = getattr(module, "training", None)  # a module that is being made has none yet
+    if training is False or (training and info is None):
+        said = {**said, "mode": "train" if training else "eval"}
+    return pax_line(module, said or info)
+
+
+def pax_line(module: Node, info: dict[str, Any] | None = None) -> str:
+    """PAX's line for a module, ``(name) Class(key=value, ...)``; None values are left out."""
     policy = aspect_of(type(module), "mp_policy")
     if policy is not None:
         info = {**(info or {}), "mp_policy": policy_letters(policy)}
@@ -27,13 +50,75 @@ def line(module: Node, info: dict[str, Any] | None = None) -> str:
     return text if name is None else f"({name}) {text}"
 
 
+#: Whether a program of PAX runs, which prints what it printed there.
+_as_pax = False
+#: Set while a tree of lines is made: what a parent holds stands below it.
+_within_a_summary: ContextVar[bool] = ContextVar("within_a_summary", default=False)
+
+
+def print_as_pax() -> None:
+    """From here on `repr` of a module is PAX's, for programs that were written for it."""
+    global _as_pax
+    _as_pax = True
+
+
+@contextmanager
+def _pax_lines() -> Iterator[None]:
+    before = _within_a_summary.set(True)
+    try:
+        yield
+    finally:
+        _within_a_summary.reset(before)
+
+
+def contents(module: Node) -> dict[str, Any]:
+    """How many elements of parameters, frozen ones among them, and of states a module holds.
+
+    Nothing, where they cannot be counted: a line is printed of broken modules too, by
+    the error that says what is wrong with them.
+    """
+    count: dict[str, int] = dict.fromkeys(ROLES, 0)
+    try:
+        with _pax_lines():  # an error on the way prints the module: that line counts nothing
+            if not _is_tree(module):
+                return {}
+            for _, leaf, role in named_roles(module):
+                count[role] += elements([leaf])
+    except Exception:
+        return {}
+    parameters, state = count[TRAINABLE] + count[FROZEN], count[STATE]
+    return {
+        "parameters": None if state and not parameters else parameters,
+        "frozen": count[FROZEN] or None,
+        "state": state or None,
+    }
+
+
+def elements(leaves: Iterable[Any]) -> int:
+    """How many numbers arrays hold; what is no array holds none."""
+    return sum(math.prod(getattr(leaf, "shape", (0,))) for leaf in leaves)
+
+
+def _is_tree(module: Node) -> bool:
+    """Whether every module of it stands there once: jax finds no end of one in itself."""
+    modules, _ = modules_and_leaves(module, once=True)
+    return len(set(map(id, modules))) == len(modules)
+
+
 #: Who draws a module for notebooks: a room above this one, loaded when a notebook asks.
 _DRAWN_BY = "pax_export.inspection"
 
 
-def html(module: Node) -> str:
-    """The tree of a module as HTML that folds, with paths, shapes, roles and sizes."""
-    return importlib.import_module(_DRAWN_BY).inspect(module)._repr_html_()
+def html(module: Node) -> str | None:
+    """The tree of a module as HTML that folds, with paths, shapes, roles and sizes.
+
+    None for what cannot be inspected: a notebook shows the line of `repr` then, where an
+    error of its own would hide what the cell was about.
+    """
+    try:
+        return importlib.import_module(_DRAWN_BY).inspect(module)._repr_html_()
+    except Exception:
+        return None
 
 
 def treescope(module: Node, path: str | None, renderer: Any) -> Any:
@@ -63,7 +148,8 @@ def policy_letters(policy: jmp.Policy) -> str:
 
 def summary_lines(module: Node, children: list[Any] | None = None) -> list[str]:
     """The tree of a module, a line each: its direct submodules, or these, are below it."""
-    text = type(module).__repr__(module)
+    with _pax_lines():
+        text = type(module).__repr__(module)
     if not isinstance(text, str):
         raise InvalidArgumentError(
             "A __repr__ must return a string.",

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import Module, aspect_of, describe_array, is_node, named_modules
+from pax_export.core import ROLES, STATE, Module, aspect_of, describe_array, is_node, named_modules
 from pax_export.inspection._artifact import inspected
 from pax_export.inspection._calls import Trace, module_inputs, module_outputs, traced
 from pax_export.inspection._functions import function_of
 from pax_export.inspection._inspection import Inspection
-from pax_export.inspection._leaves import ROLES, STATE, Leaf, leaves_of
+from pax_export.inspection._leaves import Leaf, leaves_of
 from pax_export.inspection._row import Row
 from pax_export.inspection._time import time_shares
 from pax_export.inspection._work import Work, number, plain

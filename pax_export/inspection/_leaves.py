@@ -9,10 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.core import apply_bottom_up, aspect_of, derived, named_leaves, with_class
-
-#: A module has the first of these that an array of it has.
-ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
+from pax_export.core import named_roles
 
 
 @dataclass(frozen=True)
@@ -42,27 +39,8 @@ def _item_size(dtype: str) -> int:
 
 def leaves_of(net: Any) -> list[Leaf]:
     """The arrays of a net in tree order."""
-    trained = {path for path, _ in named_leaves(net.parameters())}
-    parameters = {path for path, _ in named_leaves(_thawed(net).parameters())}
-
-    def role(path: str) -> str:
-        if path in trained:
-            return TRAINABLE
-        return FROZEN if path in parameters else STATE
-
     return [
-        Leaf(path, tuple(leaf.shape), str(leaf.dtype), role(path))
-        for path, leaf in named_leaves(net)
+        Leaf(path, tuple(leaf.shape), str(leaf.dtype), role)
+        for path, leaf, role in named_roles(net)
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     ]
-
-
-def _thawed(net: Any) -> Any:
-    """The net as if nothing of it were frozen."""
-
-    def thaw(module: Any) -> Any:
-        if aspect_of(type(module), "frozen") is None:
-            return module
-        return with_class(module, derived(type(module), "frozen", None))
-
-    return apply_bottom_up(net, thaw)

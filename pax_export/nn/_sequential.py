@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import Module
+from pax_export.core import Module, pax_line
 from pax_export.nn._explicit import of_a_function
 
 
@@ -126,7 +126,7 @@ class Lambda(Module):
             return of_a_function(self.func, args, kwargs, error)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
-        text = super()._repr(info)
+        text = pax_line(self, info)
         if self.name is not None:
             return text
         title, bracket, rest = text.partition("(")
@@ -138,7 +138,7 @@ class Lambda(Module):
         Args:
             return_list: whether to return a list of that line.
         """
-        _, bracket, rest = super()._repr().removeprefix(f"({self.name}) ").partition("(")
+        _, bracket, rest = pax_line(self).removeprefix(f"({self.name}) ").partition("(")
         line = f"x => {self.name or function_name(self.func)}(x)"
         line += f"  ({rest}" if bracket else ""  # a precision policy
         return [line] if return_list else line

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from pax_export import core
 from pax_export._optional import find
 from pax_export.core import is_array, remember_call, static_key
+from pax_export.optim._contents import opax_contents
 
 
 def load_opax(module: types.ModuleType) -> None:
@@ -73,6 +74,8 @@ class _OpaxLoader(SourceFileLoader):
         super().exec_module(module)
         if names.get("jnp") is jnp:
             names["jnp"] = _numpy
+        if module.__name__.endswith(".transform"):
+            names["GradientTransformation"]._pax_contents = opax_contents
         if module.__name__.endswith((".transform", ".schedule")):
             for name, value in list(names.items()):
                 if _is_factory(value, module):

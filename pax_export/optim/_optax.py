@@ -14,6 +14,7 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._optional import require
 from pax_export.core import StateModule, is_array, made_of
 from pax_export.optim._apply import parameters_of
+from pax_export.optim._contents import optax_contents
 from pax_export.optim._packable import require_packable
 from pax_export.optim._packing import Packing
 from pax_export.optim._transformation_key import KeyedTransformation
@@ -70,6 +71,8 @@ class OptaxOptimizer(StateModule):
             raise
         self.state = _as_state(state, params)
         return tree_map(jnp.negative, self._taken(updates))
+
+    _pax_contents = optax_contents
 
     def _given(self, params: Any) -> Any:
         """The parameters as the transformation wants them: for lookahead, twice."""

@@ -194,7 +194,8 @@ class Lifted(Module):
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         size = dict(self.options).get(self._size)
-        return super()._repr({**({} if size is None else {self._size: size}), **(info or {})})
+        said = {**({} if size is None else {self._size: size}), **(info or {})}
+        return super()._repr(said or None)
 
     @classmethod
     def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:

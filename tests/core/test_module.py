@@ -184,7 +184,7 @@ def test_a_lambda_cannot_be_pickled_and_pickle_says_so():
 
 
 def test_repr_and_str():
-    assert repr(pax.Module(name="m")) == "(m) Module"
+    assert repr(pax.Module(name="m")) == "(m) Module(parameters=0, mode=train)"
     assert pax.Module()._repr({}) == "Module()"
     assert pax.Module()._repr({"a": 1, "b": None}) == "Module(a=1)"
 

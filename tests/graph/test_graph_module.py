@@ -322,7 +322,8 @@ def test_export(tmp_path):
 
 def test_name():
     x = InputNode(X)
-    assert repr(GraphModule((x,), x >> jnp.tanh, name="net")) == "(net) GraphModule"
+    net = GraphModule((x,), x >> jnp.tanh, name="net")
+    assert repr(net) == "(net) GraphModule(parameters=0, mode=train)"
 
 
 # --- what is refused -----------------------------------------------------------
@@ -352,7 +353,7 @@ def test_d24_surplus_and_missing_arguments():
             net(*arguments)
         assert str(caught.value).splitlines() == [
             "A graph module takes one argument for each of its inputs.",
-            "  where: GraphModule",
+            "  where: GraphModule(parameters=0, mode=train)",
             f"  got: {len(arguments)} arguments for 2 inputs: x, mask",
             "  write: one value for each, in this order",
         ]

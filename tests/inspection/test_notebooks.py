@@ -31,6 +31,12 @@ def exported(tmp_path_factory):
     return net, folder / "net", pax.export.to_stablehlo(net, folder / "net", spec("batch, 3"))
 
 
+def test_what_cannot_be_inspected_is_shown_by_its_line():
+    flat = pax.experimental.Flattener(net=pax.Linear(2, 3))  # knows no parameters
+    assert flat._repr_html_() is None
+    assert repr(flat) == "Flattener(values=[net], elements=9, mode=train)"
+
+
 def test_a_report_of_an_export(exported):
     report = exported[2]
     found = cells(report)

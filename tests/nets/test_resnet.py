@@ -205,7 +205,8 @@ def test_logits_start_at_zero_but_for_the_bias():
 
 
 def test_names():
-    assert repr(shapes(pax.nets.ResNet18, 3, 10)) == "(ResNet18) ResNet18"
+    line = "(ResNet18) ResNet18(parameters=11181642, state=9640, mode=train)"
+    assert repr(shapes(pax.nets.ResNet18, 3, 10)) == line
 
     class Mine(pax.nets.ResNet50):
         """A network of a user, which gets the name of what it is made of."""

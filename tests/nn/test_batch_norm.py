@@ -184,7 +184,7 @@ def test_an_input_that_does_not_fit():
         pax.BatchNorm2D(3).eval()(drawn(4, 3))
     assert str(error.value) == (
         "The input must have 4 axes, NHWC.\n"
-        f"  where: {pax.BatchNorm2D(3)!r}\n  got: shape (4, 3)\n"
+        f"  where: {pax.BatchNorm2D(3).eval()!r}\n  got: shape (4, 3)\n"
         "  write: BatchNorm1D(3) for features without spatial axes"
     )
     with pytest.raises(ValueError, match="write: x\\[None\\] to add a batch axis"):

@@ -114,5 +114,5 @@ def test_rate_out_of_range(rate):
     assert "0 <= decay_rate <= 1" in str(error.value)
 
 
-def test_repr_is_the_class_name():
-    assert repr(pax.EMA(jnp.ones(2), 0.5)) == "EMA"
+def test_repr_counts_the_averages():
+    assert repr(pax.EMA(jnp.ones(2), 0.5)) == "EMA(state=2, mode=train)"

@@ -86,5 +86,5 @@ def test_lambdas_of_one_line_are_equal():
 def test_identity():
     x = object()
     assert pax.Identity()(x) is x
-    assert repr(pax.Identity(name="skip")) == "(skip) Identity"
+    assert repr(pax.Identity(name="skip")) == "(skip) Identity(parameters=0, mode=train)"
     assert pax.Identity(training=False).training is False

@@ -42,8 +42,8 @@ def test_typed_keys():
     assert updated._rng_key.dtype == stream._rng_key.dtype
 
 
-def test_repr_is_the_class_name():
-    assert repr(pax.RngSeq(seed=1)) == "RngSeq"
+def test_repr_counts_the_key():
+    assert repr(pax.RngSeq(seed=1)) == "RngSeq(state=2, mode=train)"
 
 
 def test_what_makes_no_sense():

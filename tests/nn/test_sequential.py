@@ -55,7 +55,7 @@ def test_appending_leaves_the_first_as_it_is():
 
 def test_printing():
     net = pax.Sequential(pax.Linear(4, 4), pax.Sequential(jnp.tanh), name="net")
-    assert repr(net) == "(net) Sequential"
+    assert repr(net) == "(net) Sequential(parameters=20, mode=train)"
     assert net.summary().splitlines() == [
         "(net) Sequential",
         "├── Linear(in_dim=4, out_dim=4, with_bias=True)",

@@ -148,7 +148,7 @@ def test_what_the_module_holds():
     pax.assert_structure_equal(moments, model.parameters())
     assert optimizer.pytree_attributes == ("state",)
     assert jax.tree_util.tree_leaves(optimizer.parameters().recipe) != []
-    assert repr(optimizer) == "OptaxOptimizer"
+    assert repr(optimizer) == "OptaxOptimizer(rules=[ScaleByAdam], state=83, mode=train)"
     again = optimizer.load_state_dict(optimizer.state_dict())
     assert again == optimizer
 

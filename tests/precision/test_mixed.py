@@ -256,7 +256,7 @@ def test_a_net_that_is_under_policies_already():
     half = mixed_precision(pax.Sequential(pax.Linear(1, 1)), FHF)
     assert message_of(ValueError, half, HHH) == (
         "Every module of this net is under a mixed-precision policy already.\n"
-        "  got: Sequential(mp_policy=FHF)\n"
+        "  got: Sequential(parameters=2, mode=train, mp_policy=FHF)\n"
         "  write: mixed_precision(remove_policies(net), policy)"
     )
 

@@ -137,7 +137,9 @@ def test_pickle_and_copies():
 def test_repr_names_the_policy(policy, letters):
     layer = pax.apply_mp_policy(pax.Linear(2, 3), policy)
     assert repr(layer) == f"Linear(in_dim=2, out_dim=3, with_bias=True, mp_policy={letters})"
-    assert repr(pax.apply_mp_policy(Layer(), policy)) == f"Layer(mp_policy={letters})"
+    layer = pax.apply_mp_policy(Layer(), policy)
+    assert repr(layer) == f"Layer(parameters=22, mode=train, mp_policy={letters})"
+    assert layer.summary(return_list=True)[0] == f"Layer(mp_policy={letters})"
 
 
 def test_policy_of():

@@ -1,0 +1,36 @@
+"""What an array of a module is: trained, frozen, or state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pax_export.core._edit import with_class
+from pax_export.core._subclassing import aspect_of, derived
+from pax_export.core._traversal import apply_bottom_up, named_leaves
+
+#: A module has the first of these that an array of it has.
+ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
+
+
+def named_roles(module: Any) -> list[tuple[str, Any, str]]:
+    """The path, the leaf and the role of every leaf, in tree order."""
+    trained = {path for path, _ in named_leaves(module.parameters())}
+    parameters = {path for path, _ in named_leaves(_thawed(module).parameters())}
+
+    def role(path: str) -> str:
+        if path in trained:
+            return TRAINABLE
+        return FROZEN if path in parameters else STATE
+
+    return [(path, leaf, role(path)) for path, leaf in named_leaves(module)]
+
+
+def _thawed(module: Any) -> Any:
+    """The module as if nothing of it were frozen."""
+
+    def thaw(each: Any) -> Any:
+        if aspect_of(type(each), "frozen") is None:
+            return each
+        return with_class(each, derived(type(each), "frozen", None))
+
+    return apply_bottom_up(module, thaw)
