@@ -25,14 +25,15 @@ def line(module: Node, info: dict[str, Any] | None = None) -> str:
     Args:
         module: the module.
         info: what the class says of its own sizes.  None: the line counts the
-            elements of parameters and of states.  The mode is left out for a class
-            that says something, while it is ``train``.
+            elements of parameters and of states.  Where nothing is counted the mode is
+            left out, while it is ``train``.
     """
-    if _as_pax or _within_a_summary.get():
+    if _prints_as_pax():
         return pax_line(module, info)
     said = module._pax_contents() if info is None else info  # type: ignore[attr-defined]
+    counts = info is None or "parameters" in info
     training = getattr(module, "training", None)  # a module that is being made has none yet
-    if training is False or (training and info is None):
+    if training is False or (training and counts):
         said = {**said, "mode": "train" if training else "eval"}
     return pax_line(module, said or info)
 
@@ -62,6 +63,10 @@ def print_as_pax() -> None:
     _as_pax = True
 
 
+def _prints_as_pax() -> bool:
+    return _as_pax or _within_a_summary.get()
+
+
 @contextmanager
 def _pax_lines() -> Iterator[None]:
     before = _within_a_summary.set(True)
@@ -74,9 +79,11 @@ def _pax_lines() -> Iterator[None]:
 def contents(module: Node) -> dict[str, Any]:
     """How many elements of parameters, frozen ones among them, and of states a module holds.
 
-    Nothing, where they cannot be counted: a line is printed of broken modules too, by
-    the error that says what is wrong with them.
+    Nothing in a line as PAX prints it, and where they cannot be counted: a line is printed
+    of broken modules too, by the error that says what is wrong with them.
     """
+    if _prints_as_pax():
+        return {}
     count: dict[str, int] = dict.fromkeys(ROLES, 0)
     try:
         with _pax_lines():  # an error on the way prints the module: that line counts nothing

@@ -469,7 +469,7 @@ class Decoder(Module):
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         config = self.config
         own = {"family": config.family, "num_layers": config.num_layers, "dim": config.dim}
-        return super()._repr({**own, **(info or {})})
+        return super()._repr({**own, **self._pax_contents(), **(info or {})})
 
 
 @partial(jax.jit, static_argnames="last_only", inline=True)

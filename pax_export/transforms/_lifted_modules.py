@@ -193,9 +193,8 @@ class Lifted(Module):
         return transformed(self._inner, *args, **kwargs)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
-        size = dict(self.options).get(self._size)
-        said = {**({} if size is None else {self._size: size}), **(info or {})}
-        return super()._repr(said or None)
+        size = {self._size: dict(self.options).get(self._size)}  # None is left out
+        return super()._repr({**size, **self._pax_contents(), **(info or {})})
 
     @classmethod
     def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:

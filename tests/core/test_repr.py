@@ -38,6 +38,10 @@ HALF = jmp.get_policy("params=float32,compute=float16,output=float32")
         (pax.Linear(2, 3).eval(), "Linear(in_dim=2, out_dim=3, with_bias=True, mode=eval)"),
         (pax.Lambda(jnp.tanh), "Lambda(tanh)"),
         (pax.transforms.Remat(pax.Linear)(2, 3), "Remat(parameters=9, mode=train)"),
+        (
+            pax.transforms.Scan(pax.Linear, length=3)(2, 2).eval(),
+            "Scan(length=3, parameters=18, mode=eval)",
+        ),
     ],
 )
 def test_a_line_says_class_size_and_mode(module, line):
