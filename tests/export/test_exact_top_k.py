@@ -20,7 +20,7 @@ def nearest(params, x):
 def test_they_are_those_of_jax_on_a_cpu_with_gradients(tmp_path):
     report = to_saved_model(
         ({"scale": np.float32(2)}, nearest), tmp_path / "m", spec("n, 40"), trainable=True,
-        constraints=("n >= 2",),
+        constraints=("n >= 2",), validate="full",
     )  # fmt: skip
     assert report.oldest_tensorflow == "2.15"
     assert report.largest_error["serving_default: gradient:x"] < 1e-5
