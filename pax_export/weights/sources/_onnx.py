@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from pax_export._wire import Message, message, signed, whole
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._onnx_tensor import ExternalFiles, Tensor, entry
 from pax_export.weights.sources._source import Entry, Source, refusing
-from pax_export.weights.sources._wire import Message, message, signed, whole
 
 KIND = "ONNX file"
 _DEEPEST = 32

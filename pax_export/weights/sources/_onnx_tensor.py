@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError, WeightsFileError
+from pax_export._wire import Message, Places, message, signed, whole
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._source import Entry
-from pax_export.weights.sources._wire import Message, message, signed, whole
 
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
@@ -150,10 +150,10 @@ def entry(where: str, kind: str, tensor: Tensor, external: ExternalFiles, note: 
     )  # fmt: skip
 
 
-def _place(tensor: Tensor, external: ExternalFiles) -> tuple[BinaryFile, int, int | None]:
+def _place(tensor: Tensor, external: ExternalFiles) -> tuple[Places, int, int | None]:
     if not tensor.external:
         assert tensor.raw is not None
-        return tensor.raw.file, tensor.raw.span[0], tensor.raw.size
+        return tensor.raw.places, tensor.raw.begin, tensor.raw.size
     file = external.file(tensor.external.get("location", ""))
     length = tensor.external.get("length")
     offset = _digits(tensor.external.get("offset", "0"))
@@ -166,7 +166,7 @@ def _digits(text: str) -> int:
     return int(text)
 
 
-def _unpacked(file: BinaryFile, begin: int, shape: Any, dtype: Any) -> Callable[[], np.ndarray]:
+def _unpacked(file: Places, begin: int, shape: Any, dtype: Any) -> Callable[[], np.ndarray]:
     """Two numbers in each byte, the lower half first."""
 
     def read() -> np.ndarray:
