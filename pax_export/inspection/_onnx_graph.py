@@ -87,6 +87,7 @@ def _operation(content: Message, depth: int) -> Operation:
 def _attribute(content: Message, depth: int) -> Any:
     """The value of an attribute; lists of floats and texts are of no use here."""
     found: Any = None
+    listed: list[int] = []
     for number, value in content.fields():
         if number == 2 and isinstance(value, Message):
             (found,) = struct.unpack("<f", value.content())
@@ -99,7 +100,8 @@ def _attribute(content: Message, depth: int) -> Any:
         elif number == 6 and isinstance(value, Message):
             found = _graph(value, depth + 1)
         elif number == 8:
-            found = [*(found or ()), *_integers(value)]
+            listed += _integers(value)
+            found = listed
     return found
 
 

@@ -14,6 +14,8 @@ from pax_export._wire import Memory, Message
 _CALL = b"XlaCallModule"
 #: Functions that call each other twice, one after the other, would never end.
 _MOST_STEPS = 2_000_000
+#: No program has functions in functions as deep as this, and Python's own limit is not far.
+_DEEPEST = 300
 
 
 @dataclass
@@ -58,8 +60,9 @@ def modules_of(content: bytes, keys: Sequence[str]) -> dict[str, list[bytes]]:
 def _node(content: Message) -> tuple[bytes, _Node]:
     node = _Node(_text(content, 2), [each.content() for each in content.messages(3)])
     for entry in content.messages(5):
+        name = _text(entry, 1)
         for value in entry.messages(2):
-            if _text(entry, 1) == b"module":
+            if name == b"module":
                 node.module = next(value.messages(2), None)
             node.functions += [_text(each, 1) for each in value.messages(10)]
     return _text(content, 1), node
@@ -88,8 +91,10 @@ def _called(
     steps: list[int],
 ) -> Iterator[bytes]:
     """The modules in some nodes, and in the functions that they call."""
+    if len(around) > _DEEPEST:
+        raise ValueError("its functions call each other too deeply to be counted")
     for node in nodes:
-        steps[0] += 1
+        steps[0] += 1 + len(node.functions)
         if steps[0] > _MOST_STEPS:
             raise ValueError("its functions call each other too often to be counted")
         if node.operation == _CALL and node.module is not None:
