@@ -8,22 +8,26 @@ from pax_export._wire.places import Places
 
 #: A longer list of tables, or of whole numbers that become objects, is none.
 _MOST = 1_000_000
+#: A list takes four bytes for an entry, and is read a few times.  Many tables that have one
+#: long list in common would make hours of work of a small file.
+_MOST_OF_A_BYTE = 4
 #: No table of a format that is read here has a field of a higher number that is asked for.
 _MOST_FIELDS = 64
 
 
 def root(places: Places) -> Table:
     """The table that a flat buffer begins with."""
-    return Table(places, places.unpack("<I", 0)[0])
+    return Table(places, places.unpack("<I", 0)[0], [_MOST_OF_A_BYTE * places.size])
 
 
 class Table:
     """A table: its fields by their numbers, each of which may be absent."""
 
-    __slots__ = ("_known", "_offsets", "_size", "place", "places")
+    __slots__ = ("_known", "_left", "_offsets", "_size", "place", "places")
 
-    def __init__(self, places: Places, place: int):
+    def __init__(self, places: Places, place: int, left: list[int]):
         self.places, self.place = places, place
+        self._left = left  # so many entries of lists may be read, of all tables together
         self._offsets = place - places.unpack("<i", place)[0]
         self._size = places.unpack("<H", self._offsets)[0]
         self._known: tuple[int, ...] | None = None
@@ -53,7 +57,7 @@ class Table:
 
     def numbers(self, number: int, dtype: str) -> np.ndarray:
         """A list of numbers."""
-        begin, count = self.span(number, np.dtype(dtype).itemsize)
+        begin, count = self._counted(number, np.dtype(dtype).itemsize)
         return self.places.array(dtype, (count,), begin)
 
     def integers(self, number: int) -> tuple[int, ...]:
@@ -70,16 +74,24 @@ class Table:
         place = self._field(number)
         if place is None:
             return None
-        return Table(self.places, place + self.places.unpack("<I", place)[0])
+        return Table(self.places, place + self.places.unpack("<I", place)[0], self._left)
 
     def tables(self, number: int) -> list[Table]:
         """A list of tables."""
         begin, offsets = self._unpacked(number, "I", "tables")
-        return [Table(self.places, begin + 4 * at + each) for at, each in enumerate(offsets)]
+        places, left = self.places, self._left
+        return [Table(places, begin + 4 * at + each, left) for at, each in enumerate(offsets)]
+
+    def _counted(self, number: int, itemsize: int) -> tuple[int, int]:
+        begin, count = self.span(number, itemsize)
+        self._left[0] -= count
+        if self._left[0] < 0:
+            raise ValueError("the same lists in many tables")
+        return begin, count
 
     def _unpacked(self, number: int, kind: str, what: str) -> tuple[int, tuple[int, ...]]:
         """Where a list of numbers of four bytes begins, and these."""
-        begin, count = self.span(number, 4)
+        begin, count = self._counted(number, 4)
         if count > _MOST:
             raise ValueError(f"a list of {count} {what}")
         return begin, self.places.unpack(f"<{count}{kind}", begin) if count else ()

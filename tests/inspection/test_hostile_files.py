@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from pax_export.inspection._artifact_work import works_of
@@ -27,7 +29,7 @@ def saved(nodes, functions=()):
 
 def test_functions_in_functions_without_end(tmp_path):
     names = [b"f%d" % number for number in range(3000)]
-    chain = [(name, node(b"n", [after])) for name, after in zip(names, names[1:])]
+    chain = [(name, node(b"n", [after])) for name, after in itertools.pairwise(names)]
     (tmp_path / "saved_model.pb").write_bytes(saved([node(b"out", names[:1])], chain))
     (said,) = works_of(tmp_path, None, {"key": []})["key"].uncounted
     assert said.endswith("ValueError: its functions call each other too deeply to be counted")
@@ -36,7 +38,7 @@ def test_functions_in_functions_without_end(tmp_path):
 def test_functions_that_are_called_too_often(monkeypatch):
     monkeypatch.setattr("pax_export.inspection._saved_graph._MOST_STEPS", 10_000)
     names = [b"f%d" % number for number in range(40)]
-    twice = [(name, node(b"n", [after, after])) for name, after in zip(names, names[1:])]
+    twice = [(name, node(b"n", [after, after])) for name, after in itertools.pairwise(names)]
     with pytest.raises(ValueError, match="too often"):
         modules_of(saved([node(b"out", names[:1])], twice), ["key"])
 

@@ -95,3 +95,18 @@ def test_a_list_without_end_is_refused():
     with pytest.raises(ValueError, match="a list of 1000001 numbers"):
         table.integers(0)
     assert len(table.numbers(0, "<i4")) == 1_000_001
+
+
+def test_many_tables_with_one_long_list():
+    """Of a small file hours of work are made, if each reads the list anew."""
+    count = 2000
+    inner = buffer([4], struct.pack(f"<I{count}i", count, *range(count)))[4:]
+    places = [4 * (count - at) + 6 for at in range(count)]  # all of them behind the list
+    table = root(Memory(buffer([4], struct.pack(f"<I{count}I", count, *places) + inner)))
+    tables = table.tables(0)
+    assert tables[0].integers(0) == tables[-1].integers(0) == tuple(range(count))
+    with pytest.raises(ValueError, match="the same lists in many tables"):
+        for each in tables:
+            each.integers(0)
+    with pytest.raises(ValueError, match="the same lists in many tables"):
+        table.numbers(0, "<u4")
