@@ -57,7 +57,8 @@ class Table:
 
     def numbers(self, number: int, dtype: str) -> np.ndarray:
         """A list of numbers."""
-        begin, count = self._counted(number, np.dtype(dtype).itemsize)
+        begin, count = self.span(number, np.dtype(dtype).itemsize)
+        self._take(count)
         return self.places.array(dtype, (count,), begin)
 
     def integers(self, number: int) -> tuple[int, ...]:
@@ -82,16 +83,17 @@ class Table:
         places, left = self.places, self._left
         return [Table(places, begin + 4 * at + each, left) for at, each in enumerate(offsets)]
 
-    def _counted(self, number: int, itemsize: int) -> tuple[int, int]:
-        begin, count = self.span(number, itemsize)
+    def _take(self, count: int) -> None:
         self._left[0] -= count
         if self._left[0] < 0:
             raise ValueError("the same lists in many tables")
-        return begin, count
 
     def _unpacked(self, number: int, kind: str, what: str) -> tuple[int, tuple[int, ...]]:
         """Where a list of numbers of four bytes begins, and these."""
-        begin, count = self._counted(number, 4)
+        begin, count = self.span(number, 4)
+        if not count:
+            return begin, ()
         if count > _MOST:
             raise ValueError(f"a list of {count} {what}")
-        return begin, self.places.unpack(f"<{count}{kind}", begin) if count else ()
+        self._take(count)
+        return begin, self.places.unpack(f"<{count}{kind}", begin)

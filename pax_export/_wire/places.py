@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from abc import ABC, abstractmethod
@@ -10,8 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-
-_form = functools.lru_cache(1024)(struct.Struct)
 
 
 class Places(ABC):
@@ -29,8 +26,7 @@ class Places(ABC):
 
     def unpack(self, kind: str, offset: int) -> tuple[Any, ...]:
         """Numbers of a kind of `struct`, e.g. ``"<2I"``."""
-        form = _form(kind)
-        return form.unpack(self.read(offset, form.size))
+        return struct.unpack(kind, self.read(offset, struct.calcsize(kind)))
 
     def require(self, offset: int, count: int) -> None:
         """An error if some bytes do not all lie here."""
@@ -52,10 +48,12 @@ class Memory(Places):
         self.size = len(self._content)
 
     def unpack(self, kind: str, offset: int) -> tuple[Any, ...]:
-        form = _form(kind)
-        if offset < 0 or offset + form.size > self.size:
-            self.require(offset, form.size)
-        return form.unpack_from(self._content, offset)
+        try:
+            # A negative place would be counted from the end.
+            return struct.unpack_from(kind, self._content, offset if offset >= 0 else self.size)
+        except struct.error:
+            self.require(offset, struct.calcsize(kind))
+            raise
 
     def read(self, offset: int, count: int) -> bytes:
         self.require(offset, count)

@@ -91,7 +91,10 @@ class Message:
 
     def first(self, number: int) -> Message:
         """The first of these, and an empty message if there is none."""
-        return next(self.messages(number), None) or Message(self.places, self.begin, 0)
+        for _, value in self.fields(number):
+            if isinstance(value, Message):
+                return value
+        return Message(self.places, self.begin, 0)
 
     def content(self, most: int | None = None) -> bytes:
         """Its bytes, or the first of them."""
