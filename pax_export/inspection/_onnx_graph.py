@@ -10,14 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._wire import Memory, Message, signed
+from pax_export._wire import ONNX_DTYPES, Memory, Message, signed
 from pax_export.inspection._file_graph import LONGEST, Fact, Graph, Operation, Program, numbers
 
-DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
-    15: "complex128", 16: "bfloat16",
-}  # fmt: skip
 _DEEPEST = 50
 
 
@@ -118,7 +113,7 @@ def _constant(content: Message) -> tuple[str, Fact]:
         if number == 1 and len(sizes) <= LONGEST:
             sizes += _integers(value)
         elif number == 2 and isinstance(value, int):
-            dtype = DTYPES.get(value, f"dtype {value}")
+            dtype = ONNX_DTYPES.get(value, f"dtype {value}")
         elif number in (5, 7) and len(listed) <= LONGEST:
             listed += _integers(value)
         elif number == 8 and isinstance(value, Message):
@@ -141,7 +136,7 @@ def _declared(content: Message) -> Fact:
     dtype, shape = "", None
     for number, value in kind.fields():
         if number == 1 and isinstance(value, int):
-            dtype = DTYPES.get(value, f"dtype {value}")
+            dtype = ONNX_DTYPES.get(value, f"dtype {value}")
         elif number == 2 and isinstance(value, Message):
             shape = tuple(_dimension(each) for each in value.messages(1))
     return Fact(shape, dtype)
