@@ -22,9 +22,12 @@ def entries(file: BinaryFile) -> Iterator[tuple[bytes, bytes]]:
     footer = file.read(file.size - _FOOTER, _FOOTER)
     _, _, behind = _handle(footer, 0)  # the place of a block that says nothing of the names
     offset, size, _ = _handle(footer, behind)
-    left = _MOST_OF_KEYS
+    left, unread = _MOST_OF_KEYS, file.size
     for _, place in _block(file, offset, size):
         offset, size, _ = _handle(place, 0)
+        unread -= size
+        if unread < 0:
+            raise ValueError("a block of the index that is named again and again")
         for key, value in _block(file, offset, size):
             left -= len(key)
             if left < 0:
