@@ -10,14 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._wire import ONNX_DTYPES, Memory, Message, signed
 from pax_export.inspection._file_graph import LONGEST, Fact, Graph, Operation, Program, numbers
-from pax_export.inspection._protobuf import fields, messages, signed, text, varint
 
-DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
-    15: "complex128", 16: "bfloat16",
-}  # fmt: skip
 _DEEPEST = 50
 
 
@@ -27,19 +22,19 @@ def program_of(content: memoryview) -> Program:
     Raises:
         ValueError: it is no such file.
     """
-    main = next(messages(content, 7), None)
+    main = next(Message(Memory(content)).messages(7), None)
     if main is None:
         raise ValueError("there is no graph in it")
     graph = _graph(main, 0)
     return Program(graph, {str(name): name for name in graph.inputs})
 
 
-def _graph(content: memoryview, depth: int) -> Graph:
+def _graph(content: Message, depth: int) -> Graph:
     if depth > _DEEPEST:
         raise ValueError("its graphs are nested too deeply")
     graph = Graph()
-    for number, value in fields(content):
-        if not isinstance(value, memoryview):
+    for number, value in content.fields():
+        if not isinstance(value, Message):
             continue
         if number == 1:
             graph.operations.append(_operation(value, depth))
@@ -57,19 +52,23 @@ def _graph(content: memoryview, depth: int) -> Graph:
     return graph
 
 
-def _name(content: memoryview, number: int) -> str:
-    return text(content, number).decode("utf-8", "replace")
+def _name(content: Message, number: int) -> str:
+    return _text(content.first(number))
 
 
-def _operation(content: memoryview, depth: int) -> Operation:
+def _text(content: Message, most: int | None = None) -> str:
+    return content.content(most).decode("utf-8", "replace")
+
+
+def _operation(content: Message, depth: int) -> Operation:
     operation = Operation(_name(content, 4), [], [])
-    for number, value in fields(content):
-        if not isinstance(value, memoryview):
+    for number, value in content.fields():
+        if not isinstance(value, Message):
             continue
         if number == 1:
-            operation.operands.append(bytes(value).decode("utf-8", "replace") or None)
+            operation.operands.append(_text(value) or None)
         elif number == 2:
-            operation.results.append(bytes(value).decode("utf-8", "replace"))
+            operation.results.append(_text(value))
         elif number == 5:
             name = _name(value, 1)
             found = _attribute(value, depth)
@@ -80,75 +79,71 @@ def _operation(content: memoryview, depth: int) -> Operation:
     return operation
 
 
-def _attribute(content: memoryview, depth: int) -> Any:
+def _attribute(content: Message, depth: int) -> Any:
     """The value of an attribute; lists of floats and texts are of no use here."""
     found: Any = None
-    for number, value in fields(content):
-        if number == 2 and isinstance(value, memoryview):
-            (found,) = struct.unpack("<f", value)
+    listed: list[int] = []
+    for number, value in content.fields():
+        if number == 2 and isinstance(value, Message):
+            (found,) = struct.unpack("<f", value.content())
         elif number == 3 and isinstance(value, int):
             found = signed(value)
-        elif number == 4 and isinstance(value, memoryview):
-            found = bytes(value[:1000]).decode("utf-8", "replace")
-        elif number == 5 and isinstance(value, memoryview):
+        elif number == 4 and isinstance(value, Message):
+            found = _text(value, 1000)
+        elif number == 5 and isinstance(value, Message):
             found = _constant(value)[1]
-        elif number == 6 and isinstance(value, memoryview):
+        elif number == 6 and isinstance(value, Message):
             found = _graph(value, depth + 1)
         elif number == 8:
-            found = [*(found or ()), *_integers(value)]
+            listed += _integers(value)
+            found = listed
     return found
 
 
-def _integers(value: int | memoryview) -> list[int]:
+def _integers(value: int | Message) -> list[int]:
     """Whole numbers, which are packed or come one by one."""
-    if isinstance(value, int):
-        return [signed(value)]
-    found, place = [], 0
-    while place < len(value) and len(found) <= LONGEST:
-        number, place = varint(value, place)
-        found.append(signed(number))
-    return found
+    return [signed(value)] if isinstance(value, int) else value.varints(LONGEST + 1).tolist()
 
 
-def _constant(content: memoryview) -> tuple[str, Fact]:
+def _constant(content: Message) -> tuple[str, Fact]:
     sizes: list[int] = []
     listed: list[int] = []
     dtype, name, raw = "", "", None
-    for number, value in fields(content):
+    for number, value in content.fields():
         if number == 1 and len(sizes) <= LONGEST:
             sizes += _integers(value)
         elif number == 2 and isinstance(value, int):
-            dtype = DTYPES.get(value, f"dtype {value}")
+            dtype = ONNX_DTYPES.get(value, f"dtype {value}")
         elif number in (5, 7) and len(listed) <= LONGEST:
             listed += _integers(value)
-        elif number == 8 and isinstance(value, memoryview):
-            name = bytes(value).decode("utf-8", "replace")
+        elif number == 8 and isinstance(value, Message):
+            name = _text(value)
         elif number == 9:
             raw = value
     shape = tuple(sizes)
     known = None
     if dtype in ("int32", "int64", "bool"):
-        if isinstance(raw, memoryview) and len(raw) <= 8 * LONGEST:
-            known = numbers(np.frombuffer(raw, dtype), shape)
+        if isinstance(raw, Message) and raw.size <= 8 * LONGEST:
+            known = numbers(np.frombuffer(raw.content(), dtype), shape)
         elif raw is None and listed:
             known = numbers(np.array(listed[: LONGEST + 1], np.int64), shape)
     return name, Fact(shape, dtype, known)
 
 
-def _declared(content: memoryview) -> Fact:
+def _declared(content: Message) -> Fact:
     """What the file says of the type of an array."""
-    kind = next(messages(next(messages(content, 2), memoryview(b"")), 1), memoryview(b""))
+    kind = content.first(2).first(1)
     dtype, shape = "", None
-    for number, value in fields(kind):
+    for number, value in kind.fields():
         if number == 1 and isinstance(value, int):
-            dtype = DTYPES.get(value, f"dtype {value}")
-        elif number == 2 and isinstance(value, memoryview):
-            shape = tuple(_dimension(each) for each in messages(value, 1))
+            dtype = ONNX_DTYPES.get(value, f"dtype {value}")
+        elif number == 2 and isinstance(value, Message):
+            shape = tuple(_dimension(each) for each in value.messages(1))
     return Fact(shape, dtype)
 
 
-def _dimension(content: memoryview) -> int | None:
-    for number, value in fields(content):
+def _dimension(content: Message) -> int | None:
+    for number, value in content.fields():
         if number == 1 and isinstance(value, int):
             return value if value < 2**63 else None
     return None

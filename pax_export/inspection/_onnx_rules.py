@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._wire import ONNX_DTYPES
 from pax_export.inspection import _file_counts as counts
 from pax_export.inspection import _file_shapes as shapes
 from pax_export.inspection._file_counts import Pieces, shape_of
 from pax_export.inspection._file_graph import Fact
 from pax_export.inspection._file_shapes import ARITHMETIC, Call, Shape, Unknown
 from pax_export.inspection._file_work import Language, Loop, Rule
-from pax_export.inspection._onnx_graph import DTYPES
 
 # --- shapes -------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ def _each(name: str, value: str = "", dtype: str | int = 0) -> Rule:
 
 
 def _to(call: Call) -> str:
-    return DTYPES.get(call.attribute("to", 1), "")
+    return ONNX_DTYPES.get(call.attribute("to", 1), "")
 
 
 def _view(shape: shapes.ShapeRule, value: shapes.ValueRule | None = None) -> Rule:

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pax_export.inspection._protobuf import messages, text
+from pax_export._wire import Memory, Message
 
 _CALL = b"XlaCallModule"
 #: Functions that call each other twice, one after the other, would never end.
 _MOST_STEPS = 2_000_000
+#: No program has functions in functions as deep as this, and Python's own limit is not far.
+_DEEPEST = 300
 
 
 @dataclass
 class _Node:
     operation: bytes = b""
     inputs: list[bytes] = field(default_factory=list)
-    module: memoryview | None = None
+    module: Message | None = None
     functions: list[bytes] = field(default_factory=list)
 
 
@@ -34,20 +36,20 @@ def modules_of(content: bytes, keys: Sequence[str]) -> dict[str, list[bytes]]:
     Raises:
         ValueError: it is no such file.
     """
-    graph = next(messages(memoryview(content), 2), memoryview(b""))  # its first meta graph
+    graph = Message(Memory(content)).first(2)  # its first meta graph
     nodes: dict[bytes, _Node] = {}
     library: dict[bytes, list[_Node]] = {}
-    for definition in messages(graph, 2):
-        nodes |= dict(map(_node, messages(definition, 1)))
-        for functions in messages(definition, 2):
-            for function in messages(functions, 1):
-                name = text(next(messages(function, 1), memoryview(b"")), 1)
-                library[name] = [_node(each)[1] for each in messages(function, 3)]
+    for definition in graph.messages(2):
+        nodes |= dict(map(_node, definition.messages(1)))
+        for functions in definition.messages(2):
+            for function in functions.messages(1):
+                name = _text(function.first(1), 1)
+                library[name] = [_node(each)[1] for each in function.messages(3)]
     results = {}
-    for entry in messages(graph, 5):
-        signature = next(messages(entry, 2), memoryview(b""))
-        outputs = [next(messages(each, 2), memoryview(b"")) for each in messages(signature, 2)]
-        results[text(entry, 1).decode("utf-8", "replace")] = [text(each, 1) for each in outputs]
+    for entry in graph.messages(5):
+        signature = entry.first(2)
+        outputs = [each.first(2) for each in signature.messages(2)]
+        results[_text(entry, 1).decode("utf-8", "replace")] = [_text(each, 1) for each in outputs]
     found = {}
     for key in keys:
         called = _called(_reached(results.get(key, []), nodes), library, frozenset(), [0])
@@ -55,14 +57,20 @@ def modules_of(content: bytes, keys: Sequence[str]) -> dict[str, list[bytes]]:
     return found
 
 
-def _node(content: memoryview) -> tuple[bytes, _Node]:
-    node = _Node(text(content, 2), [bytes(each) for each in messages(content, 3)])
-    for entry in messages(content, 5):
-        for value in messages(entry, 2):
-            if text(entry, 1) == b"module":
-                node.module = next(messages(value, 2), None)
-            node.functions += [text(each, 1) for each in messages(value, 10)]
-    return text(content, 1), node
+def _node(content: Message) -> tuple[bytes, _Node]:
+    node = _Node(_text(content, 2), [each.content() for each in content.messages(3)])
+    for entry in content.messages(5):
+        name = _text(entry, 1)
+        for value in entry.messages(2):
+            if name == b"module":
+                node.module = next(value.messages(2), None)
+            node.functions += [_text(each, 1) for each in value.messages(10)]
+    return _text(content, 1), node
+
+
+def _text(content: Message, number: int) -> bytes:
+    """The first field with this number; empty if there is none."""
+    return content.first(number).content()
 
 
 def _reached(names: Sequence[bytes], nodes: Mapping[bytes, _Node]) -> list[_Node]:
@@ -83,12 +91,14 @@ def _called(
     steps: list[int],
 ) -> Iterator[bytes]:
     """The modules in some nodes, and in the functions that they call."""
+    if len(around) > _DEEPEST:
+        raise ValueError("its functions call each other too deeply to be counted")
     for node in nodes:
-        steps[0] += 1
+        steps[0] += 1 + len(node.functions)
         if steps[0] > _MOST_STEPS:
             raise ValueError("its functions call each other too often to be counted")
         if node.operation == _CALL and node.module is not None:
-            yield bytes(node.module)
+            yield node.module.content()
             continue
         for name in node.functions:
             if name in library and name not in around:

@@ -18,12 +18,13 @@ import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
 from pax_export._files import file_types
+from pax_export._wire import Places
 
 #: A smaller array is read, not mapped: a process may have about 65,000 mappings.
 _MAPPED = 1 << 20
 
 
-class BinaryFile:
+class BinaryFile(Places):
     """A regular file, open for reading at any place; `where` names it in messages."""
 
     def __init__(self, path: Path, where: str | None = None):
@@ -55,12 +56,6 @@ class BinaryFile:
     def begin(self, count: int) -> bytes:
         """The first bytes, or fewer if there are no more."""
         return self.read(0, min(count, self.size))
-
-    def require(self, offset: int, count: int) -> None:
-        """An error if some bytes do not all lie in the file."""
-        if offset < 0 or count < 0 or offset + count > self.size:
-            end = offset + count
-            raise ValueError(f"bytes {offset} to {end} of a file of {self.size} bytes")
 
     def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
         """An array that lies in the file from a place on, in C's order; a view if it is large."""

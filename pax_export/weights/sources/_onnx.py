@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from pax_export._wire import Message, message, signed, whole
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._onnx_tensor import ExternalFiles, Tensor, entry
 from pax_export.weights.sources._source import Entry, Source, refusing
-from pax_export.weights.sources._wire import Message, message, signed, whole
 
 KIND = "ONNX file"
 _DEEPEST = 32
+#: So many letters in all, where names are put together of what stands around: a few long ones
+#: would be repeated with each array below.
+_MOST_OF_NAMES = 1 << 26
 # Numbers of the fields.
 _MODEL = {1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26}
 _IR_VERSION, _PRODUCER, _GRAPH, _METADATA, _FUNCTION = 1, 2, 7, 14, 25
@@ -70,6 +73,7 @@ class _Found:
         self._file, self._external = file, external
         self.entries: dict[str, Entry] = {}
         self.metadata: dict[str, Any] = {}
+        self._left = _MOST_OF_NAMES
         #: By name of an array: the operators that take it, as which input, in which node.
         self.used_by: dict[str, list[tuple[str, int, str]]] = {}
         #: By name of an array: what is set of the recurrent operators that take it.
@@ -131,6 +135,9 @@ class _Found:
             return
         own = constant or tensor.name
         name = own if own not in self.entries else path + own
+        self._left -= len(name) - len(own)
+        if self._left < 0:
+            raise ValueError("names without end")
         if name in self.entries:
             raise ValueError(f"two arrays with the name {name!r:.200}")
         where = f"{name} in {self._file.where}"

@@ -12,17 +12,10 @@ from typing import Any, Self
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError, WeightsFileError
+from pax_export._wire import ONNX_DTYPES, Message, Places, message, signed, whole
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._source import Entry
-from pax_export.weights.sources._wire import Message, message, signed, whole
 
-DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
-    15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
-    19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4_e2m1fn",
-    24: "float8_e8m0fnu",
-}  # fmt: skip
 _TEXT = 8
 _HALF_BYTES = (21, 22, 23)
 _DIMS, _DTYPE, _FLOATS, _WHOLE, _LONG, _NAME, _RAW, _DOUBLES, _UNSIGNED = (
@@ -122,14 +115,14 @@ class ExternalFiles:
 
 def entry(where: str, kind: str, tensor: Tensor, external: ExternalFiles, note: str) -> Entry:
     """The array of a tensor, read when it is asked for."""
-    if tensor.dtype not in DTYPES:
+    if tensor.dtype not in ONNX_DTYPES:
         raise UnsupportedDtypeError(
             "Neither numpy nor jax has the dtype of this array.",
             where=where,
             got=f"the dtype {tensor.dtype} of ONNX",
-            write=f"a model of {', '.join(DTYPES.values())}",
+            write=f"a model of {', '.join(ONNX_DTYPES.values())}",
         )
-    dtype, shape = np.dtype(DTYPES[tensor.dtype]), tuple(tensor.shape)
+    dtype, shape = np.dtype(ONNX_DTYPES[tensor.dtype]), tuple(tensor.shape)
     count = math.prod(shape)
     if tensor.raw is None and not tensor.external:
         if count > sum(value.size if isinstance(value, Message) else 1
@@ -150,10 +143,10 @@ def entry(where: str, kind: str, tensor: Tensor, external: ExternalFiles, note: 
     )  # fmt: skip
 
 
-def _place(tensor: Tensor, external: ExternalFiles) -> tuple[BinaryFile, int, int | None]:
+def _place(tensor: Tensor, external: ExternalFiles) -> tuple[Places, int, int | None]:
     if not tensor.external:
         assert tensor.raw is not None
-        return tensor.raw.file, tensor.raw.span[0], tensor.raw.size
+        return tensor.raw.places, tensor.raw.begin, tensor.raw.size
     file = external.file(tensor.external.get("location", ""))
     length = tensor.external.get("length")
     offset = _digits(tensor.external.get("offset", "0"))
@@ -166,7 +159,7 @@ def _digits(text: str) -> int:
     return int(text)
 
 
-def _unpacked(file: BinaryFile, begin: int, shape: Any, dtype: Any) -> Callable[[], np.ndarray]:
+def _unpacked(file: Places, begin: int, shape: Any, dtype: Any) -> Callable[[], np.ndarray]:
     """Two numbers in each byte, the lower half first."""
 
     def read() -> np.ndarray:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
+from pax_export._wire import Memory, Message, message, signed, varint, whole
 from pax_export.weights.sources import _crc32c
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._leveldb import entries as table_entries
 from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
-from pax_export.weights.sources._wire import Message, message, signed, whole
 
 KIND = "checkpoint of TensorFlow"
 _INDEX, _GRAPH = ".index", b"_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -33,6 +33,7 @@ _DTYPES = {
 }  # fmt: skip
 _MOST_SHARDS = 10_000
 _MOST_DIMENSIONS = 64
+_LONGEST_VARINT = 10
 
 
 def in_folder(path: Path) -> Path | None:
@@ -70,8 +71,8 @@ def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) ->
         saved: dict[str, _Saved] = {}
         names: list[tuple[str, str]] = []
         shards = 1
-        for key, span in table_entries(file):
-            value = Message(span)
+        for key, content in table_entries(file):
+            value = Message(Memory(content))
             if key == b"":
                 shards = _shards(value)
             elif key == _GRAPH:
@@ -190,16 +191,12 @@ def _given_names(
 
 def _string(file: BinaryFile, saved: _Saved) -> Message:
     """The one text of an array of texts: its length, a checksum of that, and the text."""
-    at, length = saved.offset, 0
-    for place in range(10):
-        byte = file.read(at, 1)[0]
-        at, length = at + 1, length | (byte & 127) << (7 * place)
-        if byte < 128:
-            break
-    at += 4
-    if at + length > saved.offset + saved.size:
+    head = file.read(saved.offset, min(saved.size, _LONGEST_VARINT))
+    length, begin = varint(head, 0, len(head))
+    begin += 4
+    if begin + length > saved.size:
         raise ValueError("a text that is longer than its place")
-    return Message(file, (at, at + length))
+    return Message(file, saved.offset + begin, length)
 
 
 def _names(graph: Message) -> Iterator[tuple[str, str]]:

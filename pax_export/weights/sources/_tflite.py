@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
+from pax_export._wire import TFLITE_DTYPES, TFLITE_MARK, Table, root
 from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 
 KIND = "TFLite file"
-_DTYPES = {
-    0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16",
-    8: "complex64", 9: "int8", 10: "float64", 11: "complex128", 12: "uint64", 15: "uint32",
-    16: "uint16", 18: "bfloat16",
-}  # fmt: skip
 _STRING = 5
 # Numbers of the fields.
 _SUBGRAPHS, _BUFFERS = 2, 4
@@ -26,20 +21,19 @@ _TENSORS = 0
 _SHAPE, _TYPE, _BUFFER, _NAME, _QUANTISED, _SPARSE = 0, 1, 2, 3, 4, 6
 _SCALES, _ZERO_POINTS, _AXIS = 2, 3, 6
 _DATA, _OFFSET, _SIZE = 0, 1, 2
-_MOST_NAMES, _MOST_DIMENSIONS = 1 << 12, 32
-_MOST_TABLES = 1_000_000
+_LONGEST_NAME, _MOST_DIMENSIONS = 1 << 12, 32
 
 
 def recognises(file: BinaryFile) -> bool:
     """Whether a file is named as one of this format in its first bytes."""
-    return file.begin(8)[4:] == b"TFL3"
+    return file.begin(8)[4:] == TFLITE_MARK
 
 
 def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
     """The constants of a model."""
     entries: dict[str, Entry] = {}
     with refusing(file.where, KIND):
-        model = _Table(file, struct.unpack("<I", file.read(0, 4))[0])
+        model = root(file)
         buffers = model.tables(_BUFFERS)
         for graph in model.tables(_SUBGRAPHS):
             for at in graph.tables(_TENSORS):
@@ -53,62 +47,10 @@ def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) ->
     return Source("tflite", file.where, entries)
 
 
-class _Table:
-    """A table of a flat buffer: its fields, each of which may be absent."""
-
-    def __init__(self, file: BinaryFile, place: int):
-        self.file, self.place = file, place
-        self._offsets = place - self._number("<i", place)
-        self._size = self._number("<H", self._offsets)
-
-    def _number(self, kind: str, place: int) -> int:
-        return struct.unpack(kind, self.file.read(place, struct.calcsize(kind)))[0]
-
-    def _field(self, number: int) -> int | None:
-        at = 4 + 2 * number
-        if at + 2 > self._size:
-            return None
-        offset = self._number("<H", self._offsets + at)
-        return self.place + offset if offset else None
-
-    def number(self, number: int, kind: str, default: int = 0) -> int:
-        """A number that stands in the table itself."""
-        place = self._field(number)
-        return default if place is None else self._number(kind, place)
-
-    def span(self, number: int, itemsize: int) -> tuple[int, int]:
-        """Where a list begins, and how many it has; all of them lie in the file."""
-        place = self._field(number)
-        if place is None:
-            return 0, 0
-        begin = place + self._number("<I", place)
-        count = self._number("<I", begin)
-        self.file.require(begin + 4, count * itemsize)
-        return begin + 4, count
-
-    def numbers(self, number: int, dtype: str) -> np.ndarray:
-        """A list of numbers."""
-        begin, count = self.span(number, np.dtype(dtype).itemsize)
-        return self.file.array(dtype, (count,), begin)
-
-    def table(self, number: int) -> _Table | None:
-        """Another table."""
-        place = self._field(number)
-        return None if place is None else _Table(self.file, place + self._number("<I", place))
-
-    def tables(self, number: int) -> list[_Table]:
-        """A list of tables."""
-        begin, count = self.span(number, 4)
-        if count > _MOST_TABLES:
-            raise ValueError(f"a list of {count} tables")
-        offsets = self.file.array("<u4", (count,), begin).tolist()
-        return [_Table(self.file, begin + 4 * at + each) for at, each in enumerate(offsets)]
-
-
 class _Tensor:
     """What a model says of an array, and where its bytes are."""
 
-    def __init__(self, table: _Table, buffers: list[_Table]):
+    def __init__(self, table: Table, buffers: list[Table]):
         number = table.number(_BUFFER, "<I")
         if number >= len(buffers):
             raise ValueError(f"the buffer {number} of {len(buffers)}")
@@ -116,8 +58,7 @@ class _Tensor:
         if not self.size:  # a model of more than two gigabytes has them behind the buffer
             self.place = buffers[number].number(_OFFSET, "<Q")
             self.size = buffers[number].number(_SIZE, "<Q") if self.place > 1 else 0
-        begin, length = table.span(_NAME, 1)
-        self.name = table.file.read(begin, min(length, _MOST_NAMES)).decode("utf-8", "replace")
+        self.name = table.text(_NAME, _LONGEST_NAME)
         self.dtype = table.number(_TYPE, "<b")
         self.size = 0 if self.dtype == _STRING else self.size
         self.shape = tuple(table.numbers(_SHAPE, "<i4")[: _MOST_DIMENSIONS + 1].tolist())
@@ -130,14 +71,14 @@ class _Tensor:
 def _entries(
     where: str, name: str, tensor: _Tensor, file: BinaryFile, keep: bool
 ) -> dict[str, Entry]:
-    if tensor.dtype not in _DTYPES or tensor.sparse:
+    if tensor.dtype not in TFLITE_DTYPES or tensor.sparse:
         raise UnsupportedDtypeError(
             "An array of this kind is not read.",
             where=where,
             got="a sparse array" if tensor.sparse else f"the dtype {tensor.dtype} of TFLite",
-            write=f"a model of {', '.join(_DTYPES.values())}",
+            write=f"a model of {', '.join(TFLITE_DTYPES.values())}",
         )
-    dtype, shape = np.dtype(_DTYPES[tensor.dtype]), tensor.shape
+    dtype, shape = np.dtype(TFLITE_DTYPES[tensor.dtype]), tensor.shape
     if math.prod(shape) * dtype.itemsize != tensor.size:
         raise ValueError(f"{tensor.size} bytes of {dtype}{list(shape)}")
     file.require(tensor.place, tensor.size)

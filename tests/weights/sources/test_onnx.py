@@ -189,3 +189,18 @@ def test_every_cut_is_noticed(tmp_path):
                 assert not source.entries or cut > content.rindex(KERNEL.tobytes())
         except WeightsFileError:
             pass
+
+
+def test_names_without_end(tmp_path):
+    """Each array of a branch is named after what it stands in, where its own name is taken."""
+    constants = b"".join(
+        field(1, field(2, b"c%d" % at) + field(4, b"Constant") + field(5, value))
+        for at in range(100)
+        for value in [field(1, b"value") + field(5, b"\x10\x01\x08\x00" + field(9, b""))]
+    )
+    inner = constants
+    for _ in range(4):
+        inner = field(1, field(3, b"n" * 200_000) + field(5, field(1, b"then") + field(6, inner)))
+    (tmp_path / "a.onnx").write_bytes(b"\x08\x09" + field(7, constants + inner))
+    with pytest.raises(WeightsFileError, match="names without end"):
+        open_source(tmp_path / "a.onnx")

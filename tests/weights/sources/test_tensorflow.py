@@ -8,7 +8,7 @@ import pytest
 from pax_export._errors import WeightsFileError
 from pax_export.export import spec, to_saved_model
 from pax_export.weights import open_source
-from pax_export.weights.sources._crc32c import crc32c
+from pax_export.weights.sources._crc32c import crc32c, masked
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params
 
@@ -118,3 +118,25 @@ def test_the_checksum_of_any_number_of_bytes(size):
         for _ in range(8):
             state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
     assert crc32c(content) == state ^ 0xFFFFFFFF
+
+
+def test_an_index_that_names_one_block_again_and_again(tmp_path):
+    """Its keys are all the same, and its bytes are few: it would be read for hours."""
+
+    def block(content):
+        raw = content + bytes(4) + b"\0"  # no restarts, and not packed
+        return raw + masked(np.frombuffer(raw, np.uint8)).to_bytes(4, "little")
+
+    def handle(offset, content):
+        return b"".join(
+            bytes([part & 127 | 128, part >> 7 & 127 | 128, part >> 14])
+            for part in (offset, len(content) - 5)
+        )
+
+    keys = block(b"\0\1\0a" + b"\1\0\0" * 1000)
+    index = block((b"\0\0\6" + handle(0, keys)) * 1000)
+    footer = (bytes(2) + handle(len(keys), index)).ljust(40, b"\0")
+    footer += bytes.fromhex("57fb808b247547db")
+    (tmp_path / "a.index").write_bytes(keys + index + footer)
+    with pytest.raises(WeightsFileError, match="named again and again"):
+        open_source(tmp_path / "a.index")

@@ -1,0 +1,99 @@
+"""Flat buffers: tables of fields, which name the places of others by how far away they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pax_export._wire.places import Places
+
+#: A longer list of tables, or of whole numbers that become objects, is none.
+_MOST = 1_000_000
+#: A list takes four bytes for an entry, and is read a few times.  Many tables that have one
+#: long list in common would make hours of work of a small file.
+_MOST_OF_A_BYTE = 4
+#: No table of a format that is read here has a field of a higher number that is asked for.
+_MOST_FIELDS = 64
+
+
+def root(places: Places) -> Table:
+    """The table that a flat buffer begins with."""
+    return Table(places, places.unpack("<I", 0)[0], [_MOST_OF_A_BYTE * places.size])
+
+
+class Table:
+    """A table: its fields by their numbers, each of which may be absent."""
+
+    __slots__ = ("_known", "_left", "_offsets", "_size", "place", "places")
+
+    def __init__(self, places: Places, place: int, left: list[int]):
+        self.places, self.place = places, place
+        self._left = left  # so many entries of lists may be read, of all tables together
+        self._offsets = place - places.unpack("<i", place)[0]
+        self._size = places.unpack("<H", self._offsets)[0]
+        self._known: tuple[int, ...] | None = None
+
+    def _field(self, number: int) -> int | None:
+        known = self._known
+        if known is None:  # read at once, when the first of them is asked for
+            count = min(max(0, self._size - 4) // 2, _MOST_FIELDS)
+            self._known = known = self.places.unpack(f"<{count}H", self._offsets + 4)
+        offset = known[number] if number < len(known) else 0
+        return self.place + offset if offset else None
+
+    def number(self, number: int, kind: str, default: int = 0) -> int:
+        """A number that stands in the table itself."""
+        place = self._field(number)
+        return default if place is None else self.places.unpack(kind, place)[0]
+
+    def span(self, number: int, itemsize: int) -> tuple[int, int]:
+        """Where a list begins, and how many it has; all of them lie in the file."""
+        place = self._field(number)
+        if place is None:
+            return 0, 0
+        begin = place + self.places.unpack("<I", place)[0]
+        count = self.places.unpack("<I", begin)[0]
+        self.places.require(begin + 4, count * itemsize)
+        return begin + 4, count
+
+    def numbers(self, number: int, dtype: str) -> np.ndarray:
+        """A list of numbers."""
+        begin, count = self.span(number, np.dtype(dtype).itemsize)
+        self._take(count)
+        return self.places.array(dtype, (count,), begin)
+
+    def integers(self, number: int) -> tuple[int, ...]:
+        """A list of whole numbers of four bytes, as objects."""
+        return self._unpacked(number, "i", "numbers")[1]
+
+    def text(self, number: int, most: int) -> str:
+        """A text, or the first bytes of it."""
+        begin, size = self.span(number, 1)
+        return self.places.read(begin, min(size, most)).decode("utf-8", "replace")
+
+    def table(self, number: int) -> Table | None:
+        """Another table."""
+        place = self._field(number)
+        if place is None:
+            return None
+        return Table(self.places, place + self.places.unpack("<I", place)[0], self._left)
+
+    def tables(self, number: int) -> list[Table]:
+        """A list of tables."""
+        begin, offsets = self._unpacked(number, "I", "tables")
+        places, left = self.places, self._left
+        return [Table(places, begin + 4 * at + each, left) for at, each in enumerate(offsets)]
+
+    def _take(self, count: int) -> None:
+        self._left[0] -= count
+        if self._left[0] < 0:
+            raise ValueError("the same lists in many tables")
+
+    def _unpacked(self, number: int, kind: str, what: str) -> tuple[int, tuple[int, ...]]:
+        """Where a list of numbers of four bytes begins, and these."""
+        begin, count = self.span(number, 4)
+        if not count:
+            return begin, ()
+        if count > _MOST:
+            raise ValueError(f"a list of {count} {what}")
+        self._take(count)
+        return begin, self.places.unpack(f"<{count}{kind}", begin)

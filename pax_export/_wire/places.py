@@ -1,0 +1,66 @@
+"""Something that has bytes at places, of which nothing is believed to lie beyond its end."""
+
+from __future__ import annotations
+
+import math
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+class Places(ABC):
+    """A file, or a part of the memory: its size, and the bytes at each place."""
+
+    size: int
+
+    @abstractmethod
+    def read(self, offset: int, count: int) -> bytes:
+        """So many bytes from a place on; an error if it ends before."""
+
+    @abstractmethod
+    def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
+        """An array that lies here from a place on, in C's order; a view if it is large."""
+
+    def unpack(self, kind: str, offset: int) -> tuple[Any, ...]:
+        """Numbers of a kind of `struct`, e.g. ``"<2I"``."""
+        return struct.unpack(kind, self.read(offset, struct.calcsize(kind)))
+
+    def require(self, offset: int, count: int) -> None:
+        """An error if some bytes do not all lie here."""
+        if offset < 0 or count < 0 or offset + count > self.size:
+            end = offset + count
+            raise ValueError(f"bytes {offset} to {end} of a file of {self.size} bytes")
+
+
+class Memory(Places):
+    """Bytes that are in memory, or mapped there.
+
+    Example:
+        >>> Memory(b"abcd").read(1, 2)
+        b'bc'
+    """
+
+    def __init__(self, content: bytes | memoryview):
+        self._content = memoryview(content)
+        self.size = len(self._content)
+
+    def unpack(self, kind: str, offset: int) -> tuple[Any, ...]:
+        try:
+            # A negative place would be counted from the end.
+            return struct.unpack_from(kind, self._content, offset if offset >= 0 else self.size)
+        except struct.error:
+            self.require(offset, struct.calcsize(kind))
+            raise
+
+    def read(self, offset: int, count: int) -> bytes:
+        self.require(offset, count)
+        return bytes(self._content[offset : offset + count])
+
+    def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
+        dtype, shape = np.dtype(dtype), tuple(shape)
+        count = math.prod(shape) * dtype.itemsize
+        self.require(offset, count)
+        return np.frombuffer(self._content[offset : offset + count], dtype).reshape(shape)

@@ -1,0 +1,155 @@
+"""Protocol buffers, read without their descriptions: numbered fields, where they lie.
+
+What is long, such as the bytes of an array, is given as the place where it lies and not read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+from pax_export._wire.places import Places
+from pax_export._wire.varint import LONGEST, varint
+
+_VARINT, _BYTES = 0, 2
+#: The sizes of fields of other kinds.
+_FIXED = {1: 8, 5: 4}
+_LONGEST_TEXT = 1 << 20
+#: So many bytes are read at a time: of what is skipped, no more than that.
+_PIECE = 1 << 12
+#: What stands before the content of a field: its number and kind, and its size.
+_HEAD = 2 * LONGEST
+
+
+class Message:
+    """A message: the part of a file where its fields lie.
+
+    Example:
+        >>> from pax_export._wire import Memory
+        >>> [(number, value) for number, value in Message(Memory(bytes([8, 3, 16, 5]))).fields()]
+        [(1, 3), (2, 5)]
+    """
+
+    __slots__ = ("_piece", "begin", "places", "size")
+
+    def __init__(
+        self,
+        places: Places,
+        begin: int = 0,
+        size: int | None = None,
+        piece: tuple[int, bytes] = (0, b""),
+    ):
+        self.places, self.begin = places, begin
+        self.size = places.size - begin if size is None else size
+        self._piece = piece  # a place, and bytes from there on: they are read already
+
+    def fields(self, only: int = 0) -> Iterator[tuple[int, int | Message]]:
+        """Each field's number, and its value: a whole number, or what it holds as a message.
+
+        Floats are given as the messages of their bytes.  With a number, only the fields
+        that have it.
+        """
+        at, end = self.begin, self.begin + self.size
+        first, raw = piece = self._piece
+        while at < end:
+            behind = first + len(raw)
+            if behind - at < _HEAD and behind < end:
+                first, raw = piece = at, self.places.read(at, min(end - at, _PIECE))
+            place = at - first + 1
+            if (tag := raw[place - 1]) > 127:  # most numbers are one byte, and no call is faster
+                tag, place = varint(raw, at - first, end - first)
+            number, kind = tag >> 3, tag & 7
+            if not number:
+                raise ValueError("this is no protocol buffer: a field with the number 0")
+            if kind == _VARINT:
+                value, place = varint(raw, place, end - first)
+                at = first + place
+                if number == only or not only:
+                    yield number, value
+                continue
+            if kind == _BYTES:
+                length, place = varint(raw, place, end - first)
+            elif kind in _FIXED:
+                length = _FIXED[kind]
+            else:
+                raise ValueError(f"this is no protocol buffer: a field of the kind {kind}")
+            begin = first + place
+            at = begin + length
+            if at > end:
+                raise ValueError(
+                    "this protocol buffer is cut short: "
+                    f"a field of {length} bytes, where {end - begin} are left"
+                )
+            if number == only or not only:
+                yield number, Message(self.places, begin, length, piece)
+
+    def messages(self, number: int) -> Iterator[Message]:
+        """What the fields with this number hold, but for whole numbers."""
+        return (value for _, value in self.fields(number) if isinstance(value, Message))
+
+    def first(self, number: int) -> Message:
+        """The first of these, and an empty message if there is none."""
+        for _, value in self.fields(number):
+            if isinstance(value, Message):
+                return value
+        return Message(self.places, self.begin, 0)
+
+    def content(self, most: int | None = None) -> bytes:
+        """Its bytes, or the first of them."""
+        size = self.size if most is None else min(self.size, most)
+        first, raw = self._piece
+        begin = self.begin - first
+        if begin + size <= len(raw):
+            return raw[begin : begin + size]
+        return self.places.read(self.begin, size)
+
+    def text(self) -> str:
+        """Its bytes as a text, which names something."""
+        if self.size > _LONGEST_TEXT:
+            raise ValueError(f"a text of {self.size} bytes")
+        return self.content().decode("utf-8")
+
+    def number(self) -> float:
+        """A float of four or of eight bytes."""
+        return struct.unpack({4: "<f", 8: "<d"}[self.size], self.content())[0]
+
+    def varints(self, most: int | None = None) -> np.ndarray:
+        """Whole numbers one behind the other, or the first; with their signs in 64 bits."""
+        raw = np.frombuffer(self.content(None if most is None else most * LONGEST), np.uint8)
+        if not len(raw):
+            return np.empty(0, np.int64)
+        ends = np.flatnonzero(raw < 128)[:most]
+        if len(ends) != most and (not len(ends) or ends[-1] != len(raw) - 1):
+            raise ValueError("whole numbers without an end")
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        lengths = ends - starts + 1
+        if lengths.max() > LONGEST:
+            raise ValueError("a whole number of more than 64 bits")
+        values = np.zeros(len(ends), np.uint64)
+        for place in range(int(lengths.max())):
+            there = lengths > place
+            digits = (raw[starts[there] + place] & 127).astype(np.uint64)
+            values[there] |= digits << np.uint64(7 * place)
+        return values.view(np.int64)
+
+
+def signed(value: int | Message) -> int:
+    """A whole number with the sign that it has in 64 bits."""
+    number = whole(value)
+    return number - (1 << 64) if number >> 63 else number
+
+
+def whole(value: int | Message) -> int:
+    """A whole number, or an error if the field holds something else."""
+    if not isinstance(value, int):
+        raise ValueError("a message where a whole number belongs")
+    return value
+
+
+def message(value: int | Message) -> Message:
+    """What a field holds, or an error if that is a whole number."""
+    if not isinstance(value, Message):
+        raise ValueError("a whole number where a message belongs")
+    return value

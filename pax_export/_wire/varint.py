@@ -1,0 +1,26 @@
+"""Whole numbers in as many bytes as they need: seven bits in each, the lowest first."""
+
+from __future__ import annotations
+
+#: So many bytes has the longest one, of 64 bits.
+LONGEST = 10
+_BITS = (1 << 64) - 1
+
+
+def varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
+    r"""A whole number without a sign, which ends before a place; and the place behind it.
+
+    Example:
+        >>> varint(b"\x05\x80\x01", 1, 3)
+        (128, 3)
+    """
+    if at < end and raw[at] < 128:  # as most are
+        return raw[at], at + 1
+    value = 0
+    for place, byte in enumerate(raw[at : min(end, at + LONGEST)]):
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value & _BITS, at + place + 1
+    if end - at < LONGEST:
+        raise ValueError("a whole number without an end")
+    raise ValueError("a whole number of more than 64 bits")
