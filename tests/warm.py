@@ -5,6 +5,7 @@ A fork ends as any program does: at the top of its interpreter, with what runs a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -100,6 +101,7 @@ def serve(modules: Sequence[str]) -> Callable[[], Any]:
     """Imports, and forks when asked to; gives what is to be run in the end, in each process."""
     for module in modules:
         importlib.import_module(module)
+    gc.freeze()  # what a fork does not look through it need not copy
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
     with socket.socket(fileno=os.dup(0)) as requests:
         while True:
