@@ -19,6 +19,20 @@ gc.set_threshold(50_000, 20, 20)
 _NO_FLOAT16 = re.compile(r"__truncsfhf2|__extendhfsf2|Failed to materialize symbols")
 
 
+# From 10 to 50 seconds each.
+_LONGEST = (
+    "tests/sharding/test_eight_devices.py::test_all_of_them[on_explicit_axes]",
+    "tests/compat/test_programs.py::test_install_as_pax",
+    "tests/test_example",
+    "tests/sharding/test_processes.py::test_every_way_to_end",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """What takes longest begins first: in the end the other worker would only wait for it."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def short_collections():
     """What earlier tests keep, above all jax's caches, is not looked through again and again.

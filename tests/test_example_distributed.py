@@ -9,23 +9,34 @@ import signal
 import time
 
 import numpy as np
+import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
-from tests.sharding.many import PATIENCE, ROOT, Process, free_port
+from tests.sharding.many import PATIENCE, ROOT, VARIABLES, Process, free_port
+from tests.warm import Warm
 
 EXAMPLE = ROOT / "examples" / "distributed.py"
+# What it imports, at once or later; half of the time of a run of it.
+IMPORTS = ["optax", "sklearn.datasets", "sklearn.model_selection"]
+IMPORTS += [f"pax_export.{room}" for room in ("checkpoint", "experimental", "optim", "sharding")]
 
 
-def start(stack, *arguments, devices):
+@pytest.fixture
+def warm():
+    with contextlib.closing(Warm(IMPORTS, VARIABLES)) as process:
+        yield process
+
+
+def start(stack, warm, *arguments, devices):
     """The example, in one process that is killed with the stack."""
-    return stack.enter_context(Process([EXAMPLE, *arguments], devices))
+    return stack.enter_context(Process([EXAMPLE, *arguments], devices, warm))
 
 
-def start_two(stack, *arguments):
+def start_two(stack, warm, *arguments):
     """The example in two processes with two devices each."""
     joined = ["--coordinator", f"localhost:{free_port()}", "--processes", 2, "--process"]
-    return [start(stack, *joined, index, *arguments, devices=2) for index in range(2)]
+    return [start(stack, warm, *joined, index, *arguments, devices=2) for index in range(2)]
 
 
 def losses(process):
@@ -34,24 +45,24 @@ def losses(process):
 
 
 # One test, for one set of runs; while one pair waits, others run.
-def test_the_same_losses_on_any_number_of_devices_and_processes(tmp_path):
+def test_the_same_losses_on_any_number_of_devices_and_processes(warm, tmp_path):
     two_epochs, sharded = ("--epochs", 2), "--fully-sharded"
     with contextlib.ExitStack() as stack:
         saved = ("--checkpoints", tmp_path / "checkpoints")
-        endless = start_two(stack, "--epochs", 100_000, "--lost-after", 12, *saved)
-        alone = start(stack, *two_epochs, devices=1)
+        endless = start_two(stack, warm, "--epochs", 100_000, "--lost-after", 12, *saved)
+        alone = start(stack, warm, *two_epochs, devices=1)
         one_of_two_is_killed(endless)
         assert alone.end() == 0, alone.err
         expected = losses(alone)
         assert expected[1] < expected[0] / 2
         assert_close(losses(endless[0])[:2], expected, atol=1e-5)
 
-        four = start(stack, *two_epochs, sharded, devices=4)
-        mixed = start(stack, "--epochs", 1, "--mixed-precision", devices=2)
-        pair = start_two(stack, *two_epochs, sharded, "--output", tmp_path / "model")
+        four = start(stack, warm, *two_epochs, sharded, devices=4)
+        mixed = start(stack, warm, "--epochs", 1, "--mixed-precision", devices=2)
+        pair = start_two(stack, warm, *two_epochs, sharded, "--output", tmp_path / "model")
         one_process_with_four_devices(four, expected)
         the_other_misses_it(*endless)
-        resumed = start(stack, "--epochs", 100_000, sharded, *saved, devices=4)
+        resumed = start(stack, warm, "--epochs", 100_000, sharded, *saved, devices=4)
         it_goes_on(resumed, losses(endless[0]))
         two_processes_that_export(pair, expected, tmp_path / "model")
         assert mixed.end() == 0, mixed.err

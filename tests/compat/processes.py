@@ -1,9 +1,14 @@
 """Processes of their own: what is installed as `pax` stays installed until the end."""
 
+import atexit
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from tests.warm import Warm
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
@@ -32,6 +37,20 @@ def code(text, **options):
     return python("-W", "error", "-c", text, **options).stdout.splitlines()
 
 
-def pax_export_run(*arguments, **options):
-    """Runs ``pax-export run``."""
-    return python("-m", "pax_export.cli", "run", *arguments, **options)
+def pax_export_run(*arguments, check=True, cwd=None, fresh=False):
+    """Runs ``pax-export run``: as a fork that has imported the package, or fresh as users do."""
+    command = ["-m", "pax_export.cli", "run", *arguments]
+    if fresh:
+        return python(*command, check=check, cwd=cwd)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = _warm().start(command, out.fileno(), err.fileno(), cwd=cwd).wait(900)
+        texts = [os.pread(file.fileno(), 1 << 24, 0).decode() for file in (out, err)]
+    assert not check or code == 0, texts[1]
+    return subprocess.CompletedProcess(command, code, *texts)
+
+
+@functools.cache
+def _warm():
+    warm = Warm(["pax_export.cli", "pax_export.compat"], _VARIABLES)
+    atexit.register(warm.close)
+    return warm

@@ -152,7 +152,7 @@ def test_what_cannot_be_run(arguments, code, message, tmp_path):
 
 
 def test_help():
-    text = pax_export_run("--help").stdout
+    text = pax_export_run("--help", fresh=True).stdout
     assert "\n       pax-export run [--compat-jax] program.py [argument ...]\n" in text
     assert "pax-export run [--compat-jax] -m module" in text
 
@@ -174,7 +174,8 @@ if __name__ == "__main__":
         print(pool.map(work, [3]) == [work(3)], *work(3)[:2])
 """
     )
-    assert pax_export_run(path).stdout == "True pax_export pax_export.opax\n"
+    done = pax_export_run(path, fresh=True)
+    assert done.stdout == "True pax_export pax_export.opax\n"
 
 
 def test_a_test_runner_beside_the_sources_of_another_pax(folder):

@@ -1,10 +1,10 @@
 """Goes on with training where there is no jax.
 
-    python continue_training.py MODEL STEPS.npz
+    python continue_training.py MODEL STEPS.npz [MODEL STEPS.npz ...]
 
 MODEL is a SavedModel with a signature train_step; STEPS.npz holds images and
-labels ``[step, batch, ...]``.  Prints the losses, and what comes of saving the
-state in a checkpoint and in another SavedModel on the way.
+labels ``[step, batch, ...]``.  Prints a line for each: the losses, and what
+comes of saving the state in a checkpoint and in another SavedModel on the way.
 """
 
 from __future__ import annotations
@@ -57,4 +57,5 @@ def main(path, data):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for given in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        main(*given)

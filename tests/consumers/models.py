@@ -146,8 +146,8 @@ def parameters_of_mlp():
 
 
 def trained_conv_net():
-    net = pax.purecall(ConvNet().train(), jnp.ones((4, 8, 8, 1)))[0]  # BatchNorm has seen data
-    return net.eval()
+    seen = jax.jit(pax.purecall)(ConvNet().train(), jnp.ones((4, 8, 8, 1)))
+    return seen[0].eval()  # BatchNorm has seen data
 
 
 def resnet():

@@ -17,6 +17,7 @@ from tests.consumers import artifacts, foreign
 from tests.consumers.models import MODELS, call, mlp
 
 
+@jax.jit
 def gradients(params, x):
     """Of half the sum of squares of the logits."""
 

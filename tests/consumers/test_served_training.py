@@ -33,20 +33,18 @@ def folders(name, file):
 
 
 def test_training_goes_on_as_in_jax():
-    for folder in folders("training", "steps.npz"):
-        done = subprocess.run(
-            [sys.executable, PROGRAM, folder / "model", folder / "steps.npz"],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
+    found = folders("training", "steps.npz")
+    pairs = [folder / file for folder in found for file in ("model", "steps.npz")]
+    done = subprocess.run([sys.executable, PROGRAM, *pairs], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for folder, line in zip(found, done.stdout.splitlines(), strict=True):
+        got = json.loads(line)
         losses = np.load(folder / "steps.npz")["losses"]
-        assert_close(found["losses"], losses, rtol=1e-3)
+        assert_close(got["losses"], losses, rtol=1e-3)
         assert np.mean(losses[-3:]) < 0.8 * losses[0]
-        rest = found["losses"][len(losses) // 2 :]
-        assert_close(found["after_checkpoint"], rest, rtol=1e-6)
-        assert_close(found["after_saving"], rest, rtol=1e-6)
+        rest = got["losses"][len(losses) // 2 :]
+        assert_close(got["after_checkpoint"], rest, rtol=1e-6)
+        assert_close(got["after_saving"], rest, rtol=1e-6)
 
 
 def test_text_is_read():

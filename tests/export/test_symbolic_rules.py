@@ -71,7 +71,7 @@ def test_they_are_served_with_gradients(name, tmp_path):
     sizes = [3 if word == "batch" else 70 if word == "length" else int(word)
              for word in shape.split(", ")]  # fmt: skip
     x = random(*sizes)
-    expected, found = function(params, x), load(tmp_path / "m")(x)
+    expected, found = jax.jit(function)(params, x), load(tmp_path / "m")(x)
     jax.tree.map(lambda one, two: assert_close(one, two, rtol=1e-4, atol=1e-4), found, expected)
 
 
@@ -103,7 +103,7 @@ def test_transforms_of_every_kind_are_those_of_jax(length):
     structs = [jax.ShapeDtypeStruct((2, n, 3), each.dtype) for each in (real, whole)]
     with symbolic_rules():
         exported = jax.export.export(jax.jit(kinds))(*structs)
-    for found, expected in zip(exported.call(real, whole), kinds(real, whole)):
+    for found, expected in zip(exported.call(real, whole), jax.jit(kinds)(real, whole)):
         assert_close(found, expected, rtol=1e-4, atol=2e-4)
 
 

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+from tests.warm import Warm
+
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 300  # seconds; generous, for a busy machine
 
@@ -24,19 +26,33 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
-class Process:
-    """A process, and what it prints; killed where a test leaves it."""
+# The numbers hardly depend on how well XLA compiles, and it takes less time.
+VARIABLES = {
+    "PYTHONPATH": str(ROOT),
+    "JAX_PLATFORMS": "cpu",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+}
 
-    def __init__(self, command: list[object], devices: int):
-        variables = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        variables |= {"JAX_NUM_CPU_DEVICES": str(devices)}
-        # The numbers hardly depend on how well XLA compiles, and it takes less time.
-        variables |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+
+class Process:
+    """A process, and what it prints; killed where a test leaves it.
+
+    Args:
+        command: what stands behind ``python``.
+        devices: how many it has.
+        warm: what becomes it, with VARIABLES; None is a new interpreter.
+    """
+
+    def __init__(self, command: list[object], devices: int, warm: Warm | None = None):
         # Files cannot fill up, as pipes would that nobody reads.
         self._out, self._err = _file(), _file()
+        if warm is not None:
+            files = self._out.fileno(), self._err.fileno()
+            self._process = warm.start(command, *files, devices=devices)
+            return
         self._process = subprocess.Popen(
-            [sys.executable, *map(str, command)], env={**os.environ, **variables},
-            stdout=self._out, stderr=self._err,
+            [sys.executable, *map(str, command)], stdout=self._out, stderr=self._err,
+            env={**os.environ, **VARIABLES, "JAX_NUM_CPU_DEVICES": str(devices)},
         )  # fmt: skip
 
     def __enter__(self) -> Process:

@@ -62,14 +62,17 @@ def spec_of_weight(leaf, order):
 
 
 def placed(tree, mesh, order):
-    return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, NamedSharding(mesh, spec_of_weight(leaf, order))), tree
-    )
+    return jax.tree.map(lambda leaf: put(leaf, mesh, spec_of_weight(leaf, order)), tree)
+
+
+def put(x, mesh, spec):
+    """The parts of an array of the host; jax would compile a program that takes one apart."""
+    return jax.device_put(np.asarray(x), NamedSharding(mesh, spec))
 
 
 def placed_inputs(row, inputs, mesh, batch):
     return [
-        jax.device_put(x, NamedSharding(mesh, batch if shape.startswith("b") else P()))
+        put(x, mesh, batch if shape.startswith("b") else P())
         for x, shape in zip(inputs, row.symbolic)
     ]
 
@@ -83,11 +86,22 @@ def assert_trees_near(actual, expected, loss=1.0):
         assert_close(x, y, rtol=1e-4, atol=max(1e-4, 1e-6 * abs(float(loss))))
 
 
+def built(row):
+    """A net with weights and keys that numpy draws: for each of them jax compiles a program."""
+    numbers = np.random.RandomState(7)
+
+    def draw(leaf):
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            return jnp.asarray(numbers.randint(0, 4, leaf.shape).astype(leaf.dtype))
+        return jnp.asarray(numbers.standard_normal(leaf.shape).astype(leaf.dtype) / 2)
+
+    return jax.tree.map(draw, jax.eval_shape(row.build))
+
+
 @functools.cache
 def on_one_device(row):
     """A net with its inputs, a step, and what the step gives on one device."""
-    pax.seed_rng_key(7)
-    net, inputs = row.build(), row.inputs(b=8)
+    net, inputs = built(row), row.inputs(b=8)
 
     def loss(params, net, *inputs):
         net, y = row.run(net.update_parameters(params), *inputs)
