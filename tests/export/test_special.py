@@ -9,9 +9,10 @@ import pytest
 from jax import lax
 from jax.scipy import special
 
-from pax_export.errors import UnsupportedOperationError
+from pax_export.errors import UnsupportedOperationError, ValidationError
 from pax_export.export import load, spec, to_onnx, to_tflite
 from pax_export.export.formats.special import FUNCTIONS, written_out
+from pax_export.export.validation.validate import Case, compare_either
 from tests.closeness import assert_close
 
 OPERATIONS = {
@@ -74,3 +75,22 @@ def test_runtimes_run_them(write, suffix, tmp_path):
 def test_what_is_not_exact_enough_is_refused(tmp_path):
     with jax.enable_x64(True), pytest.raises(UnsupportedOperationError, match="bessel_i0e"):
         to_onnx(({}, lambda _, x: special.i0e(x)), tmp_path / "m.onnx", spec("n", "float64"))
+
+
+@pytest.mark.parametrize(("write", "suffix"), [(to_onnx, ".onnx"), (to_tflite, ".tflite")])
+def test_what_is_no_matrix_has_no_parts(write, suffix, tmp_path):
+    def apply(_, x):
+        return *jnp.linalg.eigh(x), *jnp.linalg.svd(x)
+
+    x = np.random.default_rng(0).normal(size=(3, 3, 3)).astype(np.float32)
+    x[1, 2, 0], x[2, 2, 0] = np.nan, np.inf
+    write(({}, apply), tmp_path / f"m{suffix}", spec("3, 3, 3"), validate=False)
+    for each in load(tmp_path / f"m{suffix}")(x):
+        assert np.isfinite(each[0]).all() and np.isnan(each[1:]).all()
+
+
+def test_an_example_that_is_no_number_is_named_as_a_reason():
+    case = Case("f", {"x": np.float32([1, np.inf])}, {"y": np.zeros(2, np.float32)})
+    with pytest.raises(ValidationError) as caught:
+        compare_either(case, {"y": np.ones(2, np.float32)})
+    assert caught.value.write.startswith("an example without NaN and infinity: of these, decomp")

@@ -1,4 +1,4 @@
-"""Functions of statistics in operations that every format has.
+"""Functions of statistics in operations that every format has, and what none decomposes.
 
 Each takes and gives arrays of jax, and is traced in the place of the operation of its name.
 """
@@ -32,6 +32,17 @@ def written_out(name: str, structs: Sequence[Any]) -> Callable[..., Any] | None:
     """The function for an operation and its operands; None where there is none as exact."""
     exact = all(each.dtype in ("float32", "float16", "bfloat16") for each in structs)
     return _in_float32(FUNCTIONS[name]) if exact and name in FUNCTIONS else None
+
+
+def or_nan(decompose: Callable[[Any], tuple[Any, ...]], matrix: Any) -> tuple[Any, ...]:
+    """The parts of a matrix; NaN where it has NaN or infinity, as LAPACK's are where it fails.
+
+    Rotations would leave numbers among them that look like any others.
+    """
+    right = jnp.isfinite(matrix).all((-2, -1))[..., None]
+    found = decompose(jnp.where(right[..., None], matrix, 0))
+    ranks = (right if each.ndim < matrix.ndim else right[..., None] for each in found)
+    return tuple(jnp.where(at, each, jnp.nan) for at, each in zip(ranks, found))
 
 
 def _in_float32(function: Callable) -> Callable:
