@@ -61,10 +61,12 @@ def random_cases(
     expected: Callable[[Arrays], Arrays],
     budget: Budget | None = None,
     examples: Sequence[Arrays] = (),
+    after: Callable[[Case, float], Iterator[Case]] | None = None,
 ) -> Iterator[Case]:
     """Calls of one signature: one, and as many more as a budget has time for.
 
-    They are made with the examples, or with random numbers.
+    They are made with the examples, or with random numbers.  What comes `after` the first is
+    given it, and the seconds that it took.
     """
     budget, seconds = budget or Budget(), -math.inf
     for label, inputs, cost in given_calls(structs, examples):
@@ -72,8 +74,12 @@ def random_cases(
             continue
         begin = time.perf_counter()
         advice = "" if examples else EXAMPLES
-        yield Case(signature, inputs, expected(inputs), label=label, advice=advice)
+        case = Case(signature, inputs, expected(inputs), label=label, advice=advice)
+        yield case
         seconds = time.perf_counter() - begin
+        if after is not None:
+            yield from after(case, seconds)
+            after = None
 
 
 def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
