@@ -8,6 +8,7 @@ from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export.cli import main
 from pax_export.export import Report, spec, to_saved_model, to_stablehlo
 from pax_export.export.formats.saved_model import writer as saved_model
+from pax_export.export.formats.stablehlo import functions
 from pax_export.export.pipeline import export_run
 from pax_export.export.validation import model_cases
 from pax_export.export.validation.budget import Budget
@@ -44,6 +45,16 @@ def test_without_time_one_call_is_made_and_the_report_says_what_is_left_out(tmp_
     for text in ALL:
         assert f"\n  left out    {text}\n" in str(report)
     assert Report.read(tmp_path / "m") == report
+
+
+def test_of_a_bundle_that_takes_long_gradients_are_left_out(tmp_path, no_time, monkeypatch):
+    monkeypatch.setattr(functions, "_SMALL", 0)
+    report = to_stablehlo(MODEL, tmp_path / "m", spec("n, 3"), vjp_order=1)
+    assert list(report.left_out) == ALL
+    assert list(report.largest_error) == ["serving_default: output"]
+    report = to_stablehlo(MODEL, tmp_path / "n", spec("n, 3"), vjp_order=1, validate="full")
+    assert report.left_out == ()
+    assert "serving_default: gradient:x" in report.largest_error
 
 
 @pytest.mark.parametrize("validate", ["full", "process"])

@@ -151,3 +151,67 @@ def test_what_no_rule_can_do_is_refused_with_operation_line_and_size(name, expor
     assert error.got == "the symbolic dimension n"
     assert error.write.startswith("a number instead of 'n' in its spec")
     assert not list(tmp_path.iterdir())
+
+
+def counted(x):
+    """Functions of jax.numpy that ask for a size as a number."""
+    n = x.shape[0]
+    rows = x[:, None] * jnp.array([1.0, -2.0])
+    return {
+        "linspace": jnp.linspace(-1.0, 1.0, n),
+        "open": jnp.linspace(0, 1, n, endpoint=False),
+        "whole": jnp.linspace(0, 100, n, dtype=int),
+        "many": jnp.linspace(x[:2], x[:2] + 3, n, axis=1),
+        "log": jnp.logspace(0, 1, n),
+        "arange": jnp.arange(0.0, n),
+        "indices": jnp.indices((n, 2)),
+        "sparse": jnp.indices((2, n), sparse=True),
+        "hanning": jnp.hanning(n),
+        "hamming": jnp.hamming(n),
+        "blackman": jnp.blackman(n),
+        "bartlett": jnp.bartlett(n),
+        "kaiser": jnp.kaiser(n, 5.0),
+        "left": jnp.searchsorted(jnp.sort(x), jnp.append(x, jnp.nan)),
+        "right": jnp.searchsorted(jnp.sort(x), x, side="right"),
+        "interp": jnp.interp(jnp.linspace(-2.0, 2.0, 7), jnp.sort(x), x),
+        "reflect": jnp.pad(x, (2, 3), mode="reflect"),
+        "symmetric": jnp.pad(rows, ((4, 1), (1, 1)), mode="symmetric"),
+        "wrap": jnp.pad(x, 2, mode="wrap"),
+        "full": jnp.convolve(x, jnp.array([1.0, 2.0, 5.0])),
+        "same": jnp.convolve(x, jnp.array([1.0, 2.0]), mode="same"),
+        "valid": jnp.correlate(x, jnp.array([1.0, 2.0]), mode="valid"),
+        "slope": jnp.gradient(x, 0.5),
+        "unrolled": jax.lax.scan(lambda c, v: (c + v, c), 0.0, x, unroll=2),
+        "rest": jax.lax.scan(lambda c, v: (c + v, c), 0.0, x[2:], reverse=True),
+        "map": jax.lax.map(jnp.sin, x, batch_size=2),
+        "filled": jnp.fill_diagonal(x[:, None] * x, 7.0, inplace=False),
+        "put": jnp.put_along_axis(
+            x[:, None] * x, jnp.argmax(x)[None, None], 0.0, 0, inplace=False
+        ),
+        "near": jax.nn.dot_product_attention(
+            *[rows.reshape(1, -1, 1, 2)] * 3, is_causal=True, local_window_size=2
+        ),
+    }  # fmt: skip
+
+
+def test_functions_that_ask_for_a_size_give_what_jax_gives():
+    (n,) = jax.export.symbolic_shape("n", constraints=("n >= 2",))
+    with symbolic_rules():
+        exported = jax.export.export(jax.jit(counted))(jax.ShapeDtypeStruct((n,), np.float32))
+    assert "pax_export" not in jnp.linspace.__code__.co_filename
+    for size in (2, 5):
+        x = random(size)
+        found, expected = exported.call(x), jax.jit(counted)(x)
+        for name, value in expected.items():
+            for one, other in zip(jax.tree.leaves(found[name]), jax.tree.leaves(value)):
+                assert one.dtype == other.dtype, name
+                assert_close(one, other, rtol=1e-5, atol=1e-5, where=name)
+
+
+def test_a_size_that_is_asked_for_in_vain_is_refused_as_jax_does():
+    (n,) = jax.export.symbolic_shape("n")
+    struct = jax.ShapeDtypeStruct((n,), np.float32)
+    with symbolic_rules(), pytest.raises(Exception, match="'n' >= '3' is inconclusive"):
+        jax.export.export(jax.jit(lambda x: jnp.convolve(x, jnp.ones(3), mode="same")))(struct)
+    with symbolic_rules(), pytest.raises(TypeError, match="no_such"):
+        jax.export.export(jax.jit(lambda x: jnp.linspace(0, 1, x.shape[0], no_such=1)))(struct)

@@ -21,6 +21,7 @@ UNPROMISED = {
     "_jax/_derivatives.py": {"jax.interpreters.ad"},
     "_jax/_not_decomposed.py": {"jax.interpreters.mlir"},
     "_jax/_fourier.py": {"jax.interpreters.ad", "jax.interpreters.mlir"},
+    "_jax/_scans.py": {"jax.extend.core.jaxpr_as_fun", "jax.interpreters.mlir"},
     "_jax/_symbolic.py": {
         "jax.extend.source_info_util.register_exclusion",
         "jax.interpreters.ad",

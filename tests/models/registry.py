@@ -28,6 +28,9 @@ FIELDS = (
     "science",
     "graphs",
     "numbers",
+    "attention",
+    "places",
+    "learners",
 )
 FRAMEWORKS = ("jax", "nnx", "linen", "haiku", "equinox", "pax")
 

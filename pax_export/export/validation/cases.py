@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from pax_export.export.tracing.exportable import DEFAULT, exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, compare
 
@@ -59,10 +61,12 @@ def random_cases(
     expected: Callable[[Arrays], Arrays],
     budget: Budget | None = None,
     examples: Sequence[Arrays] = (),
+    after: Callable[[Case, float], Iterator[Case]] | None = None,
 ) -> Iterator[Case]:
     """Calls of one signature: one, and as many more as a budget has time for.
 
-    They are made with the examples, or with random numbers.
+    They are made with the examples, or with random numbers.  What comes `after` the first is
+    given it, and the seconds that it took.
     """
     budget, seconds = budget or Budget(), -math.inf
     for label, inputs, cost in given_calls(structs, examples):
@@ -70,8 +74,12 @@ def random_cases(
             continue
         begin = time.perf_counter()
         advice = "" if examples else EXAMPLES
-        yield Case(signature, inputs, expected(inputs), label=label, advice=advice)
+        case = Case(signature, inputs, expected(inputs), label=label, advice=advice)
+        yield case
         seconds = time.perf_counter() - begin
+        if after is not None:
+            yield from after(case, seconds)
+            after = None
 
 
 def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
@@ -82,17 +90,22 @@ def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
 
 def output_cases(
     program: Program, store: Store, budget: Budget | None = None, examples: Sequence[Any] = ()
-) -> list[Case]:
+) -> Iterator[Case]:
     """Calls of one program, for formats that compute outputs only."""
     leaves = [store.variables[place].value for place in store.of_leaf]
 
-    def expected(inputs: Arrays) -> Arrays:
-        results = program.traced.run([*leaves, *inputs.values()])
+    def run(operands: Sequence[Any]) -> Arrays:
+        results = program.traced.run(operands)
         return dict(zip(program.output_names, map(np.asarray, results)))
+
+    def expected(inputs: Arrays) -> Arrays:
+        return run([*leaves, *inputs.values()])
 
     structs = {entry.name: entry.struct for entry in program.inputs.flat}
     given = named_examples(program.inputs, examples, program.key)
-    return list(random_cases(program.key, structs, expected, budget, given))
+    for case in random_cases(program.key, structs, expected, budget, given):
+        case.rounding = partial(tolerances, run, [*leaves, *case.inputs.values()], case.expected)
+        yield case
 
 
 class ReferenceModel:

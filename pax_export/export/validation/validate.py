@@ -191,11 +191,20 @@ def compare_either(
 def _advised(error: ValidationError, case: Case) -> ValidationError:
     """The error, which says more where random inputs may be the reason of it."""
     count = sum(_not_finite(value) for value in case.expected.values())
+    if not case.advice and any(map(_not_finite, case.inputs.values())):
+        error.write = f"{_FINITE}; or {error.write}" if error.write else _FINITE
     if case.advice:
         error.write = f"{case.advice}; or {error.write}" if error.write else case.advice
         if count:
             error.got = f"{error.got}; of these inputs jax itself gives {count} NaN or infinity"
     return error
+
+
+#: What to write where an example of the user holds what is no number.
+_FINITE = (
+    "an example without NaN and infinity: of these, decompositions of matrices, loops that wait "
+    "until something is small, and random draws give one thing in jax and another elsewhere"
+)
 
 
 def _not_finite(values: np.ndarray) -> int:

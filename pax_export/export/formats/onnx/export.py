@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,6 +116,7 @@ def to_onnx(
 class _OnnxWriter(Writer):
     format = ONNX
     loads = "onnx"
+    one_by_one = True
 
     def __init__(self, opset: int, examples: Mapping[str, Sequence[Any]]):
         self._opset = opset
@@ -152,7 +153,7 @@ class _OnnxWriter(Writer):
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self._store.variables}
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> Iterator[Case]:
         examples = self._examples.get(self._program.key, ())
         return output_cases(self._program, self._store, self.budget, examples)
 

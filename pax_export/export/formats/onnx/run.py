@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,6 @@ def _array(value: Any, type: str) -> np.ndarray:
     return np.frombuffer(content, np.dtype(_BITS[type][0])).reshape(value.shape()).copy()
 
 
-def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
+def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
     _, call = opened(file)
     return [call(case["signature"], case["inputs"]) for case in cases]

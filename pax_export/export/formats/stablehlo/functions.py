@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,10 @@ from pax_export.export.validation.validate import Case
 
 #: What calls code that is nobody's but the user's.
 _OUTSIDE = ("ffi_call", "pallas_call")
+#: Programs of so many bytes are compiled in no time, and so are their gradients.
+_SMALL = 9000
+#: What a call with gradients costs, in calls without.
+_GRADIENT = 3.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Function:
     def cases(
         self, budget: Budget | None = None, examples: Sequence[Arrays] = ()
     ) -> Iterator[Case]:
-        """Calls with what they must give; the first with gradients, if there are any."""
+        """Calls with what they must give; the first once more with gradients, if there are any."""
         avals = dict(zip(self.operands, self.exported.in_avals))
         structs = {
             name: jax.ShapeDtypeStruct(aval.shape, aval.dtype)
@@ -74,12 +79,22 @@ class Function:
         }
         if self.exported.nr_devices > 1:
             return  # it runs where there are as many devices, not here
-        order = self.order
-        for case in random_cases(self.key, structs, self._expected, budget, examples):
-            if order:
-                self._add_gradients(case)
-                order = 0  # once: each size is one more program to compile
-            yield case
+        budget = budget or Budget()
+
+        def gradients(case: Case, seconds: float) -> Iterator[Case]:
+            """Once: each size is one more program to compile."""
+            small = len(self.exported.mlir_module_serialized) <= _SMALL
+            what = f"the gradients of {self.key}"
+            if not self.order or (not small and budget.leaves_out(_GRADIENT * seconds, what)):
+                return
+            case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
+            self._add_gradients(case)
+            if case.cotangents:
+                yield case
+
+        yield from random_cases(
+            self.key, structs, self._expected, budget, examples, after=gradients
+        )
 
     def _flat(self, inputs: Mapping[str, Any]) -> list[Any]:
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +110,7 @@ def to_tflite(
 class _TfliteWriter(Writer):
     format = TFLITE
     loads = "TensorFlow"
+    one_by_one = True
 
     def __init__(self, quantize: str | None, examples: Mapping[str, Sequence[Any]]):
         self._quantize = quantize
@@ -154,14 +155,10 @@ class _TfliteWriter(Writer):
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self._store.variables}
 
-    def cases(self) -> list[Case]:
-        return [
-            each
-            for program in self._programs
-            for each in output_cases(
-                program, self._store, self.budget, self._examples.get(program.key, ())
-            )
-        ]
+    def cases(self) -> Iterator[Case]:
+        for program in self._programs:
+            examples = self._examples.get(program.key, ())
+            yield from output_cases(program, self._store, self.budget, examples)
 
     def facts(self, place: Path) -> dict[str, Any]:
         return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,17 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 
 
-def opened(file: str, keys: Iterable[str]) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
-    """LiteRT's interpreter of a file, and what calls the signatures with these keys.
+def opened(
+    file: str, keys: Iterable[str] | None = None
+) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
+    """LiteRT's interpreter of a file, and what calls the signatures with these keys, or all.
 
     Threads may call it at once: one call is made after the other.
     """
     litert = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = litert.Interpreter(model_path=file)
-    runners = {key: interpreter.get_signature_runner(key) for key in keys}
+    chosen = interpreter.get_signature_list() if keys is None else keys
+    runners = {key: interpreter.get_signature_runner(key) for key in chosen}
 
     # All signatures keep their inputs and outputs in one interpreter.
     one_at_a_time = threading.Lock()
@@ -35,6 +38,6 @@ def opened(file: str, keys: Iterable[str]) -> tuple[Any, Callable[[str, Arrays],
     return interpreter, call
 
 
-def run(file: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    _, call = opened(file, {case["signature"] for case in cases})
+def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
+    _, call = opened(file)
     return [call(case["signature"], case["inputs"]) for case in cases]

@@ -18,4 +18,5 @@ from pax_export.export.formats.onnx.rules import reductions as reductions
 from pax_export.export.formats.onnx.rules import scattering as scattering
 from pax_export.export.formats.onnx.rules import shapes as shapes
 from pax_export.export.formats.onnx.rules import slices as slices
+from pax_export.export.formats.onnx.rules import statistics as statistics
 from pax_export.export.formats.onnx.rules import windows as windows

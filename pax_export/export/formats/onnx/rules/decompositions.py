@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.values import Value, is_complex, is_number
+from pax_export.export.formats.special import or_nan
 
 Results = Sequence[Any]
 #: After so many sweeps of rotations nothing is left to rotate, in float32 or float64.
@@ -274,7 +276,7 @@ def eigh(
     def decompose(a: Any) -> Any:
         half = jnp.tril(a) if lower else jnp.triu(a)
         edge = jnp.einsum("...ii->...i", a)[..., None] * jnp.eye(a.shape[-1], dtype=a.dtype)
-        return _eigh(half + _turned(half) - edge)
+        return or_nan(_eigh, half + _turned(half) - edge)
 
     return _written(writer, decompose, a)
 
@@ -329,7 +331,7 @@ def svd(
             u, v = _turned(u), _turned(v)
         return (values, u, v) if compute_uv else (values,)
 
-    return _written(writer, decompose, a)
+    return _written(writer, partial(or_nan, decompose), a)
 
 
 @rule("tridiagonal_solve")

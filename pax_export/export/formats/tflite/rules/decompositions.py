@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export.export.formats.special import or_nan
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.tensors import is_static
 
@@ -226,7 +228,7 @@ def eigh(op: Operation, x: Any) -> Any:
     def decompose(matrix: Any) -> Any:
         half = jnp.tril(matrix) if lower else jnp.swapaxes(jnp.triu(matrix), -1, -2)
         whole = half + jnp.swapaxes(jnp.tril(half, -1), -1, -2)
-        values, vectors = _eigh(whole)
+        values, vectors = or_nan(_eigh, whole)
         return (vectors, values) if vectors_first else (values, vectors)
 
     return op.call(decompose, _structs(op), [x])
@@ -304,7 +306,7 @@ def svd(op: Operation, x: Any) -> Any:
             left, right = right, left
         return values, left, jnp.swapaxes(right, -1, -2)
 
-    return op.call(decompose, _structs(op), [x])
+    return op.call(partial(or_nan, decompose), _structs(op), [x])
 
 
 def _svd(matrix: Any) -> Any:

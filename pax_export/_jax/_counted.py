@@ -1,0 +1,339 @@
+"""Functions of `jax.numpy` that ask for a size as a number, where nobody knows it yet.
+
+Each is tried as jax has it; what jax refuses is made here, of operations that work for any size.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+from jax.tree_util import tree_leaves
+
+
+def counted_functions() -> Iterator[tuple[Any, str, Any]]:
+    """The names under which jax has them, in its namespaces and where it calls them itself."""
+    for name, made in _MADE.items():
+        first = getattr(jnp, name)
+        function = _tried(first, made)
+        yield vars(jnp), name, function
+        home = inspect.unwrap(first).__globals__
+        if name in home:
+            yield home, name, function
+    name = "dot_product_attention"
+    yield vars(jax.nn), name, _in_windows(getattr(jax.nn, name))
+    yield vars(lax), "map", _at_once(lax.map)
+
+
+def _tried(first: Callable, made: Callable) -> Callable:
+    @functools.wraps(first)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if not _is_symbolic(args, kwargs):
+            return first(*args, **kwargs)
+        try:
+            return first(*args, **kwargs)
+        except Exception as error:
+            try:
+                result = made(*args, **kwargs)
+            except TypeError:  # it knows fewer arguments
+                raise error from None
+            if result is NotImplemented:
+                raise
+            return result
+
+    return function
+
+
+def _is_symbolic(*given: Any) -> bool:
+    """Whether a size among the arguments, or of one of them, is no number."""
+    is_one = jax.export.is_symbolic_dim
+    leaves = tree_leaves(given)
+    return any(is_one(e) or any(map(is_one, getattr(e, "shape", ()))) for e in leaves)
+
+
+# --- numbers in a row ---------------------------------------------------------
+
+
+def _linspace(
+    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, retstep: bool = False,
+    dtype: Any = None, axis: int = 0,
+) -> Any:  # fmt: skip
+    wanted = dtype or jnp.result_type(float, start, stop)
+    working = jnp.result_type(float, wanted) if dtype else wanted
+    start, stop = jnp.broadcast_arrays(jnp.asarray(start, working), jnp.asarray(stop, working))
+    places = jnp.arange(num).reshape((-1,) + (1,) * start.ndim)
+    steps = jnp.asarray(num - 1 if endpoint else num, working)
+    share = places.astype(working) / jnp.maximum(steps, 1)
+    row = start * (1 - share) + stop * share
+    if endpoint:  # exactly, but for one number alone, which is the first
+        row = jnp.where((places == num - 1) & (places > 0), stop, row)
+    if jnp.issubdtype(wanted, jnp.integer):
+        row = jnp.floor(row)
+    row = jnp.moveaxis(row, 0, axis).astype(wanted)
+    step = jnp.where(steps > 0, (stop - start) / jnp.maximum(steps, 1), jnp.nan)
+    return (row, step) if retstep else row
+
+
+def _logspace(
+    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, base: Any = 10.0,
+    dtype: Any = None, axis: int = 0,
+) -> Any:  # fmt: skip
+    row = jnp.power(base, _linspace(start, stop, num, endpoint, axis=axis))
+    return row if dtype is None else row.astype(dtype)
+
+
+def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
+    """Of whole numbers that are written as fractions."""
+    given = [start, step] if stop is None else [start, stop, step]
+    if any(isinstance(each, float) and not each.is_integer() for each in given):
+        return NotImplemented
+    whole = [int(each) if isinstance(each, float) else each for each in given]
+    if not all(isinstance(each, int) or jax.export.is_symbolic_dim(each) for each in whole):
+        return NotImplemented
+    *ends, by = whole
+    first, last = ends if len(ends) == 2 else (0, ends[0])
+    return jnp.arange(first, last, by).astype(dtype or float)
+
+
+def _indices(dimensions: Sequence[Any], dtype: Any = None, sparse: bool = False) -> Any:
+    rows = [jnp.arange(size).astype(dtype or int) for size in dimensions]
+    grids = jnp.meshgrid(*rows, indexing="ij", sparse=sparse)
+    return tuple(grids) if sparse else jnp.stack(grids)
+
+
+def _diag_indices(n: Any, ndim: int = 2) -> Any:
+    return (jnp.arange(n),) * ndim
+
+
+# --- windows ------------------------------------------------------------------
+
+
+def _window(shape: Callable[..., Any]) -> Callable:
+    """A window by its values at shares from 0 to 1; that of size 1 is one."""
+
+    def window(M: Any, *more: Any, **named: Any) -> Any:
+        places = jnp.arange(M).astype(float)
+        share = places / jnp.maximum(jnp.asarray(M - 1, places.dtype), 1)
+        return jnp.where(jnp.asarray(M) > 1, shape(share, *more, **named), 1.0)
+
+    return window
+
+
+def _cosines(*parts: float) -> Callable:
+    def shape(share: Any) -> Any:
+        turns = (part * jnp.cos(2 * math.pi * k * share) for k, part in enumerate(parts))
+        return sum(turns, jnp.zeros_like(share))
+
+    return _window(shape)
+
+
+def _kaiser(share: Any, beta: Any) -> Any:
+    return jnp.i0(beta * jnp.sqrt(1 - (2 * share - 1) ** 2)) / jnp.i0(jnp.asarray(beta, float))
+
+
+# --- looking up ---------------------------------------------------------------
+
+
+def _searchsorted(
+    a: Any, v: Any, side: str = "left", sorter: Any = None, method: str = "scan", dtype: Any = None
+) -> Any:
+    """By halves, so often that any size is reached; NaN is the largest of all numbers."""
+    a, v = jnp.asarray(a), jnp.asarray(v)
+    kind = jnp.promote_types(a.dtype, v.dtype)
+    a, v = a.astype(kind), v.astype(kind)
+    if sorter is not None:
+        a = a[jnp.asarray(sorter)]
+    size = jnp.asarray(a.shape[0], jnp.int32)
+    held = jnp.concatenate([a, jnp.zeros(1, kind)])  # never empty
+
+    def halve(_: Any, ends: Any) -> Any:
+        low, high = ends
+        middle = low + (high - low) // 2
+        there = held[middle]
+        after = _is_less(there, v) if side == "left" else ~_is_less(v, there)
+        after = after & (low < high)
+        return jnp.where(after, middle + 1, low), jnp.where(after, high, middle)
+
+    start = jnp.zeros(v.shape, jnp.int32), jnp.broadcast_to(size, v.shape)
+    return lax.fori_loop(0, 32, halve, start)[0].astype(dtype or int)
+
+
+def _interp(
+    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
+) -> Any:
+    if period is not None or isinstance(left, str) or isinstance(right, str):
+        return NotImplemented
+    kind = jnp.result_type(float, x, xp, fp)
+    x, xp, fp = (jnp.asarray(each, kind) for each in (x, xp, fp))
+    after = jnp.clip(_searchsorted(xp, x, side="right"), 1, xp.shape[0] - 1)
+    before = after - 1
+    run, rise = xp[after] - xp[before], fp[after] - fp[before]
+    flat = jnp.abs(run) <= jnp.spacing(jnp.finfo(kind).eps)
+    found = fp[before] + jnp.where(flat, 0, (x - xp[before]) / jnp.where(flat, 1, run) * rise)
+    found = jnp.where(x < xp[0], fp[0] if left is None else left, found)
+    return jnp.where(x > xp[-1], fp[-1] if right is None else right, found)
+
+
+def _is_less(one: Any, other: Any) -> Any:
+    if not jnp.issubdtype(one.dtype, jnp.floating):
+        return one < other
+    return (one < other) | (jnp.isnan(other) & ~jnp.isnan(one))
+
+
+# --- edges, sums over neighbours, differences ---------------------------------
+
+
+def _pad(array: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:
+    """Modes that repeat what is there, by the places where it stands."""
+    find = _REPEATED.get(mode)
+    if find is None or options.get("reflect_type", "even") != "even":
+        return NotImplemented
+    array = jnp.asarray(array)
+    for axis, (before, after) in enumerate(_pairs(pad_width, array.ndim)):
+        size = array.shape[axis]
+        if not (isinstance(before, int) and before == 0 and isinstance(after, int) and after == 0):
+            places = jnp.arange(-before, size + after)
+            array = jnp.take(array, find(places, jnp.asarray(size)), axis=axis, mode="clip")
+    return array
+
+
+def _pairs(pad_width: Any, count: int) -> list[tuple[Any, Any]]:
+    if not isinstance(pad_width, (tuple, list)):
+        return [(pad_width, pad_width)] * count
+    if all(not isinstance(each, (tuple, list)) for each in pad_width):
+        both = pad_width if len(pad_width) == 2 else (pad_width[0], pad_width[0])
+        return [(both[0], both[1])] * count
+    pairs = [(each[0], each[-1]) for each in pad_width]
+    return pairs * count if len(pairs) == 1 else pairs
+
+
+def _reflected(places: Any, size: Any) -> Any:
+    around = places % jnp.maximum(2 * (size - 1), 1)
+    return jnp.where(around < size, around, 2 * (size - 1) - around)
+
+
+def _symmetric(places: Any, size: Any) -> Any:
+    around = places % (2 * size)
+    return jnp.where(around < size, around, 2 * size - 1 - around)
+
+
+_REPEATED: dict[Any, Callable] = {
+    "reflect": _reflected,
+    "symmetric": _symmetric,
+    "wrap": lambda places, size: places % size,
+}
+
+
+def _convolution(turned: bool) -> Callable:
+    def convolve(
+        a: Any, v: Any, mode: str = "full", *, precision: Any = None,
+        preferred_element_type: Any = None,
+    ) -> Any:  # fmt: skip
+        a, v = jnp.asarray(a), jnp.asarray(v)
+        swapped = isinstance(a.shape[0], int) and not isinstance(v.shape[0], int)
+        if swapped:
+            a, v = v, a
+        size = v.shape[0]
+        if not isinstance(size, int) or a.ndim != 1 or v.ndim != 1 or not size:
+            return NotImplemented
+        if mode != "full" and not a.shape[0] >= size:  # or it is asked what is known of it
+            return NotImplemented
+        if not turned and swapped:  # of what correlates with something longer
+            return jnp.flip(_slid(jnp.conj(a), v, mode, precision, preferred_element_type))
+        kernel = jnp.flip(v) if turned else jnp.conj(v)
+        return _slid(a, kernel, mode, precision, preferred_element_type)
+
+    return convolve
+
+
+def _slid(a: Any, kernel: Any, mode: str, precision: Any, preferred: Any) -> Any:
+    kind = jnp.result_type(a, kernel) if preferred else jnp.result_type(float, a, kernel)
+    size = kernel.shape[0]
+    pads = {"valid": (0, 0), "same": (size // 2, size - size // 2 - 1), "full": (size - 1,) * 2}
+    rows = a.astype(kind)[None, None], kernel.astype(kind)[None, None]
+    options: Any = {"precision": precision, "preferred_element_type": preferred}
+    return lax.conv_general_dilated(*rows, (1,), [pads[mode]], **options)[0, 0]
+
+
+def _gradient(f: Any, *spacing: Any, axis: Any = None) -> Any:
+    """Of evenly spaced numbers."""
+    f = jnp.asarray(f)
+    axes = range(f.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    steps = list(spacing) * len(axes) if len(spacing) == 1 else list(spacing) or [1.0] * len(axes)
+    if len(steps) != len(axes) or any(jnp.ndim(step) for step in steps):
+        return NotImplemented
+    found = [_slope(f, step, each) for step, each in zip(steps, axes)]
+    return found[0] if isinstance(axis, int) or f.ndim == 1 else found
+
+
+def _slope(f: Any, step: Any, axis: int) -> Any:
+    f = jnp.moveaxis(f, axis, 0)
+    f = f.astype(jnp.result_type(float, f))
+    places = jnp.arange(f.shape[0])
+    after = jnp.concatenate([f[1:], f[-1:]])
+    before = jnp.concatenate([f[:1], f[:-1]])
+    at_end = (places == 0) | (places == places.shape[0] - 1)
+    apart = jnp.where(at_end, 1.0, 2.0).astype(f.dtype).reshape((-1,) + (1,) * (f.ndim - 1))
+    return jnp.moveaxis((after - before) / (apart * step), 0, axis)
+
+
+# --- what only looks at a part ----------------------------------------------------------------
+
+
+def _in_windows(first: Callable) -> Callable:
+    """Attention to what is near, with the window as a mask."""
+
+    @functools.wraps(first)
+    def attention(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        window = kwargs.get("local_window_size")
+        if window is None or not _is_symbolic(query, key) or len(args) > 3:
+            return first(query, key, *args, **kwargs)
+        left, right = (window, window) if isinstance(window, int) else window
+        asking = jnp.arange(query.shape[-3])[:, None]
+        given = jnp.arange(key.shape[-3])
+        near = ((asking <= given + left) & (asking >= given - right))[None, None]
+        values, bias, mask = (*args, None, None)[:3]
+        bias, mask = kwargs.pop("bias", bias), kwargs.pop("mask", mask)
+        kwargs["local_window_size"] = None
+        mask = near if mask is None else near & mask
+        return first(query, key, values, bias, mask, **kwargs)
+
+    return attention
+
+
+def _at_once(first: Callable) -> Callable:
+    """`jax.lax.map`, whose batches only save memory."""
+
+    @functools.wraps(first)
+    def mapped(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
+        if batch_size is not None and _is_symbolic(xs):
+            return jax.vmap(f)(xs)
+        return first(f, xs, batch_size=batch_size)
+
+    return mapped
+
+
+_MADE: dict[str, Callable] = {
+    "linspace": _linspace,
+    "logspace": _logspace,
+    "arange": _arange,
+    "indices": _indices,
+    "diag_indices": _diag_indices,
+    "hanning": _cosines(0.5, -0.5),
+    "hamming": _cosines(0.54, -0.46),
+    "blackman": _cosines(0.42, -0.5, 0.08),
+    "bartlett": _window(lambda share: 1 - jnp.abs(2 * share - 1)),
+    "kaiser": _window(_kaiser),
+    "searchsorted": _searchsorted,
+    "interp": _interp,
+    "pad": _pad,
+    "convolve": _convolution(turned=True),
+    "correlate": _convolution(turned=False),
+    "gradient": _gradient,
+}
