@@ -354,7 +354,9 @@ def test_a_module_that_lacks_submodules_says_what_to_do(call):
     call(module, jnp.ones((1, 1, 1)))
 
 
-@pytest.mark.parametrize(("given", "got"), [(3, "int: 3"), (Counter(), "Counter: Counter")])
+@pytest.mark.parametrize(
+    ("given", "got"), [(3, "int: 3"), (Counter(), "Counter: Counter(state=1, mode=train)")]
+)
 def test_create_fn_must_be_a_function(given, got):
     class Wrong(LazyModule):
         def __call__(self):
