@@ -44,6 +44,13 @@ def short_collections():
 
 
 @pytest.fixture(autouse=True)
+def no_program_of_pax(monkeypatch):
+    """A page or a docstring that runs `install_as_pax` runs it for itself alone."""
+    monkeypatch.setattr("pax_export.core._summary._as_pax", False)
+    monkeypatch.setattr("pax_export.core._state_dict._states_take_loaded_shapes", False)
+
+
+@pytest.fixture(autouse=True)
 def same_weights():
     """Layers draw the same weights whichever tests ran before."""
     pax.seed_rng_key(42)
