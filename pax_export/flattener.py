@@ -137,7 +137,8 @@ class Flattener(Module):
 
     def _pax_contents(self) -> dict[str, Any]:
         arrays = tree_leaves(vars(self).get("leaves_dict"))
-        return {"values": f"[{', '.join(self.treedef_dict)}]", "elements": elements(arrays)}
+        count = sum(map(elements, arrays))
+        return {"values": f"[{', '.join(self.treedef_dict)}]", "elements": count}
 
     def _with_training(self, training: bool) -> Self:
         structures = [_in_mode(structure, training) for structure in self._structures]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -90,7 +90,7 @@ def contents(module: Node) -> dict[str, Any]:
             if not _is_tree(module):
                 return {}
             for _, leaf, role in named_roles(module):
-                count[role] += elements([leaf])
+                count[role] += elements(leaf)
     except Exception:
         return {}
     parameters, state = count[TRAINABLE] + count[FROZEN], count[STATE]
@@ -101,9 +101,9 @@ def contents(module: Node) -> dict[str, Any]:
     }
 
 
-def elements(leaves: Iterable[Any]) -> int:
-    """How many numbers arrays hold; what is no array holds none."""
-    return sum(math.prod(getattr(leaf, "shape", (0,))) for leaf in leaves)
+def elements(leaf: Any) -> int:
+    """How many numbers an array holds; what is no array holds none."""
+    return math.prod(getattr(leaf, "shape", (0,)))
 
 
 def _is_tree(module: Node) -> bool:

@@ -12,7 +12,7 @@ from pax_export.core import Module, elements
 def contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:
     """The names of its rules, and its numbers: all are state, whatever moments look like."""
     named = f"[{', '.join(rules)}]" if rules else None
-    return {"rules": named, "state": elements(tree_leaves(optimizer))}
+    return {"rules": named, "state": sum(map(elements, tree_leaves(optimizer)))}
 
 
 def opax_contents(self: Module) -> dict[str, Any]:

@@ -67,9 +67,7 @@ def test_a_state_takes_the_loaded_shape_and_a_parameter_does_not():
     assert refused == "StructureMismatchError fc.weight"
 
 
-def test_without_it_a_state_of_another_shape_is_refused(monkeypatch):
-    # Another test may have called `install_as_pax` in this process.
-    monkeypatch.setattr("pax_export.core._state_dict._states_take_loaded_shapes", False)
+def test_without_it_a_state_of_another_shape_is_refused():
     norm = pax.BatchNorm1D(3)
     saved = norm.state_dict()
     saved["ema_mean"]["averages"] = jnp.zeros((1, 1, 4))
