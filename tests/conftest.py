@@ -1,9 +1,12 @@
 """What holds for every test."""
 
+import atexit
 import collections
 import functools
 import gc
+import os
 import re
+import sys
 from pathlib import PurePosixPath
 
 import jax
@@ -28,6 +31,12 @@ _LONGEST = (
 )
 
 
+def pytest_configure(config):
+    """A worker ends at once: jax would put away what it has compiled, for seven seconds."""
+    if hasattr(config, "workerinput") and "coverage" not in sys.modules:  # which writes at the end
+        atexit.register(os._exit, 0)
+
+
 def pytest_collection_modifyitems(items):
     """What takes longest begins first: in the end the other worker would only wait for it."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
@@ -46,8 +55,7 @@ def short_collections():
 @pytest.fixture(autouse=True)
 def no_program_of_pax(monkeypatch):
     """A page or a docstring that runs `install_as_pax` runs it for itself alone."""
-    monkeypatch.setattr("pax_export.core._summary._as_pax", False)
-    monkeypatch.setattr("pax_export.core._state_dict._states_take_loaded_shapes", False)
+    monkeypatch.setattr("pax_export.core._pax_programs._run", False)
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,8 @@ from pax_export.core import (
     attributes_of,
     current_kinds,
     derived,
+    drawn,
+    filled,
     is_node,
     rebuilt,
     register_aspect,
@@ -103,11 +105,12 @@ def lora(
     dtype = jnp.promote_types(module.weight.dtype, jnp.float32)  # type: ignore[attr-defined]
     a_shape, b_shape = (*sizes.a, int(rank)), (*sizes.stacked, int(rank), sizes.outputs)
     if isinstance(module, Embed):
-        a, b = jnp.zeros(a_shape, dtype), jax.random.normal(b_key, b_shape, dtype)
+        a = filled(a_shape, 0, dtype)
+        b = drawn(lambda key, shape: jax.random.normal(key, shape, dtype), b_key, b_shape)
     else:
         bound = 1 / np.sqrt(np.prod(sizes.kernel, dtype=int) * sizes.inputs)
-        a = jax.random.uniform(a_key, a_shape, dtype, -bound, bound)
-        b = jnp.zeros(b_shape, dtype)
+        draw = lambda key, shape: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
+        a, b = drawn(draw, a_key, a_shape), filled(b_shape, 0, dtype)
     weight = module.weight.astype(dtype)  # type: ignore[attr-defined]
     adapter = LoRA(
         a,

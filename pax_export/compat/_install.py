@@ -53,10 +53,9 @@ def install_as_pax() -> None:
         _require_free(name)
     sys.meta_path.insert(0, _Finder())
     if is_installed("jax"):
-        from pax_export.core import print_as_pax, take_loaded_shapes
+        from pax_export.core import run_pax_programs
 
-        take_loaded_shapes()
-        print_as_pax()
+        run_pax_programs()
 
 
 def take_over(name: str) -> None:

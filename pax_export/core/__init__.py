@@ -7,6 +7,7 @@ from pax_export.core._check import (
     structure_differences,
 )
 from pax_export.core._edit import set_training, with_class, with_static
+from pax_export.core._fresh_arrays import drawn, filled
 from pax_export.core._labels import labelled, path_in, recorded
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
@@ -36,6 +37,7 @@ from pax_export.core._mutable import (
 from pax_export.core._near_names import near_names
 from pax_export.core._parameters import STATES_TOO, merge, parameters_method
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
+from pax_export.core._pax_programs import run_pax_programs
 from pax_export.core._pickling import picklable, remember_call, restore
 from pax_export.core._pure import (
     module_and_value,
@@ -47,10 +49,10 @@ from pax_export.core._pure import (
 )
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key, split_rng_key
 from pax_export.core._roles import ROLES, STATE, named_roles
-from pax_export.core._state_dict import load_state_dict, state_dict, take_loaded_shapes
+from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import aspect_of, derived, register_aspect
-from pax_export.core._summary import elements, pax_line, print_as_pax, summary_lines
+from pax_export.core._summary import elements, pax_line, summary_lines
 from pax_export.core._traversal import (
     apply_bottom_up,
     join,

@@ -15,22 +15,11 @@ from pax_export._errors import (
     StructureMismatchError,
 )
 from pax_export.core._check import describe_array
+from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf
 from pax_export.core._traversal import join, map_attributes, one_level, path_name
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
-
-_states_take_loaded_shapes = False
-
-
-def take_loaded_shapes() -> None:
-    """From now on a state has the shape and dtype that it was saved with, as in PAX.
-
-    Programs written for PAX keep, say, the last alignment as a state, whose size is that of the
-    last batch.  A parameter of another shape is a mistake there as well.
-    """
-    global _states_take_loaded_shapes
-    _states_take_loaded_shapes = True
 
 
 @dataclass
@@ -109,7 +98,7 @@ def load_state_dict(module: Any, weights: dict[str, Any]) -> Any:
     """
     require_module(module, "load_weights_from_dict")
     loading = _Loading()
-    if _states_take_loaded_shapes:
+    if runs_pax_programs():
         loading.parameters = set(map(id, jax.tree_util.tree_leaves(module.parameters())))
     loaded = _from_dict(module, weights, "", loading)
     if loading.taken:

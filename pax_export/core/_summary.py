@@ -13,6 +13,7 @@ import jmp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._roles import FROZEN, ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._subclassing import aspect_of
 from pax_export.core._traversal import modules_and_leaves, submodules
@@ -51,20 +52,12 @@ def pax_line(module: Node, info: dict[str, Any] | None = None) -> str:
     return text if name is None else f"({name}) {text}"
 
 
-#: Whether a program of PAX runs, which prints what it printed there.
-_as_pax = False
 #: Set while a tree of lines is made: what a parent holds stands below it.
 _within_a_summary: ContextVar[bool] = ContextVar("within_a_summary", default=False)
 
 
-def print_as_pax() -> None:
-    """From here on `repr` of a module is PAX's, for programs that were written for it."""
-    global _as_pax
-    _as_pax = True
-
-
 def _prints_as_pax() -> bool:
-    return _as_pax or _within_a_summary.get()
+    return runs_pax_programs() or _within_a_summary.get()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from pax_export.nn import (
     choice,
     computed,
     joined,
+    normal,
     on_explicit_mesh,
     sinusoidal_positions,
     spec_of,
@@ -93,10 +94,10 @@ class Decoder(Module):
         choice(layers, _FORMS, "Decoder.layers")
         dtype = weight_dtype(dtype, "Decoder")
         self.config, self.remat = config, bool(remat)
-        self.embed = Embed(config.vocab_size, config.dim, jax.nn.initializers.normal(0.02))
+        self.embed = Embed(config.vocab_size, config.dim, normal(0.02))
         if config.positions == "learned":
             size = (config.max_positions, config.dim)
-            self.place_embed = Embed(*size, jax.nn.initializers.normal(0.02))
+            self.place_embed = Embed(*size, normal(0.02))
         if layers == "scanned":
             self.layers: Any = vmap(lambda: DecoderLayer(config), axis_size=config.num_layers)()
         else:

@@ -16,6 +16,7 @@ from pax_export.nn import (
     LayerNorm,
     PlainDense,
     RMSNorm,
+    variance_scaling,
 )
 
 Attend = Callable[[GroupedQueryAttention, Any], jax.Array]
@@ -54,7 +55,7 @@ class DecoderLayer(Module):
     def __init__(self, config: DecoderConfig):
         super().__init__()
         # The variance of what is added stays that of one layer, as in GPT-2.
-        w_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+        w_init = variance_scaling(1.0)
         self.attention_norm = norm_of(config)
         self.attention = GroupedQueryAttention(
             config.dim, config.num_heads, config.num_kv_heads, config.head_size,

@@ -1,7 +1,7 @@
 """The layers: one file for each family."""
 
 from pax_export.nn import _initial_values as _initial_values  # layers say how they begin
-from pax_export.nn._arguments import choice, fraction, integer, zeros
+from pax_export.nn._arguments import choice, fraction, integer
 from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution
@@ -17,6 +17,7 @@ from pax_export.nn._explicit import (
 )
 from pax_export.nn._gated import GatedDense, PlainDense
 from pax_export.nn._grouped_attention import GroupedQueryAttention
+from pax_export.nn._initializers import normal, variance_scaling, zeros
 from pax_export.nn._linear import Embed, Linear, weight_in_use
 from pax_export.nn._norm import GroupNorm, LayerNorm
 from pax_export.nn._pool import avg_pool, max_pool

@@ -19,9 +19,6 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export.core import Module, next_rng_key
 
-Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
-"""A function of a key and a shape that makes an array of that shape."""
-
 
 def integer(value: Any, where: str, least: int) -> int:
     """The value as a Python int that is not less than ``least``."""
@@ -93,25 +90,6 @@ def fraction(value: Any, where: str, *, one_allowed: bool) -> Any:
 def key_or_next(rng_key: Any) -> jax.Array:
     """The key that a layer was given, or the next of the ambient stream."""
     return next_rng_key() if rng_key is None else rng_key
-
-
-def normal(stddev: float) -> Initializer:
-    """An initializer that draws from N(0, stddev²).
-
-    It gives what `jax.nn.initializers.normal` of jax 0.10 gives.  That of jax 0.12
-    rounds otherwise, and runs each of its operations by itself: 0.4 instead of 0.1 ms.
-    """
-    return lambda rng_key, shape: jax.random.normal(rng_key, shape) * stddev
-
-
-def zeros(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
-    """An initializer that ignores its key."""
-    return jnp.zeros(shape)
-
-
-def ones(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
-    """An initializer that ignores its key."""
-    return jnp.ones(shape)
 
 
 # In a trace these three are asked by every layer; jax's own answers take longer.

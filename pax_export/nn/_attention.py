@@ -12,6 +12,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module
 from pax_export.nn._arguments import common_dtype, integer, repr_method, wide
 from pax_export.nn._explicit import computed, explicit_mesh, joined, spec_of
+from pax_export.nn._initializers import variance_scaling
 from pax_export.nn._linear import Linear
 
 # What a hidden logit becomes: small enough that its weight is 0, and finite, so
@@ -56,7 +57,7 @@ class MultiHeadAttention(Module):
         self.key_size = integer(key_size, f"{where}.key_size", least=1)
         self.value_size = self.key_size
         self.model_size = self.num_heads * self.key_size
-        w_init = jax.nn.initializers.variance_scaling(w_init_scale, "fan_in", "normal")
+        w_init = variance_scaling(w_init_scale)
         size = self.model_size
         self.query_projection = Linear(size, size, w_init=w_init, name="qry_proj")
         self.key_projection = Linear(size, size, w_init=w_init, name="key_proj")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core import Module, parameters_method, summary_lines
+from pax_export.core import Module, filled, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, joined, spec_of
 from pax_export.nn._state import EMA
@@ -39,10 +39,10 @@ class _BatchNorm(Module):
         channels = data_format.index("C")
         shape = [1] * len(data_format)
         shape[channels] = self.num_channels
-        self.scale = jnp.ones(shape) if create_scale else None
-        self.offset = jnp.zeros(shape) if create_offset else None
-        self.ema_mean = EMA(jnp.zeros(shape), self.decay_rate, debias=True)
-        self.ema_var = EMA(jnp.ones(shape), self.decay_rate, debias=True)
+        self.scale = filled(shape, 1) if create_scale else None
+        self.offset = filled(shape, 0) if create_offset else None
+        self.ema_mean = EMA(filled(shape, 0), self.decay_rate, debias=True)
+        self.ema_var = EMA(filled(shape, 1), self.decay_rate, debias=True)
 
     def __call__(self, x: Any) -> jax.Array:
         """Normalises each channel.

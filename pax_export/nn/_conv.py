@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._arguments import Initializer
 from pax_export.nn._explicit import computed, computed_by_batch, joined, spec_of
+from pax_export.nn._initializers import Initializer, normal, zeros
 
 Padding = str | Sequence[tuple[int, int]]
 
@@ -48,8 +48,8 @@ class Convolution(ParameterModule):
         weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key))
         shape = (*self.kernel_shape, *[features[each] for each in self._kernel_features])
         fan_in = math.prod(self.kernel_shape) * features["I"]
-        self.weight = (w_init or arg.normal(1 / math.sqrt(fan_in)))(weight_key, shape)
-        bias = (b_init or arg.zeros)(bias_key, (self.out_features,)) if self.with_bias else None
+        self.weight = (w_init or normal(1 / math.sqrt(fan_in)))(weight_key, shape)
+        bias = (b_init or zeros)(bias_key, (self.out_features,)) if self.with_bias else None
         self.bias = bias
 
     def _spatial_axes(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from pax_export.core import Module
+from pax_export.nn._initializers import variance_scaling
 from pax_export.nn._linear import Linear
 
 
@@ -18,7 +19,7 @@ class DenseBlock(Module):
 
     def __init__(self, dim: int, w_init_scale: float):
         super().__init__()
-        w_init = jax.nn.initializers.variance_scaling(w_init_scale, "fan_in", "normal")
+        w_init = variance_scaling(w_init_scale)
         self.fc1 = Linear(dim, 4 * dim, w_init=w_init)
         self.fc2 = Linear(4 * dim, dim, w_init=w_init)
 

@@ -10,7 +10,7 @@ import jax
 
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
-from pax_export.nn._arguments import Initializer
+from pax_export.nn._initializers import Initializer, zeros
 from pax_export.nn._linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[Any], jax.Array]] = {
@@ -59,7 +59,7 @@ class GatedDense(Module):
         super().__init__()
         self.activation = arg.choice(activation, tuple(ACTIVATIONS), "GatedDense.activation")
         made = functools.partial(
-            Linear, with_bias=with_bias, w_init=w_init, b_init=arg.zeros if with_bias else None
+            Linear, with_bias=with_bias, w_init=w_init, b_init=zeros if with_bias else None
         )
         self.gate, self.up = made(dim, hidden_dim), made(dim, hidden_dim)
         self.down = made(hidden_dim, dim)
@@ -89,7 +89,7 @@ class PlainDense(Module):
         super().__init__()
         self.activation = activation
         made = functools.partial(
-            Linear, with_bias=with_bias, w_init=w_init, b_init=arg.zeros if with_bias else None
+            Linear, with_bias=with_bias, w_init=w_init, b_init=zeros if with_bias else None
         )
         self.up, self.down = made(dim, hidden_dim), made(hidden_dim, dim)
 

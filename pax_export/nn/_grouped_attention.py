@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
-from pax_export.nn._arguments import Initializer
 from pax_export.nn._dot_attention import dot_product_attention
 from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._initializers import Initializer, zeros
 from pax_export.nn._linear import Linear
 from pax_export.nn._rms_norm import RMSNorm, rms_normalised
 from pax_export.nn._rotary import Rotary, rotate
@@ -118,7 +118,7 @@ class GroupedQueryAttention(Module):
 
     def _make_layers(self, with_bias: bool, output_bias: bool | None, w_init: Any) -> None:
         def made(of: int, to: int, bias: bool) -> Linear:
-            b_init = arg.zeros if bias else None
+            b_init = zeros if bias else None
             return Linear(of, to, with_bias=bias, w_init=w_init, b_init=b_init)
 
         inner = self.num_heads * self.head_size

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from pax_export.core import register_initial
-from pax_export.nn._arguments import Initializer, normal, ones, zeros
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Convolution
+from pax_export.nn._initializers import Initializer, normal, ones, zeros
 from pax_export.nn._linear import Embed, Linear
 from pax_export.nn._norm import GroupNorm, LayerNorm
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._arguments import Initializer
 from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._initializers import Initializer, normal
 
 
 class Linear(ParameterModule):
@@ -58,7 +58,7 @@ class Linear(ParameterModule):
         self.out_dim = arg.integer(out_dim, "Linear.out_dim", least=1)
         self.with_bias = bool(with_bias)
         weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key))
-        default = arg.normal(1 / math.sqrt(self.in_dim))
+        default = normal(1 / math.sqrt(self.in_dim))
         self.weight = (w_init or default)(weight_key, (self.in_dim, self.out_dim))
         if self.with_bias:
             self.bias = (b_init or default)(bias_key, (self.out_dim,))
@@ -143,7 +143,7 @@ class Embed(ParameterModule):
         self.vocab_size = arg.integer(vocab_size, "Embed.vocab_size", least=1)
         self.embed_dim = arg.integer(embed_dim, "Embed.embed_dim", least=1)
         shape = (self.vocab_size, self.embed_dim)
-        self.weight = (w_init or arg.normal(0.01))(arg.key_or_next(rng_key), shape)
+        self.weight = (w_init or normal(0.01))(arg.key_or_next(rng_key), shape)
 
     def __call__(self, x: Any) -> jax.Array:
         """Looks up vectors.

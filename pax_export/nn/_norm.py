@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._arguments import Initializer
 from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._initializers import Initializer, ones, zeros
 
 Axis = int | Sequence[int] | slice
 
@@ -71,8 +71,8 @@ class _Norm(ParameterModule):
     def _initial_arrays(self, scale_init, offset_init, rng_key) -> list[jax.Array | None]:
         """Scale and offset; None for what is not created."""
         inits = (
-            ("scale", self.create_scale, scale_init, arg.ones),
-            ("offset", self.create_offset, offset_init, arg.zeros),
+            ("scale", self.create_scale, scale_init, ones),
+            ("offset", self.create_offset, offset_init, zeros),
         )
         for word, created, init, _ in inits:
             if init is not None and not created:

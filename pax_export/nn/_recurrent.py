@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import Module
-from pax_export.nn._arguments import Initializer, integer, key_or_next, repr_method
+from pax_export.nn._arguments import integer, key_or_next, repr_method
 from pax_export.nn._explicit import laid_like, with_whole_channels
+from pax_export.nn._initializers import Initializer
 from pax_export.nn._linear import Linear
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export.core import ParameterModule
+from pax_export.core import ParameterModule, filled
 from pax_export.nn import _arguments as arg
-from pax_export.nn._arguments import Initializer
 from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._initializers import Initializer
 
 
 class RMSNorm(ParameterModule):
@@ -54,7 +54,7 @@ class RMSNorm(ParameterModule):
         self.num_channels = arg.integer(num_channels, "RMSNorm.num_channels", least=1)
         self.eps, self.scale_offset = float(eps), float(scale_offset)
         if scale_init is None:
-            self.scale = jnp.full((self.num_channels,), 1 - self.scale_offset, jnp.float32)
+            self.scale = filled((self.num_channels,), 1 - self.scale_offset, jnp.float32)
         else:
             self.scale = scale_init(arg.key_or_next(rng_key), (self.num_channels,))
 

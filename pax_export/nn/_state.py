@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._jax import is_computing
 from pax_export.core import StateModule, assert_structure_equal, is_array, parameters_method
 from pax_export.nn._arguments import fraction, integer, key_or_next
 from pax_export.nn._explicit import laid_like, on_explicit_mesh
@@ -115,6 +116,8 @@ def _own_copy(leaf: Any) -> jax.Array:
     A model and its averages are often kept in one module, where an array may
     stand at one place only.
     """
+    if is_computing() and isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", True):
+        return jax.device_put(leaf, may_alias=False)  # where jnp compiles a program for each shape
     return jnp.array(leaf, dtype=jnp.result_type(leaf), copy=True)
 
 

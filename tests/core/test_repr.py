@@ -137,7 +137,7 @@ def test_a_line_changes_nothing():
 
 
 def test_a_program_of_pax_prints_what_it_printed(monkeypatch):
-    monkeypatch.setattr("pax_export.core._summary._as_pax", True)
+    monkeypatch.setattr("pax_export.core._pax_programs._run", True)
     assert repr(NET.eval()) == "Net"
     assert repr(pax.Linear(1, 2).eval()) == "Linear(in_dim=1, out_dim=2, with_bias=True)"
     assert repr(pax.optim.from_optax(optax.sgd(0.1))(NET)) == "OptaxOptimizer"

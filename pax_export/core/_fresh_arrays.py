@@ -1,0 +1,82 @@
+"""Arrays that layers begin with, made without a program of XLA for each of their shapes.
+
+jax compiles what draws or fills an array anew for each shape, a tenth of a second each on a CPU,
+and a net has dozens of shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export._jax import is_computing, is_tracer
+
+#: So many numbers are drawn at least: for all shapes that are smaller one program is enough.
+_LEAST = 1 << 10
+#: Up to here a power of two, then a quarter of one more: a draw takes as long as its numbers do.
+_DOUBLED = 1 << 16
+#: Drawing so many takes longer than compiling, and a part of them is not left out for nothing.
+_MOST = 1 << 22
+
+
+def drawn(
+    draw: Callable[[Any, tuple[int, ...]], jax.Array],
+    rng_key: Any,
+    shape: Sequence[int],
+    scale: float | None = None,
+) -> jax.Array:
+    """``draw(rng_key, shape) * scale``, bit for bit.
+
+    The default generator of jax counts: its number ``i`` is the same however many are drawn, and
+    in whatever shape.  So a few sizes are drawn and compiled, and what is too many is left out.
+
+    Args:
+        draw: such as `jax.random.normal`; each of its numbers may depend on the bits of one.
+        rng_key: the key.
+        shape: the shape.
+        scale: None leaves the numbers as they are.
+    """
+    shape, size = tuple(shape), math.prod(shape)
+    if size > _MOST or not (_is_free() and _counts(rng_key)):
+        values = draw(rng_key, shape)
+        return values if scale is None else values * scale
+    values = np.asarray(draw(rng_key, (_room(size),)))[:size].reshape(shape)
+    if scale is not None:
+        values = values * values.dtype.type(scale)
+    # `jnp.asarray` is refused where a user guards against transfers that nobody sees.
+    return jax.device_put(values)
+
+
+def filled(shape: Sequence[int], value: float, dtype: Any = float) -> jax.Array:
+    """``jnp.full(shape, value, dtype)``."""
+    if not _is_free():
+        return jnp.full(shape, value, dtype)
+    return jax.device_put(np.full(shape, value, jnp.result_type(dtype)))
+
+
+def _is_free() -> bool:
+    """Whether arrays are made here and now, on a CPU, and on no mesh that is set."""
+    on_cpu = jax.default_backend() == "cpu" and jax.config.jax_default_device is None
+    return on_cpu and is_computing() and jax.sharding.get_abstract_mesh().empty
+
+
+def _counts(rng_key: Any) -> bool:
+    """Whether a key is for any device, and of the generator that counts."""
+    if is_tracer(rng_key) or getattr(rng_key, "committed", False):
+        return False
+    counts = getattr(jax.config, "jax_threefry_partitionable", True)
+    return counts and jax.random.key_impl(rng_key) == "threefry2x32"
+
+
+def _room(size: int) -> int:
+    """The size that is drawn for one that is wanted."""
+    if size <= _LEAST:
+        return _LEAST
+    power = 1 << (size - 1).bit_length()
+    step = power if size <= _DOUBLED else power // 8
+    return -(-size // step) * step

@@ -1,0 +1,19 @@
+"""Whether a program runs that was written for PAX, which a few things here do PAX's way for."""
+
+_run = False
+
+
+def run_pax_programs() -> None:
+    """From here on modules print, and states load, as programs of PAX know it.
+
+    Such a program keeps, say, the last alignment as a state, whose size is that of the last
+    batch: a state has the shape and dtype that it was saved with.  A parameter of another
+    shape is a mistake there as well.
+    """
+    global _run
+    _run = True
+
+
+def runs_pax_programs() -> bool:
+    """Whether `run_pax_programs` was called."""
+    return _run

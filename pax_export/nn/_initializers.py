@@ -1,0 +1,49 @@
+"""How layers draw their first weights: functions of a key and a shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export.core import drawn, filled
+
+Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
+"""A function of a key and a shape that makes an array of that shape."""
+
+
+def normal(stddev: float) -> Initializer:
+    """An initializer that draws from N(0, stddev²).
+
+    It gives what `jax.nn.initializers.normal` of jax 0.10 gives.  That of jax 0.12
+    rounds otherwise.
+    """
+    return lambda rng_key, shape: drawn(jax.random.normal, rng_key, shape, stddev)
+
+
+def variance_scaling(scale: float) -> Initializer:
+    """An initializer that draws from N(0, scale / inputs of a unit).
+
+    It gives what `jax.nn.initializers.variance_scaling(scale, "fan_in", "normal")` of
+    jax 0.10 gives.
+    """
+
+    def draw(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
+        variance = np.asarray(scale / math.prod(shape[:-1]), jnp.result_type(float))
+        return normal(float(np.sqrt(variance)))(rng_key, shape)
+
+    return draw
+
+
+def zeros(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
+    """An initializer that ignores its key."""
+    return filled(shape, 0)
+
+
+def ones(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
+    """An initializer that ignores its key."""
+    return filled(shape, 1)

@@ -1,0 +1,143 @@
+"""What layers begin with: jax's own numbers, from few programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import pax_export as pax
+from pax_export.core import drawn, filled
+
+SHAPES = [(), (1,), (0, 3), (7,), (3, 4), (2, 3, 5, 7), (31, 33), (1024,), (1025,), (300, 301)]
+KEY = jax.random.key(5)
+
+
+def as_jax_draws(key, shape, scale):
+    return jax.random.normal(key, shape) * scale
+
+
+@pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(3), np.array([1, 2], np.uint32)])
+def test_numbers_are_those_of_jax_bit_for_bit(key):
+    for shape in SHAPES:
+        for scale in (0.02, 1 / np.sqrt(7)):
+            values = drawn(jax.random.normal, key, shape, scale)
+            expected = as_jax_draws(key, shape, scale)
+            assert values.dtype == expected.dtype and not values.committed
+            assert np.array_equal(values, expected), (shape, scale)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("draw", [jax.random.normal, jax.random.uniform])
+def test_of_every_dtype(draw, dtype):
+    def of_dtype(key, shape):
+        return draw(key, shape, dtype)
+
+    values = drawn(of_dtype, KEY, (5, 3))
+    assert values.dtype == dtype and np.array_equal(values, of_dtype(KEY, (5, 3)))
+
+
+@pytest.fixture
+def sizes():
+    return []
+
+
+@pytest.fixture
+def draw(sizes):
+    def draw(key, shape):
+        sizes.append(shape)
+        return jnp.zeros(shape)
+
+    return draw
+
+
+def test_few_sizes_are_compiled(draw, sizes):
+    for size in range(1, 1025):
+        drawn(draw, KEY, (size,))
+    assert set(sizes) == {(1024,)}
+    sizes.clear()
+    for size in range(1025, 100_000, 371):
+        drawn(draw, KEY, (size,))
+    assert len(set(sizes)) == 6 + 3
+    wanted = range(1025, 100_000, 371)
+    assert all(size <= got < 2 * size for size, (got,) in zip(wanted, sizes))
+    assert all(got <= 1.25 * size for size, (got,) in zip(wanted, sizes) if size > 1 << 16)
+
+
+def test_a_large_array_is_drawn_as_it_is(draw, sizes):
+    drawn(draw, KEY, (4096, 1025))
+    assert sizes == [(4096, 1025)]
+
+
+def test_what_jax_draws_in_another_way_it_draws_itself(draw, sizes):
+    shape = (3, 5)
+    keys = [jax.random.key(1, impl="rbg"), jax.device_put(KEY, jax.devices()[0])]
+    for key in keys:
+        drawn(draw, key, shape)
+        assert sizes.pop() == shape
+    drawn(draw, KEY, shape)
+    assert sizes.pop() == (1024,)
+    if hasattr(jax, "threefry_partitionable"):
+        with jax.threefry_partitionable(False):
+            drawn(draw, KEY, shape)
+        assert sizes.pop() == shape
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        drawn(draw, KEY, shape)
+    assert sizes.pop() == shape
+
+
+def test_in_a_trace_it_is_what_jax_does():
+    def make(key):
+        return drawn(jax.random.normal, key, (3, 4), 0.5), filled((3,), 2)
+
+    made, twos = jax.jit(make)(KEY)
+    # XLA may round the product of both otherwise, as it does for jax's own.
+    assert np.array_equal(made, jax.jit(lambda key: as_jax_draws(key, (3, 4), 0.5))(KEY))
+    assert np.array_equal(twos, [2, 2, 2])
+    assert jax.vmap(make)(jax.random.split(KEY, 6))[0].shape == (6, 3, 4)
+    assert jax.eval_shape(make, KEY)[0].shape == (3, 4)
+    closed = jax.make_jaxpr(lambda: make(KEY))()
+    assert not closed.consts or closed.consts[0].shape == ()  # the key; nothing was computed
+
+
+@pytest.mark.parametrize("dtype", [float, "float32", "bfloat16", "int32"])
+def test_a_filled_array(dtype):
+    values = filled((2, 3), 1, dtype)
+    assert values.dtype == jnp.full((2, 3), 1, dtype).dtype and not values.committed
+    assert np.array_equal(values, jnp.ones((2, 3), dtype))
+
+
+def test_with_numbers_of_64_bits():
+    with jax.enable_x64(True):
+        values = drawn(jax.random.normal, KEY, (3, 5), 0.3)
+        assert values.dtype == np.float64
+        assert np.array_equal(values, as_jax_draws(KEY, (3, 5), 0.3))
+        assert filled((2,), 1).dtype == np.float64
+
+
+def layers_of(size):
+    linear = [pax.Linear(size, size + 3), pax.Embed(7, size), pax.Conv2D(3, size, 3)]
+    return [*linear, pax.BatchNorm1D(size), pax.LayerNorm(size), pax.RMSNorm(size)]
+
+
+def test_layers_compile_nothing_for_a_shape_that_is_new():
+    layers_of(8)
+    programs = []
+
+    def heard(name, seconds, **about):
+        programs.extend([name] if "compile" in name else [])
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    try:
+        for size in (5, 6, 7, 9):
+            layers_of(size)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(heard)
+    assert not programs
+
+
+def test_transfers_that_nobody_sees_may_be_refused():
+    with jax.transfer_guard("disallow"):
+        values = drawn(jax.random.normal, KEY, (3,), 0.5)
+    assert np.array_equal(values, as_jax_draws(KEY, (3,), 0.5))
