@@ -113,6 +113,17 @@ def jaxpr_primitives(program: Any) -> set[str]:
     }
 
 
+def jaxpr_dtypes(program: Any) -> set[Any]:
+    """The dtypes of what the operations in a traced program give."""
+    return {
+        result.aval.dtype
+        for each in _programs(program)
+        for equation in getattr(each, "jaxpr", each).eqns
+        for result in equation.outvars
+        if hasattr(result.aval, "dtype")
+    }
+
+
 def jaxpr_parameters(program: Any, primitives: Iterable[str]) -> Iterator[Any]:
     """What the operations of these names are told, wherever they stand in a program."""
     names = set(primitives)

@@ -121,3 +121,28 @@ def test_examples_are_not_advised_where_they_were_given(tmp_path):
         ({"w": random(3, 2)}, damaged), tmp_path / "m", spec("n, 3"), examples=[random(2, 3)]
     )
     assert report.validated == "here"
+
+
+def in_halves(params, x, dtype=jnp.bfloat16):
+    return ((x.astype(dtype) * 3 + 1) @ params["w"].astype(dtype)).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_rounding_to_fewer_bits_may_be_left_out(dtype):
+    """As XLA does where it optimises, and other runtimes do not."""
+    params = {"w": random(4, 2)}
+    calls = cases(lambda p, x: in_halves(p, x, dtype), spec("3, 4"), params, vjp_order=0)
+    bit = float(jnp.finfo(dtype).eps)
+    unrounded = {"output": np.asarray(in_halves(params, calls[0].inputs["x"], jnp.float32))}
+
+    assert 0.1 * bit < judged(calls, lambda r: unrounded)["serving_default: output"] < 20 * bit
+    with pytest.raises(ValidationError, match="elements differ"):
+        judged(calls, lambda r: {"output": r["output"] * (1 + 30 * bit)})
+
+
+def test_without_such_a_rounding_it_may_not():
+    params = {"w": random(4, 2)}
+    calls = cases(lambda p, x: in_halves(p, x, jnp.float32), spec("3, 4"), params, vjp_order=0)
+    rounded = {"output": np.asarray(in_halves(params, calls[0].inputs["x"]))}
+    with pytest.raises(ValidationError, match="elements differ"):
+        judged(calls, lambda r: rounded)

@@ -14,7 +14,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.core import named_modules
-from pax_export.export import load, spec, to_saved_model
+from pax_export.export import load, spec, to_onnx, to_saved_model, to_tflite
 from pax_export.precision import mixed_precision, policy_of, remove_policies
 from tests.closeness import assert_close
 from tests.precision.models import FHF, HHH, F, H, Layer
@@ -266,3 +266,18 @@ def test_no_policy_and_no_module():
     assert "needs a module as its first argument" in message_of(TypeError, jnp.ones(3), FHF)
     with pytest.raises(TypeError, match="remove_policies needs a module"):
         remove_policies(jnp.ones(3))
+
+
+@pytest.mark.parametrize(("write", "ending"), [(to_onnx, "onnx"), (to_tflite, "tflite")])
+@pytest.mark.parametrize("dtype", [H, jnp.bfloat16])
+def test_what_xla_does_not_round_other_runtimes_may(tmp_path, write, ending, dtype):
+    """Where it optimises, XLA leaves out a rounding between two conversions."""
+    path = tmp_path / f"model.{ending}"
+
+    def model(params, x):
+        return ((x.astype(dtype) * 3 + 1) @ params["w"].astype(dtype)).astype(F)
+
+    w = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    assert write(({"w": w}, model), path, spec("batch, 4")).validated
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    assert_close(load(path)(x), (x * 3 + 1) @ w, rtol=0.02)

@@ -24,7 +24,7 @@ from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import Case, compare
+from pax_export.export.validation.validate import Case, compare_either
 
 #: What to write where random inputs may be the reason of a failure.
 EXAMPLES = "examples=[...], arguments that mean something to the model, if random ones do not"
@@ -104,7 +104,9 @@ def output_cases(
     structs = {entry.name: entry.struct for entry in program.inputs.flat}
     given = named_examples(program.inputs, examples, program.key)
     for case in random_cases(program.key, structs, expected, budget, given):
-        case.rounding = partial(tolerances, run, [*leaves, *case.inputs.values()], case.expected)
+        operands = [*leaves, *case.inputs.values()]
+        traced = program.traced.program
+        case.rounding = partial(tolerances, run, operands, case.expected, traced)
         yield case
 
 
@@ -123,16 +125,26 @@ class ReferenceModel:
     def differences(
         self, key: str, call: RandomCall, info: SignatureInfo, got: Arrays
     ) -> dict[str, float]:
-        arguments = {
-            name: rebuild(tree, call.inputs.__getitem__) for name, tree in info.arguments.items()
-        }
-        args = tuple(arguments.pop(name) for name in info.positional)
         values = [leaf.value for leaf in self._exportable.leaves]
-        expected: dict[str, Any] = {}
+
+        def results(operands: Sequence[Any]) -> dict[str, Any]:
+            inputs = dict(zip(call.inputs, operands[len(values) :]))
+            arguments = {
+                name: rebuild(tree, inputs.__getitem__) for name, tree in info.arguments.items()
+            }
+            args = tuple(arguments.pop(name) for name in info.positional)
+            leaves, found = operands[: len(values)], dict[str, Any]()
+            output, _ = self._exportable.run(self._methods[key], leaves, args, arguments)
+            collect(info.result, output, found, "the result")
+            return found
+
+        def run(operands: Sequence[Any]) -> Arrays:
+            found = results(operands)
+            return {name: np.asarray(dtypes.store(value)) for name, value in found.items()}
+
+        operands = [*values, *call.inputs.values()]
         try:
-            output, _ = self._exportable.run(self._methods[key], values, args, arguments)
-            collect(info.result, output, expected, "the result")
-            arrays = {name: np.asarray(dtypes.store(value)) for name, value in expected.items()}
+            arrays = run(operands)
         except (PaxError, TypeError, ValueError, KeyError) as error:
             raise InvalidArgumentError(
                 "The model to compare with cannot be called as the export can.",
@@ -140,8 +152,9 @@ class ReferenceModel:
                 got=f"{type(error).__name__}: {error}",
                 write="the factory that made the exported model; --method KEY=NAME names a method",
             ) from error
-        values_got = {entry.name: got[entry.name] for entry in info.outputs}
-        return compare(Case(key, call.inputs, arrays, label=call.label), values_got)
+        case = Case(key, call.inputs, arrays, label=call.label)
+        case.rounding = lambda: tolerances(run, operands, arrays, jax.make_jaxpr(results)(operands))
+        return compare_either(case, {entry.name: got[entry.name] for entry in info.outputs})
 
 
 def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:

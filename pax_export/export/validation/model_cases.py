@@ -223,7 +223,8 @@ class _OfSignature:
 
         def tried() -> Iterator[dict[str, Any]]:
             exact = {**case.unchanged, **case.expected}
-            return tolerances(run, [*self._leaves, *case.inputs.values()], exact)
+            operands = [*self._leaves, *case.inputs.values()]
+            return tolerances(run, operands, exact, self._program.traced.program)
 
         return tried
 
