@@ -10,7 +10,10 @@ from importlib.metadata import version
 
 from pax_export.core._native import compiled
 
-TOPICS = ("imports", "tree", "edit", "step", "nans", "trace", "deep", "exports", "scaling", "lm")
+TOPICS = (
+    *("imports", "build", "tree", "edit", "step", "nans"),
+    *("trace", "deep", "exports", "scaling", "lm"),
+)
 
 
 def main(topics: list[str]) -> int:
