@@ -1,4 +1,4 @@
-"""Loading TensorFlow, and saving by it, without the lines that it writes then.
+"""Loading TensorFlow, saving and converting by it, without the lines that it writes then.
 
 They come from C++ before anything can tell it to be quiet, so the file descriptor of
 stderr is turned aside meanwhile.  What says nothing but that there is no GPU, or that
@@ -28,6 +28,9 @@ _START = re.compile(
     r"|computation placer already registered"
     r"|Cannot dlopen some GPU libraries"
     r"|Skipping registering GPU devices"
+    # Of each conversion to TFLite, and of the first interpreter of a process.
+    r"|Ignored (?:output_format|drop_control_dependency)\."
+    r"|Created TensorFlow Lite XNNPACK delegate for CPU"
 )
 _lock = threading.Lock()
 
@@ -45,17 +48,17 @@ def is_start_line(line: str) -> bool:
 
 
 @contextmanager
-def quiet_start() -> Iterator[None]:
+def quiet_start(failures_tell: bool = True) -> Iterator[None]:
     """While the block runs, start lines that anything writes to stderr are dropped.
 
-    All lines stay where ``TF_CPP_MIN_LOG_LEVEL=0`` asks for them, and all are shown if
-    the block raises.
+    All lines stay where ``TF_CPP_MIN_LOG_LEVEL=0`` asks for them, and, unless it is said
+    otherwise, all are shown if the block raises.
     """
     if os.environ.get(_LEVEL) == "0" or not _lock.acquire(blocking=False):
         yield
         return
     try:
-        with _turned_aside():
+        with _turned_aside(failures_tell):
             yield
     finally:
         _lock.release()
@@ -84,25 +87,25 @@ def quiet_save() -> Iterator[None]:
 
 
 @contextmanager
-def _turned_aside() -> Iterator[None]:
+def _turned_aside(failures_tell: bool) -> Iterator[None]:
     try:
         stderr = os.dup(2)
     except OSError:  # a process without stderr
         yield
         return
-    failed = True
+    tell_all = failures_tell
     with tempfile.TemporaryFile() as written:
         _flush()
         os.dup2(written.fileno(), 2)
         try:
             yield
-            failed = False
+            tell_all = False
         finally:
             _flush()
             os.dup2(stderr, 2)
             written.seek(0)
             lines = written.read().decode(errors="replace").splitlines(keepends=True)
-            kept = "".join(line for line in lines if failed or not is_start_line(line))
+            kept = "".join(line for line in lines if tell_all or not is_start_line(line))
             os.write(stderr, kept.encode())
             os.close(stderr)
 

@@ -14,11 +14,14 @@ import pax_export as pax
 from pax_export._tensorflow_log import is_start_line, quiet_save, quiet_start
 
 
-def test_an_export_writes_nothing_of_tensorflows_start(tmp_path):
+def test_an_export_writes_nothing_of_tensorflows(tmp_path):
+    """Neither of its start, nor of its converter and the interpreter that tests a file."""
     code = (
-        "import pax_export as pax\n"
-        f"pax.export.to_saved_model(pax.Linear(2, 3), {str(tmp_path / 'net')!r}, "
-        "pax.export.spec('batch, 2'), validate=False)"
+        "import numpy as np, pax_export as pax\n"
+        f"net, inputs, folder = pax.Linear(2, 3), pax.export.spec('batch, 2'), {str(tmp_path)!r}\n"
+        "pax.export.to_saved_model(net, folder + '/net', inputs, validate=False)\n"
+        "pax.export.to_tflite(net, folder + '/net.tflite', inputs)\n"
+        "pax.export.load(folder + '/net.tflite')(np.ones((1, 2), np.float32))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     done = subprocess.run(
@@ -44,6 +47,14 @@ def test_all_lines_pass_where_the_block_fails(capfd):
         os.write(2, b"I0000 00:00:1.1   9 port.cc:153] why it fails\n")
         raise ImportError
     assert "why it fails" in capfd.readouterr().err
+
+
+def test_only_others_pass_where_a_failing_block_tells_by_itself(capfd):
+    with pytest.raises(ValueError), quiet_start(failures_tell=False):
+        os.write(2, b"W0000 00:00:1.1   9 helpers.cc:364] Ignored output_format.\n")
+        os.write(2, b"error: why\n")
+        raise ValueError
+    assert capfd.readouterr().err == "error: why\n"
 
 
 def test_who_asks_for_all_lines_gets_them(capfd, monkeypatch):
@@ -92,6 +103,8 @@ def test_a_quiet_save_keeps_warnings_and_other_threads(caplog, monkeypatch):
         "factory: Attempting to register factory for plugin cuDNN",
         "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
         "E0000 00:00:1795360691.4    9598 cuda_platform.cc:52] failed call to cuInit: INTERNAL",
+        "W0000 00:00:17954221.5   20897 tf_tfl_flatbuffer_helpers.cc:364] Ignored output_format.",
+        "INFO: Created TensorFlow Lite XNNPACK delegate for CPU.",
     ],
 )
 def test_lines_of_old_and_new_releases(line):

@@ -33,6 +33,7 @@ from pax_export.export.pipeline.refusal import name_modules, scratch_place, with
 from pax_export.export.tracing.exportable import Exportable, exportable
 from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.serve import Run
 from pax_export.export.validation.validate import Case, validate
 
 #: So many weights are named.
@@ -124,8 +125,12 @@ class Writer(ABC):
 
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Tests what was written; gives the largest error of each output."""
-        here = imported(self.format.run) if self.one_by_one else None
+        here = self.run_here() if self.one_by_one else None
         return validate(self.format, place, self.cases(), run.separate, self.factor, here)
+
+    def run_here(self) -> Run:
+        """What makes the calls of a test in this process."""
+        return imported(self.format.run)
 
     def for_part(self) -> Writer | None:
         """One alike that writes a part of the model, to find where an export goes wrong.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
 from pax_export._files import checksums, leftovers
 from pax_export._optional import find, require
-from pax_export._tensorflow_log import quiet_save
+from pax_export._tensorflow_log import quiet_save, quiet_start
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
@@ -28,6 +29,7 @@ from pax_export.export.tracing.exportable import DEFAULT, Exportable
 from pax_export.export.tracing.programs import Program, refuse_changes
 from pax_export.export.tracing.source_lines import placed
 from pax_export.export.validation.cases import output_cases
+from pax_export.export.validation.serve import Run
 from pax_export.export.validation.validate import Case
 
 _LITERT = "ai_edge_litert.interpreter"
@@ -160,6 +162,9 @@ class _TfliteWriter(Writer):
             examples = self._examples.get(program.key, ())
             yield from output_cases(program, self._store, self.budget, examples)
 
+    def run_here(self) -> Run:
+        return partial(super().run_here(), quiet=quiet_start)
+
     def facts(self, place: Path) -> dict[str, Any]:
         return {
             "signatures": {each.key: signature_info(each) for each in self._programs},
@@ -213,7 +218,8 @@ def _convert(
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         if quantize == "float16":
             converter.target_spec.supported_types = [tf.float16]
-        return converter.convert()
+        with quiet_start(failures_tell=False):  # its errors hold what it would write
+            return converter.convert()
 
 
 def _refused(error: Exception, scopes: Scopes) -> UnsupportedOperationError:
@@ -235,7 +241,7 @@ def _refused(error: Exception, scopes: Scopes) -> UnsupportedOperationError:
 def load(path: Path, report: Report) -> LoadedFile:
     require(_LITERT, "tflite", "load")
     try:
-        return LoadedFile(report, *opened(str(path), report.signatures))
+        return LoadedFile(report, *opened(str(path), report.signatures, quiet_start))
     except (ValueError, RuntimeError) as error:
         raise ExportPathError(
             "LiteRT cannot read this file.", where=str(path), got=str(error)[:500]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,28 +17,36 @@ Arrays = dict[str, np.ndarray]
 
 
 def opened(
-    file: str, keys: Iterable[str] | None = None
+    file: str,
+    keys: Iterable[str] | None = None,
+    quiet: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
     """LiteRT's interpreter of a file, and what calls the signatures with these keys, or all.
 
-    Threads may call it at once: one call is made after the other.
+    Threads may call it at once: one call is made after the other.  The first is made in the
+    context `quiet`, since LiteRT says then what is of no use to a user.
     """
     litert = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = litert.Interpreter(model_path=file)
     chosen = interpreter.get_signature_list() if keys is None else keys
     runners = {key: interpreter.get_signature_runner(key) for key in chosen}
+    of_first = [quiet]
 
     # All signatures keep their inputs and outputs in one interpreter.
     one_at_a_time = threading.Lock()
 
     def call(key: str, inputs: Arrays) -> Arrays:
-        with one_at_a_time:
+        with one_at_a_time, of_first.pop()() if of_first else nullcontext():
             # The arrays that it gives are its own, and change with the next call.
             return {name: np.array(value) for name, value in runners[key](**inputs).items()}
 
     return interpreter, call
 
 
-def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
-    _, call = opened(file)
+def run(
+    file: str,
+    cases: Iterable[Mapping[str, Any]],
+    quiet: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> list[Arrays]:
+    _, call = opened(file, quiet=quiet)
     return [call(case["signature"], case["inputs"]) for case in cases]
