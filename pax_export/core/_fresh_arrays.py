@@ -61,7 +61,8 @@ def filled(shape: Sequence[int], value: float, dtype: Any = float) -> jax.Array:
 
 def _is_free() -> bool:
     """Whether arrays are made here and now, on a CPU, and on no mesh that is set."""
-    on_cpu = jax.default_backend() == "cpu" and jax.config.jax_default_device is None
+    chosen = getattr(jax.config, "jax_default_device", None)
+    on_cpu = chosen is None and jax.default_backend() == "cpu"
     return on_cpu and is_computing() and jax.sharding.get_abstract_mesh().empty
 
 

@@ -97,7 +97,7 @@ class _Counting:
 
     def graph(self, graph: Graph, given: Sequence[Fact], times: Any, around: Maps) -> list[Fact]:
         """Goes through a graph whose inputs are known; what it gives."""
-        facts: ChainMap[Any, Fact] = ChainMap(dict(graph.facts), *around)
+        facts: ChainMap[Any, Fact] = ChainMap({}, graph.facts, *around)
         facts.update(zip(graph.inputs, given))
         for operation in graph.operations:
             self.steps[0] += 1

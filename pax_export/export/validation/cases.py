@@ -133,7 +133,7 @@ class ReferenceModel:
                 name: rebuild(tree, inputs.__getitem__) for name, tree in info.arguments.items()
             }
             args = tuple(arguments.pop(name) for name in info.positional)
-            leaves, found = operands[: len(values)], dict[str, Any]()
+            leaves, found = list(operands[: len(values)]), dict[str, Any]()
             output, _ = self._exportable.run(self._methods[key], leaves, args, arguments)
             collect(info.result, output, found, "the result")
             return found

@@ -44,7 +44,7 @@ def tolerances(
     ``program`` is what computes them, as a jaxpr.
     """
     allowed: dict[str, Any] = {}
-    noises = [partial(_noise, size) for size in _SIZES]
+    noises: list[Callable[[Any], float]] = [partial(_noise, size) for size in _SIZES]
     if (bit := _coarsest(program)) > _FLOAT32:
         noises.append(lambda dtype: max(_noise(_SIZES[-1], dtype), bit / 2))
     for noise in noises:

@@ -171,3 +171,16 @@ def test_optimizer_state_follows_its_parameters(mesh):
             for a, b in zip(jax.tree.leaves(moment), jax.tree.leaves(net.parameters())):
                 assert a.sharding == b.sharding
         assert optimizer.state[0].count.is_fully_replicated
+
+
+def test_new_layers_lie_where_jax_would_put_them():
+    def devices(net):
+        return {device for leaf in jax.tree.leaves(net) for device in leaf.devices()}
+
+    second = jax.devices()[1]
+    with jax.default_device(second):
+        layers = [pax.Linear(2, 3), pax.LayerNorm(3), pax.BatchNorm1D(3)]
+    assert devices(layers) == {second}
+    key = jax.device_put(jax.random.key(0), second)
+    assert devices(pax.Linear(2, 3, rng_key=key)) == {second}
+    assert devices(pax.Linear(2, 3)) == {jax.devices()[0]}

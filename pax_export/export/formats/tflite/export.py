@@ -20,7 +20,7 @@ from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import make_variables, tensorflow
 from pax_export.export.formats.tflite.graph import Scopes, make_function
-from pax_export.export.formats.tflite.run import opened
+from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.arguments import by_signature, check_choice
@@ -163,7 +163,7 @@ class _TfliteWriter(Writer):
             yield from output_cases(program, self._store, self.budget, examples)
 
     def run_here(self) -> Run:
-        return partial(super().run_here(), quiet=quiet_start)
+        return partial(run, quiet=quiet_start)
 
     def facts(self, place: Path) -> dict[str, Any]:
         return {
