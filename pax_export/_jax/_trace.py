@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -20,6 +21,7 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+@functools.cache
 def asked() -> Any:
     """A way to the trace that needs nothing private: an operation that says who runs it."""
 
@@ -28,7 +30,10 @@ def asked() -> Any:
             return weakref.ref(trace)
 
     ask = Asking("pax_export_trace").bind
-    return ask if isinstance(ask(), weakref.ref) else None
+    try:
+        return ask if isinstance(ask(), weakref.ref) else None
+    except Exception:  # whatever comes of an operation that jax knows in another way
+        return None
 
 
 def _nothing() -> None:
@@ -38,12 +43,7 @@ def _nothing() -> None:
 
 def _trace_state() -> Any:
     found = private("jax._src.core.get_opaque_trace_state")
-    if found is not None:
-        return found
-    try:
-        return asked() or _nothing
-    except Exception:  # whatever comes of an operation that jax knows in another way
-        return _nothing
+    return found or asked() or _nothing
 
 
 #: Equal at two places if and only if they run under the same trace.

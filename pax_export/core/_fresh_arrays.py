@@ -45,7 +45,11 @@ def drawn(
     if size > _MOST or not (_is_free() and _counts(rng_key)):
         values = draw(rng_key, shape)
         return values if scale is None else values * scale
-    values = np.asarray(draw(rng_key, (_room(size),)))[:size].reshape(shape)
+    more = draw(rng_key, (_room(size),))
+    if is_tracer(more):  # where a jax that has moved does not say that it traces
+        values = more[:size].reshape(shape)
+        return values if scale is None else values * scale
+    values = np.asarray(more)[:size].reshape(shape)
     if scale is not None:
         values = values * values.dtype.type(scale)
     # `jnp.asarray` is refused where a user guards against transfers that nobody sees.

@@ -77,7 +77,11 @@ def dot_product_attention(
         seen = causal_mask(query.shape[1], window)
         mask = seen if mask is None else mask & seen
     # Across devices or on a GPU, each head is better left where its keys are.
-    if query.shape[1] == 1 and jax.default_backend() == "cpu" and not on_explicit_mesh((query, key)):
+    if (
+        query.shape[1] == 1
+        and jax.default_backend() == "cpu"
+        and not on_explicit_mesh((query, key))
+    ):
         return _of_one_query(query, key, value, mask, bias, scale, softcap)
     return _by_products(query, key, value, mask, bias, scale, softcap)
 
