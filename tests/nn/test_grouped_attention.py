@@ -54,6 +54,32 @@ def test_a_bias_is_added_to_scaled_logits(softcap):
     assert_close(found, by_loops(whole, 0.1, softcap, bias), rtol=2e-6)
 
 
+@pytest.mark.parametrize("heads", ["masked alike", "masked by head"])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_a_single_query_gives_what_it_gives_among_others(softcap, heads):
+    """As in decoding, where XLA's CPU is given one product of matrices for all heads."""
+    bias = DRAWS.standard_normal((6, 7, 7)).astype(np.float32)
+    seen = SEEN | np.eye(7, dtype=bool)
+    expected = by_loops(seen, 0.3, softcap, bias)
+    for t in range(7):
+        mask = jnp.asarray(seen[:, :, t : t + 1])
+        mask = jnp.broadcast_to(mask, (2, 6, 1, 7)) if heads == "masked by head" else mask
+        found = pax.dot_product_attention(
+            Q[:, t : t + 1], K, V, mask=mask, bias=bias[None, :, t : t + 1], scale=0.3,
+            softcap=softcap,
+        )  # fmt: skip
+        assert found.shape == (2, 1, 6, 4)
+        assert_close(found[:, 0], expected[:, t], rtol=2e-6)
+
+
+def test_a_single_query_of_halves():
+    halves = [jnp.asarray(x, jnp.bfloat16) for x in (Q[:, 6:], K, V)]
+    found = pax.dot_product_attention(*halves)
+    assert found.dtype == jnp.bfloat16
+    expected = by_loops(np.ones((2, 1, 7, 7), bool))[:, 6:]
+    assert_close(np.asarray(found, np.float32), expected, rtol=2e-2)
+
+
 def test_halves_are_near_and_have_logits_in_float32():
     halves = (jnp.asarray(x, jnp.bfloat16) for x in (Q, K, V))
     found = pax.dot_product_attention(*halves, is_causal=True)
