@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+
+from benchmarks.compare import rows_of, table
 
 _ROUNDS = 5
 #: Ten layers of ten sizes with a norm behind each, as in nets whose layers grow.
@@ -44,7 +45,5 @@ def tables() -> Iterator[str]:
                 [sys.executable, "-c", program], capture_output=True, text=True, check=True
             )
             seconds[name].append(float(done.stdout))
-    lines = ["### building 10 layers of 10 sizes, each with a norm", ""]
-    lines += ["| | seconds of the processor |", "|---|---|"]
-    lines += [f"| {name} | {statistics.median(each):.2f} |" for name, each in seconds.items()]
-    yield "\n".join(lines) + "\n"
+    title = "10 layers of 10 sizes, each with a norm, in seconds of the processor"
+    yield table(title, rows_of(seconds))

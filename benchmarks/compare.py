@@ -52,9 +52,14 @@ def compare(
                 times[name].append(_turn(function, calls[name]))
     finally:
         gc.enable()
+    return rows_of(times)
+
+
+def rows_of(times: Mapping[str, list[float]]) -> list[Row]:
+    """What candidates took in their turns, beside the first of them."""
     medians = {name: statistics.median(each) for name, each in times.items()}
     leasts = {name: min(each) for name, each in times.items()}
-    first = next(iter(candidates))
+    first = next(iter(times))
     return [
         Row(
             name,
@@ -63,7 +68,7 @@ def compare(
             leasts[name],
             leasts[name] / leasts[first],
         )
-        for name in candidates
+        for name in times
     ]
 
 

@@ -98,6 +98,12 @@ def _programs(program: Any, seen: set[int] | None = None) -> Iterator[Any]:
                 yield from _programs(inner, seen)
 
 
+def _equations_once(program: Any) -> Iterator[Any]:
+    """Every operation of a traced program, in no order that means something."""
+    for each in _programs(program):
+        yield from getattr(each, "jaxpr", each).eqns
+
+
 def jaxpr_constants(program: Any) -> Iterator[Any]:
     """The arrays that a traced program closes over, those of programs inside of it too."""
     for each in _programs(program):
@@ -106,22 +112,13 @@ def jaxpr_constants(program: Any) -> Iterator[Any]:
 
 def jaxpr_primitives(program: Any) -> set[str]:
     """The names of the operations in a traced program."""
-    return {
-        equation.primitive.name
-        for each in _programs(program)
-        for equation in getattr(each, "jaxpr", each).eqns
-    }
+    return {equation.primitive.name for equation in _equations_once(program)}
 
 
 def jaxpr_dtypes(program: Any) -> set[Any]:
     """The dtypes of what the operations in a traced program give."""
-    return {
-        result.aval.dtype
-        for each in _programs(program)
-        for equation in getattr(each, "jaxpr", each).eqns
-        for result in equation.outvars
-        if hasattr(result.aval, "dtype")
-    }
+    results = (each for equation in _equations_once(program) for each in equation.outvars)
+    return {each.aval.dtype for each in results if hasattr(each.aval, "dtype")}
 
 
 def jaxpr_parameters(program: Any, primitives: Iterable[str]) -> Iterator[Any]:

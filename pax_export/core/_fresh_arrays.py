@@ -42,18 +42,17 @@ def drawn(
         scale: None leaves the numbers as they are.
     """
     shape, size = tuple(shape), math.prod(shape)
-    if size > _MOST or not (_is_free() and _counts(rng_key)):
-        values = draw(rng_key, shape)
-        return values if scale is None else values * scale
-    more = draw(rng_key, (_room(size),))
-    if is_tracer(more):  # where a jax that has moved does not say that it traces
-        values = more[:size].reshape(shape)
-        return values if scale is None else values * scale
-    values = np.asarray(more)[:size].reshape(shape)
+    cut = size <= _MOST and _is_free() and _counts(rng_key)
+    values: Any = draw(rng_key, (_room(size),) if cut else shape)
+    by_numpy = cut and not is_tracer(values)  # a jax that has moved may not say that it traces
+    if by_numpy:
+        values = np.asarray(values)
+    if cut:
+        values = values[:size].reshape(shape)
     if scale is not None:
-        values = values * values.dtype.type(scale)
+        values = values * float(scale)
     # `jnp.asarray` is refused where a user guards against transfers that nobody sees.
-    return jax.device_put(values)
+    return jax.device_put(values) if by_numpy else values
 
 
 def filled(shape: Sequence[int], value: float, dtype: Any = float) -> jax.Array:

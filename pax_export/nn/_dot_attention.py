@@ -76,20 +76,20 @@ def dot_product_attention(
     if is_causal:
         seen = causal_mask(query.shape[1], window)
         mask = seen if mask is None else mask & seen
-    # Across devices or on a GPU, each head is better left where its keys are.
-    if (
-        query.shape[1] == 1
-        and jax.default_backend() == "cpu"
-        and not on_explicit_mesh((query, key))
-    ):
-        return _of_one_query(query, key, value, mask, bias, scale, softcap)
-    return _by_products(query, key, value, mask, bias, scale, softcap)
+    products = _of_one_query if _suits_one_product(query, key) else _by_products
+    return products(query, key, value, mask, bias, scale, softcap)
 
 
 def _suits_jax(query: Any) -> bool:
     # The products of halves jax makes by an algorithm that old consumers do not know; for a single
     # query it copies the keys for each head of a group: a seventh of a step of eight rows.
     return query.dtype == jnp.float32 and query.shape[1] != 1
+
+
+def _suits_one_product(query: Any, key: Any) -> bool:
+    # Across devices or on a GPU, each head is better left where its keys are.
+    on_one_cpu = jax.default_backend() == "cpu" and not on_explicit_mesh((query, key))
+    return query.shape[1] == 1 and on_one_cpu
 
 
 def causal_mask(length: Any, window: int | None = None) -> jax.Array:
