@@ -13,6 +13,8 @@ from pax_export.export.formats.tflite.rule import (
     Operation,
     complex_rule,
 )
+from pax_export.export.formats.tflite.rules.functions import exp as real_exp
+from pax_export.export.formats.tflite.rules.functions import log as real_log
 from pax_export.export.formats.tflite.rules.functions import log1p
 from pax_export.export.formats.tflite.rules.products import dot_general, product
 from pax_export.export.formats.tflite.tensors import (
@@ -134,13 +136,13 @@ def _size(x: Pair) -> Any:
 
 @complex_rule("exp", thin=True)
 def exp(op: Operation, x: Any) -> Pair:
-    size = tf.exp(x.real)
+    size = real_exp(x.real)
     return Pair(size * tf.cos(x.imag), size * tf.sin(x.imag))
 
 
 @complex_rule("log", thin=True)
 def log(op: Operation, x: Any) -> Pair:
-    return Pair(tf.math.log(_size(x)), tf.math.atan2(x.imag, x.real))
+    return Pair(real_log(_size(x)), tf.math.atan2(x.imag, x.real))
 
 
 @complex_rule("log1p", thin=True)

@@ -211,10 +211,11 @@ def _either(which: Any, number: int, here: Any, after: Any) -> Any:
 
 @rule("platform_index", thin=True)
 def platform_index(op: Operation) -> Any:
-    """The branch for CPUs, or the one for all others."""
+    """The branch for no platform in particular, as a phone may have any; else that for CPUs."""
     platforms = op.params["platforms"]
-    mine = (n for n, names in enumerate(platforms) if names is None or "cpu" in names)
-    return tf.constant(next(mine))
+    of_any = [number for number, names in enumerate(platforms) if names is None]
+    of_cpu = [number for number, names in enumerate(platforms) if names and "cpu" in names]
+    return tf.constant((of_any + of_cpu)[0])
 
 
 @rule("custom_linear_solve", "linear_solve", thin=True)

@@ -24,9 +24,14 @@ def exp(x: Any) -> Any:
     return tf.where(tf.not_equal(x, x), x, tf.exp(x))
 
 
+def log(x: Any) -> Any:
+    """LiteRT's fast kernel makes 88 of infinity and NaN, where a processor has no AVX-512."""
+    return tf.where(tf.less(x, like(x, np.inf)), tf.math.log(x), x)
+
+
 for _name, _function in {
     "exp": lambda x: exp(x),
-    "log": lambda x: tf.math.log(x),
+    "log": lambda x: log(x),
     "tanh": lambda x: tf.tanh(x),
     "logistic": lambda x: tf.sigmoid(x),
     "sin": lambda x: tf.sin(x),
@@ -35,7 +40,7 @@ for _name, _function in {
     "rsqrt": lambda x: tf.math.rsqrt(x),
     "tan": lambda x: tf.sin(x) / tf.cos(x),
     "exp2": lambda x: tf.pow(like(x, 2.0), x),
-    "log2": lambda x: tf.math.log(x) * float(1 / math.log(2)),
+    "log2": lambda x: log(x) * float(1 / math.log(2)),
 }.items():
     _plain(_name, _function)
 
@@ -68,22 +73,22 @@ def log1p(x: Any) -> Any:
     small = tf.less(tf.abs(x), like(x, 0.3))
     part = tf.where(small, x, like(x, 0)) / (2.0 + tf.where(small, x, like(x, 0)))
     near = 2.0 * part * horner(part * part, [1 / n for n in range(13, 0, -2)])
-    return tf.where(small, near, tf.math.log(1.0 + x))
+    return tf.where(small, near, log(1.0 + x))
 
 
 @rule("sinh", thin=True)
 def sinh(op: Operation, x: Any) -> Any:
     near = x * horner(x * x, [1 / math.factorial(n) for n in range(11, 0, -2)])
     # Half of it first: exp(x) may be infinite where its half is not.
-    half = tf.exp(x * 0.5)
-    other = tf.exp(x * -0.5)
+    half = exp(x * 0.5)
+    other = exp(x * -0.5)
     far = 0.5 * half * half - 0.5 * other * other
     return tf.where(tf.less(tf.abs(x), like(x, 1.0)), near, far)
 
 
 @rule("cosh", thin=True)
 def cosh(op: Operation, x: Any) -> Any:
-    half = tf.exp(tf.abs(x) * 0.5)
+    half = exp(tf.abs(x) * 0.5)
     return (0.5 * half) * half + over(0.5, half) / half
 
 
@@ -93,7 +98,7 @@ def asinh(op: Operation, x: Any) -> Any:
     bounded = tf.minimum(size, like(x, 1e9))
     square = bounded * bounded
     near = log1p(bounded + square / (1.0 + tf.sqrt(square + 1.0)))
-    far = tf.math.log(size) + math.log(2)
+    far = log(size) + math.log(2)
     found = tf.where(tf.greater(size, like(x, 1e9)), far, near)
     found = tf.where(tf.not_equal(x, x), x, found)
     return tf.where(tf.less(x, like(x, 0)), -found, found)
@@ -104,7 +109,8 @@ def acosh(op: Operation, x: Any) -> Any:
     bounded = tf.minimum(x, like(x, 1e9))
     above = bounded - 1.0
     near = log1p(above + tf.sqrt(above * (bounded + 1.0)))
-    return tf.where(tf.greater(x, like(x, 1e9)), tf.math.log(x) + math.log(2), near)
+    found = tf.where(tf.greater(x, like(x, 1e9)), log(x) + math.log(2), near)
+    return tf.where(tf.less(x, like(x, 1)), like(x, np.nan), found)
 
 
 @rule("atanh", thin=True)

@@ -16,7 +16,7 @@ from pax_export.export.formats.tflite.rules.arithmetic import (
     smaller,
 )
 from pax_export.export.formats.tflite.rules.comparison import ordered
-from pax_export.export.formats.tflite.rules.functions import exp
+from pax_export.export.formats.tflite.rules.functions import exp, log
 from pax_export.export.formats.tflite.swaps import minus
 from pax_export.export.formats.tflite.tensors import constant, tf, wrapped
 
@@ -127,7 +127,7 @@ def combination(name: str) -> Callable[[Operation, Any, Any], Any]:
 def _log_sum(op: Operation, x: Any, y: Any) -> Any:
     largest = larger(op, x, y)
     finite = tf.where(tf.less(tf.abs(largest), like(x, np.inf)), largest, like(x, 0))
-    total = finite + tf.math.log(exp(x - finite) + exp(y - finite))
+    total = finite + log(exp(x - finite) + exp(y - finite))
     return tf.where(tf.equal(largest, like(x, np.inf)), largest, total)
 
 
