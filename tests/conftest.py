@@ -2,25 +2,18 @@
 
 import atexit
 import collections
-import functools
 import gc
 import os
-import re
 import sys
 from pathlib import PurePosixPath
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
+from tests import no_float16
 
 # Tracing makes objects by the thousand, and hardly any in a cycle: look for those more seldom.
 gc.set_threshold(50_000, 20, 20)
-
-# The functions that LLVM calls where the processor converts no float16, and XLA does not have.
-_NO_FLOAT16 = re.compile(r"__truncsfhf2|__extendhfsf2|Failed to materialize symbols")
-
 
 # From 10 to 50 seconds each.
 _LONGEST = (
@@ -33,6 +26,7 @@ _LONGEST = (
 
 def pytest_configure(config):
     """A worker ends at once: jax would put away what it has compiled, for seven seconds."""
+    config.pluginmanager.register(no_float16)
     if hasattr(config, "workerinput") and "coverage" not in sys.modules:  # which writes at the end
         atexit.register(os._exit, 0)
 
@@ -62,29 +56,6 @@ def no_program_of_pax(monkeypatch):
 def same_weights():
     """Layers draw the same weights whichever tests ran before."""
     pax.seed_rng_key(42)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
-    """A test that needs float16 is skipped where XLA compiles none at all.
-
-    So it is for processors without F16C, and with XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 for any.
-    """
-    report = yield
-    if report.failed and not _compiles_float16():
-        if _NO_FLOAT16.search(report.longreprtext + report.capstderr):
-            reason = "Skipped: XLA compiles no float16 for this processor or these XLA_FLAGS"
-            report.outcome, report.longrepr = "skipped", (str(item.path), 0, reason)
-    return report
-
-
-@functools.cache
-def _compiles_float16():
-    try:
-        jax.jit(lambda x: x.astype(jnp.float16))(jnp.ones(2)).block_until_ready()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
 
 
 def pytest_terminal_summary(terminalreporter):

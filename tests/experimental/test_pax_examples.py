@@ -9,11 +9,11 @@ EXAMPLES = Path(__file__).with_name("pax_examples.txt")
 
 def test_the_examples_run_as_written():
     """In a process of its own, as what is imported as `pax` stays imported."""
-    (result,) = code(
+    *failures, result = code(
         "import doctest, pax_export; pax_export.install_as_pax();"
         "flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE;"
         f"print(doctest.testfile({str(EXAMPLES)!r}, module_relative=False,"
         " optionflags=flags, encoding='utf-8'))"
     )
-    assert result.startswith("TestResults(failed=0, attempted="), result
+    assert result.startswith("TestResults(failed=0, attempted="), "\n".join(failures)
     assert int(result.split("attempted=")[1].strip(")")) == EXAMPLES.read_text().count(">>> ")
