@@ -201,6 +201,19 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
     )
 
 
+def _fuller(cache: Any, room: int, coming: int) -> list[Any]:
+    """The cache as if what comes filled half of its room, and all of it; what is added are zeros.
+
+    Attention to the places that are filled is another program then.
+    """
+    lengths = getattr(cache, "lengths", None)
+    if lengths is None or not hasattr(cache, "with_lengths"):
+        return []
+    held = [end - coming for end in (room // 2, room) if end - coming > np.max(lengths)]
+    made = [cache.with_lengths(np.full(np.shape(lengths), count, np.int32)) for count in held]
+    return [jax.tree.map(np.asarray, each) for each in made]
+
+
 @dataclass
 class _Served:
     """The functions, what they are given, and calls of them for a test."""
@@ -280,6 +293,9 @@ class _Served:
                 calls["decode"].append((token, cache))
                 made = jax.jit(self.method("decode"))(self.lm, token, cache)
             calls["prefill"] += self._next_turn(tokens, made, room)
+            counts = np.full(rows, width, np.int32)
+            calls["prefill"] += [(tokens, counts, c) for c in _fuller(made["cache"], room, width)]
+            calls["decode"] += [(tokens[:, 0], c) for c in _fuller(made["cache"], room, 1)]
         return {key: calls[key] for key in chosen}
 
     def _prompts(self, prompts: Any) -> tuple[np.ndarray, np.ndarray]:

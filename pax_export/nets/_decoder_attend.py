@@ -7,12 +7,15 @@ the layers.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from pax_export.nets._decoder_cache import DecoderCache, places_of, read, write
 from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_filled import FilledPlaces
 from pax_export.nets._decoder_layer import alibi_bias, seen_in_order
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nn import alibi_slopes, rotary_angles, rotary_frequencies
@@ -108,6 +111,8 @@ class CachedReading(Reading):
         )
         for kind in config.kinds:
             self._seen(kind)
+        ends = jnp.where(counts > 0, self.start + counts, 0)
+        self._filled = FilledPlaces(cache.max_length, jnp.max(ends, initial=0))
 
     def after(self, stores: Stores, counts: Any) -> DecoderCache:
         keys, values, window_keys, window_values = stores
@@ -130,10 +135,20 @@ class CachedReading(Reading):
         pair = tuple([write(s, index, places, new) for s, new in zip(pair, (key, value))])
         if several:
             seen = [jnp.concatenate(both, 1) for both in zip(seen, (key, value))]
+            heads = attention.attend(query, *seen, mask=mask, bias=bias)
         else:
-            seen = [read(store, index, query.dtype) for store in pair]
-        heads = attention.attend(query, *seen, mask=mask, bias=bias)
+            heads_of = partial(self._heads_of, attention, query, pair, index, mask, bias)
+            heads = heads_of(None) if self.rolls(kind) else self._filled.attended(heads_of)
         return heads, (*stores[:first], *pair, *stores[first + 2 :])
+
+    def _heads_of(
+        self, attention: Any, query: Any, pair: Any, index: Any, mask: Any, bias: Any,
+        count: int | None,
+    ) -> jax.Array:  # fmt: skip
+        """The heads of a layer that sees the first ``count`` places of its stores; None is all."""
+        seen = [read(store, index, query.dtype, count) for store in pair]
+        bias = bias if bias is None else bias[..., :count]
+        return attention.attend(query, *seen, mask=mask[..., :count], bias=bias)
 
     def _seen(self, kind: LayerKind) -> tuple:
         """Where the tokens are written, which keys each query sees, and their bias."""

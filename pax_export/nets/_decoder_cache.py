@@ -253,15 +253,29 @@ def places_of(store: Store) -> int:
     return _array(store).shape[-3]
 
 
-def read(store: Store, layer: Any, dtype: Any) -> jax.Array:
-    """``[batch, places, kv_heads, head_size]``: what a store holds of one layer."""
+def read(store: Store, layer: Any, dtype: Any, count: int | None = None) -> jax.Array:
+    """``[batch, places, kv_heads, head_size]``: what a store holds of one layer.
+
+    Args:
+        store: the store.
+        layer: its number; of a tuple, a number of Python.
+        dtype: of the result.
+        count: only so many places, the first ones.
+    """
     if isinstance(store, tuple):
-        one = store[layer]
+        one = jax.tree.map(lambda x: x[:, :count], store[layer])
     else:
-        one = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, False), store)
+        one = jax.tree.map(lambda x: _part(x, layer, count), store)
     if isinstance(one, Int8Store):
         return (one.codes.astype(jnp.float32) * one.scales[..., None]).astype(dtype)
     return one.astype(dtype)
+
+
+def _part(x: Any, layer: Any, count: int | None) -> jax.Array:
+    if count is None:
+        return jax.lax.dynamic_index_in_dim(x, layer, 0, False)
+    begin = (layer, *(0,) * (x.ndim - 1))
+    return jax.lax.dynamic_slice(x, begin, (1, x.shape[1], count, *x.shape[3:]))[0]
 
 
 def write(store: Store, layer: Any, places: Any, vectors: Any) -> Store:
