@@ -263,19 +263,13 @@ def read(store: Store, layer: Any, dtype: Any, count: int | None = None) -> jax.
         count: only so many places, the first ones.
     """
     if isinstance(store, tuple):
-        one = jax.tree.map(lambda x: x[:, :count], store[layer])
+        one = store[layer]
     else:
-        one = jax.tree.map(lambda x: _part(x, layer, count), store)
+        one = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, False), store)
+    one = jax.tree.map(lambda x: x[:, :count], one)
     if isinstance(one, Int8Store):
         return (one.codes.astype(jnp.float32) * one.scales[..., None]).astype(dtype)
     return one.astype(dtype)
-
-
-def _part(x: Any, layer: Any, count: int | None) -> jax.Array:
-    if count is None:
-        return jax.lax.dynamic_index_in_dim(x, layer, 0, False)
-    begin = (layer, *(0,) * (x.ndim - 1))
-    return jax.lax.dynamic_slice(x, begin, (1, x.shape[1], count, *x.shape[3:]))[0]
 
 
 def write(store: Store, layer: Any, places: Any, vectors: Any) -> Store:
