@@ -15,5 +15,5 @@ def test_the_examples_run_as_written():
         f"print(doctest.testfile({str(EXAMPLES)!r}, module_relative=False,"
         " optionflags=flags, encoding='utf-8'))"
     )
-    assert result.startswith("TestResults(failed=0, attempted="), "\n".join(failures)
+    assert result.startswith("TestResults(failed=0, attempted="), "\n".join([*failures, result])
     assert int(result.split("attempted=")[1].strip(")")) == EXAMPLES.read_text().count(">>> ")
