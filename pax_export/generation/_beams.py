@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._prompt import (
     check_stop_ids,
@@ -104,13 +104,25 @@ def beam_search(
         lm,
         tokens,
         lengths,
-        float(length_penalty),
+        _checked_penalty(length_penalty),
         count=checked_count(max_new_tokens, "max_new_tokens", where),
         beams=checked_count(beams, "beams", where),
         stop=checked_stop(stop, where),
         pad=checked_pad(pad, where),
         chunk=checked_chunk(prefill_chunk, where),
     )
+
+
+def _checked_penalty(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentTypeError(
+            "length_penalty is a number.",
+            where="beam_search",
+            got=repr(value),
+            write="length_penalty=1.0",
+        ) from error
 
 
 @partial(jax.jit, static_argnames=("count", "beams", "stop", "pad", "chunk"))

@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export import export as exporters
 from pax_export._errors import InvalidArgumentError
+from pax_export._texts import texts
 from pax_export.generation._batch_axes import shapes_of_cache
 from pax_export.generation._generate import whole
 from pax_export.generation._new_cache import new_cache
@@ -126,8 +127,8 @@ def export(
         checked_pad(pad, where),
         where=where,
     )
-    if not isinstance(max_length, str):
-        max_length = checked_count(max_length, "max_length", where)
+    max_length = _size("max_length", max_length)
+    batch, length = _size("batch", batch), _size("length", length)
     dtype = checked_cache_dtype(cache_dtype, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     lm, listed = _in_form(lm, layers, format)
@@ -147,7 +148,7 @@ def export(
 
 
 def _signatures(given: Any, format: str) -> tuple[str, ...]:
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise InvalidArgumentError(
             "There is no such format.",
             where="export: format",
@@ -157,7 +158,7 @@ def _signatures(given: Any, format: str) -> tuple[str, ...]:
     one = format == "onnx"
     if given is None:
         return SIGNATURES[:1] if one else SIGNATURES
-    given = (given,) if isinstance(given, str) else tuple(given)
+    given = texts("signatures", given, f"signatures={SIGNATURES}")
     unknown = [key for key in given if key not in SIGNATURES]
     if unknown or not given:
         raise InvalidArgumentError(
@@ -175,6 +176,11 @@ def _signatures(given: Any, format: str) -> tuple[str, ...]:
             "and another file for generate",
         )
     return given
+
+
+def _size(name: str, given: Any) -> int | str:
+    """A size, or the name of one that is left open."""
+    return given if isinstance(given, str) else checked_count(given, name, f"export: {name}")
 
 
 def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:

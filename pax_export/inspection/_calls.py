@@ -63,7 +63,7 @@ def _structs(tree: Any) -> Any:
     )
 
 
-def traced(net: Any, inputs: tuple, kwargs: Mapping[str, Any]) -> Trace:
+def traced(net: Any, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
     """Traces a call of a net; nothing is computed and no array is made."""
     resolved = resolve(type(net).__call__, 1, inputs, kwargs, ())
     args, named = jax.tree_util.tree_unflatten(

@@ -120,7 +120,7 @@ def draw(
         )
     if depth < 1:
         raise InvalidArgumentError("At least one level is drawn.", got=f"depth={depth}")
-    trace = traced(net, inputs, dict(kwargs or {}))
+    trace = traced(net, inputs, kwargs)
     classes = {path: title_of(module) for path, module in named_modules(net)}
     flow = flow_of(trace, classes, depth)
     edges = tuple((*pair, tuple(texts)) for pair, texts in flow.edges.items())

@@ -73,7 +73,7 @@ def inspect(
             got=f"{type(net).__name__}",
             write="pax.inspect(net), or pax.inspect(net, x) with what its call takes",
         )
-    trace = traced(net, inputs, dict(kwargs or {})) if inputs or kwargs else None
+    trace = traced(net, inputs, kwargs) if inputs or kwargs else None
     shares = time_shares(trace) if measure and trace else {}
     rows = _Rows(net, trace, shares).in_order()
     return Inspection(tuple(rows), tuple(sorted(trace.work.uncounted)) if trace else ())

@@ -219,6 +219,27 @@ def test_every_format_is_tested_with_the_examples_that_are_given(format, tmp_pat
         write(model, path, pax.export.spec("n, 3"), examples=[{"z": 1}], overwrite=True)
 
 
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("format", ["onnx"]),
+        ("signatures", 5),
+        ("signatures", [1]),
+        ("platforms", None),
+        ("batch", None),
+        ("batch", 1.5),
+        ("length", [3]),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(lm, tmp_path, argument, value):
+    with pytest.raises(pax.errors.PaxError) as caught:
+        export(lm, tmp_path / "lm", **{"max_length": ROOM, "format": "stablehlo", argument: value})
+    assert argument in caught.value.where
+    assert caught.value.got == repr(value)
+    assert caught.value.write
+    assert not list(tmp_path.iterdir())
+
+
 def refused(*args, **options):
     with pytest.raises(pax.errors.PaxError) as raised:
         export(*args, **{"max_length": ROOM, **options})

@@ -101,6 +101,13 @@ def test_what_cannot_be_searched_is_named():
     )
 
 
+@pytest.mark.parametrize("value", [None, "long", [1]])
+def test_a_penalty_is_a_number(value):
+    text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, length_penalty=value))
+    assert "length_penalty is a number." in text
+    assert f"got: {value!r}" in text
+
+
 def test_a_prompt_that_has_no_room_is_named():
     assert "max_length is an integer" in refused(lambda: prefill(LM, ROWS))
     text = refused(lambda: prefill(LM, ROWS, max_length=6))

@@ -196,6 +196,14 @@ def test_what_is_no_module_is_refused():
         pax.inspect({"a": 1})
 
 
+@pytest.mark.parametrize("look", [pax.inspect, pax.inspection.draw])
+@pytest.mark.parametrize("value", [5, [1], {1: 2}])
+def test_what_is_taken_by_name_stands_in_a_dict(look, value):
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="stand in a dict") as caught:
+        look(Net(), np.zeros((5, 7), np.int32), kwargs=value)
+    assert (caught.value.where, caught.value.got) == ("kwargs", repr(value))
+
+
 def test_html_names_every_row_and_fetches_nothing(tmp_path):
     found = pax.inspect(Net(), np.zeros((5, 7), np.int32))
     page = found.save_html(tmp_path / "net.html").read_text(encoding="utf-8")

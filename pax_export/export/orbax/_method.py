@@ -17,11 +17,18 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     UnsupportedDtypeError,
 )
+from pax_export._texts import texts
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import call_signature
 from pax_export.export.lowering.lowered_model import sign
 from pax_export.export.orbax._params import Model
-from pax_export.export.orbax._shapes import broadcast, is_spec, shapes_of_results, symbolic
+from pax_export.export.orbax._shapes import (
+    CONSTRAINTS,
+    broadcast,
+    is_spec,
+    shapes_of_results,
+    symbolic,
+)
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.pipeline.arguments import PLATFORMS
 from pax_export.export.tracing.dtypes import check
@@ -80,7 +87,7 @@ def _platforms(key: str, given: Mapping[str, Any], with_gradient: bool) -> tuple
 def constraints_of(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The `polymorphic_constraints` of `jax2tf_kwargs`; a text alone is one of them."""
     given = options.get("polymorphic_constraints") or ()
-    return (given,) if isinstance(given, str) else tuple(given)
+    return texts("polymorphic_constraints", given, CONSTRAINTS)
 
 
 class Method:

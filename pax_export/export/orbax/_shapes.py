@@ -16,6 +16,8 @@ from jax import export as jax_export
 from pax_export._errors import InvalidArgumentError
 from pax_export.export.artifact import dimensions
 
+CONSTRAINTS = 'jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)}'
+
 
 def broadcast(prefix: Any, tree: Any, argument: str, is_leaf: Any = None) -> list[Any]:
     """One value for each leaf of a tree, from a tree that may end above the leaves."""
@@ -55,7 +57,7 @@ def symbolic(
         raise InvalidArgumentError(
             f"`polymorphic_constraints` cannot be read: {_first_line(error)}",
             got=repr(constraints),
-            write='jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)}',
+            write=CONSTRAINTS,
         ) from error
     return [_shape(*each, scope) for each in zip(names, shapes, specs)]
 

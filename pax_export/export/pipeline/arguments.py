@@ -5,26 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._texts import texts
+from pax_export.export.artifact.report import DEFAULT
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_SOME_PLATFORMS = 'platforms=("cpu", "cuda")'
 
 
 def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
-    platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
-    unknown = [name for name in platforms if name not in PLATFORMS]
-    if unknown or not platforms:
+    platforms = texts("platforms", platforms, _SOME_PLATFORMS)
+    if not platforms or not set(platforms) <= set(PLATFORMS):
         raise InvalidArgumentError(
             "The platforms to lower for are cpu, cuda, rocm and tpu.",
             got=f"platforms={platforms}",
-            write='platforms=("cpu", "cuda")',
+            write=_SOME_PLATFORMS,
         )
     return platforms
 
 
+def signature_keys(methods: Any) -> list[str]:
+    """The names of the signatures: those that a user gave, or that of the only one."""
+    if methods is None:
+        return [DEFAULT]
+    if isinstance(methods, Mapping) and all(isinstance(key, str) for key in methods):
+        return list(methods)
+    raise InvalidArgumentTypeError(
+        "The methods of a model stand in a dict, by the names under which they are called.",
+        where="methods",
+        got=repr(methods),
+        write='methods={"encode": "encode", "score": "__call__"}',
+    )
+
+
 def check_choice(name: str, value: Any, choices: tuple) -> None:
     """Refuses a value that is none of a few."""
-    if not any(value is choice or (value == choice and value != 1) for choice in choices):
+    comparable = isinstance(value, (str, int)) and value != 1
+    if not any(value is choice or (comparable and value == choice) for choice in choices):
         raise InvalidArgumentError(
             f"{name} has a value that means nothing.",
             got=f"{name}={value!r}",

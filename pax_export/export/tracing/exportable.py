@@ -354,8 +354,15 @@ def marked(model: Exportable, trainable: Any) -> Exportable:
         chosen = _by_names(model, (trainable,))
     elif _is_prefix(trainable):
         chosen = _by_prefix(model, trainable)
-    else:
+    elif isinstance(trainable, Iterable):
         chosen = _by_names(model, tuple(trainable))
+    else:
+        raise InvalidArgumentTypeError(
+            "This says of no leaf whether it is trained.",
+            where="trainable",
+            got=repr(trainable),
+            write="trainable=True, False, or paths of leaves: " + _known(model),
+        )
     leaves = tuple(
         dataclasses.replace(leaf, trainable=leaf.trainable and picked)
         for leaf, picked in zip(model.leaves, chosen)

@@ -16,6 +16,7 @@ from jax import export as jax_export
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import html_text
 from pax_export._jax import scope_constraints
+from pax_export._texts import texts
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.structure import collect
@@ -23,6 +24,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.static import Static, described, hold, is_fixed, is_switch, release
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
+_CONSTRAINTS = 'constraints=("length <= 512", "length >= 2")'
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,9 @@ def resolve(
     """
     if isinstance(inputs, str):
         _refuse_shape(inputs)
+    constraints = texts("constraints", constraints, _CONSTRAINTS)
     args = inputs if type(inputs) is tuple else (inputs,)
-    args, named = jax.tree_util.tree_map(_from_tensorflow, (args, dict(kwargs or {})))
+    args, named = jax.tree_util.tree_map(_from_tensorflow, (args, _by_name(kwargs)))
     positional = _parameter_names(function, skip, args, named)
     given, (args, named) = args, held(args, named)
     scope = _Scope((args, named), constraints)
@@ -176,8 +179,21 @@ def resolve(
     flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs))
     arguments = dict(zip(positional, new_args)) | new_kwargs
     # What a user wrote of the dimensions: here, or where he made the scope.
-    known = tuple(constraints) or scope_constraints(scope.scope)
+    known = constraints or scope_constraints(scope.scope)
     return Inputs(flat, tree, arguments, positional, known)
+
+
+def _by_name(kwargs: Any) -> dict[str, Any]:
+    if kwargs is None:
+        return {}
+    if isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs):
+        return dict(kwargs)
+    raise InvalidArgumentTypeError(
+        "The inputs that a model takes by name stand in a dict, by their names.",
+        where="kwargs",
+        got=repr(kwargs),
+        write='kwargs={"mask": spec("batch, length", "bool")}',
+    )
 
 
 def held(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -231,7 +247,7 @@ def _refuse_shape(given: Any, cause: Exception | None = None) -> None:
 class _Scope:
     """The one jax scope in which all symbolic dimensions of a call live."""
 
-    def __init__(self, tree: Any, constraints: Sequence[str]):
+    def __init__(self, tree: Any, constraints: tuple[str, ...]):
         leaves = jax.tree_util.tree_leaves(tree)
         shapes = [leaf.shape for leaf in leaves if isinstance(leaf, InputSpec)]
         text = " ".join(str(shape) for shape in shapes)
@@ -239,27 +255,27 @@ class _Scope:
         self.scope = self._of_arrays(leaves, constraints) or self._new(constraints)
 
     @staticmethod
-    def _of_arrays(leaves: list[Any], constraints: Sequence[str]) -> Any:
+    def _of_arrays(leaves: list[Any], constraints: tuple[str, ...]) -> Any:
         shapes = [getattr(leaf, "shape", ()) for leaf in leaves if not isinstance(leaf, InputSpec)]
         symbolic = [size for shape in shapes for size in shape if not isinstance(size, int)]
         if symbolic and constraints:
             raise InvalidArgumentError(
                 "The inputs bring symbolic dimensions with a scope of their own.",
-                got=f"constraints={tuple(constraints)}",
+                got=f"constraints={constraints}",
                 write="the constraints where that scope is made: "
                 "jax.export.symbolic_shape(..., constraints=...)",
             )
         return symbolic[0].scope if symbolic else None
 
     @staticmethod
-    def _new(constraints: Sequence[str]) -> Any:
+    def _new(constraints: tuple[str, ...]) -> Any:
         try:
-            return jax_export.SymbolicScope(tuple(constraints))
+            return jax_export.SymbolicScope(constraints)
         except ValueError as error:
             raise InvalidArgumentError(
                 f"A constraint cannot be read: {_first_line(error)}",
-                got=f"constraints={tuple(constraints)}",
-                write='constraints=("length <= 512", "length >= 2")',
+                got=f"constraints={constraints}",
+                write=_CONSTRAINTS,
             ) from error
 
     def shape(self, given: InputSpec, path: str) -> tuple:

@@ -160,15 +160,24 @@ class ReferenceModel:
 def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
     """The examples of one signature as flat arrays, by the names of its inputs."""
     kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
-    named = [bind(inputs, given, f"examples of {key}") for given in examples]
+    where = f"examples of {key}"
+    write = "a list of calls, each a tuple of arrays, the only one, or a dict of all by name"
+    if not isinstance(examples, Iterable):
+        raise InvalidArgumentTypeError(
+            "The examples of an export are calls.",
+            where=where,
+            got=repr(examples),
+            write=write,
+        )
+    named = [bind(inputs, given, where) for given in examples]
     try:
         return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
     except (TypeError, ValueError) as error:
         raise InvalidArgumentTypeError(
             "An example is no array.",
-            where=f"examples of {key}",
+            where=where,
             got=f"{type(error).__name__}: {error}"[:200],
-            write="a list of calls, each a tuple of arrays, the only one, or a dict of all by name",
+            write=write,
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import AdoptionError, InvalidArgumentError
+from pax_export._errors import AdoptionError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.weights import _file
 from pax_export.weights._dtypes import stored
 from pax_export.weights._leaves import leaves_by_name
@@ -77,6 +77,13 @@ def save_as(
         ([2.0, 2.0, 2.0], (3, 2))
     """
     write = _writer(path)
+    if not (report is None or isinstance(report, AdoptionReport)):
+        raise InvalidArgumentTypeError(
+            "This is no report of adopt.",
+            where="save_as: report",
+            got=repr(report),
+            write="net, report = pax.weights.adopt(net, source)",
+        )
     options = options_of(rename, ignore, keep, axes, origin, fused, "save_as")
     leaves = leaves_by_name(net)
     for name, leaf in leaves.items():

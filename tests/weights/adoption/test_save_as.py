@@ -100,6 +100,15 @@ def test_a_report_of_another_module_is_refused(tmp_path):
         pax.weights.save_as(other, tmp_path / "net.npz", like=file, report=report)
 
 
+def test_what_is_no_report_is_refused(tmp_path):
+    file = {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+    net, _ = pax.weights.adopt(pax.Linear(2, 3), file)
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match=r"no report of adopt") as caught:
+        pax.weights.save_as(net, tmp_path / "net.npz", like=file, report=[1])
+    assert (caught.value.where, caught.value.got) == ("save_as: report", "[1]")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dtype_that_torch_lacks_is_refused_and_nothing_is_written(tmp_path):
     file = {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32),
             "steps": np.zeros(2, np.uint16)}  # fmt: skip

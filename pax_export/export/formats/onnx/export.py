@@ -19,9 +19,9 @@ from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.arguments import by_signature
+from pax_export.export.pipeline.arguments import by_signature, signature_keys
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
-from pax_export.export.tracing.exportable import DEFAULT, Exportable
+from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, refuse_changes
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.validate import Case
@@ -100,13 +100,13 @@ def to_onnx(
             got=f"opset={opset}",
             write=f"opset={_OLDEST}",
         )
-    if methods is not None and len(methods) != 1:
+    keys = signature_keys(methods)
+    if len(keys) != 1:
         raise InvalidArgumentError(
             "An ONNX file holds one function.",
-            got=f"methods={sorted(methods)}",
+            got=f"methods={sorted(keys)}",
             write="a file for each method",
         )
-    keys = list(methods) if methods is not None else [DEFAULT]
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
     request = Request(model, path, *given)

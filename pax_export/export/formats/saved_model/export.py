@@ -26,11 +26,11 @@ from pax_export.export.pipeline.arguments import (
     by_signature,
     check_choice,
     checked_platforms,
+    signature_keys,
 )
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import (
-    DEFAULT,
     Exportable,
     TrainStep,
     exportable,
@@ -157,7 +157,7 @@ def to_saved_model(
     platforms = checked_platforms(platforms)
     check_choice("state", state, ("frozen", "update"))
     compatibility.requested(consumer)
-    keys = list(methods) if methods is not None else [DEFAULT]
+    keys = signature_keys(methods)
     Order.of(vjp_order, trainable is not False)
     step = TrainStep.of(train_step, optimizer, train_inputs, keys)
     keys += [TrainStep.key] if step else []

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._optional import require
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.artifact.structure import rebuild
@@ -49,6 +49,15 @@ class Processors:
         """Reads the arguments; with several signatures they are dicts over their keys."""
         given = {"preprocess": preprocess, "postprocess": postprocess, "preprocess_inputs": inputs}
         read = {name: by_signature(name, value, keys, several) for name, value in given.items()}
+        for name in ("preprocess", "postprocess"):
+            for key, function in read[name].items():
+                if function is not None and not callable(function):
+                    raise InvalidArgumentTypeError(
+                        "A processor is a function of TensorFlow.",
+                        where=f"{name} of {key}",
+                        got=repr(function),
+                        write=f"{name}=lambda x: tf.cast(x, tf.float32)",
+                    )
         for key in set(read["preprocess_inputs"]) - set(read["preprocess"]):
             raise InvalidArgumentError(
                 "There are inputs for a preprocessor, and no preprocessor.",

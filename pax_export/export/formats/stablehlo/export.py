@@ -19,10 +19,11 @@ from pax_export.export.pipeline.arguments import (
     by_signature,
     check_choice,
     checked_platforms,
+    signature_keys,
 )
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
-from pax_export.export.tracing.exportable import DEFAULT, Exportable
+from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import legal_names
 from pax_export.export.validation.cases import named_examples
@@ -113,7 +114,7 @@ def to_stablehlo(
             got='state="update", weights="constants"',
             write='weights="arguments"',
         )
-    keys = list(methods) if methods is not None else [DEFAULT]
+    keys = signature_keys(methods)
     if isinstance(model, dict):
         keys = list(model)
     calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax import export as jax_export
 
-from pax_export._errors import NotDifferentiableError, PaxError, UnsupportedOperationError
+from pax_export._errors import (
+    InvalidArgumentTypeError,
+    NotDifferentiableError,
+    PaxError,
+    UnsupportedOperationError,
+)
 from pax_export._jax import neutral_platform, symbolic_rules
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import XLA_EXPANDS, Portable, portable
@@ -19,6 +24,7 @@ from pax_export.export.tracing.programs import line_of_model
 
 Exported = jax_export.Exported
 Structs = Mapping[str, jax.ShapeDtypeStruct]
+_CUSTOM_CALL = "disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name)]"
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,9 @@ def make(
     platforms: Sequence[str],
     disabled_checks: Sequence[Any] = (),
 ) -> Exported:
+    checks = _unchecked(disabled_checks)
     export = jax_export.export(
-        jax.jit(function), platforms=tuple(platforms), disabled_checks=tuple(disabled_checks)
+        jax.jit(function), platforms=tuple(platforms), disabled_checks=checks
     )
     try:
         with named_refusals():
@@ -53,9 +60,21 @@ def make(
                 + ".",
                 got=f"platforms={tuple(platforms)}",
                 write="other platforms or operations; or, for a call that you keep stable "
-                "yourself, disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name)]",
+                f"yourself, {_CUSTOM_CALL}",
             ) from error
         raise
+
+
+def _unchecked(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
+    checks = tuple(given) if isinstance(given, Iterable) else (given,)
+    if all(isinstance(check, jax_export.DisabledSafetyCheck) for check in checks):
+        return checks
+    raise InvalidArgumentTypeError(
+        "What jax is not to check is told by checks of jax.export.",
+        where="disabled_checks",
+        got=repr(given),
+        write=_CUSTOM_CALL,
+    )
 
 
 def _gradient(exported: Exported) -> Exported:

@@ -23,9 +23,9 @@ from pax_export.export.formats.tflite.graph import Scopes, make_function
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.arguments import by_signature, check_choice
+from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
 from pax_export.export.pipeline.run_export import Request, Writer, not_finite, run_export
-from pax_export.export.tracing.exportable import DEFAULT, Exportable
+from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, refuse_changes
 from pax_export.export.tracing.source_lines import placed
 from pax_export.export.validation.cases import output_cases
@@ -102,7 +102,7 @@ def to_tflite(
         [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
     """
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
-    keys = list(methods) if methods is not None else [DEFAULT]
+    keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
     request = Request(model, path, *given)
