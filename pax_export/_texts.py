@@ -1,7 +1,8 @@
-"""Arguments that are one text, or several."""
+"""Arguments that are one text, or several, or values by texts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
@@ -23,3 +24,15 @@ def texts(argument: str, given: Any, write: str) -> tuple[str, ...]:
     raise InvalidArgumentTypeError(
         f"`{argument}` is a text, or several.", where=argument, got=repr(given), write=write
     )
+
+
+def by_text(argument: str, given: Any, what: str, write: str) -> dict[str, Any]:
+    """What a user gave by names; `what` says of anything else that it stands in a dict.
+
+    Example:
+        >>> by_text("kwargs", {"mask": 1}, "Inputs stand in a dict.", "kwargs={...}")
+        {'mask': 1}
+    """
+    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
+        return dict(given)
+    raise InvalidArgumentTypeError(what, where=argument, got=repr(given), write=write)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._texts import texts
+from pax_export._errors import InvalidArgumentError
+from pax_export._texts import by_text, texts
 from pax_export.export.artifact.report import DEFAULT
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -28,14 +28,9 @@ def signature_keys(methods: Any) -> list[str]:
     """The names of the signatures: those that a user gave, or that of the only one."""
     if methods is None:
         return [DEFAULT]
-    if isinstance(methods, Mapping) and all(isinstance(key, str) for key in methods):
-        return list(methods)
-    raise InvalidArgumentTypeError(
-        "The methods of a model stand in a dict, by the names under which they are called.",
-        where="methods",
-        got=repr(methods),
-        write='methods={"encode": "encode", "score": "__call__"}',
-    )
+    what = "The methods of a model stand in a dict, by the names under which they are called."
+    write = 'methods={"encode": "encode", "score": "__call__"}'
+    return list(by_text("methods", methods, what, write))
 
 
 def check_choice(name: str, value: Any, choices: tuple) -> None:

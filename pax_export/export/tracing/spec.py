@@ -16,7 +16,7 @@ from jax import export as jax_export
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import html_text
 from pax_export._jax import scope_constraints
-from pax_export._texts import texts
+from pax_export._texts import by_text, texts
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.structure import collect
@@ -186,14 +186,8 @@ def resolve(
 def _by_name(kwargs: Any) -> dict[str, Any]:
     if kwargs is None:
         return {}
-    if isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs):
-        return dict(kwargs)
-    raise InvalidArgumentTypeError(
-        "The inputs that a model takes by name stand in a dict, by their names.",
-        where="kwargs",
-        got=repr(kwargs),
-        write='kwargs={"mask": spec("batch, length", "bool")}',
-    )
+    what = "The inputs that a model takes by name stand in a dict, by their names."
+    return by_text("kwargs", kwargs, what, 'kwargs={"mask": spec("batch, length", "bool")}')
 
 
 def held(args: Any, kwargs: Any) -> tuple[Any, Any]:
