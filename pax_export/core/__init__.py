@@ -37,7 +37,7 @@ from pax_export.core._mutable import (
 from pax_export.core._near_names import near_names
 from pax_export.core._parameters import STATES_TOO, merge, parameters_method
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
-from pax_export.core._pax_programs import run_pax_programs
+from pax_export.core._pax_programs import run_pax_programs, runs_pax_programs
 from pax_export.core._pickling import picklable, remember_call, restore
 from pax_export.core._pure import (
     module_and_value,

@@ -116,11 +116,12 @@ class Transformer(Module):
         """Applies the network to a batch of sequences.
 
         Args:
-            h: ``[batch, time, dim]``.
+            h: ``[batch, time, dim]``, or ``[time, dim]`` of a single sequence.
             mask: ``[batch, time]``; places where it is False or 0 are not seen by any other.
+                ``[time]`` for a single sequence.
 
         Returns:
-            ``[batch, time, dim]``.
+            The shape of ``h``.
 
         Raises:
             ImmutableModuleError: in train mode with a dropout rate above 0,
@@ -128,6 +129,11 @@ class Transformer(Module):
             InvalidArgumentError: (a ValueError and an AssertionError) another shape.
         """
         h = jnp.asarray(h)
+        if h.ndim == 2:
+            return self._of_a_batch(h[None], mask if mask is None else jnp.asarray(mask)[None])[0]
+        return self._of_a_batch(h, mask)
+
+    def _of_a_batch(self, h: jax.Array, mask: Any) -> jax.Array:
         self._check(h, mask)
         if mask is not None:
             mask = jnp.asarray(mask)[:, None, None, :]
@@ -145,7 +151,6 @@ class Transformer(Module):
                 f"The input must have shape [batch, time, {self.dim}].",
                 where=repr(self),
                 got=f"shape {h.shape}",
-                write="h[None] for a single sequence" if h.ndim == 2 else None,
             )
         shape = (1, 1) if mask is None else jnp.shape(mask)
         if len(shape) != 2 or any(size not in (1, own) for size, own in zip(shape, h.shape)):

@@ -8,6 +8,7 @@ that the message names, ``Linear.in_dim`` for example.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
-from pax_export.core import Module, next_rng_key
+from pax_export.core import Module, next_rng_key, runs_pax_programs
 
 
 def integer(value: Any, where: str, least: int) -> int:
@@ -130,6 +131,42 @@ def require_rank(x: Any, rank: int, form: str, layer: Module) -> None:
             got=f"shape {x.shape}",
             write="x[None] to add a batch axis" if x.ndim == rank - 1 else None,
         )
+
+
+def with_one_batch_axis(
+    x: jax.Array, form: str, layer: Module
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """The input with its leading axes joined into one, and a function that splits them again.
+
+    A single example, without a batch axis, gets one of size 1.  PAX refuses both.
+
+    Args:
+        x: ``[..., *rest]``.
+        form: a letter for each axis of ``[batch, *rest]``, e.g. ``NHWC``.
+        layer: what the message names.
+    """
+    rank = len(form)
+    if x.ndim == rank:
+        return x, _unchanged
+    if x.ndim < rank - 1 or runs_pax_programs():
+        require_rank(x, rank, form, layer)
+    leading, rest = x.shape[: 1 - rank], x.shape[1 - rank :]
+    return x.reshape((math.prod(leading), *rest)), lambda y: y.reshape((*leading, *y.shape[1:]))
+
+
+def require_batch_axis(x: jax.Array, form: str, layer: Module) -> None:
+    """Raises for a number, and in programs of PAX, whose layers refuse it, for one example."""
+    if x.ndim == 0 or runs_pax_programs():
+        raise InvalidArgumentError(
+            f"The input must have the form {form}.",
+            where=repr(layer),
+            got=f"shape {x.shape}",
+            write="layer(x[None])[0] for a single example" if x.ndim else None,
+        )
+
+
+def _unchanged(y: jax.Array) -> jax.Array:
+    return y
 
 
 def require_channels(x: Any, axis: int, size: int, layer: Module) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core import Module, filled, parameters_method, summary_lines
+from pax_export.core import (
+    Module,
+    filled,
+    parameters_method,
+    runs_pax_programs,
+    summary_lines,
+)
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, joined, spec_of
 from pax_export.nn._state import EMA
@@ -54,20 +60,29 @@ class _BatchNorm(Module):
         Args:
             x: ``[batch, *spatial, num_channels]``, or ``[batch, num_channels, *spatial]`` if
                 ``data_format`` begins with NC.  `BatchNorm1D` also takes
-                ``[batch, num_channels]``.
+                ``[batch, num_channels]``.  More leading axes count as one batch; in eval mode a
+                single example needs none.
 
         Returns:
             The same shape; the dtype that input, scale and offset promote to.
 
         Raises:
             ImmutableModuleError: in train mode, outside of `pure` and `purecall`.
-            InvalidArgumentError: (a ValueError) another number of axes or of channels.
+            InvalidArgumentError: (a ValueError) too few axes, or another number of channels.
         """
-        x = self._checked_input(x)
-        if x.ndim != len(self.data_format):  # features alone, for which one place stands
-            place = 3 - self.data_format.index("C")
-            return jnp.squeeze(self._normalised(jnp.expand_dims(x, place)), place)
-        return self._normalised(x)
+        x = arg.as_array(x)
+        features_alone = self._features_alone and x.ndim in (1, 2)
+        self._check(x, features_alone)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            x = x.astype(jnp.float32)
+        if not features_alone:
+            return self._of_any_rank(x)
+        place = -2 if self.data_format.endswith("C") else -1  # one stands for the spatial axis
+        return jnp.squeeze(self._of_any_rank(jnp.expand_dims(x, place)), place)
+
+    def _of_any_rank(self, x: jax.Array) -> jax.Array:
+        x, split = arg.with_one_batch_axis(x, self.data_format, self)
+        return split(self._normalised(x))
 
     def _normalised(self, x: jax.Array) -> jax.Array:
         used = [array for array in (x, self.scale, self.offset) if array is not None]
@@ -86,22 +101,22 @@ class _BatchNorm(Module):
         operands = (x, mean, variance, self.scale, self.offset)
         return arg.cast(computed(normalised, operands, lambda: joined(*spec_of(x))), dtype)
 
-    def _checked_input(self, x: Any) -> jax.Array:
-        x = arg.as_array(x)
-        if self._features_alone and x.ndim == 2:
-            channels = 1
-        else:
-            self._require_rank(x)
-            channels = self.data_format.index("C")
-        arg.require_channels(x, channels, self.num_channels, self)
-        if jnp.issubdtype(x.dtype, jnp.inexact):
-            return x
-        return x.astype(jnp.float32)
+    def _check(self, x: jax.Array, features_alone: bool) -> None:
+        """Raises unless the axes and the channels fit.
 
-    def _require_rank(self, x: jax.Array) -> None:
+        A single example has no statistics of its own, so in train mode it is refused.
+        """
+        channels = self.data_format.index("C")
+        rank = 2 if features_alone else len(self.data_format)
+        if x.ndim < rank and (self.training or runs_pax_programs()):
+            self._refuse_rank(x)
+        if x.ndim < rank - 1 or (x.ndim > rank and runs_pax_programs()):
+            self._refuse_rank(x)
+        axis = x.ndim - 1 if features_alone else x.ndim - len(self.data_format) + channels
+        arg.require_channels(x, axis, self.num_channels, self)
+
+    def _refuse_rank(self, x: jax.Array) -> NoReturn:
         rank, form, alone = len(self.data_format), self.data_format, self._features_alone
-        if x.ndim == rank:
-            return
         write = "x[None] to add a batch axis" if x.ndim == (1 if alone else rank - 1) else None
         if x.ndim == 2:
             write = f"BatchNorm1D({x.shape[1]}) for features without spatial axes"

@@ -59,16 +59,21 @@ class Convolution(ParameterModule):
         """Convolves the input.
 
         Args:
-            x: ``[batch, *spatial, in_features]``, or ``[batch, in_features, *spatial]`` if
-                ``data_format`` begins with NC.
+            x: ``[..., *spatial, in_features]``, or ``[..., in_features, *spatial]`` if
+                ``data_format`` begins with NC; with one batch axis as a rule, with none for a
+                single example.
 
         Returns:
             The same form with ``out_features`` channels.
 
         Raises:
-            InvalidArgumentError: (a ValueError and an AssertionError) another number of
-                axes or of channels.
+            InvalidArgumentError: (a ValueError and an AssertionError) too few axes, or another
+                number of channels.
         """
+        x, split = arg.with_one_batch_axis(arg.as_array(x), self.data_format, self)
+        return split(self._of_a_batch(x))
+
+    def _of_a_batch(self, x: jax.Array) -> jax.Array:
         x, weight = self._checked_input(x)
         kernel_format = "HW"[-self._spatial_axes() :] + self._kernel_features
         numbers = (self.data_format, kernel_format, self.data_format)
@@ -89,10 +94,8 @@ class Convolution(ParameterModule):
     def _convolved(layer: Any, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
         raise NotImplementedError
 
-    def _checked_input(self, x: Any) -> tuple[jax.Array, jax.Array]:
-        """The input and the weight, in one dtype; raises if the input does not fit."""
-        x = arg.as_array(x)
-        arg.require_rank(x, len(self.data_format), self.data_format, self)
+    def _checked_input(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The input and the weight, in one dtype; raises if the channels do not fit."""
         arg.require_channels(x, self.data_format.index("C"), self.in_features, self)
         weight = arg.as_array(self.weight)
         dtype = arg.common_dtype(x, weight)

@@ -132,21 +132,26 @@ class GroupedQueryAttention(Module):
         """Attends from each place to itself and to those before it.
 
         Args:
-            x: ``[batch, length, dim]``.
+            x: ``[batch, length, dim]``, or ``[length, dim]`` of a single example.
             positions: integers that broadcast to ``[batch, length]``, for `rotary`; from 0 up by
                 default.
             mask: booleans that broadcast to ``[batch, num_heads or 1, length, length]``; what is
                 False is not seen either.
 
         Returns:
-            ``[batch, length, dim]``.
+            The shape of ``x``.
 
         Raises:
             InvalidArgumentError: another number of axes.
             InvalidArgumentTypeError: another width than ``dim``.
         """
         x = arg.as_array(x)
-        arg.require_rank(x, 3, "[batch, length, dim]", self)
+        if x.ndim != 2:
+            arg.require_rank(x, 3, "[batch, length, dim]", self)
+            return self._of_a_batch(x, positions, mask)
+        return self._of_a_batch(x[None], positions, mask)[0]
+
+    def _of_a_batch(self, x: jax.Array, positions: Any, mask: Any) -> jax.Array:
         rotary = getattr(self, "rotary", None)
         cos, sin, pairing = None, None, "halves"
         if rotary is not None:

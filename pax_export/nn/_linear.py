@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, joined, spec_of
@@ -67,13 +67,13 @@ class Linear(ParameterModule):
         """Applies the layer to the last axis.
 
         Args:
-            x: ``[..., in_dim]``, with at least one axis before the last.
+            x: ``[..., in_dim]``.
 
         Returns:
             ``[..., out_dim]``.
 
         Raises:
-            InvalidArgumentError: (an AssertionError too) less than two axes.
+            InvalidArgumentError: (an AssertionError too) no axis; in programs of PAX, a single one.
             InvalidArgumentTypeError: (a TypeError) another width than `in_dim`.
         """
         x = arg.as_array(x)
@@ -84,12 +84,7 @@ class Linear(ParameterModule):
 
     def _check(self, x: jax.Array) -> None:
         if x.ndim < 2:
-            raise InvalidArgumentError(
-                "Linear needs an input with a batch axis: at least two axes.",
-                where=repr(self),
-                got=f"shape {x.shape}",
-                write="layer(x[None])[0] for a single example",
-            )
+            arg.require_batch_axis(x, "[batch, in_dim]", self)
         if x.shape[-1] != self.in_dim:
             raise InvalidArgumentTypeError(
                 f"The last axis of the input must have size {self.in_dim}.",

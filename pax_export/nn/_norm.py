@@ -268,16 +268,21 @@ class GroupNorm(_Norm):
 
         Args:
             x: ``[batch, ..., num_channels]``, or ``[batch, num_channels, ...]``
-                if channels are first.
+                if channels are first; ``[num_channels]`` of a single example.
 
         Returns:
             The shape of the input.
 
         Raises:
-            InvalidArgumentError: (a ValueError) less than two axes, or another
-                number of channels.
+            InvalidArgumentError: (a ValueError) no axis, or another number of channels.
         """
         x = jnp.asarray(x)
+        if x.ndim == 1:
+            arg.require_batch_axis(x, "[batch, ..., channels]", self)
+            return self._of_a_batch(x[None])[0]
+        return self._of_a_batch(x)
+
+    def _of_a_batch(self, x: jax.Array) -> jax.Array:
         self._check(x)
         channels = self._channel_axis(x.ndim)
         grouped_channels = (self.groups, self.num_channels // self.groups)
@@ -301,13 +306,8 @@ class GroupNorm(_Norm):
         return computed(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
 
     def _check(self, x: jax.Array) -> None:
-        if x.ndim < 2:
-            raise InvalidArgumentError(
-                "GroupNorm needs an input with a batch axis and a channel axis.",
-                where=repr(self),
-                got=f"shape {x.shape}",
-                write="x[None] to add a batch axis",
-            )
+        if x.ndim == 0:
+            arg.require_batch_axis(x, "[batch, ..., channels]", self)
         arg.require_channels(x, self._channel_axis(x.ndim), self.num_channels, self)
 
     def _channel_axis(self, rank: int) -> int:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Module
-from pax_export.nn._arguments import integer, key_or_next, repr_method
+from pax_export.nn._arguments import integer, key_or_next, repr_method, require_batch_axis
 from pax_export.nn._explicit import laid_like, with_whole_channels
 from pax_export.nn._initializers import Initializer
 from pax_export.nn._linear import Linear
@@ -87,19 +87,21 @@ class _Cell(Module):
 
         Args:
             state: the state before the step.
-            x: ``[batch, input_dim]``.
+            x: ``[batch, input_dim]``, or ``[input_dim]`` of a single example.
 
         Returns:
-            The state after the step, and the output ``[batch, hidden_dim]``.
+            The state after the step, and the output ``[batch, hidden_dim]``; without `batch` for
+            a single example.
 
         Raises:
-            InvalidArgumentError: (an AssertionError too) no batch axis.
+            InvalidArgumentError: (an AssertionError too) no axis; in programs of PAX, a single one.
             InvalidArgumentTypeError: (a TypeError) not a state of this cell, or another shape.
         """
         raise NotImplementedError
 
-    def _zeros(self, batch_size: int) -> jax.Array:
-        return jnp.zeros((batch_size, self.hidden_dim))
+    def _zeros(self, batch_size: int | None) -> jax.Array:
+        batch = () if batch_size is None else (batch_size,)
+        return jnp.zeros((*batch, self.hidden_dim))
 
     def _checked(self, state: Any, x: Any) -> tuple[jax.Array, ...]:
         """The input and the arrays of the state; raises if they do not fit."""
@@ -121,12 +123,7 @@ class _Cell(Module):
 
     def _check(self, word: str, array: jax.Array, shape: tuple) -> None:
         if array.ndim < 2:
-            raise InvalidArgumentError(
-                f"The {word} of a cell needs a batch axis: at least two axes.",
-                where=repr(self),
-                got=f"shape {array.shape}",
-                write="x[None] and initial_state(1) for a single example",
-            )
+            require_batch_axis(array, f"[batch, {shape[-1]}], the {word} of a cell", self)
         if array.shape != shape:
             raise InvalidArgumentTypeError(
                 f"The {word} of this cell must have shape {shape}.",
@@ -203,8 +200,11 @@ class LSTM(_Cell):
         hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
         return _lying_as(state, LSTMState(hidden, cell)), hidden
 
-    def initial_state(self, batch_size: int) -> LSTMState:
-        """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""
+    def initial_state(self, batch_size: int | None = None) -> LSTMState:
+        """Returns zeros ``[batch_size, hidden_dim]``, or ``[hidden_dim]`` for a single example.
+
+        The size may be symbolic.
+        """
         return LSTMState(self._zeros(batch_size), self._zeros(batch_size))
 
 
@@ -257,8 +257,11 @@ class GRU(_Cell):
         hidden = (1 - z) * hidden + z * candidate
         return _lying_as(state, GRUState(hidden)), hidden
 
-    def initial_state(self, batch_size: int) -> GRUState:
-        """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""
+    def initial_state(self, batch_size: int | None = None) -> GRUState:
+        """Returns zeros ``[batch_size, hidden_dim]``, or ``[hidden_dim]`` for a single example.
+
+        The size may be symbolic.
+        """
         return GRUState(self._zeros(batch_size))
 
 
@@ -300,6 +303,9 @@ class VanillaRNN(_Cell):
         hidden = jnp.tanh(with_whole_channels(hidden))
         return _lying_as(state, VanillaRNNState(hidden)), hidden
 
-    def initial_state(self, batch_size: int) -> VanillaRNNState:
-        """Returns zeros ``[batch_size, hidden_dim]``; the size may be symbolic."""
+    def initial_state(self, batch_size: int | None = None) -> VanillaRNNState:
+        """Returns zeros ``[batch_size, hidden_dim]``, or ``[hidden_dim]`` for a single example.
+
+        The size may be symbolic.
+        """
         return VanillaRNNState(self._zeros(batch_size))

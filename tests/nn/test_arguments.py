@@ -52,11 +52,10 @@ There are more sizes than the input has axes.
   got: (1, 1, 1) for shape (1, 1)
   write: at most 2 integers""": lambda: pax.avg_pool([[1.0]], (1,), (1, 1, 1), "SAME"),
     """\
-GroupNorm needs an input with a batch axis and a channel axis.
+The input must have the form [batch, ..., channels].
   where: GroupNorm(groups=1, num_channels=1, axis=slice(1, None, None), create_scale=True, \
 create_offset=True, data_format=channels_last)
-  got: shape (1,)
-  write: x[None] to add a batch axis""": lambda: pax.GroupNorm(1, 1)([1.0]),
+  got: shape ()""": lambda: pax.GroupNorm(1, 1)(1.0),
 }
 
 

@@ -168,7 +168,7 @@ def test_an_input_that_does_not_fit():
         f"  where: {title}\n  got: shape (3,)\n  write: x[None] to add a batch axis"
     )
     with pytest.raises(ValueError, match="NWC, or 2 axes, batch and channels") as error:
-        norm % drawn(4, 5, 2, 3)
+        norm % drawn()
     with pytest.raises(ValueError, match="must have 3 channels on axis 1") as error:
         norm % drawn(4, 2)
     with pytest.raises(ValueError) as error:
@@ -179,7 +179,7 @@ def test_an_input_that_does_not_fit():
         "  write: an input of that many channels, or a layer built for 1 channels"
     )
     with pytest.raises(AssertionError, match="must have 4 axes, NCHW"):
-        pax.BatchNorm2D(3, data_format="NCHW").eval()(drawn(1, 2, 3, 4, 5))
+        pax.BatchNorm2D(3, data_format="NCHW").eval()(drawn(4, 5))
     with pytest.raises(ValueError) as error:
         pax.BatchNorm2D(3).eval()(drawn(4, 3))
     assert str(error.value) == (
@@ -188,7 +188,7 @@ def test_an_input_that_does_not_fit():
         "  write: BatchNorm1D(3) for features without spatial axes"
     )
     with pytest.raises(ValueError, match="write: x\\[None\\] to add a batch axis"):
-        pax.BatchNorm2D(3).eval()(drawn(4, 5, 3))
+        pax.BatchNorm2D(3) % drawn(4, 5, 3)
 
 
 @pytest.mark.parametrize(("message", "build"), [

@@ -65,7 +65,7 @@ def test_repr():
     ("a pair .* for each of 2", lambda: pax.Conv2DTranspose(1, 1, 3, padding=[(1, 1)])),
     ("'NHWC' or 'NCHW'", lambda: pax.Conv2DTranspose(1, 1, 3, data_format="NWC")),
     ("Conv1DTranspose.in_features", lambda: pax.Conv1DTranspose(0, 3, 3)),
-    ("must have 3 axes, NWC", lambda: pax.Conv1DTranspose(2, 3, 3)(drawn(1, 2))),
+    ("must have 3 axes, NWC", lambda: pax.Conv1DTranspose(2, 3, 3)(drawn(2))),
     ("2 channels on axis 2", lambda: pax.Conv1DTranspose(2, 3, 3)(drawn(1, 2, 4))),
 ])  # fmt: skip
 def test_what_makes_no_sense(message, build):

@@ -106,7 +106,7 @@ def test_groups_are_checked_when_the_layer_is_built():
     ("GroupNorm.groups", lambda: pax.GroupNorm(0, 4)),
     ("GroupNorm.axis", lambda: pax.GroupNorm(2, 4, axis=None)),
     ("GroupNorm.offset_init", lambda: pax.GroupNorm(2, 4, create_offset=False, offset_init=max)),
-    ("a batch axis and a channel axis", lambda: pax.GroupNorm(2, 4)(drawn(4))),
+    ("form .batch, ..., channels", lambda: pax.GroupNorm(2, 4)(1.0)),
     ("must have 4 channels on axis 2", lambda: pax.GroupNorm(2, 4)(drawn(2, 4, 6))),
 ])  # fmt: skip
 def test_what_makes_no_sense(message, build):

@@ -206,9 +206,9 @@ REFUSED = {
         lambda cell: cell(pax.GRUState(jnp.zeros((2, 4))), jnp.zeros((2, 3))),
         (TypeError, "must be its state, LSTMState(.|\n)*got: GRUState"),
     ),
-    "no batch": (
-        lambda cell: cell(cell.initial_state(1), jnp.zeros(3)),
-        (AssertionError, "The input of a cell needs a batch axis"),
+    "no axis": (
+        lambda cell: cell(cell.initial_state(1), 1.0),
+        (AssertionError, r"must have the form \[batch, 3\], the input of a cell"),
     ),
     "another width": (
         lambda cell: cell(cell.initial_state(2), jnp.zeros((2, 5))),
