@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import replacing, single_file
@@ -18,14 +18,17 @@ from pax_export.inspection._functions import title_of
 
 _MARK = "<!-- pax_export drawing -->"
 _LETTER, _LINE, _GAP = 7.2, 16, 46  # of the text, in pixels
-_STYLE = (
-    "text { font: 12px ui-monospace, monospace; text-anchor: middle; fill: #222 }"
-    " .path, .edge { font-size: 10px; fill: #666 }"
-    " .edge { paint-order: stroke; stroke: #fff; stroke-width: 3px }"
-    " rect { stroke: #447; fill: #eef2ff } .operation rect { fill: #fff; stroke: #bbb }"
-    " .input rect, .output rect { fill: #f3f3e8; stroke: #996 }"
-    " path { fill: none; stroke: #889; marker-end: url(#tip) }"
-)
+_SMALL = 10 / 12  # the letters of paths and edges, beside those of titles
+# Each rule names the drawing: inside a page its style would hold for the whole page.
+_STYLE = """
+.pax-drawing text { font: 12px ui-monospace, monospace; text-anchor: middle; fill: #222 }
+.pax-drawing .path, .pax-drawing .edge { font-size: 10px; fill: #666 }
+.pax-drawing .edge { paint-order: stroke; stroke: #fff; stroke-width: 3px }
+.pax-drawing rect { stroke: #447; fill: #eef2ff }
+.pax-drawing .operation rect { fill: #fff; stroke: #bbb }
+.pax-drawing .input rect, .pax-drawing .output rect { fill: #f3f3e8; stroke: #996 }
+.pax-drawing path { fill: none; stroke: #889; marker-end: url(#tip) }
+"""
 
 Point = tuple[float, float]
 
@@ -133,18 +136,23 @@ def draw(
 def _svg(drawing: Drawing) -> str:
     places, routes = _layout(drawing)
     boxes = {n: _box(drawing.nodes[n]) for n in places}
-    widths = [abs(x) + boxes[n][0] / 2 for n, (x, _) in places.items()]
-    width = 2 * max(widths, default=50) + 20
+    edges = list(_edges(drawing, places, routes, boxes))
+    reach = [abs(x) + boxes[n][0] / 2 for n, (x, _) in places.items()]
+    for edge in edges:
+        reach += [abs(x) for x, _ in edge.points]
+        reach.append(abs(edge.middle[0]) + len(edge.label) * _LETTER * _SMALL / 2)
+    width = 2 * max(reach, default=50) + 20
     height = max((y for _, y in places.values()), default=0) + 3 * _LINE + 20
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-width / 2:.0f} -30 {width:.0f} '
-        f'{height + 30:.0f}" width="{width:.0f}" height="{height + 30:.0f}">',
+        '<svg xmlns="http://www.w3.org/2000/svg" class="pax-drawing" '
+        f'viewBox="{-width / 2:.0f} -30 {width:.0f} {height + 30:.0f}" '
+        f'width="{width:.0f}" height="{height + 30:.0f}">',
         _MARK,
         f"<style>{_STYLE}</style>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" style="fill:#889;stroke:none"/>'
         "</marker></defs>",
-        *_edges(drawing, places, routes, boxes),
+        *map(str, edges),
         *(_node(drawing.nodes[n], place, boxes[n]) for n, place in places.items()),
         "</svg>",
     ]
@@ -189,7 +197,7 @@ def _route(start: int, end: int, hops: Mapping[int, list[int]], known: int) -> l
 
 
 def _box(node: Node) -> tuple[float, float]:
-    letters = max(len(node.title), 0.85 * len(node.path))
+    letters = max(len(node.title), _SMALL * len(node.path))
     lines = 2 if node.path else 1
     return letters * _LETTER + 18, lines * _LINE + 6
 
@@ -207,20 +215,36 @@ def _node(node: Node, place: Point, box: tuple[float, float]) -> str:
     )
 
 
+class _Edge(NamedTuple):
+    points: list[Point]
+    label: str
+
+    @property
+    def middle(self) -> Point:
+        """Where the label stands."""
+        if len(self.points) > 2:
+            return self.points[len(self.points) // 2]
+        (x, y), (to_x, to_y) = self.points
+        return (x + to_x) / 2, (y + to_y) / 2
+
+    def __str__(self) -> str:
+        x, y = self.middle
+        return (
+            f'<path d="{_curve(self.points)}"/>\n'
+            f'<text class="edge" x="{x:.1f}" y="{y + 3:.1f}">{escape(self.label)}</text>'
+        )
+
+
 def _edges(
     drawing: Drawing,
     places: Mapping[int, Point],
     routes: Mapping[tuple[int, int], list[Point]],
     boxes: Mapping[int, tuple[float, float]],
-) -> Iterator[str]:
+) -> Iterator[_Edge]:
     for a, b, texts in drawing.edges:
         (x, y), (to_x, to_y) = places[a], places[b]
         y, to_y = y + boxes[a][1] / 2, to_y - boxes[b][1] / 2
-        points = [(x, y), *routes.get((a, b), ()), (to_x, to_y)]
-        yield f'<path d="{_curve(points)}"/>'
-        middle = points[len(points) // 2] if len(points) > 2 else ((x + to_x) / 2, (y + to_y) / 2)
-        label = escape(", ".join(texts))
-        yield f'<text class="edge" x="{middle[0]:.1f}" y="{middle[1] + 3:.1f}">{label}</text>'
+        yield _Edge([(x, y), *routes.get((a, b), ()), (to_x, to_y)], ", ".join(texts))
 
 
 def _curve(points: list[Point]) -> str:

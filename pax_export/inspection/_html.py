@@ -15,7 +15,8 @@ _OPEN_LEVELS = 2
 _LETTER = 0.54  # of the height of a line, on average
 _STYLE = """
 .pax-inspect { font: 13px/1.5 system-ui, sans-serif; overflow-x: auto; }
-.pax-inspect .row { display: grid; gap: 0 1.2em; white-space: nowrap; }
+.pax-inspect .row { display: grid; gap: 0 1.2em; white-space: nowrap;
+  grid-template-columns: var(--pax-columns); }
 .pax-inspect .row > :first-child { overflow: hidden; text-overflow: ellipsis; }
 .pax-inspect .head { font-weight: 600; border-bottom: 1px solid #8886; }
 .pax-inspect summary { cursor: pointer; list-style: none; }
@@ -50,8 +51,7 @@ def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     body = "\n".join(_nested(rows, cells))
     lines = "<br>".join(map(escape, totals(rows, uncounted)))
     return (
-        f'<div class="pax-inspect"><style>{_STYLE}'
-        f".pax-inspect .row {{ grid-template-columns: {columns}; }}</style>\n"
+        f'<div class="pax-inspect" style="--pax-columns: {columns}"><style>{_STYLE}</style>\n'
         f'<div class="row head">{head}</div>\n{body}\n<p>{lines}</p></div>'
     )
 

@@ -113,3 +113,42 @@ def test_wrong_input():
         draw(pax.Linear(2, 3), spec("b, 2"), depth=0)
     with pytest.raises(TypeError, match="needs a module"):
         draw(3, spec("b, 2"))
+
+
+def test_labels_of_edges_are_within_the_drawing():
+    """The label is wider than the boxes that its edge joins."""
+    pytest.importorskip("fast_sugiyama")
+
+    class Two(pax.Module):
+        def __call__(self, x):
+            return x[0], x[1]
+
+    class Outer(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = Two(), Pair()
+
+        def __call__(self, x):
+            return self.b(*self.a(x))
+
+    class Pair(pax.Module):
+        def __call__(self, x, y):
+            return x + y
+
+    root = ElementTree.fromstring(draw(Outer(), spec("2, batch, 1000, 1000")).to_svg())
+    left, _, width, _ = map(float, root.get("viewBox").split())
+    labels = [text for text in root.iter() if text.get("class") == "edge"]
+    assert max(len(text.text) for text in labels) > 20
+    for text in labels:
+        half = len(text.text) * 6 / 2  # letters of 10 pixels are 6 wide
+        assert left <= float(text.get("x")) - half and float(text.get("x")) + half <= left + width
+
+
+def test_the_style_holds_for_drawings_alone():
+    """A notebook puts the drawing into its page."""
+    pytest.importorskip("fast_sugiyama")
+    root = ElementTree.fromstring(draw(Residual2(), spec("b, 4")).to_svg())
+    style = next(each.text for each in root.iter() if each.tag.endswith("style"))
+    selectors = [each for rule in style.split("}")[:-1] for each in rule.split("{")[0].split(",")]
+    assert selectors and all(each.strip().startswith(".pax-drawing ") for each in selectors)
+    assert root.get("class") == "pax-drawing"

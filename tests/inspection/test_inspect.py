@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -272,3 +273,11 @@ def test_the_name_of_a_function_stays_on_one_short_line():
     assert "\n" not in row.function
     assert len(row.function) <= 60
     assert row.function.startswith("functools.partial(_scale, by=array(")
+
+
+def test_two_tables_of_one_page_have_their_own_columns():
+    """A style holds for the whole page of a notebook, so the columns lie at each table."""
+    pages = [pax.inspect(net)._repr_html_() for net in (pax.Linear(1, 1), pax.nets.ResNet18(3, 10))]
+    styles = {re.search("<style>(.*?)</style>", page, re.DOTALL)[1] for page in pages}
+    columns = {re.search('style="--pax-columns: ([^"]*)"', page)[1] for page in pages}
+    assert len(styles) == 1 and len(columns) == 2

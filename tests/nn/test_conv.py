@@ -91,9 +91,7 @@ def test_an_input_that_does_not_fit():
     with pytest.raises(AssertionError) as error:
         layer(jnp.ones((8, 1)))
     assert str(error.value) == (
-        "The input must have 4 axes, NHWC.\n"
-        f"  where: {title}\n"
-        "  got: shape (8, 1)"
+        f"The input must have 4 axes, NHWC.\n  where: {title}\n  got: shape (8, 1)"
     )
     with pytest.raises(ValueError) as error:
         layer(jnp.ones((2, 8, 8, 3)))

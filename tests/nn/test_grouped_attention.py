@@ -137,4 +137,6 @@ def test_mistakes_are_named():
         "  got: 'cudnn' with softcap=2.0\n"
         "  write: implementation=None"
     )
-    assert "3 axes, [batch, length, dim]" in message(lambda: pax.GroupedQueryAttention(12, 6)(X[0, 0]))
+    assert "3 axes, [batch, length, dim]" in message(
+        lambda: pax.GroupedQueryAttention(12, 6)(X[0, 0])
+    )
