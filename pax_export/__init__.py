@@ -114,7 +114,7 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
         """Loads a room, or the room of a name, when it is first used."""
         if name not in _ROOMS and name not in __all__:
             raise AttributeError(
-                f"module {__name__!r} has no attribute {name!r}",
+                f"module {__name__!r} has no attribute {name!r}{_elsewhere(name)}",
                 name=name,
                 obj=sys.modules[__name__],  # Python suggests names that are alike
             )
@@ -125,6 +125,19 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value  # so that this function is not asked again
         return value
+
+    def _elsewhere(name: str) -> str:
+        """Where a public name that is not one of the package's own is found."""
+        if name.startswith("_"):
+            return ""  # Python and notebooks ask for such names
+        homes = []
+        for room in sorted(_PUBLIC_ROOMS):
+            try:
+                public = importlib.import_module(f"{__name__}.{room}").__all__
+            except ImportError:  # an optional package is missing
+                continue
+            homes += [f"{__name__}.{room}.{name}"] * (name in public)
+        return f"; it is {' or '.join(homes)}" if homes else ""
 
     def __dir__() -> list[str]:
         return sorted([*__all__, "__version__"])

@@ -102,6 +102,17 @@ def test_a_name_that_is_misspelt():
         exec("from pax_export import Linaer")
 
 
+@pytest.mark.parametrize(("name", "home"), [
+    ("Scan", "transforms"), ("vmap", "transforms"), ("jit", "transforms"), ("adopt", "weights"),
+    ("apply_gradients", "optim"), ("to_onnx", "export"),
+])  # fmt: skip
+def test_a_name_of_a_room_is_said_with_its_home(name, home):
+    with pytest.raises(AttributeError, match=f"it is pax_export.{home}.{name}$"):
+        getattr(pax, name)
+    with pytest.raises(AttributeError, match="has no attribute '_no_such_name'$"):
+        pax._no_such_name  # asks no room
+
+
 def test_a_room_loads_when_it_is_used():
     loaded = process(
         """

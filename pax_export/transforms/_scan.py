@@ -35,6 +35,9 @@ def scan(
 ) -> Callable[..., Any]:
     """Makes a function that calls another one step by step, as a Python loop does.
 
+    This is a transform, as flax nnx has it.  ``pax.scan`` is another function, PAX's: it takes a
+    first state and a sequence, and runs the loop.
+
     Args:
         f: takes the carry among its arguments and returns ``(carry, y)``.
         length: how many steps, where nothing is scanned.
@@ -125,6 +128,9 @@ def scan_over_time(
     reverse: bool = False,
 ) -> tuple[Any, Any]:
     """Calls a function once for each step in time, carrying a state along: PAX's ``pax.scan``.
+
+    It runs the loop, as `jax.lax.scan` does.  `transforms.scan` is another function: it transforms
+    a function of modules, with axes for arguments, states and random keys.
 
     Args:
         func: takes ``(state, x)`` and returns ``(state, y)``; a function, or a

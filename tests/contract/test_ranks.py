@@ -1,4 +1,4 @@
-"""Layers take one example without a batch axis, and batches of several axes, where that has meaning."""
+"""Layers take one example without a batch axis, and batches of several axes."""
 
 import jax
 import jax.numpy as jnp
