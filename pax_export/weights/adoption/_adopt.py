@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -228,7 +228,7 @@ class _Comparison:
         seen: set[tuple] = set()
         kept: dict[Any, Any] = {}
         nearest = np.inf
-        for choice in choices(study.possible):
+        for choice in _ways(study, found):
             if choice.key() in seen:
                 continue
             if self.tried == MOST:
@@ -245,6 +245,13 @@ class _Comparison:
         if not found:
             raise _refusals.nothing_agrees(source, self.tried, nearest, MOST)
         return next(iter(found.values()))
+
+
+def _ways(study: Study, found: Mapping) -> Iterator[Choice]:
+    """What names leave; if none of that is found to agree, also norms in another order."""
+    yield from choices(study.possible)
+    if not found and any(each.outcome.by_order for each in study.possible):
+        yield from choices(study.possible, reopened=True)
 
 
 def report_of(

@@ -1,7 +1,7 @@
 """Which group fills which layer: an assignment under hard constraints, decided or left open.
 
 Layers and groups whose shapes fit each other are looked at together.  Where one layer and one
-group are left, nothing is to be decided.  Where there are more, names decide, and only these two
+group are left, nothing is to be decided.  Where there are more, names decide, and only these three
 things of them:
 
 - Numbers.  The layers ``blocks.0.fc`` to ``blocks.5.fc`` differ by a number, and so do six groups
@@ -10,6 +10,7 @@ things of them:
 - Words.  A layer goes to the groups that share with it every word that any other group shares:
   what is counted is never a likeness.  If that leaves one way to give each group to a layer, and
   the groups would not choose otherwise, it is the one.
+- Order.  Of the norms of a block some words say which comes first, see `_order`.
 
 Where a layer stands, and where the layers went that stand beside it, counts as a word.
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._order import contradicts, in_order, is_norm, norm_place
 
 #: So many steps are spent on finding out whether there is a second way.
 _STEPS = 20_000
@@ -38,14 +40,11 @@ class Component:
         layers: in the order of the module.
         groups: in the order of the file.
         fits: whether a group fits a layer.
-        evidence: the words that decided, once it is decided.
     """
 
     layers: list[Layer]
     groups: list[Group]
     fits: Callable[[Layer, Group], bool]
-    pairs: Pairs | None = None
-    why: str = ""
 
     @property
     def balanced(self) -> bool:
@@ -60,6 +59,8 @@ class Outcome:
     pairs: Pairs = field(default_factory=list)
     why: dict[Layer, str] = field(default_factory=dict)
     open: list[Component] = field(default_factory=list)
+    #: Those that the order of norms has decided: a reference may know better.
+    by_order: list[Component] = field(default_factory=list)
     missing: list[Layer] = field(default_factory=list)
     left: list[Group] = field(default_factory=list)
     #: Those among which some are missing or left over, with the others of their shapes.
@@ -190,7 +191,19 @@ def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
 
 
 def _decided(component: Component, links: Mapping[Any, frozenset], outcome: Outcome) -> bool:
-    ours, theirs = _by_words(component.layers), _by_words(component.groups)
+    if _decided_by(component, links, outcome):
+        return True
+    # norm1 and norm2 count the norms of a block, and no blocks.
+    return all(map(is_norm, component.layers)) and any(
+        _decided_by(component, links, outcome, *apart) for apart in ((True, False), (False, True))
+    )
+
+
+def _decided_by(
+    component: Component, links: Mapping[Any, frozenset], outcome: Outcome,
+    apart: bool = False, others_apart: bool = False,
+) -> bool:  # fmt: skip
+    ours, theirs = _by_words(component.layers, apart), _by_words(component.groups, others_apart)
     fitting: dict[Any, dict[Any, frozenset]] = {}
     for own, layers in ours.items():
         fitting[own] = {
@@ -204,22 +217,41 @@ def _decided(component: Component, links: Mapping[Any, frozenset], outcome: Outc
         for other, words in options.items():
             backwards[other][own] = words
     wished = {other: _best(options) for other, options in backwards.items()}
+    ordered: set[Any] = set()
     found = list(itertools.islice(matchings(chosen), 2))
+    norms = {own: layers for own, layers in ours.items() if is_norm(layers[0])}
+    if len(found) > 1:
+        told = _told_by_order({own: chosen[own] for own in norms})
+        ordered, found = set(told), list(itertools.islice(matchings(chosen | told), 2))
     if len(found) != 1 or len(found[0]) != len(ours):
         return False
     if any(own not in wished[other] for own, other in found[0].items()):
         return False  # a group that is called as another layer
-    component.pairs = []
+    if contradicts({own: other for own, other in found[0].items() if own in norms}):
+        return False
     one = len(ours) == 1
     for own, other in found[0].items():
         words = sorted(w if isinstance(w, str) else "where it stands" for w in fitting[own][other])
-        why = "by numbers" if one else f"by {', '.join(dict.fromkeys(words))}" if words else (
-            "what is left")  # fmt: skip
+        why = (
+            "by numbers" if one else "by their order" if own in ordered
+            else f"by {', '.join(dict.fromkeys(words))}" if words else "what is left"
+        )  # fmt: skip
         for layer, group in zip(ours[own], theirs[other]):
-            component.pairs.append((layer, group))
+            outcome.pairs.append((layer, group))
             outcome.why[layer] = why
-    outcome.pairs += component.pairs
+    outcome.by_order += [component] if ordered else []
     return True
+
+
+def _told_by_order(chosen: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
+    """For norms of a block that may be exchanged: the one of the same place in the order."""
+    told: dict[Any, list[Any]] = {}
+    for options in chosen.values():
+        same = [own for own, others in chosen.items() if set(others) <= set(options)]
+        if len(same) == len(options) > 1 and not told.keys() & set(same):
+            pairs = zip(in_order(same) or (), in_order(options) or ())
+            told |= {own: [other] for own, other in pairs}
+    return told
 
 
 def _fits(
@@ -260,11 +292,19 @@ def _counts(layer: Layer, group: Group) -> bool:
 
 
 def _shared(layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]) -> frozenset:
-    words = layers[0].said & groups[0].said
+    norms = is_norm(layers[0])
+    words = _said(layers[0], groups[0], norms)
     for layer, group in zip(layers, groups):
-        words &= layer.said & group.said
+        words &= _said(layer, group, norms)
     linked = [links.get((layer, group), frozenset()) for layer, group in zip(layers, groups)]
     return words | frozenset.intersection(*linked)
+
+
+def _said(layer: Layer, group: Group, norms: bool) -> frozenset:
+    """The words that both have, and that say what they belong to."""
+    if not norms:
+        return layer.said & group.said
+    return (norm_place(layer.name.words).said | layer.also) & norm_place(group.name.words).said
 
 
 def _best(options: Mapping[Any, frozenset]) -> list[Any]:

@@ -59,6 +59,7 @@ class Hypothesis:
     fused: str
     outcome: Outcome
     options: dict[tuple[Layer, Group], list[Recipe]]
+    ways_of: Callable[[Layer, Group], list[Recipe]]
 
     @property
     def possible(self) -> bool:
@@ -316,7 +317,7 @@ def _tried(
                 for layer, group in itertools.product(component.layers, component.groups):
                     if fits(layer, group):
                         options[layer, group] = ways_of(layer, group)
-            found.append(Hypothesis(origin, order.says, outcome, options))
+            found.append(Hypothesis(origin, order.says, outcome, options, ways_of))
         # The same parts with their numbers in another place: those count that decide something.
         yield from [each for each in found if each.possible and not each.outcome.open] or found
 
@@ -357,15 +358,24 @@ def _parts(group: Group, layers: Sequence[Layer], origin: str, order: Order) -> 
     return parts_of_fused(group, origin, order.says, count, sizes)
 
 
-def choices(hypotheses: Sequence[Hypothesis]) -> Iterator[Choice]:
-    """Every whole way that the hypotheses leave, those first that names speak for."""
+def choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> Iterator[Choice]:
+    """Every whole way that the hypotheses leave, those first that names speak for.
+
+    Args:
+        hypotheses: the hypotheses.
+        reopened: whether norms that their order has decided may go elsewhere.
+    """
     for hypothesis in hypotheses:
         outcome = hypothesis.outcome
-        for found in _product([ways(component) for component in outcome.open]):
-            pairs = [*outcome.pairs, *itertools.chain.from_iterable(found)]
-            several = [hypothesis.options[pair] for pair in pairs]
+        again = outcome.by_order if reopened else []
+        done = {layer for component in again for layer in component.layers}
+        decided = [pair for pair in outcome.pairs if pair[0] not in done]
+        for found in _product([ways(component) for component in (*outcome.open, *again)]):
+            pairs = [*decided, *itertools.chain.from_iterable(found)]
+            several = [hypothesis.options.get(p) or hypothesis.ways_of(*p) for p in pairs]
+            why = {layer: says for layer, says in outcome.why.items() if layer not in done}
             for recipes in itertools.product(*several):
-                yield Choice(joined(recipes), pairs, outcome.why, hypothesis.origin)
+                yield Choice(joined(recipes), pairs, why, hypothesis.origin)
 
 
 def _product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:

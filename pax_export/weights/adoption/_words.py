@@ -28,18 +28,18 @@ _JOINED = {
     ("layer", "norm"): "norm", ("batch", "norm"): "norm", ("group", "norm"): "norm",
     ("layer", "normalization"): "norm", ("batch", "normalization"): "norm",
     ("group", "normalization"): "norm", ("multi", "head", "attention"): "attention",
-    ("feed", "forward"): "mlp", ("ln", "f"): "final",
+    ("rms", "norm"): "norm", ("feed", "forward"): "mlp", ("ln", "f"): "final",
 }  # fmt: skip
 
 _SYNONYMS = {
     word: one
     for one, words in {
         "query": "q qry queries wq", "key": "k keys wk", "value": "v val values wv",
-        "output": "o out outputs wo", "attention": "attn att mha",
+        "output": "o out outputs wo", "attention": "attn att mha sa",
         "embed": "emb embd embedding embeddings embedder wte", "position": "pos positional wpe",
         "token": "tok tokens", "encoder": "enc", "decoder": "dec", "linear": "fc dense lin",
-        "conv": "convolution conv1d conv2d conv3d", "mlp": "ffn ff",
-        "norm": "ln bn layernorm batchnorm groupnorm normalization",
+        "conv": "convolution conv1d conv2d conv3d", "mlp": "ffn ff ffw feedforward",
+        "norm": "ln bn gn rms layernorm batchnorm groupnorm rmsnorm normalization",
         "layer": "layers block blocks blk", "head": "heads logits classifier", "final": "last",
         "group": "groups", "hidden": "hid", "projection": "proj", "down": "downs", "up": "ups",
         "recurrent": "rnn", "input": "in inputs", "dense": "",

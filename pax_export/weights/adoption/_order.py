@@ -1,0 +1,107 @@
+"""Where a norm stands in its block, by the words of its name.
+
+The ``post_attention_layernorm`` of a Llama is the norm of the dense block, and ``attention_norm``
+may be before the attention or after it: such words say in which order norms come, and not to
+which part of a block they belong.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._words import Name
+
+_BEFORE, _AFTER = {"pre", "before"}, {"post", "after"}
+_START, _END = {"input", *_BEFORE}, {"output", "final", *_AFTER}
+_ORDER = _START | _END
+#: The parts of a block in the order in which they are computed; the first that is found counts.
+_PARTS = {"cross": 1, "attention": 0, "self": 0, "mlp": 2, "linear": 2}
+
+
+def is_norm(layer: Layer) -> bool:
+    """Whether a layer is a norm, of this library or called so."""
+    free = layer.kind == "free" and all(len(leaf.shape) == 1 for leaf in layer.leaves.values())
+    return layer.kind in ("norm", "batch_norm") or (free and "norm" in layer.name.words)
+
+
+@dataclass(frozen=True)
+class NormPlace:
+    """What the words of a name say about a norm.
+
+    Attributes:
+        block: the words up to the last number, which count blocks.
+        at: the place in the block, to be compared with others; None if no word says it.
+        number: the number of the norm in the block, if it has one.
+        exact: whether the name says before or after which part.
+        said: the words that say what it belongs to.
+    """
+
+    block: tuple[str, ...]
+    at: float | None
+    number: int | None
+    exact: bool
+    said: frozenset[str]
+
+
+@functools.lru_cache
+def norm_place(words: tuple[str, ...]) -> NormPlace:
+    """The place of a norm of this name.
+
+    Example:
+        >>> norm_place(("layer", "#", "post", "attention", "norm")).at
+        0.75
+        >>> norm_place(("layer", "#", "final", "norm")).said == {"layer", "norm"}
+        True
+    """
+    own = list(words[:-1] if words[-1:] == ("#",) else words)
+    begin = len(own) - own[::-1].index("#") if "#" in own else 0
+    block, own = tuple(own[:begin]), own[begin:]
+    cross = "encoder attention" in " ".join(own)  # of a decoder, to what an encoder gave
+    part = next((n for w, n in _PARTS.items() if w in own or (w == "cross" and cross)), None)
+    after, before = not _AFTER.isdisjoint(own), not _BEFORE.isdisjoint(own)
+    if part is None:
+        at = 9.0 if not _END.isdisjoint(own) else -1.0 if not _START.isdisjoint(own) else None
+    else:
+        at = part + (0.75 if after else 0.0 if before else 0.5)
+    exact = part is not None and (after or before)
+    silent = _ORDER | _PARTS.keys() if exact else _ORDER
+    number = next((int(word) for word in own if word.isdigit()), None)
+    return NormPlace(block, at, number, exact, Name((*block, *own), ()).said - silent)
+
+
+def in_order(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
+    """Names of norms of one block in the order of their places; None if they do not say it."""
+    places = {name: norm_place(name) for name in names}
+    if len({place.block for place in places.values()}) > 1:
+        return None
+    for key in ("at", "number"):
+        found = {name: getattr(place, key) for name, place in places.items()}
+        if None not in found.values():
+            return sorted(found, key=found.__getitem__) if _differ(found.values()) else None
+        if any(value is not None for value in found.values()):
+            return None
+    return None
+
+
+def _differ(values: Any) -> bool:
+    values = list(values)
+    return len(set(values)) == len(values)
+
+
+def contradicts(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
+    """Whether norms of one block would be exchanged: their names say another order on each side."""
+    places = [(norm_place(own), norm_place(other)) for own, other in pairs.items()]
+    for own, other in places:
+        for second, theirs in places:
+            if own.block != second.block or other.block != theirs.block:
+                continue
+            if own.exact and theirs.exact and own.at == theirs.at and own != second:
+                return True  # what is called alike went elsewhere
+            numbers = (own.at, second.at, other.at, theirs.at)
+            if None not in numbers and own.at < second.at and other.at > theirs.at:
+                return True
+    return False
