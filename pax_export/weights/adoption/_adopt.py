@@ -311,9 +311,9 @@ def _refused(
 
 def plan_of(
     net: Any, like: Any, source: Source, options: Options, where: str
-) -> tuple[Choice, Source]:
+) -> tuple[AdoptionReport, Source]:
     """The one way from a source to a module, to be gone back, and the version of the source."""
     study, version = best_study(net, like, source, options, where)
     if not study.possible:
         raise _refused(net, like, source, options, where, study, version)
-    return decided(study, version), version
+    return report_of(study, version, decided(study, version), leaves_by_name(net)), version

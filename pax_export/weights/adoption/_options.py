@@ -115,6 +115,11 @@ def _hits(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...]
     return found
 
 
+def named_by(pattern: str, names: Iterable[str]) -> set[str]:
+    """The names that a pattern names, or the beginning of; it may name none."""
+    return set(_hits(pattern, list(names)))
+
+
 def matching(patterns: Iterable[str], names: Iterable[str], what: str, where: str) -> set[str]:
     """The names that any pattern names, or the beginning of; an error for one that names none."""
     names = list(names)

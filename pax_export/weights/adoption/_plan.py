@@ -44,7 +44,7 @@ from pax_export.weights.adoption._words import Name
 from pax_export.weights.sources import Entry, Source
 
 #: Arrays that are no parameters, in files of torch.
-_BOOKKEEPING = ("position_ids",)
+BOOKKEEPING = ("position_ids",)
 #: Kinds of sources that hold a graph, and all that it computes with.
 _GRAPHS = ("onnx", "tflite")
 #: What readers note of arrays that no net is made of.
@@ -193,7 +193,7 @@ def _begun(net: Any, source: Source, options: Options, where: str) -> tuple[Stud
     ignored = matching(options.ignore, known, "in the source", f"{where}(ignore=)")
     ignored = {known[name] for name in ignored}
     names = [name for name in source.entries if name not in ignored]
-    passed = [name for name in names if name.rpartition(".")[2] in _BOOKKEEPING]
+    passed = [name for name in names if name.rpartition(".")[2] in BOOKKEEPING]
     study = Study(found, kept, sorted([*ignored, *passed]), [], {})
     return study, [name for name in names if name not in passed]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,23 @@ from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import absence
 from pax_export.weights.adoption._adopt import plan_of
 from pax_export.weights.adoption._groups import WRITTEN_AS
-from pax_export.weights.adoption._moves import Piece, assembled, backward, forward, region
+from pax_export.weights.adoption._moves import (
+    Piece,
+    assembled,
+    backward,
+    forward,
+    region,
+    shape_of,
+)
+from pax_export.weights.adoption._new_layers import homes, new_layers
 from pax_export.weights.adoption._npz_file import write_npz
-from pax_export.weights.adoption._options import options_of
+from pax_export.weights.adoption._options import Options, is_at, matching, named_by, options_of
+from pax_export.weights.adoption._plan import BOOKKEEPING
 from pax_export.weights.adoption._readings import Recipe
 from pax_export.weights.adoption._report import AdoptionReport
 from pax_export.weights.adoption._torch_file import write_torch
-from pax_export.weights.adoption._weight_norm import Resolved, versions
+from pax_export.weights.adoption._weight_norm import Resolved, file_names, versions
+from pax_export.weights.adoption._words import COUNT, parsed
 from pax_export.weights.sources import Source, open_source
 
 Write = Callable[[Path, dict[str, np.ndarray], Mapping[str, Any]], None]
@@ -48,21 +60,28 @@ def save_as(
     numbers that the module has now.  An array whose leaves are as adopted has the same bytes as
     before; arrays that `adopt` did not want are copied.
 
+    A leaf that the source has no array for, or one of another shape, is written as the framework
+    keeps it: in place of the arrays that ``rename`` names for it, beside what the rest of its
+    layer became, or under its own path.  Random keys are not written.
+
     Args:
         net: the module.
         path: the file: ``.safetensors``, ``.npz``, or ``.pt`` or ``.pth`` for torch.
         like: the source that the weights came from, or one with the same names and shapes.
         report: what `adopt` gave, where that needed a reference, or to look no further.
-        rename: as for `adopt`; so are the other arguments.
-        ignore: arrays that were not wanted; they are copied.
-        keep: leaves of the module that the file has no place for.
+        rename: as for `adopt`, and so are the other arguments; for leaves that the source has no
+            array for: the name that they get, which may be one of the source.
+        ignore: arrays that were not wanted; they are copied, unless others take their place.
+        keep: leaves of the module that the source has no array for.
         origin: whose conventions the arrays follow.
         fused: the order in an array of queries, keys and values.
         axes: a path of the module -> for each of its axes the one of the array.
 
     Raises:
         AmbiguousWeightsError: it is not decided which array a leaf becomes.
-        AdoptionError: the module has other leaves than the source has arrays for.
+        AdoptionError: the source has arrays for leaves that the module has no more; new leaves
+            and arrays that were not wanted are both there, and it is not said what takes whose
+            place; or an array of the source has no room for the numbers of its leaf.
         WeightsFileError: the file cannot be written; what was there is as it was.
         InvalidArgumentError: the ending of the path is none of those that are written.
 
@@ -96,13 +115,25 @@ def save_as(
             )
     with open_source(like) as source:
         if report is not None and report._choice is not None:
-            choice = report._choice
-            version = _version_of(choice.recipe, source)
+            version = _version_of(report._choice.recipe, source)
         else:
-            choice, version = plan_of(net, like, source, options, "save_as")
-        _require_same(choice.recipe, leaves, version)
-        arrays = _written(choice.recipe, leaves, source, version)
-        write(Path(path), arrays, {**source.metadata, WRITTEN_AS: choice.origin})
+            plain = _without_new(options, leaves, source)
+            report, version = plan_of(net, like, source, plain, "save_as")
+        _require_same(report, leaves, version)
+        arrays = _written(net, report, options.rename, leaves, source, version)
+        write(Path(path), arrays, {**source.metadata, WRITTEN_AS: report.origin})
+
+
+def _without_new(options: Options, leaves: Mapping[str, Any], source: Source) -> Options:
+    """The options without what ``rename`` says of leaves that are kept: where these go."""
+    kept = matching(options.keep, leaves, "in the module", "save_as(keep=)")
+    new = {
+        name: target for name, target in options.rename.items()
+        if (below := [leaf for leaf in leaves if is_at(leaf, target)]) and kept.issuperset(below)
+    }  # fmt: skip
+    gone = [name for name in new if named_by(name, source.entries)]
+    rename = {name: target for name, target in options.rename.items() if name not in new}
+    return replace(options, rename=rename, ignore=(*options.ignore, *gone))
 
 
 def _version_of(recipe: Recipe, source: Source) -> Source:
@@ -111,17 +142,28 @@ def _version_of(recipe: Recipe, source: Source) -> Source:
     return next((each for each in versions(source) if used <= set(each.entries)), source)
 
 
-def _require_same(recipe: Recipe, leaves: Mapping[str, Any], source: Source) -> None:
+def _require_same(report: AdoptionReport, leaves: Mapping[str, Any], source: Source) -> None:
     """The report may be one of another module, or of another source."""
+    recipe = report._choice.recipe
+    known = {*report.ignored, *report.constants, *report.tied}
     for leaf, pieces in recipe.items():
+        known |= {piece.source for piece in pieces}
         for piece in pieces:
             entry = source.entries.get(piece.source)
             if leaf not in leaves or entry is None or entry.shape != piece.shape:
-                raise AdoptionError(
-                    "The report is not one of this module and this source.",
-                    where=leaf if leaf not in leaves else piece.source,
-                    write="the report of adopt(net, like), or save_as without one",
-                )
+                raise _another_report(leaf if leaf not in leaves else piece.source)
+    for name in source.entries:
+        if name not in known:
+            raise _another_report(name)
+
+
+def _another_report(where: str) -> AdoptionError:
+    return AdoptionError(
+        "The report is not one of this module and this source.",
+        where=where,
+        write="the report of adopt(net, like, ...) with the module as it is now, with keep= and "
+        "ignore= for what has no counterpart; or save_as without one",
+    )
 
 
 def _writer(path: str | os.PathLike[str]) -> Write:
@@ -156,9 +198,53 @@ _WRITERS: dict[str, Write] = {
 
 
 def _written(
-    recipe: Recipe, leaves: Mapping[str, Any], file: Source, source: Source
-) -> dict[str, np.ndarray]:
+    net: Any, report: AdoptionReport, rename: Mapping[str, str], leaves: Mapping[str, Any],
+    file: Source, source: Source,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Every array of a file with the numbers of the module; `source` is a version of the file."""
+    whole: Recipe = report._choice.recipe
+    recipe = {path: pieces for path, pieces in whole.items() if _fills(pieces, leaves[path])}
+    counters = [name for name in report.ignored if parsed(name).role == COUNT]
+    passed = {*counters, *(n for n in report.ignored if n.rpartition(".")[2] in BOOKKEEPING)}
+    left = [name for name in report.ignored if name not in passed]
+    left += [p.source for path, pieces in whole.items() if path not in recipe for p in pieces]
+    layers = new_layers(net, recipe)
+    found = homes(layers, recipe, report.origin, source, left, rename)
+    new = _gone_home(recipe, leaves, source)
+    added = {each.name: each.made(np.asarray(leaves[each.leaf]), source) for each in found.arrays}
+    _follow(report.tied, new)
+    tied = {name: first for name, first in report.tied.items() if first in found.replaced}
+    _follow(tied, added)
+    gone = {each for name in (*found.replaced, *tied) for each in file_names(source, name)}
+    if isinstance(source, Resolved):
+        for name in new.keys() & source.norms.keys():
+            norm = source.norms[name]
+            old = [file.entries[each].read() for each in norm.arrays]
+            new |= dict(zip(norm.arrays, norm.apart(new.pop(name), *old)))
+    home = {
+        name: np.ascontiguousarray(new[name]).reshape(entry.shape) if name in new else entry.read()
+        for name, entry in file.entries.items()
+        if name not in gone
+    }
+    return {**home, **added}
+
+
+def _fills(pieces: tuple[Piece, ...], leaf: Any) -> bool:
+    """Whether a leaf still has the shape that these pieces fill."""
+    count = 0
+    for piece in pieces:
+        room = piece.room or tuple(leaf.shape)
+        if math.prod(room) != leaf.size:
+            return False
+        put = room if piece.put is None else shape_of(room, piece.put)
+        if put != piece.after:
+            return False
+        count += 0 if piece.adds else math.prod(put)
+    return count == leaf.size
+
+
+def _gone_home(recipe: Recipe, leaves: Mapping[str, Any], source: Source) -> dict[str, np.ndarray]:
+    """The arrays whose leaves have other numbers than those that were adopted."""
     new: dict[str, np.ndarray] = {}
     kept: dict[str, np.ndarray] = {}
 
@@ -167,22 +253,17 @@ def _written(
             kept[name] = source.entries[name].read()
         return kept[name]
 
+    changed = []
     for path, pieces in recipe.items():
         value = np.asarray(leaves[path])
         before = _as_adopted(value, pieces, read)
         if before.shape == value.shape and before.tobytes() == value.tobytes():
             continue  # the bytes of the source are those of this leaf, whatever was rounded
         _undone(value, pieces, read, new)
-    _follow(source.tied, new)
-    if isinstance(source, Resolved):
-        for name in new.keys() & source.norms.keys():
-            norm = source.norms[name]
-            old = [file.entries[each].read() for each in norm.arrays]
-            new |= dict(zip(norm.arrays, norm.apart(new.pop(name), *old)))
-    return {
-        name: np.ascontiguousarray(new[name]).reshape(entry.shape) if name in new else entry.read()
-        for name, entry in file.entries.items()
-    }
+        changed.append(path)
+    for path in changed:
+        _require_back(path, leaves[path], recipe[path], lambda name: new.get(name, read(name)))
+    return new
 
 
 def _follow(tied: Mapping[str, str], new: dict[str, np.ndarray]) -> None:
@@ -217,8 +298,40 @@ def _undone(
             if piece.source not in new:
                 new[piece.source] = np.array(read(piece.source))
             into = np.array(new[piece.source], order="C")
-            backward(wide.astype(_room(into.dtype, wide.dtype)), piece, into)
+            with np.errstate(over="ignore"):  # refused by `_require_back`
+                backward(wide.astype(_room(into.dtype, wide.dtype)), piece, into)
             new[piece.source] = into
+
+
+def _require_back(
+    path: str, leaf: Any, pieces: tuple[Piece, ...], read: Callable[[str], np.ndarray]
+) -> None:
+    """What was put into the arrays is the leaf, as far as their dtypes have room for it."""
+    value, dtypes = np.asarray(leaf), [read(piece.source).dtype for piece in pieces]
+    back = np.asarray(_as_adopted(value, pieces, read))
+    if not jax.numpy.issubdtype(value.dtype, np.inexact):
+        good = back == value
+    else:
+        wide = np.complex128 if value.dtype.kind == "c" else np.float64
+        value, back = value.astype(wide), back.astype(wide)
+        terms = [np.abs(read(p.source).astype(wide)).max(initial=0) for p in pieces if p.adds]
+        terms += [abs(step[1]) for p in pieces for step in p.steps if step[0] == "add"]
+        facts = [jax.numpy.finfo(dtype) for dtype in (*dtypes, leaf.dtype)]
+        room = 4 * max(float(each.eps) for each in facts) * (np.abs(value) + sum(terms))
+        least = max(float(each.smallest_subnormal) for each in facts)
+        with np.errstate(invalid="ignore"):  # infinities stay what they are
+            good = (np.abs(back - value) <= room + least) | (back == value) | np.isnan(value)
+            good &= np.isnan(back) == np.isnan(value)
+            good &= np.isinf(back) == np.isinf(value)
+    if not good.all():
+        at = tuple(np.argwhere(~good)[0])
+        raise AdoptionError(
+            "A leaf does not go back into the arrays that it came from.",
+            where=path,
+            got=f"{value[at]:.6g} becomes {back[at]:.6g}, in "
+            f"{', '.join(dict.fromkeys(p.source for p in pieces))} of {dtypes[0]}",
+            write="like= with arrays of a dtype that has room for these numbers",
+        )
 
 
 def _room(dtype: np.dtype, wide: np.dtype) -> np.dtype:

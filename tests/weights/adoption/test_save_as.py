@@ -11,7 +11,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
-from tests.weights.adoption.foreign import CASES, LAYOUTS
+from tests.weights.adoption.foreign import CASES, LAYOUTS, Free
 
 
 def read(path):
@@ -116,3 +116,161 @@ def test_a_dtype_that_torch_lacks_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(pax.errors.UnsupportedDtypeError, match="torch has no storage"):
         pax.weights.save_as(net, tmp_path / "net.pt", like=file, ignore="steps")
     assert not list(tmp_path.iterdir())
+
+
+# A module that was changed after it was adopted
+
+N = np.random.default_rng(7)
+
+
+def normal(*shape):
+    return N.normal(size=shape).astype(np.float32)
+
+
+def body_and_head(classes=10):
+    return Free(body=pax.Linear(4, 8), head=pax.Linear(8, classes))
+
+
+def of_torch():
+    return {"body.weight": normal(8, 4), "body.bias": normal(8),
+            "classifier.weight": normal(3, 8), "classifier.bias": normal(3)}  # fmt: skip
+
+
+def equal(one, other):
+    pairs = zip(*map(jax.tree_util.tree_leaves, (one, other)), strict=True)
+    return all(np.array_equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("with_report", [True, False])
+def test_a_new_head_and_the_old_one_are_refused_until_it_is_said_which_is_written(
+    tmp_path, with_report
+):
+    file = of_torch()
+    net, report = pax.weights.adopt(body_and_head(), file, keep="head", ignore="classifier")
+    told = {"report": report} if with_report else {"keep": "head", "ignore": "classifier"}
+    path = tmp_path / "net.npz"
+    with pytest.raises(pax.errors.AdoptionError) as caught:
+        pax.weights.save_as(net, path, like=file, **told)
+    assert caught.value.missing == ("head.weight", "head.bias")
+    assert set(caught.value.left) == {"classifier.weight", "classifier.bias"}
+    assert 'rename={"classifier": "head"}' in str(caught.value)
+    assert not path.exists()
+
+    pax.weights.save_as(net, path, like=file, rename={"classifier": "head"}, **told)
+    home = read(path)
+    assert set(home) == set(file)
+    assert np.array_equal(home["classifier.weight"], np.asarray(net.head.weight).T)
+    assert equal(pax.weights.adopt(body_and_head(), path)[0], net)
+
+    pax.weights.save_as(net, path, like=file, rename={"head": "head"}, **told)
+    home = read(path)
+    assert np.array_equal(home["classifier.weight"], file["classifier.weight"])
+    assert np.array_equal(home["head.weight"], np.asarray(net.head.weight).T)
+    assert equal(pax.weights.adopt(body_and_head(), path, ignore="classifier")[0], net)
+
+
+@pytest.mark.parametrize("classes", [10, 1])
+def test_a_layer_of_another_size_is_no_longer_what_was_adopted(tmp_path, classes):
+    file = of_torch()
+    net, report = pax.weights.adopt(body_and_head(3), file)
+    net = net.replace(head=pax.Linear(8, classes))
+    path = tmp_path / "net.safetensors"
+    with pytest.raises(pax.errors.AdoptionError, match=rf"head.weight\[8, {classes}\]"):
+        pax.weights.save_as(net, path, like=file, report=report)
+    pax.weights.save_as(net, path, like=file, report=report, rename={"classifier": "head"})
+    assert read(path)["classifier.weight"].shape == (classes, 8)
+    assert equal(pax.weights.adopt(body_and_head(classes), path)[0], net)
+
+
+def test_a_table_with_more_rows_and_what_is_tied_to_it(tmp_path):
+    table = normal(7, 4)
+    file = {"wte.weight": table, "lm_head.weight": table}
+    net, report = pax.weights.adopt(Free(wte=pax.Embed(7, 4)), file)
+    net = net.replace(wte=pax.Embed(9, 4))
+    path = tmp_path / "net.npz"
+    pax.weights.save_as(net, path, like=file, report=report, rename={"wte": "wte"})
+    assert all(np.array_equal(array, net.wte.weight) for array in read(path).values())
+
+
+def test_new_layers_are_written_as_the_framework_keeps_them(tmp_path):
+    body = Free(conv=pax.Conv2D(3, 3, 3), table=pax.Embed(3, 3), out=pax.Linear(3, 3))
+    net = Free(body=body, norm=pax.BatchNorm1D(3), drop=pax.Dropout(0.5), scale=normal(3))
+    names = {
+        "torch": ["conv.weight", "conv.bias", "table.weight", "out.weight", "out.bias",
+                  "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"],
+        "keras": ["conv.kernel", "conv.bias", "table.embeddings", "out.kernel", "out.bias",
+                  "norm.gamma", "norm.beta", "norm.moving_mean", "norm.moving_variance"],
+        "flax": ["conv.kernel", "conv.bias", "table.embedding", "out.kernel", "out.bias",
+                 "norm.scale", "norm.bias", "norm.mean", "norm.var"],
+    }  # fmt: skip
+    path = tmp_path / "net.safetensors"
+    for origin, expected in names.items():
+        file = {"scale": normal(3)}
+        new, report = pax.weights.adopt(net, file, keep=["body", "norm"], origin=origin)
+        new = new.replace(norm=new.norm.replace(scale=new.norm.scale + 1))
+        pax.weights.save_as(new, path, like=file, report=report)
+        home = read(path)
+        body_names = [f"body.{name}" for name in expected[:5]]
+        assert set(home) == {"scale", *body_names, *expected[5:]}
+        assert home[expected[5]].shape == (3,)
+        again, _ = pax.weights.adopt(net, path)
+        assert_close(again.body.conv.weight, new.body.conv.weight, 0)
+        assert_close(again.body.out.weight, new.body.out.weight, 0)
+        assert_close(again.norm.scale, new.norm.scale, 0)
+
+
+def test_a_bias_that_the_source_has_not_goes_beside_its_weight(tmp_path):
+    file = {"encoder.fc.weight": normal(8, 4)}
+    net, report = pax.weights.adopt(Free(own=pax.Linear(4, 8)), file, keep="own.bias")
+    pax.weights.save_as(net, tmp_path / "net.npz", like=file, report=report)
+    assert set(read(tmp_path / "net.npz")) == {"encoder.fc.weight", "encoder.fc.bias"}
+
+
+def test_what_has_no_place_in_the_file_is_refused_by_its_name(tmp_path):
+    path, file = tmp_path / "net.npz", of_torch()
+    net, report = pax.weights.adopt(body_and_head(3), file)
+    cell = Free(body=net.body, head=net.head, cell=pax.LSTM(2, 2))
+    with pytest.raises(pax.errors.AdoptionError, match="as torch keeps one") as caught:
+        pax.weights.save_as(cell, path, like=file, report=report)
+    assert caught.value.where == "cell.fc.weight"
+    with pytest.raises(pax.errors.AdoptionError, match="another leaf goes back to it"):
+        pax.weights.save_as(
+            net.replace(head=pax.Linear(8, 2)), path, like=file, report=report,
+            rename={"body": "head"},
+        )  # fmt: skip
+    for other, where in (
+        (Free(body=net.body), "head.weight"),  # a layer that is gone
+        (body_and_head(3), "extra"),
+    ):
+        with pytest.raises(pax.errors.AdoptionError, match="not one of this module") as caught:
+            pax.weights.save_as(other, path, like={**file, "extra": normal(2)}, report=report)
+        assert caught.value.where == where
+    file = {name: array for name, array in file.items() if name.startswith("body")}
+    other, report = pax.weights.adopt(Free(own=pax.Linear(4, 8)), file)
+    other = Free(own=other.own, body=pax.Linear(2, 2))
+    with pytest.raises(pax.errors.AdoptionError, match="under the name that a new one") as caught:
+        pax.weights.save_as(other, path, like=file, report=report)
+    assert caught.value.where == "body.weight"
+    assert not path.exists()
+
+
+def test_arrays_that_were_one_and_leaves_that_no_longer_are(tmp_path):
+    table = normal(7, 4)
+    file = {"wte.weight": table, "lm_head.weight": table}
+    net = Free(wte=pax.Embed(7, 4), lm_head=pax.Linear(4, 7, with_bias=False))
+    net, report = pax.weights.adopt(net, file)
+    head = net.lm_head.replace(weight=3 * net.lm_head.weight)
+    pax.weights.save_as(net.replace(lm_head=head), tmp_path / "net.npz", like=file, report=report)
+    home = read(tmp_path / "net.npz")
+    assert np.array_equal(home["wte.weight"], table)
+    assert np.array_equal(home["lm_head.weight"], 3 * table)
+
+
+def test_numbers_for_which_the_arrays_have_no_room_are_refused(tmp_path):
+    file = {name: array.astype(np.float16) for name, array in of_torch().items()}
+    net, report = pax.weights.adopt(body_and_head(3), file)
+    head = net.head.replace(bias=net.head.bias + 1e6)
+    with pytest.raises(pax.errors.AdoptionError, match="does not go back") as caught:
+        pax.weights.save_as(net.replace(head=head), tmp_path / "n.npz", like=file, report=report)
+    assert caught.value.where == "head.bias"
+    assert "becomes inf, in classifier.bias of float16" in caught.value.got

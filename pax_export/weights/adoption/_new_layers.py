@@ -1,0 +1,248 @@
+"""Layers that no array of a source filled: their arrays, as the source's framework keeps them.
+
+A head that was exchanged, an adapter, a table with more rows.  `save_as` writes them below the
+path that the user names, beside what the rest of their layer became, or below their own path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import AdoptionError, a_few
+from pax_export.weights.adoption._groups import Group
+from pax_export.weights.adoption._layers import Layer, Leaf, wanted
+from pax_export.weights.adoption._moves import Piece, backward
+from pax_export.weights.adoption._options import is_at, named_by
+from pax_export.weights.adoption._readings import Recipe, readings
+from pax_export.weights.adoption._words import BIAS, MEAN, VAR, WEIGHT, named, parsed
+from pax_export.weights.sources import Source
+
+_TORCH = {WEIGHT: "weight", BIAS: "bias", MEAN: "running_mean", VAR: "running_var"}
+_DENSE = {WEIGHT: "kernel", BIAS: "bias"}
+_KERAS_NORM = {WEIGHT: "gamma", BIAS: "beta", MEAN: "moving_mean", VAR: "moving_variance"}
+_FLAX_NORM = {WEIGHT: "scale", BIAS: "bias", MEAN: "mean", VAR: "var"}
+_NORMS = ("norm", "batch_norm")
+#: How frameworks call the arrays of a layer; those that are not here call them as torch does.
+_NAMES = {
+    "keras": {"embed": {WEIGHT: "embeddings"}, **dict.fromkeys(_NORMS, _KERAS_NORM)},
+    "flax": {"embed": {WEIGHT: "embedding"}, **dict.fromkeys(_NORMS, _FLAX_NORM)},
+}
+
+
+@dataclass(frozen=True)
+class NewArray:
+    """An array that a source does not have, or has in another shape.
+
+    Attributes:
+        name: of the array.
+        leaf: the path of the leaf that it holds.
+        piece: how the array would become the leaf.
+        old: the array of the source in whose place it is written, if there is one.
+    """
+
+    name: str
+    leaf: str
+    piece: Piece
+    old: str | None
+
+    def made(self, value: np.ndarray, source: Source) -> np.ndarray:
+        """The array of a leaf's numbers, in the dtype of the array that was there."""
+        entry = source.entries.get(self.old) if self.old is not None else None
+        array = np.empty(self.piece.shape, value.dtype if entry is None else entry.dtype)
+        backward(value, self.piece, array)
+        return array
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Where new layers go.
+
+    Attributes:
+        arrays: one for each leaf.
+        replaced: the arrays of the source in whose place they go; these are not written again.
+    """
+
+    arrays: tuple[NewArray, ...]
+    replaced: frozenset[str]
+
+
+def new_layers(net: Any, recipe: Recipe) -> list[Layer]:
+    """The layers of a module with those of their leaves that a recipe does not fill.
+
+    Random keys, and whether an average has begun, are in no file of another framework.
+    """
+    found = []
+    for layer in wanted(net).layers:
+        new = {role: leaf for role, leaf in layer.leaves.items() if leaf.path not in recipe}
+        if new:
+            found.append(replace(layer, leaves=new))
+    return found
+
+
+def homes(
+    layers: Sequence[Layer], recipe: Recipe, origin: str, source: Source,
+    left: Sequence[str], rename: Mapping[str, str],
+) -> Homes:  # fmt: skip
+    """Where new layers go; an error if that is not decided.
+
+    Args:
+        layers: the new ones.
+        recipe: what the other leaves become.
+        origin: whose conventions the source follows.
+        source: the open source.
+        left: its arrays that were filled into nothing.
+        rename: a name in the source, or a new one -> a path of the module.
+    """
+    used = {piece.source for pieces in recipe.values() for piece in pieces}
+    told = {
+        target: name for name, target in rename.items()
+        if any(is_at(leaf.path, target) for each in layers for leaf in each.leaves.values())
+    }  # fmt: skip
+    replaced = {each for name in told.values() for each in named_by(name, source.entries)}
+    _require_unused(replaced & used, recipe, told)
+    beside = {layer.path: _beside(layer, recipe) for layer in layers}
+    lost = [layer for layer in layers if not (beside[layer.path] or _said(layer, told))]
+    kept = [name for name in left if name not in replaced]
+    if lost and kept:
+        raise _undecided(lost, kept, source)
+    taken = set(source.entries) - replaced
+    parting = "/" if any("/" in name for name in source.entries) else "."
+    arrays = []
+    for layer in layers:
+        for role, leaf in layer.leaves.items():
+            name, old = _name(layer, role, leaf, origin, told, beside[layer.path], replaced)
+            name = name if old or _said(layer, told) else name.replace(".", parting)
+            if name in taken:
+                raise _taken(name, leaf)
+            taken.add(name)
+            arrays.append(NewArray(name, leaf.path, _piece(layer, role, leaf, name, origin), old))
+    return Homes(tuple(arrays), frozenset(replaced))
+
+
+def _said(layer: Layer, told: Mapping[str, str]) -> bool:
+    return all(_target(leaf.path, told) is not None for leaf in layer.leaves.values())
+
+
+def _target(path: str, told: Mapping[str, str]) -> str | None:
+    """The nearest of the paths that the user has named which a leaf is at or below."""
+    return max((each for each in told if is_at(path, each)), key=len, default=None)
+
+
+def _beside(layer: Layer, recipe: Recipe) -> str:
+    """Where the leaves of the same layer are that a recipe does fill: ``fc`` of ``fc.weight``."""
+    for path, pieces in recipe.items():
+        if path.rpartition(".")[0] == layer.path and len(pieces) == 1 and layer.kind != "free":
+            found = parsed(pieces[0].source)
+            if found.role is not None and pieces[0].source.startswith(found.layer):
+                return found.layer
+    return ""
+
+
+def _name(
+    layer: Layer, role: str, leaf: Leaf, origin: str, told: Mapping[str, str],
+    beside: str, replaced: Iterable[str],
+) -> tuple[str, str | None]:  # fmt: skip
+    """What the array of a leaf is called, and the array in whose place it goes."""
+    target = _target(leaf.path, told)
+    if target == leaf.path:
+        return told[target], next((name for name in replaced if name == told[target]), None)
+    at = layer.path
+    if target is not None:
+        at = told[target] + layer.path[len(target) :] if is_at(layer.path, target) else ""
+    elif beside:
+        at = beside
+    old = [name for name in replaced if _is_of(name, at, role)] if target is not None else []
+    if len(old) == 1:
+        return old[0], old[0]
+    below = leaf.path[len(layer.path) :].lstrip(".")
+    word = below if origin == "pax" or layer.kind == "free" else _word(origin, layer.kind, role)
+    return (f"{at}.{word}" if at else word) if word else at, None
+
+
+def _is_of(name: str, at: str, role: str) -> bool:
+    found, layer = parsed(name), parsed(f"{at}.weight")
+    return found.role == role and found.layer.replace("/", ".") == layer.layer.replace("/", ".")
+
+
+def _word(origin: str, kind: str, role: str) -> str:
+    framework = origin.partition(",")[0]
+    if framework in _NAMES:
+        return _NAMES[framework].get(kind, _DENSE).get(role, role)
+    return _TORCH.get(role, role)
+
+
+def _piece(layer: Layer, role: str, leaf: Leaf, name: str, origin: str) -> Piece:
+    """The array that `adopt` would read as this leaf, and how."""
+    whole = Piece(name, leaf.shape)
+    if origin == "pax" or layer.kind == "free":
+        return whole
+    alone = replace(layer, leaves={role: leaf})
+    words = parsed(name).words
+    front = 0 if layer.stack is None else len(layer.stack.sizes)
+    behind = leaf.shape[front:]
+    norm = layer.kind in _NORMS  # whose numbers lie along one axis everywhere else
+    orders = [(math.prod(behind),)] if norm else itertools.permutations(behind)
+    for shape in dict.fromkeys(orders):
+        piece = Piece(name, (*leaf.shape[:front], *shape))
+        group = Group(layer.path, {role: piece}, named(words), words, 0)
+        for way in readings(alone, group, origin, {}):
+            (found,) = way[leaf.path]
+            if norm or all(step[0] in ("transpose", "flip") for step in found.steps):
+                return found
+    raise AdoptionError(
+        f"A new layer cannot be written as {origin} keeps one.",
+        where=leaf.path,
+        got=f"{layer.kind}, {leaf.says}{list(leaf.shape)}",
+        write="pax.save_weights(net, path), which writes every leaf under its path",
+    )
+
+
+def _require_unused(names: Set[str], recipe: Recipe, told: Mapping[str, str]) -> None:
+    if not names:
+        return
+    name = min(names)
+    leaf = next(
+        path for path, pieces in recipe.items() if any(each.source == name for each in pieces)
+    )
+    raise AdoptionError(
+        "An array of the source is to be replaced, and another leaf goes back to it.",
+        where=name,
+        got=f"{leaf}, and what rename= says: {', '.join(told)}",
+        write="another name in rename=",
+    )
+
+
+def _taken(name: str, leaf: Leaf) -> AdoptionError:
+    return AdoptionError(
+        "The source has an array under the name that a new one would have.",
+        where=name,
+        got=f"the leaf {leaf.path}",
+        write=f'rename={{"another.name": "{leaf.path}"}}',
+    )
+
+
+def _undecided(layers: Sequence[Layer], left: Sequence[str], source: Source) -> AdoptionError:
+    leaves = [leaf for layer in layers for leaf in layer.leaves.values()]
+    own = layers[0].path
+    beside = own or leaves[0].path
+    theirs = parsed(left[0]).layer
+    at = theirs if left[0].startswith(theirs) else left[0]
+    there = [f"{name}{list(source.entries[name].shape)}" for name in left]
+    error = AdoptionError(
+        "Leaves of the module have no array in the source, and arrays of the source no leaf, so it "
+        "is not known which take the place of which.",
+        where=source.where,
+        got=f"{a_few([f'{leaf.path}{list(leaf.shape)}' for leaf in leaves], 6)} without an array; "
+        f"{a_few(there, 6)} without a leaf",
+        write=f'rename={{"{at}": "{own}"}} to write {own or "the module"} in place '
+        f'of {at}; rename={{"{beside}": "{beside}"}} to write it beside, {at} stays as it is',
+    )
+    error.missing = tuple(leaf.path for leaf in leaves)
+    error.left = tuple(left)
+    return error
