@@ -21,11 +21,11 @@ from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._moves import Piece, forward
 from pax_export.weights.adoption._nets import ways_out
 from pax_export.weights.adoption._options import Options, options_of
+from pax_export.weights.adoption._parametrized import file_names
 from pax_export.weights.adoption._place import ones, own_value, placed, require_kinds
 from pax_export.weights.adoption._plan import Choice, Study, best_study, choices
 from pax_export.weights.adoption._reference import TOLERANCE, Reference
 from pax_export.weights.adoption._report import AdoptionReport, Row
-from pax_export.weights.adoption._weight_norm import file_names
 from pax_export.weights.sources import Source, open_source
 
 T = TypeVar("T")

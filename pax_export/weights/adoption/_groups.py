@@ -10,7 +10,7 @@ from typing import Any
 
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._moves import Piece
-from pax_export.weights.adoption._weight_norm import NOTE, halves
+from pax_export.weights.adoption._parametrized import NOTES, no_weights
 from pax_export.weights.adoption._words import COUNT, WEIGHT, Name, named, parsed, with_first
 from pax_export.weights.sources import Source
 
@@ -29,7 +29,7 @@ class Group:
         within: below which path of the module the user wants it.
         around: with so many words the names of all groups begin.
         settings: what a graph says of the operator that takes these arrays, where it says it.
-        lacks: what is not there of a weight norm of which these arrays are one half.
+        lacks: why these arrays are no weight, if torch computes one from them.
     """
 
     path: str
@@ -120,13 +120,13 @@ def grouped(
         if role in groups.get(key, {}):  # two of one kind: each stands for itself
             key = name
         entry = source.entries[name]
-        says = NOTE if entry.note == NOTE else ""
+        says = entry.note if entry.note in NOTES else ""
         groups.setdefault(key, {})[role] = Piece(name, entry.shape, says=says)
         words = found.words
         if key == name and found.role is not None and alone:
             words = (*words, role)
         about.setdefault(key, (found.layer, words, order[name], found.role is not None, within))
-    lone = halves(source)
+    lone = no_weights(names)
     made = [
         Group(path, groups[key], named(words), words, place, sure, within,
               settings=_settings(source, groups[key].values()),

@@ -30,6 +30,7 @@ from pax_export.weights.adoption._layers import (
     wanted,
 )
 from pax_export.weights.adoption._options import Options, is_at, matching, renamed
+from pax_export.weights.adoption._parametrized import file_names, versions
 from pax_export.weights.adoption._readings import Recipe, joined, readings, recipe_key
 from pax_export.weights.adoption._unfold import (
     PARTS,
@@ -39,7 +40,6 @@ from pax_export.weights.adoption._unfold import (
     sizes_of_module,
     unfolded,
 )
-from pax_export.weights.adoption._weight_norm import file_names, versions
 from pax_export.weights.adoption._words import Name
 from pax_export.weights.sources import Entry, Source
 

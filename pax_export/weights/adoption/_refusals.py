@@ -107,7 +107,7 @@ def _near(layer: Layer, groups: Sequence[Group]) -> str:
 
 def _about(group: Group) -> str:
     if group.lacks:
-        return f"; half of a weight norm, whose {group.lacks} are not there"
+        return f"; {group.lacks}"
     if {"weight_ih", "weight_hh"} <= set(group.parts):
         return "; a GRU of torch is another function than pax.GRU" if _thirds(group) else ""
     if {WEIGHT, RECURRENT} <= set(group.parts) and (why := another_function(group)):

@@ -30,11 +30,11 @@ from pax_export.weights.adoption._moves import (
 from pax_export.weights.adoption._new_layers import homes, new_layers
 from pax_export.weights.adoption._npz_file import write_npz
 from pax_export.weights.adoption._options import Options, is_at, matching, named_by, options_of
+from pax_export.weights.adoption._parametrized import Resolved, file_names, versions
 from pax_export.weights.adoption._plan import BOOKKEEPING
 from pax_export.weights.adoption._readings import Recipe
 from pax_export.weights.adoption._report import AdoptionReport
 from pax_export.weights.adoption._torch_file import write_torch
-from pax_export.weights.adoption._weight_norm import Resolved, file_names, versions
 from pax_export.weights.adoption._words import COUNT, parsed
 from pax_export.weights.sources import Source, open_source
 
@@ -217,10 +217,10 @@ def _written(
     _follow(tied, added)
     gone = {each for name in (*found.replaced, *tied) for each in file_names(source, name)}
     if isinstance(source, Resolved):
-        for name in new.keys() & source.norms.keys():
-            norm = source.norms[name]
-            old = [file.entries[each].read() for each in norm.arrays]
-            new |= dict(zip(norm.arrays, norm.apart(new.pop(name), *old)))
+        for name in new.keys() & source.made_of.keys():
+            one = source.made_of[name]
+            old = [file.entries[each].read() for each in one.arrays]
+            new |= dict(zip(one.arrays, one.apart(new.pop(name), old)))
     home = {
         name: np.ascontiguousarray(new[name]).reshape(entry.shape) if name in new else entry.read()
         for name, entry in file.entries.items()

@@ -1,4 +1,4 @@
-"""A weight that torch keeps as a direction and a length goes where the weight goes."""
+"""What torch computes a weight from goes where the weight goes: norms and masks."""
 
 from __future__ import annotations
 
@@ -143,3 +143,105 @@ def test_letters_of_other_things_are_no_weight_norm():
     assert all(np.array_equal(getattr(new.at, k), file[f"at.weight_{k}"]) for k in "qkv")
     own, _ = pax.weights.adopt(Free(weight_v=np.ones((3, 2))), {"weight_v": np.zeros((3, 2))})
     assert not own.weight_v.any()
+
+
+# Spectral norms, pruning, and what else torch computes weights by
+
+SPECTRAL = {
+    "old": ("weight_orig", "weight_u", "weight_v"),
+    "new": ("parametrizations.weight.original", "parametrizations.weight.0._u",
+            "parametrizations.weight.0._v"),
+}  # fmt: skip
+
+
+def spectral(name, weight, axis, names="old", steps=3):
+    """What a spectral norm of torch keeps after some steps, and the weight of its eval mode."""
+    matrix = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
+    u = N.normal(size=len(matrix))
+    for _ in range(steps):
+        v = u @ matrix / np.linalg.norm(u @ matrix)
+        u = matrix @ v / np.linalg.norm(matrix @ v)
+    arrays = weight, u.astype(np.float32), v.astype(np.float32)
+    file = {f"{name}.{part}": array for part, array in zip(SPECTRAL[names], arrays)}
+    return file, (weight / (u @ matrix @ v)).astype(np.float32)
+
+
+@pytest.mark.parametrize("names", SPECTRAL)
+def test_a_weight_is_divided_by_its_spectral_norm(tmp_path, names):
+    fc, dense = spectral("fc", normal(7, 4), 0, names)
+    up, transposed = spectral("up", normal(4, 4, 4), 1, names)  # any axis would fit by its size
+    file = {**fc, **up, "fc.bias": normal(7), "up.bias": normal(4)}
+    net = Free(up=pax.Conv1DTranspose(4, 4, 4), fc=pax.Linear(4, 7))
+    net, report = pax.weights.adopt(net, file, origin="torch")
+    assert_close(net.fc.weight, dense.T, 1e-5)
+    assert_close(net.up.weight, transposed.transpose(2, 1, 0)[::-1], 1e-5)
+    row = next(row for row in report.rows if row.leaf == "fc.weight")
+    assert (row.how, row.arrays) == ("spectral norm, transposed", tuple(fc))
+
+    path = tmp_path / "net.npz"
+    tuned = net.replace(fc=net.fc.replace(bias=net.fc.bias + 1))
+    pax.weights.save_as(tuned, path, like=file, report=report)
+    home = read(path)
+    for name in (*fc, *up):
+        assert home[name].tobytes() == file[name].tobytes()
+    tuned = net.replace(fc=net.fc.replace(weight=net.fc.weight + 1))
+    with pytest.raises(pax.errors.AdoptionError, match="norm was changed") as caught:
+        pax.weights.save_as(tuned, path, like=file, report=report)
+    assert caught.value.where == next(iter(fc))
+
+
+@pytest.mark.parametrize("names", SPECTRAL)
+def test_a_weight_before_its_spectral_norm_is_no_weight(names):
+    file, _ = spectral("fc", normal(7, 4), 0, names)
+    weight, u, v = file
+    for ignore in ([u, v], [f"{u[:-1]}*"]):
+        with pytest.raises(pax.errors.AdoptionError):
+            pax.weights.adopt(pax.Linear(4, 7, with_bias=False), file, ignore=ignore)
+    with pytest.raises(pax.errors.AdoptionError, match="torch computes fc.weight from it"):
+        pax.weights.adopt(pax.Linear(4, 7, with_bias=False), {weight: file[weight]})
+    rename = {weight: "weight"}
+    net, _ = pax.weights.adopt(
+        pax.Linear(4, 7, with_bias=False), {weight: file[weight]}, rename=rename, origin="torch"
+    )
+    assert np.array_equal(net.weight, file[weight].T)
+
+
+def test_a_spectral_norm_that_cannot_be_known_is_refused():
+    w = normal(4, 4, 3)
+    fresh = {"up.weight_orig": w, "up.weight_u": normal(4), "up.weight_v": normal(12)}
+    with pytest.raises(pax.errors.AdoptionError, match="along which axis") as caught:
+        pax.weights.adopt(pax.Conv1D(4, 4, 3, with_bias=False), fresh)
+    assert "up.weight_orig" in caught.value.where
+    flat = {"fc.weight_orig": normal(2, 3), "fc.weight_u": np.zeros(2, np.float32),
+            "fc.weight_v": normal(3)}  # fmt: skip
+    with pytest.raises(pax.errors.AdoptionError, match="no number to divide by"):
+        pax.weights.adopt(pax.Linear(3, 2, with_bias=False), flat)
+
+
+def test_what_was_pruned_is_zero_and_goes_home(tmp_path):
+    mask = (normal(7, 4) > 0).astype(np.float32)
+    file = {"fc.weight_orig": normal(7, 4), "fc.weight_mask": mask, "fc.bias_orig": normal(7),
+            "fc.bias_mask": mask[:, 0]}  # fmt: skip
+    net, report = pax.weights.adopt(pax.Linear(4, 7), file)
+    assert np.array_equal(net.weight, (file["fc.weight_orig"] * mask).T)
+    assert np.array_equal(net.bias, file["fc.bias_orig"] * mask[:, 0])
+    path = tmp_path / "net.npz"
+    pax.weights.save_as(net.replace(weight=2 * net.weight), path, like=file, report=report)
+    home = read(path)
+    before = np.where(mask, 2 * file["fc.weight_orig"], file["fc.weight_orig"])
+    assert np.array_equal(home["fc.weight_orig"], before)
+    assert np.array_equal(home["fc.weight_mask"], mask)
+    with pytest.raises(pax.errors.AdoptionError, match="no longer zero where its mask is"):
+        pax.weights.save_as(net.replace(weight=net.weight + 1), path, like=file, report=report)
+
+
+def test_what_a_parametrization_computes_otherwise_is_refused():
+    original = "fc.parametrizations.weight.original"
+    for file in (
+        {original: normal(3, 4)},  # an orthogonal matrix, a symmetric one: the file does not say
+        {original: normal(3, 4), "fc.parametrizations.weight.0.base": normal(4, 4)},
+        {f"{original}0": normal(3, 1), f"{original}1": normal(3, 4),
+         "fc.parametrizations.weight.1._u": normal(3)},
+    ):  # fmt: skip
+        with pytest.raises(pax.errors.AdoptionError, match="torch computes fc.weight from it"):
+            pax.weights.adopt(pax.Linear(4, 3, with_bias=False), file)

@@ -1,0 +1,343 @@
+"""Weights that torch keeps as several arrays: put together, and taken apart again.
+
+=================  ==================================  =====================================
+what               torch.nn.utils                      torch.nn.utils.parametrizations
+=================  ==================================  =====================================
+weight norm        ``weight_g``, ``weight_v``          ``parametrizations.weight.original0``,
+                                                       ``.original1``
+spectral norm      ``weight_orig``, ``weight_u``,      ``parametrizations.weight.original``,
+                   ``weight_v``                        ``.0._u``, ``.0._v``
+pruning            ``weight_orig``, ``weight_mask``
+=================  ==================================  =====================================
+
+The weight is ``g * v / |v|``, ``orig / (u' orig v)`` in eval mode, or ``orig * mask``.  What else
+a parametrization computes, such as an orthogonal matrix, is in no file, so its arrays are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pax_export._errors import AdoptionError
+from pax_export.weights.sources import Entry, Source
+
+#: So many numbers are computed at a time.
+_AT_ONCE = 1 << 20
+_OLD = re.compile(r"(?P<name>(?:.*[./])?\w+)_(?P<part>g|v|u|orig|mask)$")
+_NEW = re.compile(
+    r"(?P<above>(?:.*[./])?)parametrizations[./](?P<own>\w+)[./](?P<part>original[01]?|\d+[./].+)$"
+)
+_WEIGHT = re.compile(r"(?:.*[./])?\w*weight(?:_[ih]h(?:_l\d+(?:_reverse)?)?)?$")
+
+
+@dataclass(frozen=True)
+class WeightNorm:
+    """A direction and a length.
+
+    Attributes:
+        arrays: the names of the array of lengths, ``g``, and of the one of directions, ``v``.
+        axes: those along which the length is taken.
+    """
+
+    arrays: tuple[str, str]
+    axes: tuple[int, ...]
+    note: ClassVar[str] = "weight norm"
+
+    @property
+    def main(self) -> str:
+        """The array that has the shape of the weight."""
+        return self.arrays[1]
+
+    def together(self, arrays: Sequence[np.ndarray], where: str, dtype: np.dtype) -> np.ndarray:
+        """The weight, computed in wide numbers a few rows at a time."""
+        length, direction = arrays
+        shape = direction.shape
+        lengths = length.reshape([1 if at in self.axes else size for at, size in enumerate(shape)])
+        step = len(direction) if 0 in self.axes else max(1, _AT_ONCE * shape[0] // direction.size)
+        weight, nowhere = np.empty(shape, dtype), 0
+        for first in range(0, len(direction), step):
+            rows = slice(first, first + step)
+            wide = direction[rows].astype(np.float64)
+            size = self._size(wide)
+            nowhere += np.count_nonzero(size == 0)
+            with np.errstate(divide="ignore", invalid="ignore"):  # refused below
+                weight[rows] = wide * (lengths[rows].astype(np.float64) / size)
+        if nowhere:
+            raise AdoptionError(
+                "A direction of a weight norm has no length, so nothing says where it points.",
+                where=f"{self.main} in {where}",
+                got=f"{nowhere} directions of zeros",
+                write="a file whose weight norms were removed where it was written "
+                "(torch.nn.utils.remove_weight_norm)",
+            )
+        return weight
+
+    def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Length and direction of a weight, of the shapes and dtypes of these.
+
+        As torch does it the weight itself is the direction; only where it is zero, it keeps the
+        one that it had.
+        """
+        length, direction = arrays
+        wide = weight.astype(np.float64)
+        size = self._size(wide)
+        kept = np.where(size == 0, direction.astype(np.float64), wide).astype(direction.dtype)
+        size = np.where(size == 0, 0, self._size(kept.astype(np.float64)))
+        return [size.reshape(length.shape).astype(length.dtype), kept]
+
+    def _size(self, wide: np.ndarray) -> np.ndarray:
+        return np.sqrt(np.square(wide).sum(self.axes, keepdims=True))
+
+
+@dataclass(frozen=True)
+class SpectralNorm:
+    """A weight that is divided by the largest of its singular values, as far as that is known.
+
+    Attributes:
+        arrays: the names of the weight before that, and of both vectors, ``u`` and ``v``.
+        axes: those that may be the rows of the matrix as which torch looks at the weight.
+    """
+
+    arrays: tuple[str, str, str]
+    axes: tuple[int, ...]
+    note: ClassVar[str] = "spectral norm"
+
+    @property
+    def main(self) -> str:
+        """The array that has the shape of the weight."""
+        return self.arrays[0]
+
+    def together(self, arrays: Sequence[np.ndarray], where: str, dtype: np.dtype) -> np.ndarray:
+        """The weight as torch has it in eval mode."""
+        weight, u, v = (array.astype(np.float64) for array in arrays)
+        found = []
+        for axis in self.axes:
+            matrix = np.moveaxis(weight, axis, 0).reshape(len(u), len(v))
+            rows, columns = matrix @ v, u @ matrix
+            # One of both is what the other's product with the matrix was, before the last step.
+            off = min(_angle(rows, u), _angle(columns, v))
+            found.append((off, float(u @ rows)))
+        first, *others = sorted(found) if weight.ndim > 2 or _decides(sorted(found)) else found
+        if weight.ndim > 2 and not _decides([first, *others]):
+            raise AdoptionError(
+                "It is not known along which axis a spectral norm is taken.",
+                where=f"{self.main} in {where}",
+                got=f"axes {' or '.join(map(str, self.axes))} for u and v that fit none of them",
+                write=_REMOVED.format("spectral_norm"),
+            )
+        if not np.isfinite(first[1]) or first[1] == 0:
+            raise AdoptionError(
+                "A spectral norm is no number to divide by.",
+                where=f"{self.main} in {where}",
+                got=first[1],
+                write=_REMOVED.format("spectral_norm"),
+            )
+        return (weight / first[1]).astype(dtype)
+
+    def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Refused: torch would divide a weight that was changed by its norm once more."""
+        raise AdoptionError(
+            "A weight with a spectral norm was changed, and has another norm than torch gives it.",
+            where=self.main,
+            write=_REMOVED.format("spectral_norm"),
+        )
+
+
+def _angle(one: np.ndarray, other: np.ndarray) -> float:
+    """How far the directions of two vectors are apart."""
+    sizes = np.linalg.norm(one), np.linalg.norm(other)
+    return float(np.linalg.norm(one / sizes[0] - other / sizes[1])) if all(sizes) else np.inf
+
+
+def _decides(found: Sequence[tuple[float, float]]) -> bool:
+    """Whether the first axis is the one: vectors fit it and no other, or all norms are alike."""
+    (off, norm), *others = found
+    return all(
+        abs(other - norm) <= 1e-6 * abs(norm) or (off < 0.5 and further > 2 * off)
+        for further, other in others
+    )
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A weight, and which of its numbers are not zero.
+
+    Attributes:
+        arrays: the names of the weight before that, and of the mask.
+    """
+
+    arrays: tuple[str, str]
+    note: ClassVar[str] = "pruned"
+
+    @property
+    def main(self) -> str:
+        """The array that has the shape of the weight."""
+        return self.arrays[0]
+
+    def together(self, arrays: Sequence[np.ndarray], where: str, dtype: np.dtype) -> np.ndarray:
+        """The weight, with zeros where the mask has them."""
+        weight, mask = arrays
+        return weight.astype(dtype) * mask.astype(dtype)
+
+    def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The weight before the mask: where that is zero, what was there."""
+        before, mask = arrays
+        if weight[mask == 0].any():
+            raise AdoptionError(
+                "A weight that was pruned is no longer zero where its mask is.",
+                where=self.main,
+                got=f"{np.count_nonzero(weight[mask == 0])} numbers that are not zero",
+                write=_REMOVED.format("prune.remove"),
+            )
+        return [np.where(mask == 0, before, weight).astype(before.dtype), mask]
+
+
+Parametrized = WeightNorm | SpectralNorm | Pruned
+NOTES = tuple(each.note for each in (WeightNorm, SpectralNorm, Pruned))
+_REMOVED = (
+    "a file from which torch removed it, by torch.nn.utils.parametrize.remove_parametrizations "
+    "or torch.nn.utils.{}"
+)
+
+
+class Resolved(Source):
+    """A source in which weights stand for the arrays that torch computes them from.
+
+    Attributes:
+        made_of: by the name of a weight, what it is made of.
+    """
+
+    def __init__(self, source: Source, made_of: Mapping[str, Parametrized]):
+        self.made_of = dict(made_of)
+        names = {one.main: name for name, one in made_of.items()}
+        gone = {array for one in made_of.values() for array in one.arrays}
+        entries: dict[str, Entry] = {}
+        for name, entry in source.entries.items():
+            if name in names:
+                entries[names[name]] = _entry(source, names[name], made_of[names[name]])
+            elif name not in gone:
+                entries[name] = entry
+        tied = {name: first for name, first in source.tied.items() if {name, first} <= set(entries)}
+        for name, one in made_of.items():
+            first = names.get(source.tied.get(one.main, ""))
+            if first and [source.tied.get(each) for each in one.arrays] == [*made_of[first].arrays]:
+                tied[name] = first
+        super().__init__(source.kind, source.where, entries, metadata=source.metadata, tied=tied)
+
+
+def _entry(source: Source, name: str, one: Parametrized) -> Entry:
+    arrays, main = [source.entries[array] for array in one.arrays], source.entries[one.main]
+    dtype = np.dtype(np.float64 if main.dtype == np.float64 else np.float32)
+
+    def read() -> np.ndarray:
+        return one.together([array.read() for array in arrays], source.where, dtype)
+
+    return Entry(f"{name} in {source.where}", source.kind, main.shape, dtype, read, note=one.note)
+
+
+def versions(source: Source) -> list[Source]:
+    """The source with its weights put together, and as it is: a module may have `g` and `v`."""
+    made_of = dict(_found(source))
+    return [Resolved(source, made_of), source] if made_of else [source]
+
+
+def file_names(source: Source, name: str) -> tuple[str, ...]:
+    """The arrays of the file that an array of a source is made of."""
+    one = source.made_of.get(name) if isinstance(source, Resolved) else None
+    return one.arrays if one else (name,)
+
+
+def no_weights(names: Iterable[str]) -> dict[str, str]:
+    """The arrays from which torch computes a weight, and which are none -> what they are."""
+    names = list(names)
+    letters: dict[str, set[str]] = {}
+    for name in names:
+        if name[-2:-1] == "_":
+            letters.setdefault(name[:-2], set()).add(name[-1])
+    found: dict[str, str] = {}
+    for name, parts in _parts(names).items():
+        for part, array in parts.items():
+            if part in ("original0", "original1") and len(parts) == 1:
+                found[array] = _HALF.format("directions" if part == "original0" else "lengths")
+            elif part in ("orig", "original", "original0", "original1"):
+                if _WEIGHT.match(name) or part != "orig" or len(parts) > 1:
+                    found[array] = f"torch computes {name} from it, by what the file does not say"
+            # Not so weight_q, weight_k and weight_v, or the gates of a cell.
+            elif part in "gv" and _WEIGHT.match(name) and letters[name] == {part}:
+                found[array] = _HALF.format("directions" if part == "g" else "lengths")
+    return found
+
+
+_HALF = "half of a weight norm, whose {} are not there"
+
+
+def _parts(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """By the name of a weight: the arrays that are called as parts of it, by part."""
+    parts: dict[str, dict[str, str]] = {}
+    for name in names:
+        if found := _NEW.match(name):
+            own = f"{found['above']}{found['own']}"
+            parts.setdefault(own, {})[found["part"].replace("/", ".")] = name
+        elif found := _OLD.match(name):
+            parts.setdefault(found["name"], {})[found["part"]] = name
+    return parts
+
+
+def _found(source: Source) -> Iterable[tuple[str, Parametrized]]:
+    for name, parts in _parts(source.entries).items():
+        entries = {part: source.entries[array] for part, array in parts.items()}
+        for needed, make in _FORMS.items():
+            if set(parts) == set(needed) and name not in source.entries:
+                one = make(name, [parts[part] for part in needed], [entries[p] for p in needed])
+                if one is not None:
+                    yield name, one
+
+
+def _weight_norm(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> WeightNorm | None:
+    axes = _axes(*of)
+    if axes is None or not (_NEW.match(arrays[0]) or _WEIGHT.match(name)):
+        return None
+    return WeightNorm((arrays[0], arrays[1]), axes)
+
+
+def _spectral_norm(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> SpectralNorm | None:
+    weight, u, v = of
+    if not all(entry.dtype.kind in "fV" for entry in of) or len(u.shape) != 1 or len(v.shape) != 1:
+        return None
+    rest = math.prod(weight.shape)
+    axes = tuple(axis for axis, size in enumerate(weight.shape)
+                 if (size,) == u.shape and (rest // max(size, 1),) == v.shape)  # fmt: skip
+    return SpectralNorm((arrays[0], arrays[1], arrays[2]), axes) if axes and rest else None
+
+
+def _pruned(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> Pruned | None:
+    weight, mask = of
+    fits = weight.shape == mask.shape and weight.dtype.kind in "fV"
+    return Pruned((arrays[0], arrays[1])) if fits else None
+
+
+_FORMS = {
+    ("g", "v"): _weight_norm, ("original0", "original1"): _weight_norm,
+    ("orig", "u", "v"): _spectral_norm, ("original", "0._u", "0._v"): _spectral_norm,
+    ("orig", "mask"): _pruned,
+}  # fmt: skip
+
+
+def _axes(length: Entry, direction: Entry) -> tuple[int, ...] | None:
+    """The axes along which the length is taken; None if these are no length and direction."""
+    floating = length.dtype.kind in "fV" and direction.dtype.kind in "fV"
+    if not floating or not direction.shape or math.prod(direction.shape) == 0:
+        return None
+    sizes = length.shape or (1,) * len(direction.shape)
+    if len(sizes) != len(direction.shape):
+        return None
+    if any(one not in (1, size) for one, size in zip(sizes, direction.shape)):
+        return None
+    axes = tuple([axis for axis, one in enumerate(sizes) if one == 1])
+    return axes or None
