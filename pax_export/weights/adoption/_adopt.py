@@ -46,6 +46,7 @@ def adopt(
     origin: str | None = None,
     fused: str | None = None,
     axes: Mapping[str, Any] | None = None,
+    flatten: str | Mapping[str, int] | None = None,
     rules: Any = None,
     mesh: Any = None,
     dtype: Any = None,
@@ -73,6 +74,9 @@ def adopt(
         fused: the order in an array of queries, keys and values, or in a leaf for which the file
             has these apart: ``"blocks"`` or ``"by head"``.
         axes: a path of the module -> for each of its axes the one of the array.
+        flatten: for dense layers before which channels of an image were flattened first, as torch
+            does: the path of such a layer -> how many channels, or ``"channels_first"`` for all;
+            ``"as it is"`` where the order is the same in the module.
         rules: with a mesh, how leaves lie on it, as `sharding.shard` takes them.
         mesh: the mesh on which leaves are put, each one before the next is read.
         dtype: of floating leaves; that of the module's by default.
@@ -99,7 +103,7 @@ def adopt(
         >>> report.rows[0].how
         'transposed'
     """
-    options = options_of(rename, ignore, keep, axes, origin, fused, "adopt")
+    options = options_of(rename, ignore, keep, axes, origin, fused, "adopt", flatten)
     leaves = leaves_by_name(net)
     for name, leaf in leaves.items():
         require_shape(name, leaf, "adopt needs a module of arrays")

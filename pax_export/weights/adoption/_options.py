@@ -9,6 +9,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import near_names, path_pattern
+from pax_export.weights.adoption._flatten import AS_IT_IS, FIRST
 from pax_export.weights.adoption._groups import ORIGINS
 from pax_export.weights.sources import Source
 
@@ -25,11 +26,13 @@ class Options:
     axes: Mapping[str, tuple[int, ...]] = ()  # type: ignore[assignment]
     origin: str | None = None
     fused: str | None = None
+    flatten: str | Mapping[str, int] | None = None
 
 
 def options_of(
-    rename: Any, ignore: Any, keep: Any, axes: Any, origin: Any, fused: Any, where: str
-) -> Options:
+    rename: Any, ignore: Any, keep: Any, axes: Any, origin: Any, fused: Any, where: str,
+    flatten: Any = None,
+) -> Options:  # fmt: skip
     """The options, checked."""
     for name, value in (("rename", rename), ("axes", axes)):
         if value is not None and not isinstance(value, Mapping):
@@ -57,6 +60,8 @@ def options_of(
                 got=repr(order)[:200],
                 write="all axes once, such as (1, 0)",
             )
+    if flatten is not None and flatten not in (AS_IT_IS, FIRST):
+        _require_channels(flatten, where)
     return Options(
         {str(key): str(value) for key, value in (rename or {}).items()},
         _patterns(ignore, f"{where}(ignore=)"),
@@ -64,7 +69,20 @@ def options_of(
         {key: tuple(order) for key, order in (axes or {}).items()},
         origin,
         fused,
+        flatten,
     )
+
+
+def _require_channels(flatten: Any, where: str) -> None:
+    counts = flatten.values() if isinstance(flatten, Mapping) else [None]
+    if not all(isinstance(count, int) and count > 0 for count in counts):
+        raise InvalidArgumentError(
+            "flatten= says how many channels were flattened before a layer, or that the order of "
+            "its inputs is the same here.",
+            where=f"{where}(flatten=)",
+            got=repr(flatten)[:200],
+            write=f'{{"path.of.the.layer": 64}}, "{FIRST}" or "{AS_IT_IS}"',
+        )
 
 
 def _patterns(given: Any, where: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export.core import Node
 from pax_export.weights.adoption._assign import Outcome, Pairs, assigned, ways
+from pax_export.weights.adoption._flatten import Told, with_flattened
 from pax_export.weights.adoption._groups import (
     Group,
     grouped,
@@ -134,6 +135,7 @@ def studied(net: Any, given: Any, source: Source, options: Options, where: str) 
     study.constants = [name for name in _constants(study.wanted, source, names) if name not in told]
     names = [name for name in names if name not in set(study.constants)]
     axes = _axes(options, study.wanted, where)
+    flatten = _flatten(options, study.wanted, where)
     found = origins(source, options.origin, isinstance(given, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
     # Who names the place of a weight has said nothing of the bias beside it.
@@ -151,7 +153,7 @@ def studied(net: Any, given: Any, source: Source, options: Options, where: str) 
             layers = as_pax_keeps_them(layers) if origin == "pax" else layers
             layers = _each_alone(layers) if alone else layers
             for order in _orders(layers, groups, options):
-                for hypothesis in _tried(layers, groups, origin, order, axes):
+                for hypothesis in _tried(layers, groups, origin, order, axes, flatten):
                     (study.possible if hypothesis.possible else study.impossible).append(hypothesis)
         study.counters = counters
         if study.possible:
@@ -253,6 +255,17 @@ def _axes(options: Options, found: Wanted, where: str) -> dict[str, tuple[int, .
     }
 
 
+def _flatten(options: Options, found: Wanted, where: str) -> Told:
+    if not isinstance(options.flatten, Mapping):
+        return options.flatten
+    paths = [layer.path for layer in found.layers]
+    return {
+        path: count
+        for pattern, count in options.flatten.items()
+        for path in matching([pattern], paths, "in the module", f"{where}(flatten=)")
+    }
+
+
 def _each_alone(layers: Sequence[Layer]) -> list[Layer]:
     """Leaves one by one, for a file whose names do not say what belongs together."""
     return [
@@ -285,6 +298,7 @@ def _tried(
     origin: str,
     order: Order,
     axes: Mapping[str, tuple[int, ...]],
+    flatten: Told,
 ) -> Iterator[Hypothesis]:
     known: dict[Any, bool] = {}
 
@@ -317,6 +331,7 @@ def _tried(
                 for layer, group in itertools.product(component.layers, component.groups):
                     if fits(layer, group):
                         options[layer, group] = ways_of(layer, group)
+            options = with_flattened(options, arranged, origin, flatten)
             found.append(Hypothesis(origin, order.says, outcome, options, ways_of))
         # The same parts with their numbers in another place: those count that decide something.
         yield from [each for each in found if each.possible and not each.outcome.open] or found

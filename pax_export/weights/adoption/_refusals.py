@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pax_export._errors import AdoptionError, AmbiguousWeightsError
 from pax_export.core import near_names
+from pax_export.weights.adoption._flatten import SAYS, flattened
 from pax_export.weights.adoption._groups import Group, is_fused, is_fused_name
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._moves import Piece, Shape
@@ -153,7 +154,7 @@ def ambiguous(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeigh
         group = _group_of(study.possible, name)
         hints.append(f'rename={{"{group or name}": "{paths[0]}", ...}}, with * for numbers')
     if layouts:
-        hints.append(_about_layouts(study))
+        hints.append(_about_layouts(study, layouts))
     hints.append("reference=(inputs, outputs) of the net that wrote it")
     error = AmbiguousWeightsError(
         "It is not decided where these arrays belong, or how they lie, and nothing is guessed:\n"
@@ -225,7 +226,7 @@ def _moves(name: str, hypotheses: Sequence[Hypothesis]) -> bool:
     return len(found) > 1
 
 
-def _about_layouts(study: Study) -> str:
+def _about_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
     hints = []
     names = {hypothesis.origin for hypothesis in study.possible}
     if len(names) > 1:
@@ -234,7 +235,19 @@ def _about_layouts(study: Study) -> str:
             hints.append(" or ".join(f'origin="{one}"' for one in said))
     if len({hypothesis.fused for hypothesis in study.possible}) > 1:
         hints.append('fused="blocks" or fused="by head"')
-    hints.append('axes={"path.in.the.module": (1, 0)}')
+    flat = {
+        layer.path: count
+        for hypothesis in reversed(study.possible)
+        for layer, group in hypothesis.outcome.pairs
+        for recipe in reversed(hypothesis.options[layer, group])
+        if (count := flattened(recipe)) is not None
+    }
+    if flat:
+        said = ", ".join(f'"{path}": {count}' for path, count in flat.items())
+        hints.append(f'flatten={{{said}}}, the channels of the image that is flattened there, or '
+                     'flatten="as it is"')  # fmt: skip
+    if not flat or any(SAYS not in "".join(ways) for ways in layouts.values()):
+        hints.append('axes={"path.in.the.module": (1, 0)}')
     return "; or ".join(hints)
 
 

@@ -53,6 +53,7 @@ def save_as(
     origin: str | None = None,
     fused: str | None = None,
     axes: Mapping[str, Any] | None = None,
+    flatten: str | Mapping[str, int] | None = None,
 ) -> None:
     """Writes the weights of a module with the names and layouts of another framework's file.
 
@@ -76,6 +77,7 @@ def save_as(
         origin: whose conventions the arrays follow.
         fused: the order in an array of queries, keys and values.
         axes: a path of the module -> for each of its axes the one of the array.
+        flatten: what was flattened channels first.
 
     Raises:
         AmbiguousWeightsError: it is not decided which array a leaf becomes.
@@ -103,7 +105,7 @@ def save_as(
             got=repr(report),
             write="net, report = pax.weights.adopt(net, source)",
         )
-    options = options_of(rename, ignore, keep, axes, origin, fused, "save_as")
+    options = options_of(rename, ignore, keep, axes, origin, fused, "save_as", flatten)
     leaves = leaves_by_name(net)
     for name, leaf in leaves.items():
         if not isinstance(leaf, (jax.Array, np.ndarray)) or absence(leaf):

@@ -1,0 +1,200 @@
+"""Layers at a flatten: torch flattens images channels first, and here channels are last.
+
+Where a dense layer follows the flatten of a convolution's output, or its own output becomes an
+image, the rows or columns of its weight are in another order than here.  Shapes do not tell it
+from a dense layer that is in no such place, so both ways are left, unless the user says which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.weights.adoption._groups import Group
+from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._moves import Piece, Shape, Step
+from pax_export.weights.adoption._order import is_norm
+from pax_export.weights.adoption._readings import Recipe
+from pax_export.weights.adoption._words import WEIGHT
+
+AS_IT_IS, FIRST = "as it is", "channels_first"
+#: What the user says of all layers, or by path how many channels were flattened.
+Told = str | Mapping[str, int] | None
+
+_CHANNELS_FIRST = ("torch", "torch, Conv1D", "onnx")
+_CELLS = ("lstm", "gru", "rnn")
+#: What the report says of such an array.
+SAYS = "channels last"
+_SPLITS = 4  # of a gated layer, or of queries, keys and values
+
+
+@dataclass
+class _Sizes:
+    """What goes into a layer and comes out of it, and where it stands on both sides."""
+
+    layer: Layer
+    kind: str
+    inputs: int
+    outputs: int
+    place: int
+    there: int
+
+
+def with_flattened(
+    options: Mapping[tuple[Layer, Group], list[Recipe]],
+    layers: Sequence[Layer],
+    origin: str,
+    told: Told,
+) -> dict[tuple[Layer, Group], list[Recipe]]:
+    """The ways to fill each layer, and those that change the order of what was flattened.
+
+    Args:
+        options: what is known of each pair.
+        layers: in the order of the module.
+        origin: whose conventions the arrays follow.
+        told: what the user says.
+    """
+    found = dict(options)
+    if told == AS_IT_IS or origin not in _CHANNELS_FIRST:
+        return found
+    order = {layer: place for place, layer in enumerate(layers)}
+    sizes = [each for pair in options for each in _sizes(*pair, order[pair[0]])]
+    counts = {} if isinstance(told, str) or told is None else told
+    for pair in options:
+        layer, said = pair[0], counts.get(pair[0].path)
+        channels = {side: _channels(layer, sizes, order[layer], side) for side in (False, True)}
+        if said is not None:
+            sides = [side for side in channels if channels[side]] or [False]
+            channels = {side: [said] for side in sides}
+            _require_divisor(layer, sizes, sides, said)
+        for outputs, numbers in channels.items():
+            others = [
+                _reordered(recipe, layer, outputs, count)
+                for recipe in found[pair] for count in numbers
+            ]  # fmt: skip
+            only = said is not None or told == FIRST
+            found[pair] = others if others and only else [*found[pair], *others]
+    return found
+
+
+def flattened(recipe: Recipe) -> int | None:
+    """How many channels a recipe says were flattened first; None if it says nothing of it."""
+    found = [re.search(rf"(\d+) {SAYS}", p.says) for pieces in recipe.values() for p in pieces]
+    return next((int(each[1]) for each in found if each), None)
+
+
+def _require_divisor(layer: Layer, sizes: Sequence[_Sizes], sides: list[bool], said: int) -> None:
+    mine = next((each for each in sizes if each.layer is layer), None)
+    for outputs in sides:
+        size = mine and (mine.outputs if outputs else mine.inputs)
+        if not size or size % said:
+            raise InvalidArgumentError(
+                "So many channels cannot have been flattened before this layer.",
+                where=f"flatten=, {layer.path}",
+                got=f"{said} channels, {size or 'no'} {'outputs' if outputs else 'inputs'}",
+                write="the channels of the image that is flattened: they times its places are "
+                "the inputs",
+            )
+
+
+def _sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
+    kind, there = layer.kind, group.place
+    if kind in _CELLS:
+        inputs, hidden, _ = layer.options
+        yield _Sizes(layer, kind, inputs, hidden, place, there)
+        return
+    leaf = layer.leaves.get(WEIGHT)
+    if leaf is None or not leaf.shape:
+        return
+    shape = leaf.shape[len(layer.stack.sizes) if _is_stacked(layer) else 0 :]
+    if kind == "free" and WEIGHT in group.parts and layer.options != ("alone",) and len(shape) > 1:
+        shape = group.parts[WEIGHT].shape
+        kind, shape = "linear" if len(shape) == 2 else "conv", (*shape[2:], *shape[1::-1])
+    if kind == "batch_norm" and len(shape) > 3:  # of images: its size is one of channels
+        yield _Sizes(layer, "conv", shape[-1], shape[-1], place, there)
+    elif is_norm(layer) or kind == "batch_norm":
+        yield _Sizes(layer, "norm", shape[-1], shape[-1], place, there)
+    elif kind == "conv":
+        groups = layer.options[0] if layer.options else 1
+        yield _Sizes(layer, kind, shape[-2] * groups, shape[-1], place, there)
+    elif kind == "conv_transpose":
+        yield _Sizes(layer, "conv", shape[-1], shape[-2], place, there)
+    elif len(shape) > 1:
+        yield _Sizes(layer, kind, shape[-2], shape[-1], place, there)
+
+
+def _is_stacked(layer: Layer) -> bool:
+    return layer.stack is not None and layer.kind != "free"  # which only may be
+
+
+def _channels(layer: Layer, sizes: Sequence[_Sizes], place: int, outputs: bool) -> list[int]:
+    """How many channels what a layer takes, or gives, may have had before the flatten."""
+    mine = next((each for each in sizes if each.layer is layer), None)
+    if mine is None or mine.kind not in ("linear", "norm", *_CELLS) or _is_stacked(layer):
+        return []
+    size = mine.outputs if outputs else mine.inputs
+    if outputs and mine.kind != "linear":
+        return []
+    convs = [each for each in sizes if each.kind == "conv"]
+    if any(size in (each.inputs, each.outputs) for each in convs):
+        return []  # it is a number of channels
+    dense = [each for each in sizes if each.kind not in ("conv", "norm")]
+    if outputs:
+        near = [each for each in convs if each.place > place]
+        if any(each.place > place and _is_split(size, each.inputs) for each in dense):
+            return []
+        found = [each.inputs for each in near]
+    else:
+        near = [each for each in reversed(convs) if each.place < place or each.there < mine.there]
+        if any(each.place < place and _gives(each, size) for each in dense):
+            return []
+        found = [each.outputs for each in near]
+    return list(dict.fromkeys(count for count in found if count > 1 and size % count == 0))
+
+
+def _is_split(size: int, part: int) -> bool:
+    return size % part == 0 and size // part <= _SPLITS
+
+
+def _gives(each: _Sizes, size: int) -> bool:
+    """Whether a layer may give an array of this size, or one of which this is a part."""
+    return _is_split(each.outputs, size) or (each.kind in _CELLS and size == 2 * each.outputs)
+
+
+def _reordered(recipe: Recipe, layer: Layer, outputs: bool, channels: int) -> Recipe:
+    return {
+        path: tuple([_of_piece(piece, layer, outputs, channels) for piece in pieces])
+        for path, pieces in recipe.items()
+    }
+
+
+def _of_piece(piece: Piece, layer: Layer, outputs: bool, channels: int) -> Piece:
+    """The piece with the places of an image before its channels, along one axis."""
+    shape = piece.part_shape
+    axis = _axis(piece, shape, layer, outputs)
+    if axis is None or shape[axis] % channels:
+        return piece
+    size = (channels, shape[axis] // channels)
+    rank = len(shape)
+    turned = (*range(axis), axis + 1, axis, *range(axis + 2, rank + 1))
+    steps: tuple[Step, ...] = (
+        ("reshape", (*shape[:axis], *size, *shape[axis + 1 :])),
+        ("transpose", turned),
+        ("reshape", shape),
+    )
+    says = f"{piece.says}, {channels} {SAYS}".removeprefix(", ")
+    return replace(piece, steps=(*steps, *piece.steps), says=says)
+
+
+def _axis(piece: Piece, shape: Shape, layer: Layer, outputs: bool) -> int | None:
+    """The axis of a piece along which the flattened numbers lie."""
+    if layer.kind in _CELLS:  # of the product with the input
+        first = piece.put is not None and len(piece.put) == 2 and piece.put[0].start == 0
+        return len(shape) - 1 if first else None
+    if len(shape) == 1:  # a bias, or what a norm has
+        return 0 if outputs or is_norm(layer) or layer.kind == "batch_norm" else None
+    turned: Any = ("transpose", (1, 0)) in piece.steps or layer.kind == "free"
+    return (0 if outputs else 1) if turned else (1 if outputs else 0)
