@@ -14,6 +14,7 @@ from jax.tree_util import tree_flatten_with_path
 from pax_export._errors import HiddenArrayError, SharedNodeError, StructureMismatchError
 from pax_export._jax import is_tracer
 from pax_export.core._static import static_key
+from pax_export.core._subclassing import recipe_of
 from pax_export.core._traversal import (
     join,
     modules_and_leaves,
@@ -303,6 +304,7 @@ def _kind(value: Any) -> str:
     if is_array(value):
         return "an array"
     if isinstance(value, (Node, EmptyNode)):
-        return f"{type(value).__name__}"
+        recipe = [n if v is True else f"{n}={v!r:.60}" for n, v in recipe_of(type(value))]
+        return type(value).__name__ + (f" ({', '.join(recipe)})" if recipe else "")
     size = f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else ""
     return f"{type(value).__name__}{size}"

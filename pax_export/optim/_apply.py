@@ -21,13 +21,17 @@ from pax_export.core import (
     assert_structure_equal,
     describe_array,
     module_and_value,
+    named_modules,
     path_name,
+    structure_differences,
 )
 from pax_export.precision import adjust, unscale
 
 M = TypeVar("M", bound=Module)
 O = TypeVar("O", bound=Module)  # noqa: E741
 L = TypeVar("L")
+
+_MOST = 10  # differences that a message lists
 
 
 def apply_gradients(
@@ -49,7 +53,8 @@ def apply_gradients(
     Raises:
         InvalidArgumentTypeError: (an AssertionError too) no module.
         StructureMismatchError: gradients, updates or the new state of the
-            optimizer have another structure than what they belong to.
+            optimizer have another structure than what they belong to, or the
+            optimizer was made for another model.
 
     Example:
         >>> import optax, pax_export as pax
@@ -63,7 +68,11 @@ def apply_gradients(
     params = model.parameters()
     grads = parameters_of(grads)
     assert_structure_equal(params, grads)
-    new_optimizer, updates = module_and_value(optimizer)(grads, params, **extra)
+    try:
+        new_optimizer, updates = module_and_value(optimizer)(grads, params, **extra)
+    except (TypeError, ValueError) as error:
+        refuse_another_model(optimizer, params, error)
+        raise
     new_params = _subtract(params, updates)
     if all_finite is not None:
         new_params = _choose(all_finite, new_params, params)
@@ -128,6 +137,24 @@ def require_model_and_optimizer(model: Any, optimizer: Any) -> None:
                 if role == "optimizer"
                 else "an instance of a pax_export.Module subclass",
             )
+
+
+def refuse_another_model(optimizer: Any, params: Any, error: Exception) -> None:
+    """Raises if moments of an optimizer have another structure than the parameters."""
+    for path, moments in named_modules(optimizer):
+        if not (path and type(moments).__name__ == type(params).__name__):
+            continue
+        differences = structure_differences(moments, params)
+        if differences:
+            raise StructureMismatchError(
+                "The optimizer was made for another model; its moments (first) and the parameters "
+                "(second) differ:\n" + "\n".join(f"  - {each}" for each in differences[:_MOST]),
+                where=f"optimizer.{path}",
+                got=f"{len(differences)} places",
+                write="the mode in which the optimizer was made (train or eval), or "
+                "optimizer.remade(model.parameters()), which keeps what has the same path and "
+                "shape; an optimizer of opax is made again",
+            ) from error
 
 
 def parameters_of(tree: Any) -> Any:

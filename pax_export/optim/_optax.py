@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jax.tree_util import tree_leaves, tree_map, tree_structure
+from jax.tree_util import tree_leaves, tree_map, tree_map_with_path
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._optional import require
-from pax_export.core import StateModule, is_array, made_of
+from pax_export.core import StateModule, is_array, made_of, named_leaves, path_name
 from pax_export.optim._apply import parameters_of
 from pax_export.optim._contents import optax_contents
 from pax_export.optim._packable import require_packable
@@ -71,6 +71,36 @@ class OptaxOptimizer(StateModule):
             raise
         self.state = _as_state(state, params)
         return tree_map(jnp.negative, self._taken(updates))
+
+    def remade(self, params: Any) -> OptaxOptimizer:
+        """Returns the same optimizer for other parameters, with what it knows of those that stay.
+
+        For a model that changed in the middle of training: another head, other frozen parts.
+
+        Args:
+            params: the parameters of the changed model.
+
+        Returns:
+            An optimizer of this class.  Arrays of its state have the values of this one's where
+            path, shape and dtype are the same; others begin anew.
+
+        Example:
+            >>> import optax, pax_export as pax
+            >>> net = pax.Sequential(pax.Linear(2, 3), pax.Linear(3, 4))
+            >>> adam = pax.optim.from_optax(optax.adam(1e-3))(net.parameters())
+            >>> net = net.at("modules.1").set(pax.Linear(3, 5))
+            >>> adam = adam.remade(net.parameters())
+            >>> adam.state[0].mu.modules[1].weight.shape
+            (3, 5)
+        """
+        known = dict(named_leaves(self))
+
+        def of_leaf(path: Any, leaf: Any) -> Any:
+            old = known.get(path_name(path))
+            same = is_array(old) and old.shape == leaf.shape and old.dtype == leaf.dtype
+            return old if same else leaf
+
+        return tree_map_with_path(of_leaf, type(self)(self.recipe, params))
 
     _pax_contents = optax_contents
 
@@ -168,10 +198,8 @@ class PackedOptimizer(OptaxOptimizer):
             (2, 3)
         """
         params = parameters_of(params)
-        structure = tree_structure(self.packing.pack(params))
-
-        def is_packed(x: Any) -> bool:
-            return tree_structure(x) == structure
+        self.packing.pack(params)  # raises for others
+        is_packed = self.packing.is_packed
 
         def unpack(x: Any) -> Any:
             return self.packing.unpack(x, params) if is_packed(x) else x
@@ -179,6 +207,15 @@ class PackedOptimizer(OptaxOptimizer):
         state = tree_map(unpack, self.state, is_leaf=is_packed)
         attributes = {"recipe": self.recipe, "slow_params": None, "state": state}
         return made_of(OptaxOptimizer, attributes)
+
+    def remade(self, params: Any) -> OptaxOptimizer:
+        new = PackedOptimizer(self.recipe, params)
+        is_packed = self.packing.is_packed
+
+        def carried(old: Any, fresh: Any) -> Any:
+            return self.packing.carried(old, new.packing, fresh) if is_packed(old) else old
+
+        return new.replace(state=tree_map(carried, self.state, new.state, is_leaf=is_packed))
 
 
 def from_optax(transformation: Any, *, packed: bool = False) -> Callable[[Any], OptaxOptimizer]:

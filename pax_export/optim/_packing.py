@@ -67,6 +67,16 @@ class Packing:
             leaves.append(part.reshape(entry.shape))
         return tree_unflatten(tree_structure(like), leaves)
 
+    def is_packed(self, value: Any) -> bool:
+        """Whether a value is what `pack` returns."""
+        return isinstance(value, dict) and tuple(sorted(value)) == self.dtypes
+
+    def carried(self, packed: dict[str, Any], other: Packing, fresh: Any) -> dict[str, Any]:
+        """What another packing packs: arrays of this one where the entries agree, else fresh."""
+        known = dict(zip(self.entries, self.unpack(packed, list(self.entries))))
+        own = zip(other.entries, other.unpack(fresh, list(other.entries)))
+        return other.pack([known.get(entry, array) for entry, array in own])
+
     def _check(self, tree: Any, leaves: list[Any], what: str) -> None:
         if len(leaves) == len(self.entries) and all(map(_fits, self.entries, leaves)):
             return

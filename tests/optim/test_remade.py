@@ -1,0 +1,88 @@
+"""A model that changes in the middle of training, and its optimizer."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pax_export as pax
+from pax_export.errors import StructureMismatchError
+from tests.optim.steps import kinds
+
+ADAM = pax.optim.from_optax(optax.adam(1e-2))
+X = jnp.asarray(np.random.RandomState(0).standard_normal((8, 2)), jnp.float32)
+
+
+def loss_fn(model, x):
+    model, y = model % x
+    loss = (y**2).mean()
+    return loss, (loss, model)
+
+
+def net():
+    return pax.Sequential(pax.Linear(2, 3), pax.BatchNorm1D(3), pax.Linear(3, 4))
+
+
+CHANGES = {
+    "eval": (lambda model: model.eval(), "mode|training: "),
+    "a part in eval mode": (lambda model: model.at("modules.1").eval(), "modules.1.training: "),
+    "a part frozen": (
+        lambda model: model.at("modules.2").freeze(), r"modules.2: Linear against Linear \(frozen"
+    ),
+    "frozen": (pax.freeze_parameters, r"Sequential against Sequential \(frozen"),
+    "a static attribute": (lambda model: model.set_attribute("tag", 3), "tag: missing"),
+    "more layers": (
+        lambda model: pax.Sequential(*model.modules, pax.Linear(4, 4)), "modules: .* of 3"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_model_is_named(change, jitted):
+    changed, difference = CHANGES[change]
+    update = pax.build_update_fn(loss_fn)
+    update = jax.jit(update) if jitted else update
+    model = net()
+    model, optimizer, _ = update(model, ADAM(model.parameters()), X)
+    model = changed(model)
+    with pytest.raises(StructureMismatchError, match="made for another model") as error:
+        update(model, optimizer, X)
+    assert "optimizer.state.0" in error.value.where
+    assert "remade" in error.value.write
+    assert re.search(difference, str(error.value)), str(error.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_remade_keeps_what_stays(packed):
+    make = pax.optim.from_optax(optax.adam(1e-2), packed=packed)
+    update = jax.jit(pax.build_update_fn(loss_fn))
+    model = net()
+    optimizer = make(model.parameters())
+    for _ in range(3):
+        model, optimizer, _ = update(model, optimizer, X)
+    changed = model.at("modules.2").set(pax.Linear(3, 5))
+    params = changed.parameters()
+    again = optimizer.remade(params)
+    old, new = optimizer, again
+    if packed:
+        old, new = old.unpacked(model.parameters()), new.unpacked(params)
+    mu, before = new.state[0].mu, old.state[0].mu
+    assert int(new.state[0].count) == 3
+    assert (mu.modules[0].weight == before.modules[0].weight).all()
+    assert abs(before.modules[0].weight).max() > 0
+    assert mu.modules[2].weight.shape == (3, 5) and not mu.modules[2].weight.any()
+    first = kinds(again), jax.tree_util.tree_structure(again)
+    changed, again, _ = update(changed, again, X)
+    assert (kinds(again), jax.tree_util.tree_structure(again)) == first
+
+
+def test_opax_is_named_too():
+    model = net()
+    optimizer = pax.opax.adam(1e-2)(model.parameters())
+    model, optimizer, _ = pax.build_update_fn(loss_fn)(model, optimizer, X)
+    with pytest.raises(StructureMismatchError, match="made for another model"):
+        pax.build_update_fn(loss_fn)(model.eval(), optimizer, X)
