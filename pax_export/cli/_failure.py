@@ -36,6 +36,7 @@ _OPTIONS = {
     "sign=": "--sign",
     "overwrite=True": "--overwrite",
     'state="update"': "--state update",
+    'state="keep"': "--state keep",
     "validate=False": "--validate no",
     'constraints=("length <= 512", "length >= 2")': '--constraint "length <= 512"',
     "constraints=('n >= 2',)": '--constraint "n >= 2"',

@@ -75,7 +75,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--constraint", action="append", default=[], metavar='"n >= 2"')
     for option, how in _of_formats(targets).items():
         parser.add_argument("--" + option.replace("_", "-"), **how)
-    parser.add_argument("--state", choices=("frozen", "update"), help="frozen, if not given")
+    states = ("frozen", "update", "keep")
+    parser.add_argument("--state", choices=states, help="frozen, if not given")
     parser.add_argument("--trainable", action="store_true", help="keep gradients")
     parser.add_argument(
         "--platform",

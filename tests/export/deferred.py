@@ -97,7 +97,7 @@ def test_keys_and_narrow_integers(folder):
         noise = jax.random.normal(params["key"][3], ())
         return x * params["table"].astype(jnp.float32).sum() + noise
 
-    to_saved_model((params, function), folder / "kinds", spec("n"))
+    to_saved_model((params, function), folder / "kinds", spec("n"), state="keep")
     assert np.isfinite(load(folder / "kinds")(X[0])).all()
 
 

@@ -26,9 +26,8 @@ def save(path):
         "other": lambda p, x: (x @ p["w"] + p["b"], table[:4], jax.random.normal(p["key"])),
     }
     inputs = dict.fromkeys(methods, spec("n, 3"))
-    to_saved_model(
-        (params, methods["other"]), path, inputs, methods=methods, trainable=True, validate=False
-    )
+    options = {"methods": methods, "state": "keep", "trainable": True, "validate": False}
+    to_saved_model((params, methods["other"]), path, inputs, **options)
 
 
 def files(path):

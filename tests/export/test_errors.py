@@ -45,7 +45,8 @@ def test_a_model_that_changes_state(tmp_path):
         "A call of the model in eval mode changes its state, and the export would not.\n"
         "  where: steps\n"
         '  got: state="frozen"\n'
-        '  write: state="update", so that every call of the exported model assigns its state, '
+        '  write: state="update", so that every call of the exported model assigns its state; '
+        'state="keep", so that every call begins with the state that is exported; '
         "or a model that does not change it in eval mode"
     )
 
@@ -179,7 +180,7 @@ def test_a_consumer_that_is_too_old(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"state": "keep"}, "state has a value that means nothing."),
+        ({"state": "thaw"}, "state has a value that means nothing."),
         ({"validate": "slowly"}, "validate has a value that means nothing."),
         ({"platforms": ("cpu", "abacus")}, "The platforms to lower for are"),
         ({"platforms": ()}, "The platforms to lower for are"),

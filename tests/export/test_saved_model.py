@@ -214,7 +214,7 @@ def test_typed_keys_and_python_numbers_are_variables(export):
     def model(p, x):
         return x * p["scale"] + p["shift"] + jax.random.normal(p["key"], (3,))
 
-    _, report = export((params, model), spec("n, 3", "bfloat16"), validate=True)
+    _, report = export((params, model), spec("n, 3", "bfloat16"), validate=True, state="keep")
     assert {v.name: (v.dtype, v.shape) for v in report.variables} == {
         "key": ("uint32", (2,)),
         "scale": ("int32", ()),

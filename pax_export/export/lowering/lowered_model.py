@@ -29,7 +29,6 @@ from pax_export.export.tracing.programs import (
     Program,
     check_updates,
     line_of_model,
-    refuse_changes,
 )
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced, vjp
@@ -114,14 +113,11 @@ def lower(
     order = Order.of(vjp_order, trainable)
     updates = [state == "update" or each.trains for each in programs]
     modules = [_lower(each, platforms, update) for each, update in zip(programs, updates)]
-    read = {index for each in programs for index in each.read}
     changed: set[int] = set()
     for program, update in zip(programs, updates):
         if update:
             check_updates(program, model.leaves)
             changed.update(program.changed)
-        else:
-            refuse_changes(program, model.leaves, read)
     store = Store(model.leaves, changed, trainable, defer)
     pullbacks, signatures = [], []
     for program, module, update in zip(programs, modules, updates):

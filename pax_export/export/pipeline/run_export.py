@@ -31,7 +31,7 @@ from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.parting import Parting, named, parting
 from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
 from pax_export.export.tracing.exportable import Exportable, exportable
-from pax_export.export.tracing.programs import Program, trace_all
+from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Run
 from pax_export.export.validation.validate import Case, validate
@@ -54,6 +54,7 @@ class Request:
     overwrite: bool = False
     sign: Any = None  # the path of a private key
     card: Any = True  # whether there is one, or the drawing in it
+    state: str = "frozen"  # what becomes of the changes of a call
 
 
 class Writer(ABC):
@@ -100,6 +101,7 @@ class Writer(ABC):
         """Makes what is written of the model."""
         with run.phase("trace"):
             model, programs = self.trace(request)
+            refuse_changes(model, programs, request.state)
         self.name = model.name
         with run.phase("lower"):
             self.lower(model, programs)

@@ -67,6 +67,7 @@ class Exportable:
     tree: Any
     methods: tuple[Method, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
+    is_module: bool = True  # of this package, which says what a call changes
 
     def run(
         self, method: Method, values: list[Any], args: tuple, kwargs: dict
@@ -129,11 +130,16 @@ def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | N
         return function if given == "__call__" else given
 
     def run(chosen: Callable, model: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
-        return chosen(release(model), *args, **kwargs), model
+        given = release(model)
+        output = chosen(given, *args, **kwargs)
+        after = hold(given, is_no_array)  # a module of another library changes in place
+        same = jax.tree_util.tree_structure(after) == jax.tree_util.tree_structure(model)
+        return output, after if same else model
 
     leaves, tree = _leaves(hold(params, is_no_array), lambda path: True)
     name = getattr(function, "__name__", type(function).__name__)
-    return Exportable(name, leaves, tree, _methods(methods, "(params, function)", find, run))
+    made = _methods(methods, "(params, function)", find, run)
+    return Exportable(name, leaves, tree, made, is_module=False)
 
 
 def _methods(

@@ -35,7 +35,7 @@ def owner_of(traced: Traced, chain: Chain) -> str:
         frames = list(_outwards(frame))
         lines = {(each.f_code.co_filename, each.f_lineno) for each in frames}
         if user is None or user[:2] in lines:
-            seen.append(_owner([each.f_locals.get("self") for each in _of_model(frames)]))
+            seen.append(owner_name([each.f_locals.get("self") for each in _of_model(frames)]))
 
     before = sys.getprofile()
     sys.setprofile(look)
@@ -59,7 +59,7 @@ def _outwards(frame: Any) -> Iterator[Any]:
         frame = frame.f_back
 
 
-def _owner(owners: Sequence[Any]) -> str:
+def owner_name(owners: Sequence[Any]) -> str:
     """The innermost of our modules, or of the objects of another library with arrays in them."""
     layer = layer_of(owners)
     if layer:

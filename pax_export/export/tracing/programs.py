@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,20 @@ from pax_export._errors import (
     StateChangeError,
     SymbolicDimensionError,
     TracedValueError,
+    a_few,
 )
 from pax_export._jax import symbolic_rules
 from pax_export._jaxpr import jaxpr_constants
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.dropped_state import dropped_state
 from pax_export.export.tracing.exportable import Exportable, Leaf, Method, layer_of
+from pax_export.export.tracing.owners import owner_name
 from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
 from pax_export.export.tracing.traced import Traced, trace
+
+#: So many names are in one error.
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -183,21 +189,62 @@ def check_updates(program: Program, leaves: Sequence[Leaf]) -> None:
             )
 
 
-def refuse_changes(program: Program, leaves: Sequence[Leaf], read: set[int]) -> None:
-    """Refuses a frozen export of a model whose calls would influence later calls.
+def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -> None:
+    """Refuses a model whose calls would influence later calls, and those of its export do not.
 
     A change of leaves on which no output of any method depends (a step counter that
-    nothing reads) does no harm.
+    nothing reads) does no harm in a module, which is exported in eval mode.
     """
-    names = [leaves[index].name for index in program.changed if index in read]
-    if names:
+    if state == "keep":
+        return
+    read = {index for each in programs for index in each.read}
+    for program in programs:
+        update = state == "update" or program.trains
+        lost = () if update else program.changed
+        names = [model.leaves[i].name for i in lost if i in read or not model.is_module]
+        if names:
+            raise StateChangeError(
+                "A call of the model in eval mode changes its state, and the export would not."
+                if model.is_module
+                else "A call changes the params, and the export would not.",
+                where=", ".join(names),
+                got='state="frozen"',
+                write=f"{'' if model.is_module else _EVAL}{_UPDATE}; {_KEEP}; or a model that "
+                "does not change it in eval mode",
+            )
+        if not model.is_module:
+            _refuse_dropped(model, program, program.changed if update else ())
+
+
+_EVAL = "the net in eval mode (`net.eval()`), if it is in train mode; "
+_UPDATE = 'state="update", so that every call of the exported model assigns its state'
+_KEEP = 'state="keep", so that every call begins with the state that is exported'
+
+
+def _refuse_dropped(model: Exportable, program: Program, assigned: Sequence[int]) -> None:
+    """Refuses a function that draws from keys, or changes statistics, that nobody gets back."""
+    names = [leaf.name for leaf in model.leaves]
+    dropped = dropped_state(program.traced.whole, names, assigned)
+    if dropped.keys:
         raise StateChangeError(
-            "A call of the model in eval mode changes its state, and the export would not.",
-            where=", ".join(names),
-            got='state="frozen"',
-            write='state="update", so that every call of the exported model assigns its state, '
-            "or a model that does not change it in eval mode",
+            "The function draws random numbers from a key that it holds, so every call of the "
+            "export would draw the same ones.",
+            where=_few_of({**dropped.keys, **dropped.values}),
+            got=_few_of(dict.fromkeys(filter(None, dropped.keys.values()))),
+            write=f"{_EVAL}the key as an input of the function; or {_KEEP}",
         )
+    if dropped.values:
+        raise StateChangeError(
+            "The function computes new values of arrays that it holds, as a net in train mode "
+            "does, and drops them.",
+            where=_few_of(dropped.values),
+            got=_few_of(dict.fromkeys(filter(None, dropped.values.values()))),
+            write=f"{_EVAL}the new values as outputs of the function; or {_KEEP}",
+        )
+
+
+def _few_of(names: Iterable[str]) -> str:
+    return a_few(list(names), _FEW)
 
 
 #: What jax raises where Python asks for a value while a function is traced.
@@ -226,6 +273,8 @@ def symbolic_errors(
     except PaxError:
         raise
     except Exception as error:
+        if type(error).__name__ == "TraceContextError":  # of flax.nnx
+            raise _changed_from_inside(error) from error
         guilty = [name for name in inputs.dimensions if _fails(function, structs, inputs, {name})]
         if not guilty and inputs.dimensions and not _fails(function, structs, inputs, set()):
             guilty = list(inputs.dimensions)
@@ -249,6 +298,19 @@ def symbolic_errors(
             write=f"a number instead of {guilty[0]!r} in its spec; or operations that work for "
             "every size; or what is known of it, as \"2*n\" or constraints=('n >= 2',)",
         ) from error
+
+
+def _changed_from_inside(error: Exception) -> StateChangeError:
+    """What to say where a net of flax.nnx changes that a function closes over."""
+    selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return StateChangeError(
+        "A call changes the state of a net that the function closes over, and the export "
+        "would not.",
+        where=owner_name(selves) or None,
+        got=_reason(error),
+        write=f"{_EVAL}the params as the first argument of the function: "
+        "`graph, params = nnx.split(net)`, then `nnx.merge(graph, params)(x)` in the function",
+    )
 
 
 def _fails(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic: set) -> bool:

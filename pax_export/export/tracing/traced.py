@@ -41,6 +41,7 @@ class Traced:
     constants: tuple[Any, ...]
     jitted: Any  # the function, for arrays of any shapes
     program: Any  # what the trace gave, as a jaxpr, with repeated layers outlined
+    whole: Any  # the same as it was traced, with what no result needs
     lowerable: Any  # the program as a jitted function, for arrays like `structs` only
     results: tuple[jax.ShapeDtypeStruct, ...]
 
@@ -84,14 +85,15 @@ def trace(
         traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
-    shorter = outline(traced.jaxpr) if outlined else None
+    whole = traced.jaxpr
+    shorter = outline(whole) if outlined else None
     if shorter is not None:
         lowerable = jax.jit(shorter)
         traced = lowerable.trace(list(structs))
     program = traced.jaxpr
     constants = {id(value): value for value in jaxpr_constants(program) if _is_large(value)}
     held = tuple(constants.values())
-    return Traced(function, tuple(structs), held, jitted, program, lowerable, results)
+    return Traced(function, tuple(structs), held, jitted, program, whole, lowerable, results)
 
 
 def _is_large(value: Any) -> bool:

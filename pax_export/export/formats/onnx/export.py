@@ -19,10 +19,10 @@ from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.arguments import by_signature, signature_keys
+from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
 from pax_export.export.pipeline.run_export import Request, Writer, run_export
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program, refuse_changes
+from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.validate import Case
 
@@ -41,6 +41,7 @@ def to_onnx(
     kwargs: Mapping[str, Any] | None = None,
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
+    state: Literal["frozen", "keep"] = "frozen",
     opset: int = OPSET,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
@@ -61,6 +62,8 @@ def to_onnx(
         methods: as for `to_saved_model`, but one only: an ONNX file holds one
             function.
         constraints: as for `to_saved_model`.
+        state: ``"frozen"`` refuses a model whose calls change what later calls
+            read; with ``"keep"`` every call begins with the state that is exported.
         opset: the version of ONNX's operators to write, 18 or newer.
         validate: load what was written, make calls at several sizes with
             onnxruntime and compare with jax; ``"process"`` does it in a fresh
@@ -94,6 +97,7 @@ def to_onnx(
         raise InvalidArgumentError(
             "An opset is a number.", got=f"opset={opset!r}", write=f"opset={OPSET}"
         )
+    check_choice("state", state, ("frozen", "keep"))
     if opset < _OLDEST:
         raise UnsupportedOperationError(
             f"Models are written for opset {_OLDEST} and newer ones.",
@@ -108,7 +112,7 @@ def to_onnx(
             write="a file for each method",
         )
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state
     request = Request(model, path, *given)
     return run_export(_OnnxWriter(opset, calls), request)
 
@@ -134,7 +138,6 @@ class _OnnxWriter(Writer):
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         (program,) = programs
         self._program = with_names_of_their_own(program)
-        refuse_changes(self._program, model.leaves, set(self._program.read))
         self._store = Store(model.leaves, (), trainable=True)
         constants = map(self._store.of_constant, self._program.traced.constants)
         places = [*self._store.of_leaf, *constants]

@@ -51,7 +51,7 @@ def to_saved_model(
     kwargs: Mapping[str, Any] | None = None,
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
-    state: Literal["frozen", "update"] = "frozen",
+    state: Literal["frozen", "update", "keep"] = "frozen",
     trainable: Any = False,
     vjp_order: Literal[0, 1, 2] | None = None,
     train_step: Callable[..., Any] | None = None,
@@ -85,7 +85,8 @@ def to_saved_model(
             ``("length <= 512",)``.
         state: ``"frozen"`` refuses a model whose calls change what later calls
             read; ``"update"`` assigns the new state to the variables in every
-            call of the exported model.
+            call of the exported model; with ``"keep"`` every call begins with the
+            state that is exported.
         trainable: make the parameters trainable variables, and keep gradients
             with respect to them.  True means all that are not frozen; paths
             (``("head", "encoder.*.norm")``), a selection of ``net.at(...)``, a
@@ -155,7 +156,7 @@ def to_saved_model(
         x: float32[batch, 3]
     """
     platforms = checked_platforms(platforms)
-    check_choice("state", state, ("frozen", "update"))
+    check_choice("state", state, ("frozen", "update", "keep"))
     compatibility.requested(consumer)
     keys = signature_keys(methods)
     Order.of(vjp_order, trainable is not False)
@@ -163,7 +164,7 @@ def to_saved_model(
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state
     request = Request(model, path, *given)
     options = state, trainable, vjp_order, step, around, platforms, consumer, calls
     return run_export(_SavedModelWriter(*options), request)

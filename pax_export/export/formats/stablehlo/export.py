@@ -39,7 +39,7 @@ def to_stablehlo(
     kwargs: Mapping[str, Any] | None = None,
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
-    state: Literal["frozen", "update"] = "frozen",
+    state: Literal["frozen", "update", "keep"] = "frozen",
     vjp_order: int = 0,
     weights: Literal["arguments", "constants"] = "arguments",
     platforms: Sequence[str] = PLATFORMS,
@@ -68,7 +68,8 @@ def to_stablehlo(
         constraints: as for `to_saved_model`.
         state: ``"frozen"`` refuses a model whose calls change what later calls
             read; with ``"update"`` the loaded bundle's ``purecall`` gives a new
-            bundle with the new state.
+            bundle with the new state; with ``"keep"`` every call begins with the
+            state that is exported.
         vjp_order: how many times the loaded functions can be differentiated.
         weights: ``"arguments"`` of the functions, stored apart, readable and
             replaceable; or ``"constants"`` inside of them.
@@ -100,7 +101,7 @@ def to_stablehlo(
         >>> jax.grad(lambda x: scaled(x).sum())(jnp.ones((1, 3))).tolist()
         [[2.0, 2.0, 2.0]]
     """
-    check_choice("state", state, ("frozen", "update"))
+    check_choice("state", state, ("frozen", "update", "keep"))
     check_choice("weights", weights, ("arguments", "constants"))
     if isinstance(vjp_order, bool) or not isinstance(vjp_order, int) or vjp_order < 0:
         raise InvalidArgumentError(
@@ -118,7 +119,7 @@ def to_stablehlo(
     if isinstance(model, dict):
         keys = list(model)
     calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state
     request = Request(model, path, *given)
     writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks, calls)
     return run_export(writer, request)

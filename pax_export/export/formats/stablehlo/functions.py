@@ -22,7 +22,7 @@ from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program, check_updates, refuse_changes
+from pax_export.export.tracing.programs import Program, check_updates
 from pax_export.export.tracing.source_lines import operations, placed
 from pax_export.export.tracing.spec import describe, dotted, held, signature_names
 from pax_export.export.validation.budget import Budget
@@ -161,14 +161,11 @@ def lower(
     of weights; `order` is how many times they can be differentiated; with `constant` the weights
     become constants of the functions.
     """
-    read = {index for each in programs for index in each.read}
     changed: set[int] = set()
     for program in programs:
         if update:
             check_updates(program, model.leaves)
             changed.update(program.changed)
-        else:
-            refuse_changes(program, model.leaves, read)
     store = Store(model.leaves, changed, trainable=True)
     places = {  # of leaves, then of what a program closes over: this adds all constants
         each.key: [*store.of_leaf, *map(store.of_constant, each.traced.constants)]

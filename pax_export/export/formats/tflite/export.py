@@ -26,7 +26,7 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
 from pax_export.export.pipeline.run_export import Request, Writer, not_finite, run_export
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.programs import Program, refuse_changes
+from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import placed
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.serve import Run
@@ -50,6 +50,7 @@ def to_tflite(
     kwargs: Mapping[str, Any] | None = None,
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
+    state: Literal["frozen", "keep"] = "frozen",
     quantize: Literal["float16", "dynamic"] | None = None,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
@@ -70,6 +71,8 @@ def to_tflite(
         kwargs: as for `to_saved_model`.
         methods: as for `to_saved_model`; one file holds all signatures.
         constraints: as for `to_saved_model`.
+        state: ``"frozen"`` refuses a model whose calls change what later calls
+            read; with ``"keep"`` every call begins with the state that is exported.
         quantize: ``"float16"`` stores the weights with half the bits;
             ``"dynamic"`` stores large ones as int8, and computes with these.
         validate: load what was written, make calls at several sizes with LiteRT
@@ -101,10 +104,11 @@ def to_tflite(
         ...     doubled([[1, 2, 3], [4, 5, 6]]).tolist()
         [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
     """
+    check_choice("state", state, ("frozen", "keep"))
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
     keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state
     request = Request(model, path, *given)
     return run_export(_TfliteWriter(quantize, calls), request)
 
@@ -130,9 +134,6 @@ class _TfliteWriter(Writer):
             require(_LITERT, "tflite", "to_tflite")
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
-        read = {index for each in programs for index in each.read}
-        for each in programs:
-            refuse_changes(each, model.leaves, read)
         self._programs = programs
         self._store = Store(model.leaves, (), trainable=False)
         for each in programs:

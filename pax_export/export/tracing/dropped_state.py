@@ -1,0 +1,194 @@
+"""State that a function takes from what it holds and gives back to nobody.
+
+A module of this package says what a call changes.  A function over a net of another
+library does not: the statistics of a batch norm, or the count of a stream of random keys,
+change in an object that is gone when the call is over.  What is left is in the traced
+program: random numbers drawn from a key that no input of the call has a part in, and new
+values of leaves that no result reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from pax_export._jax import needed_part, scan_operands
+from pax_export._jaxpr import called_program, inner_programs, is_literal
+from pax_export.export.tracing import dtypes
+from pax_export.export.tracing.source_lines import Chain, lines
+
+#: Operations that draw random numbers, and how many of their operands are the key.
+_DRAWS = {
+    "random_bits": 1,
+    "random_gamma": 1,
+    "rng_bit_generator": 1,
+    "threefry2x32": 2,
+}
+#: How many numbers of 32 bits the data of a key has.
+_KEY_SIZES = (2, 4)
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What a call changes and drops.
+
+    Attributes:
+        keys: by name, the keys that it draws from, with the line that does so.
+        values: by name, the leaves that it computes a new value of.
+    """
+
+    keys: dict[str, str]
+    values: dict[str, str]
+
+
+def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]) -> Dropped:
+    """What a traced function drops, whose first operands are leaves of these names.
+
+    Those that are `assigned` are other ones in each call.
+    """
+    flow = _Flow(program, len(leaves))
+    varies = flow.inputs | _union(1 << place for place in assigned)
+    live = _union(flow.results(needed_part(program)))
+    keys: dict[str, str] = {}
+    for origins, chain in flow.draws.values():
+        if not origins & varies:
+            for place in flow.places(origins):
+                if _is_key(flow.avals[place]):
+                    keys.setdefault(_name(leaves, place, "a key"), lines(chain))
+    values: dict[str, str] = {}
+    for origins, aval, chain in flow.unused(program):
+        if origins & flow.inputs:
+            for place in flow.places(origins & ~live & ~flow.inputs):
+                if _alike(flow.avals[place], aval):
+                    values.setdefault(_name(leaves, place, "an array"), lines(chain))
+    return Dropped(keys, values)
+
+
+def _name(leaves: Sequence[str], place: int, what: str) -> str:
+    return leaves[place] if place < len(leaves) else f"{what} that the function closes over"
+
+
+class _Flow:
+    """Which operands and constants each value of a program depends on, as bits of a number."""
+
+    def __init__(self, program: Any, leaves: int):
+        self.avals: list[Any] = [each.aval for each in program.jaxpr.invars]
+        count = len(self.avals)
+        self.inputs = (1 << count) - (1 << leaves)
+        self.draws: dict[tuple[int, ...], tuple[int, Chain]] = {}
+        self._constants = dict(zip(program.jaxpr.constvars, getattr(program, "consts", ())))
+        self._held: dict[
+            int, tuple[int, Any]
+        ] = {}  # by id: its bit, and itself, which keeps the id
+        self._unused: list[tuple[int, Any, Chain]] | None = None
+
+    def results(self, jaxpr: Any) -> list[int]:
+        """What each result of the program, or of a part of it, depends on."""
+        given = [1 << index for index in range(len(jaxpr.invars))]
+        held = [self._bit(self._constants.get(each)) for each in jaxpr.constvars]
+        return self._run(jaxpr, [*held, *given], ())
+
+    def unused(self, program: Any) -> list[tuple[int, Any, Chain]]:
+        """The values of a program that nothing reads, and what each depends on."""
+        self._unused = []
+        self.results(program.jaxpr)
+        return self._unused
+
+    def places(self, origins: int) -> list[int]:
+        """The operands and constants of these bits, by number."""
+        return [place for place in range(len(self.avals)) if origins >> place & 1]
+
+    def _bit(self, value: Any) -> int:
+        """The bit of an array that a program holds; none for numbers, which are written in it."""
+        if not hasattr(value, "shape") or not (math.prod(value.shape) > 1 or _is_key(value)):
+            return 0
+        if id(value) not in self._held:
+            self._held[id(value)] = 1 << len(self.avals), value
+            self.avals.append(value)
+        return self._held[id(value)][0]
+
+    def _run(self, jaxpr: Any, given: Sequence[int], callers: Chain) -> list[int]:
+        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), given))
+        read = {atom for each in jaxpr.eqns for atom in each.invars if not is_literal(atom)}
+        read.update(atom for atom in jaxpr.outvars if not is_literal(atom))
+
+        def origins(atom: Any) -> int:
+            return self._bit(atom.val) if is_literal(atom) else known.get(atom, 0)
+
+        for equation in jaxpr.eqns:
+            chain = (*callers, equation)
+            operands = [origins(atom) for atom in equation.invars]
+            if size := _DRAWS.get(equation.primitive.name):
+                place = tuple(map(id, chain))
+                before = self.draws.get(place, (0, chain))[0]
+                self.draws[place] = before | _union(operands[:size]), chain
+            results = self._equation(equation, operands, chain)
+            known.update(zip(equation.outvars, results))
+            if self._unused is not None:
+                found = zip(equation.outvars, results)
+                self._unused += [
+                    (bits, each.aval, chain) for each, bits in found if each not in read
+                ]
+        return [origins(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, equation: Any, given: list[int], chain: Chain) -> list[int]:
+        name, parameters = equation.primitive.name, equation.params
+        called = called_program(equation)
+        if called is not None and len(_arguments(called)) == len(given):
+            return self._call(called, given, chain)
+        if name == "scan":
+            constants, carry, _ = map(len, scan_operands(parameters, given))
+            within = slice(constants, constants + carry)
+            return self._loop(parameters["jaxpr"], given, within, chain)
+        if name == "while":
+            condition, body = parameters["cond_nconsts"], parameters["body_nconsts"]
+            inside = given[condition:]
+            found = self._loop(parameters["body_jaxpr"], inside, slice(body, len(inside)), chain)
+            ends = self._call(parameters["cond_jaxpr"], [*given[:condition], *found], chain)
+            return [each | _union(ends) for each in found]
+        if name == "cond":
+            branches = [self._call(each, given[1:], chain) for each in parameters["branches"]]
+            return [given[0] | _union(each) for each in zip(*branches)]
+        every = _union(given)
+        for inner in inner_programs(equation):
+            every |= _union(self._call(inner, [every] * len(_arguments(inner)), chain))
+        return [every] * len(equation.outvars)
+
+    def _call(self, program: Any, given: Sequence[int], chain: Chain) -> list[int]:
+        held = [self._bit(value) for value in getattr(program, "consts", ())]
+        return self._run(getattr(program, "jaxpr", program), [*held, *given], chain)
+
+    def _loop(self, body: Any, given: list[int], carry: slice, chain: Chain) -> list[int]:
+        """What comes of a body that is run until what it carries depends on nothing more."""
+        while True:
+            results = self._call(body, given, chain)
+            new = [old | found for old, found in zip(given[carry], results)]
+            if new == given[carry]:
+                return results
+            given = [*given[: carry.start], *new, *given[carry.stop :]]
+
+
+def _arguments(program: Any) -> Sequence[Any]:
+    return getattr(program, "jaxpr", program).invars
+
+
+def _union(bits: Iterable[int]) -> int:
+    found = 0
+    for each in bits:
+        found |= each
+    return found
+
+
+def _is_key(value: Any) -> bool:
+    """Whether an array, or the type of one, is a random key, or may be the data of one."""
+    if dtypes.is_key(value.dtype):
+        return True
+    return value.dtype == jnp.uint32 and value.shape[-1:] in {(size,) for size in _KEY_SIZES}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)

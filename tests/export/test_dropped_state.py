@@ -1,0 +1,189 @@
+"""A function over a net in train mode, whose call changes what nobody gets back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import pax_export as pax
+from pax_export._errors import StateChangeError
+from pax_export.export import load, spec, to_onnx, to_stablehlo
+
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+KEY = jax.random.key(3)
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.dense = nnx.Linear(4, 4, rngs=rngs)
+        self.bn = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.bn(self.dense(x)))
+
+
+class Linen(linen.Module):
+    rate: float
+
+    @linen.compact
+    def __call__(self, x, train):
+        x = linen.BatchNorm(use_running_average=not train)(linen.Dense(4)(x))
+        return linen.Dropout(self.rate, deterministic=not train)(x)
+
+
+def merged(net):
+    graph, params = nnx.split(net)
+    return params, lambda params, x: nnx.merge(graph, params)(x)
+
+
+def closed_over(net):
+    return {}, lambda _, x: net(x)
+
+
+def partly_closed_over(net):
+    graph, params, rest = nnx.split(net, nnx.Param, ...)
+    return params, lambda params, x: nnx.merge(graph, params, rest)(x)
+
+
+def of_linen(rate, train, closed_over=False):
+    net = Linen(rate)
+    variables = net.init(jax.random.key(0), X, False)
+
+    def run(variables, x):
+        rngs = {"dropout": KEY}
+        return net.apply(variables, x, train, mutable=["batch_stats"], rngs=rngs)[0]
+
+    return ({}, lambda _, x: run(variables, x)) if closed_over else (variables, run)
+
+
+def of_pax():
+    net = pax.Sequential(pax.Linear(4, 4), pax.BatchNorm1D(4), pax.Dropout(0.5)).train()
+    return net, lambda net, x: (net % x)[1]
+
+
+def scanned(params, x):
+    def step(carry, row):
+        key, new = jax.random.split(carry)
+        return new, row + jax.random.normal(key)
+
+    return jax.lax.scan(step, params["key"], x)[1]
+
+
+def looped(params, x):
+    def step(state):
+        count, key, x = state
+        return count + 1, jax.random.split(key)[0], x + jax.random.uniform(key)
+
+    return jax.lax.while_loop(lambda state: state[0] < 2, step, (0, params["key"], x))[2]
+
+
+def branched(params, x):
+    draw = lambda x: x * jax.random.bernoulli(params["key"], 0.5, x.shape)  # noqa: E731
+    return jax.lax.cond(x.sum() > 0, draw, lambda x: x, x)
+
+
+REFUSED = {
+    "merged": (lambda: merged(Net()), "bn.mean.value, bn.var.value, dropout.rngs.count.value"),
+    "a net as params": (lambda: (Net(), lambda net, x: net(x)), "dropout.rngs.count.value"),
+    "closed over": (lambda: closed_over(Net()), "bn.mean: BatchStat"),
+    "partly closed over": (lambda: partly_closed_over(Net()), "bn.mean"),
+    "a pax module": (of_pax, "modules.2.rng_key, modules.1.ema_mean.averages"),
+    "linen, dropout": (lambda: of_linen(0.5, True), "a key that the function closes over"),
+    "linen, statistics": (lambda: of_linen(0.0, True), "batch_stats.BatchNorm_0.mean"),
+    "linen, all closed over": (lambda: of_linen(0.0, True, True), "an array that the function"),
+    "a key closed over": (
+        lambda: ({}, lambda _, x: x * jax.random.normal(KEY, (4,))),
+        "a key that the function closes over",
+    ),
+    "an old key": (
+        lambda: ({}, lambda _, x: x * jax.random.normal(jax.random.key_data(KEY), (4,))),
+        "a key that the function closes over",
+    ),
+    "in a scan": (lambda: ({"key": KEY}, scanned), "where: key"),
+    "in a loop": (lambda: ({"key": KEY}, looped), "where: key"),
+    "in a branch": (lambda: ({"key": KEY}, branched), "where: key"),
+    "jitted": (lambda: ({"key": KEY}, jax.jit(scanned)), "where: key"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_changes_or_is_used_up_is_named(name, tmp_path):
+    make, where = REFUSED[name]
+    with pytest.raises(StateChangeError) as caught:
+        to_stablehlo(make(), tmp_path / "net", spec("3, 4"), validate=False)
+    assert where in str(caught.value)
+    assert "`net.eval()`" in caught.value.write
+    assert not (tmp_path / "net").exists()
+
+
+ACCEPTED = {
+    "in eval mode": lambda: merged(_in_eval_mode()),
+    "a net in eval mode": lambda: (_in_eval_mode(), lambda net, x: net(x)),
+    "linen": lambda: of_linen(0.5, False),
+    "a pax module": lambda: (of_pax()[0].eval(), lambda net, x: net(x)),
+    "a key made there": lambda: ({}, lambda _, x: x * jax.random.normal(jax.random.key(0), (4,))),
+    "a seed": lambda: (
+        {"seed": np.int32(1)},
+        lambda p, x: x * jax.random.normal(jax.random.key(p["seed"]), (4,)),
+    ),
+    "a key folded with an input": lambda: (
+        {"key": KEY},
+        lambda p, x: x * jax.random.normal(jax.random.fold_in(p["key"], x[0, 0].astype(int))),
+    ),
+    "a draw that nothing needs": lambda: (
+        {"key": KEY, "w": jnp.ones(4)},
+        lambda p, x: (x * p["w"], jax.random.normal(p["key"], x.shape) + x)[0],
+    ),
+    "a weight that is unused": lambda: (
+        {"w": jnp.ones((4, 4)), "old": jnp.ones((4, 4))},
+        lambda p, x: (x @ p["w"], p["old"] * 2)[0],
+    ),
+}
+
+
+def _in_eval_mode():
+    net = Net()
+    net.eval()
+    return net
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_gives_the_same_for_good_reason_is_exported(name, tmp_path):
+    params, function = ACCEPTED[name]()
+    to_stablehlo((params, function), tmp_path / "net", spec("3, 4"), validate=False)
+    np.testing.assert_allclose(load(tmp_path / "net")(X), function(params, X), rtol=1e-5, atol=1e-6)
+
+
+def test_every_call_begins_with_the_state_that_is_kept(tmp_path):
+    net = Net()
+    to_stablehlo(merged(net), tmp_path / "net", spec("3, 4"), state="keep", validate=False)
+    kept = load(tmp_path / "net")
+    np.testing.assert_array_equal(kept(X), kept(X))
+    np.testing.assert_allclose(kept(X), net(X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_net_of_nnx_goes_on_where_its_last_call_stopped(tmp_path):
+    net = Net()
+    to_stablehlo(merged(net), tmp_path / "net", spec("3, 4"), state="update", validate=False)
+    bundle = load(tmp_path / "net")
+    for _ in range(2):
+        bundle, y = bundle.purecall(X)
+        np.testing.assert_allclose(y, net(X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_file_may_keep_the_state_of_a_module(tmp_path):
+    class Counter(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = jnp.zeros(())
+
+        def __call__(self, x):
+            self.calls = self.calls + 1
+            return x + self.calls
+
+    to_onnx(Counter(), tmp_path / "net.onnx", spec("2"), state="keep")
+    counter = load(tmp_path / "net.onnx")
+    assert [counter(np.zeros(2, "float32")).tolist() for _ in range(2)] == [[1, 1], [1, 1]]
