@@ -35,6 +35,16 @@ from pax_export.transforms import stack_layers, unstack_layers, vmap
 _FORMS = ("scanned", "listed")
 
 
+def _check_config(config: Any, where: str) -> None:
+    if not isinstance(config, DecoderConfig):
+        raise InvalidArgumentTypeError(
+            "A Decoder needs a configuration.",
+            where=where,
+            got=f"{type(config).__name__}: {config!r:.100}",
+            write="DecoderConfig.llama(...), or DecoderConfig.from_hf(json.load(file))",
+        )
+
+
 class Decoder(Module):
     """A causal language model: tokens in, logits of the next token out.
 
@@ -84,13 +94,7 @@ class Decoder(Module):
         remat: bool = True,
     ):
         super().__init__()
-        if not isinstance(config, DecoderConfig):
-            raise InvalidArgumentTypeError(
-                "A Decoder needs a configuration.",
-                where="Decoder.config",
-                got=f"{type(config).__name__}: {config!r:.100}",
-                write="DecoderConfig.llama(...), or DecoderConfig.from_hf(json.load(file))",
-            )
+        _check_config(config, "Decoder.config")
         choice(layers, _FORMS, "Decoder.layers")
         dtype = weight_dtype(dtype, "Decoder")
         self.config, self.remat = config, bool(remat)
@@ -140,11 +144,26 @@ class Decoder(Module):
         return decoder_of_gguf(cls, path, layers, dtype)
 
     @classmethod
-    def from_pretrained(cls, folder: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
+    def from_pretrained(
+        cls,
+        folder: Any,
+        *,
+        config: DecoderConfig | None = None,
+        layers: str = "scanned",
+        dtype: Any = None,
+    ) -> Decoder:
         """The net of a folder of transformers: ``config.json`` and safetensors, one or several.
+
+        Every key of ``config.json`` is known or refused by name, every array of the files is
+        used, and every leaf is filled.  If the file has another array for the head than the
+        embedding, it is taken, with a warning, whatever ``tie_word_embeddings`` says.
 
         Args:
             folder: its path; see `DecoderConfig.from_hf` for what it may hold.
+            config: what the net is, in place of ``config.json``: for models of other
+                architectures that compute the same and name their arrays as Llama does in
+                transformers (as GPT-2 does with ``family="gpt2"``, as Gemma 2 does with
+                ``post_norms``).
             layers: ``"scanned"`` or ``"listed"``.
             dtype: of the weights; that of the file by default.
 
@@ -152,14 +171,16 @@ class Decoder(Module):
             A `Decoder`, whose ``config`` says what it is.
 
         Raises:
-            InvalidArgumentError: a model of another architecture.
+            InvalidArgumentError: a model of another architecture, or a key that is not known.
             MissingWeightError: a tensor is missing.
-            WeightsMismatchError: a tensor of another shape, or one too many.
+            WeightsMismatchError: a tensor of another shape, one too many, or quantized weights.
             WeightsFileError: no such folder, or a damaged file.
         """
         choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
         dtype = weight_dtype(dtype, "Decoder.from_pretrained")
-        return decoder_of_folder(cls, folder, layers, dtype)
+        if config is not None:
+            _check_config(config, "Decoder.from_pretrained(config=...)")
+        return decoder_of_folder(cls, folder, config, layers, dtype)
 
     # --- with stacked layers or with a list -----------------------------------------------
 

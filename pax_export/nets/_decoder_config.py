@@ -54,7 +54,8 @@ class DecoderConfig:
         embed_scale: by what the embedding is multiplied.
         tied: whether the embedding is the head too.
         implementation: of attention, see `dot_product_attention`.
-        family: what model it is; says nothing to the net.
+        family: what model it is, so by which names a file keeps its weights; says nothing to
+            the net.
 
     Raises:
         InvalidArgumentError: a size is less than one, an unknown word, or a rotary embedding of
@@ -166,13 +167,17 @@ class DecoderConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
         """The configuration that a ``config.json`` of transformers describes.
 
+        A missing key has the default of the configuration class of transformers.  A key that is
+        not known, or a value that a `Decoder` does not compute by, is refused by name.
+
         Args:
-            config: its content: of Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1, 2 and 3 (text)
-                or GPT-2.
+            config: its content: of Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1, 2 and 3 (text,
+                alone or as the ``text_config`` of a model of images) or GPT-2; also as older
+                versions wrote it.
 
         Raises:
             InvalidArgumentError: another ``model_type``, a choice that a `Decoder` has not, a
-                key that says a size is missing, or a value of another kind.
+                key that is not known, a size that is null, or a value of another kind.
         """
         return cls(**fields_of_hf(config))
 
@@ -182,11 +187,12 @@ class DecoderConfig:
 
         Args:
             metadata: its keys and values; architectures ``llama``, ``qwen2``, ``qwen3``,
-                ``gemma``, ``gemma2``, ``gemma3`` and ``gpt2``.
+                ``gemma``, ``gemma2``, ``gemma3`` and ``gpt2``.  What is missing is as llama.cpp
+                has it.
 
         Raises:
-            InvalidArgumentError: another ``general.architecture``, or a key that says a size is
-                missing.
+            InvalidArgumentError: another ``general.architecture``, a key of the architecture that
+                is not known, or one that says a size is missing.
         """
         return cls(**fields_of_gguf(metadata))
 

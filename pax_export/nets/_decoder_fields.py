@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,20 +17,51 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a
 _LARGEST, _MOST_LAYERS, _NUMBERS = 1 << 31, 10_000, (1e-30, 1e30)
 
 _DOUBLE = float(np.finfo(np.float64).max)
+_BY_HAND = "Decoder.from_pretrained(folder, config=...) with a DecoderConfig that computes the same"
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
+@dataclass(frozen=True)
+class Keys:
+    """What is known of the keys of a configuration; all others are refused by name.
+
+    Attributes:
+        defaults: the keys that are read, with the values where they are missing; None where
+            there is none.
+        fixed: keys that may have these values only, the ones by which a Decoder computes.
+        ignored: keys that say nothing about the function.
+    """
+
+    defaults: Mapping[str, Any]
+    fixed: Mapping[str, tuple] = field(default_factory=dict)
+    ignored: Set[str] = frozenset()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.defaults or name in self.fixed or name in self.ignored
+
+
 class Fields:
-    """Keys and values of a configuration, with errors that name what is missing.
+    """Keys and values of a configuration, with errors that name what is missing or unknown.
 
     Args:
         values: the keys and values.
         where: the file, for messages.
+        keys: what is known of them.
+
+    Raises:
+        InvalidArgumentError: a key that is not known, or a value that is not allowed.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str):
-        self.values, self.where = values, where
+    def __init__(self, values: Mapping[str, Any], where: str, keys: Keys):
+        self.values, self.where, self.keys = values, where, keys
+        strange = [key for key in values if key not in keys and values[key] is not None]
+        if strange:
+            raise self._unknown(strange)
+        for name, allowed in keys.fixed.items():
+            value = self._value(name)
+            if value is not None and not any(value == each for each in allowed):
+                raise unsupported(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """A value; the default if there is none, or null."""
@@ -43,10 +75,11 @@ class Fields:
         value = self.get(name)
         if value is None:
             keys = sorted(str(key)[:80] for key in self.values)
+            null = f"null for {name!r}" if name in self.values else ""
             raise InvalidArgumentError(
                 "A configuration lacks a value that the net needs.",
                 where=self.where,
-                got=f"no {name!r} among {a_few(keys, 8)}",
+                got=null or f"no {name!r} among {a_few(keys, 8)}",
                 write=f"the whole configuration, with {name!r}",
             )
         return value
@@ -58,16 +91,20 @@ class Fields:
             raise self._too_large(name, count, "a size")
         return count
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """An integer of one or more; without a default it must be there."""
-        value = self.need(name) if default is None else self.get(name, default)
+    def size(self, name: str) -> int:
+        """An integer of one or more; it must be there."""
+        value = self.need(name)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise self.wrong(name, "an integer of 1 or more")
         return int(value)
 
-    def number(self, name: str, default: float, zero: bool = False) -> float:
-        """A finite number above zero, or zero where that means something."""
-        value = self.get(name, default)
+    def optional_size(self, name: str) -> int | None:
+        """The same, or None if there is none."""
+        return None if self.get(name) is None else self.size(name)
+
+    def number(self, name: str, zero: bool = False) -> float:
+        """A finite number above zero, or zero where that means something; it must be there."""
+        value = self.need(name)
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         number = float(value) if is_number else math.nan
         if not 0 <= number < math.inf or (number == 0 and not zero):
@@ -76,23 +113,23 @@ class Fields:
             raise self._too_large(name, number, "a number")
         return number
 
-    def flag(self, name: str, default: bool) -> bool:
+    def optional(self, name: str, zero: bool = False) -> float | None:
+        """The same, or None if there is none."""
+        return None if self.get(name) is None else self.number(name, zero)
+
+    def flag(self, name: str) -> bool:
         """True or False."""
-        value = self.get(name, default)
+        value = self.need(name)
         if value not in (True, False):  # a word is neither
             raise self.wrong(name, "true or false")
         return bool(value)
 
-    def optional(self, name: str) -> float | None:
-        """The same, or None if there is none."""
-        return None if self.get(name) is None else self.number(name, 1.0)
-
-    def part(self, name: str) -> Fields:
+    def part(self, name: str) -> Mapping[str, Any]:
         """What is a mapping itself; an empty one if there is none."""
         value = self.get(name, {})
         if not isinstance(value, Mapping):
             raise self.wrong(name, "keys and values")
-        return Fields(value, f"{self.where}: {name}")
+        return value
 
     def words(self, name: str, default: list[str]) -> list[str]:
         """A list of words, one at least."""
@@ -112,9 +149,18 @@ class Fields:
         )
 
     def _value(self, name: str) -> Any:
-        value = self.values.get(name)
+        value = self.values[name] if name in self.values else self.keys.defaults.get(name)
         # Lists of numbers are arrays in GGUF files, which are neither equal nor unequal to a word.
         return value.tolist() if isinstance(value, np.ndarray) else value
+
+    def _unknown(self, strange: list[str]) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "A configuration has keys that a Decoder does not know, so they may change what the "
+            "model computes.",
+            where=self.where,
+            got=a_few([f"{str(key)[:80]}: {shown(self._value(key))}" for key in strange], 6),
+            write=_BY_HAND + ": DecoderConfig.from_hf of the other keys, if these say nothing",
+        )
 
     def _too_large(self, name: str, value: Any, what: str) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -145,21 +191,27 @@ def mapping(values: Any, where: str) -> Mapping[str, Any]:
     )
 
 
-def unknown_family(family: Any, where: str, known: list[str]) -> InvalidArgumentError:
-    """The error about a model of another architecture."""
+def unknown_family(
+    family: Any, where: str, known: Iterable[str], strange: Iterable[str] = ()
+) -> InvalidArgumentError:
+    """The error about a model of another architecture, with its keys that no family has."""
+    strange = [str(key)[:80] for key in strange]
     return InvalidArgumentError(
         "A Decoder is no net of this architecture.",
         where=where,
-        got=shown(family),
-        write=f"a model of {', '.join(known)}; or a DecoderConfig by hand, if it is alike",
+        got=shown(family) + (f", with unknown keys {a_few(strange, 8)}" if strange else ""),
+        write=f"a model of {', '.join(sorted(known))}; or {_BY_HAND}",
     )
 
 
 def unsupported(fields: Fields, name: str, value: Any = None) -> InvalidArgumentError:
     """The error about a choice that a Decoder does not have."""
+    is_quantized = name in ("quantization_config", "quantization")
     return InvalidArgumentError(
         "This configuration chooses what a Decoder cannot do.",
         where=f"{fields.where}: {name}",
         got=shown(fields.get(name) if value is None else value),
-        write="a model without it",
+        write="a folder with the weights as floating-point numbers, or a GGUF file"
+        if is_quantized
+        else "a model without it",
     )

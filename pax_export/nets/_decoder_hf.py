@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_fields import Fields, mapping, shown, unknown_family, unsupported
+from pax_export.nets._decoder_keys import GEMMA3, HF, ROPES
 from pax_export.nets._layer_kind import LayerKind, repeating
 from pax_export.nn import RotaryScaling
 
@@ -25,103 +27,116 @@ Found = dict[str, Any]  # fields of a DecoderConfig
 
 def fields_of_hf(config: Mapping[str, Any]) -> Found:
     """See `DecoderConfig.from_hf`."""
-    fields = Fields(mapping(config, "config.json"), "config.json")
-    family = fields.get("model_type", "none")
-    if family == "gemma3" and "text_config" in config:
-        # A model of text and images: the language model is a part of it.
-        fields, family = fields.part("text_config"), "gemma3_text"
+    config, where = mapping(config, "config.json"), "config.json"
+    family = config.get("model_type")
+    if family == "gemma3":  # of text and images: the language model is a part of it
+        whole = Fields(config, where, GEMMA3)
+        text = whole.part("text_config")
+        # The whole has the head, and gives its logits as they are.
+        config = {**text, "tie_word_embeddings": whole.flag("tie_word_embeddings")}
+        family, where = text.get("model_type", "gemma3_text"), f"{where}: text_config"
+        cap = config.pop("final_logit_softcapping", None)
+        if cap is not None:
+            raise unsupported(whole, "text_config: final_logit_softcapping", cap)
     if not isinstance(family, str) or family not in _FAMILIES:
-        raise unknown_family(family, "config.json: model_type", sorted(_FAMILIES))
-    return _FAMILIES[family](fields)
+        strange = [key for key in config if not any(key in keys for keys in HF.values())]
+        name = "none" if family is None else family
+        raise unknown_family(name, f"{where}: model_type", _FAMILIES, strange)
+    return _FAMILIES[family](Fields(config, where, HF[family]))
 
 
 def _llama(fields: Fields) -> Found:
-    return _common(fields, "llama")
+    return _common(fields, "llama") | _biases(fields) | {"dense_bias": fields.flag("mlp_bias")}
 
 
 def _mistral(fields: Fields) -> Found:
-    return _common(fields, "mistral") | {"kinds": (LayerKind(window=_window(fields)),)}
+    window = fields.optional_size("sliding_window")
+    return _common(fields, "mistral") | {"kinds": (LayerKind(window=window),)}
 
 
 def _qwen2(fields: Fields) -> Found:
-    found = _common(fields, "qwen2") | {"kinds": _kinds_of_qwen(fields)}
-    return found | {"projection_bias": True, "output_bias": False}
+    kinds = _kinds_of_qwen(fields)
+    return _common(fields, "qwen2") | {"kinds": kinds, "projection_bias": True}
 
 
 def _qwen3(fields: Fields) -> Found:
-    found = _common(fields, "qwen3") | {"kinds": _kinds_of_qwen(fields)}
-    return found | {"query_key_norm": True}
-
-
-def _window(fields: Fields) -> int | None:
-    return None if fields.get("sliding_window") is None else fields.size("sliding_window")
+    kinds = _kinds_of_qwen(fields)
+    return _common(fields, "qwen3") | _biases(fields) | {"kinds": kinds, "query_key_norm": True}
 
 
 def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
     layers = fields.layers("num_hidden_layers")
-    window = _window(fields) if fields.flag("use_sliding_window", False) else None
-    first = fields.get("max_window_layers", layers)
+    used = fields.flag("use_sliding_window")
+    window = fields.optional_size("sliding_window") if used else None
+    first = fields.need("max_window_layers")
     if not isinstance(first, int):  # 0 is one, too
         raise fields.wrong("max_window_layers", "an integer")
     default = [
         "sliding_attention" if window is not None and i >= first else "full_attention"
         for i in range(layers)
     ]
-    return _kinds(fields, default, LayerKind(window=window), LayerKind())
+    return _kinds(fields, default, window)
 
 
 def _gemma(fields: Fields) -> Found:
-    return _common(fields, "gemma") | _of_gemma(fields)
+    word = fields.get("hidden_act")
+    # The first files of Gemma say "gelu", and mean its approximation by tanh.
+    activation = "gelu_tanh" if word == "gelu" else _activation(fields, "hidden_act")
+    _agrees(fields, "hidden_activation", activation)
+    return _common(fields, "gemma", activation) | _biases(fields) | _of_gemma(fields)
 
 
 def _gemma2(fields: Fields) -> Found:
     layers = fields.layers("num_hidden_layers")
     default = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
-    local = LayerKind(window=fields.size("sliding_window", 4096))
-    own = {
-        "kinds": _kinds(fields, default, local, LayerKind()),
-        "post_norms": True,
-        "attention_softcap": fields.optional("attn_logit_softcapping"),
-        "logit_softcap": fields.optional("final_logit_softcapping"),
-        "attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
-    }
-    return _common(fields, "gemma2") | _of_gemma(fields) | own
+    window = fields.size("sliding_window")
+    if fields.get("sliding_window_size", window) != window:  # the name in the first files
+        raise unsupported(fields, "sliding_window_size")
+    return _with_post_norms(fields, "gemma2") | {"kinds": _kinds(fields, default, window)}
 
 
 def _gemma3(fields: Fields) -> Found:
     layers = fields.layers("num_hidden_layers")
-    period = fields.size("sliding_window_pattern", 6)
+    period = fields.size("sliding_window_pattern")
+    if fields.get("layer_types") is None:
+        if fields.get("_sliding_window_pattern", period) != period:
+            raise unsupported(fields, "_sliding_window_pattern")
+    if fields.get("original_max_position_embeddings") is not None:
+        raise unsupported(fields, "original_max_position_embeddings")
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
-    usual = fields.number("rope_local_base_freq", 10000.0)
-    ropes = fields.part("rope_parameters").part("sliding_attention")
-    local_base = ropes.number("rope_theta", usual)
-    local = LayerKind(fields.size("sliding_window", 4096), local_base, scaled=False)
-    own = {
-        "kinds": _kinds(fields, default, local, LayerKind()),
+    (base, scaling), (local_base, local_scaling) = _ropes_of_gemma3(fields)
+    local = (local_base, local_scaling is not None)
+    if local_scaling is not None and local_scaling != scaling:
+        raise unsupported(fields, "rope_parameters: sliding_attention", local_scaling.kind)
+    return _with_post_norms(fields, "gemma3") | {
+        "kinds": _kinds(fields, default, fields.size("sliding_window"), *local),
+        "rotary_base": base,
+        "rotary_scaling": scaling,
+    }
+
+
+def _with_post_norms(fields: Fields, family: str) -> Found:
+    """What Gemma 2 and 3 have in common."""
+    activation = _activation(fields, "hidden_activation")
+    _agrees(fields, "hidden_act", activation)
+    return {
+        **_common(fields, family, activation),
+        **_biases(fields),
+        **_of_gemma(fields),
         "post_norms": True,
-        "query_key_norm": True,
+        "query_key_norm": family == "gemma3",
         "attention_softcap": fields.optional("attn_logit_softcapping"),
         "logit_softcap": fields.optional("final_logit_softcapping"),
-        "attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
     }
-    base = {"rotary_base": _rope(fields, 1_000_000.0)[0]}
-    return _common(fields, "gemma3") | _of_gemma(fields) | own | base
 
 
-def _of_gemma(fields: Fields) -> dict[str, Any]:
-    return {
-        "activation": _activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
-        "norm_offset": 1.0,
-        "embed_scale": float(fields.size("hidden_size")) ** 0.5,
-        "tied": fields.flag("tie_word_embeddings", True),
-    }
+def _of_gemma(fields: Fields) -> Found:
+    return {"norm_offset": 1.0, "embed_scale": float(fields.size("hidden_size")) ** 0.5}
 
 
 def _gpt2(fields: Fields) -> Found:
     dim, heads = fields.size("n_embd"), fields.size("n_head")
-    for name, usual in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
-        if fields.get(name, usual) != usual:
-            raise unsupported(fields, name)
     return {
         "family": "gpt2",
         "vocab_size": fields.size("vocab_size"),
@@ -130,17 +145,17 @@ def _gpt2(fields: Fields) -> Found:
         "num_heads": heads,
         "num_kv_heads": heads,
         "head_size": dim // heads,
-        "hidden_dim": fields.size("n_inner", 4 * dim),
-        "max_positions": fields.size("n_positions", 1024),
+        "hidden_dim": fields.optional_size("n_inner") or 4 * dim,
+        "max_positions": fields.size("n_positions"),
         "norm": "layer",
-        "norm_eps": fields.number("layer_norm_epsilon", 1e-5, zero=True),
-        "activation": _activation(fields, "activation_function", "gelu_new"),
+        "norm_eps": fields.number("layer_norm_epsilon", zero=True),
+        "activation": _activation(fields, "activation_function"),
         "gated": False,
         "projection_bias": True,
         "output_bias": True,
         "dense_bias": True,
         "positions": "learned",
-        "tied": fields.flag("tie_word_embeddings", True),
+        "tied": fields.flag("tie_word_embeddings"),
     }
 
 
@@ -156,69 +171,116 @@ _FAMILIES: dict[str, Callable[[Fields], Found]] = {
 }
 
 
-def _common(fields: Fields, family: str) -> dict[str, Any]:
+def _common(fields: Fields, family: str, activation: str | None = None) -> Found:
     """What the families of Llama, Qwen and Gemma have in common."""
     dim, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    bias = fields.flag("attention_bias", False)
-    base, scaling = _rope(fields, 10000.0)
-    head_size = fields.size("head_dim", dim // heads)
-    turned = fields.number("partial_rotary_factor", 1.0)
+    base, scaling = (None, None) if family == "gemma3" else _rope(fields)
     return {
         "family": family,
         "vocab_size": fields.size("vocab_size"),
         "dim": dim,
         "num_layers": fields.layers("num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": fields.size("num_key_value_heads", heads),
-        "head_size": head_size,
+        "num_kv_heads": fields.optional_size("num_key_value_heads") or heads,
+        "head_size": fields.optional_size("head_dim") or dim // heads,
         "hidden_dim": fields.size("intermediate_size"),
-        "max_positions": fields.size("max_position_embeddings", 2048),
-        "norm_eps": fields.number("rms_norm_eps", 1e-6, zero=True),
-        "activation": _activation(fields, "hidden_act", "silu"),
-        "projection_bias": bias,
-        "output_bias": bias,
-        "dense_bias": fields.flag("mlp_bias", False),
+        "max_positions": fields.size("max_position_embeddings"),
+        "norm_eps": fields.number("rms_norm_eps", zero=True),
+        "activation": activation or _activation(fields, "hidden_act"),
         "rotary_base": base,
-        "rotary_size": None if turned == 1.0 else int(head_size * turned),
         "rotary_scaling": scaling,
-        "tied": fields.flag("tie_word_embeddings", False),
+        "tied": fields.flag("tie_word_embeddings"),
     }
 
 
-def _rope(fields: Fields, default: float) -> tuple[float, RotaryScaling | None]:
-    """The base of the rotary embedding, and how it is scaled; in the old form and the new."""
-    rope = fields.part("rope_parameters")
-    rope = rope.part("full_attention") if "full_attention" in rope.values else rope
-    base = rope.number("rope_theta", fields.number("rope_theta", default))
-    scaling = rope if rope.values else fields.part("rope_scaling")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+def _biases(fields: Fields) -> Found:
+    return dict.fromkeys(("projection_bias", "output_bias"), fields.flag("attention_bias"))
+
+
+# --- rotary embeddings ------------------------------------------------------------------------
+
+Rope = tuple[float, RotaryScaling | None]  # the base, and how it is scaled
+
+
+def _rope(fields: Fields) -> Rope:
+    """The rotary embedding of all layers; the old form of its keys counts before the new one."""
+    name = "rope_scaling" if fields.part("rope_scaling") else "rope_parameters"
+    own = fields.optional_size("original_max_position_embeddings")
+    return _scaled(fields, fields.part(name), name, fields.number("rope_theta"), own)
+
+
+def _ropes_of_gemma3(fields: Fields) -> tuple[Rope, Rope]:
+    """Those of layers that see everything, and of layers with a window."""
+    parts = dict(fields.part("rope_parameters"))
+    found = {}
+    for word in ("full_attention", "sliding_attention"):
+        part = parts.pop(word, None)
+        found[word] = mapping({} if part is None else part, f"{fields.where}: {word}")
+    if any(value is not None for value in parts.values()):
+        raise unsupported(fields, "rope_parameters", parts)
+    whole = {**found["full_attention"], **fields.part("rope_scaling")}
+    for each in (whole, found["sliding_attention"]):
+        if each.get("truncate", True) is not True:
+            raise unsupported(fields, "rope_parameters: truncate", each["truncate"])
+    return (
+        _scaled(fields, whole, "rope_scaling", fields.number("rope_theta")),
+        _scaled(
+            fields, found["sliding_attention"], "rope_parameters: sliding_attention",
+            fields.number("rope_local_base_freq"),
+        ),
+    )  # fmt: skip
+
+
+def _scaled(
+    fields: Fields, values: Mapping[str, Any], name: str, base: float, length: int | None = None
+) -> Rope:
+    kind = values.get("rope_type", values.get("type", "default"))
+    if not isinstance(kind, str) or kind not in ROPES:
+        raise unsupported(fields, name, kind)
+    part = Fields(values, f"{fields.where}: {name}", ROPES[kind])
+    base = part.optional("rope_theta") or base
     if kind == "default":
         return base, None
-    if kind not in ("linear", "llama3", "yarn", "dynamic"):
-        raise unsupported(fields, "rope_scaling", kind)
-    names = (
-        ("beta_slow", "beta_fast") if kind == "yarn" else ("low_freq_factor", "high_freq_factor")
-    )
-    low, high = (1.0, 32.0) if kind == "yarn" else (1.0, 4.0)
-    length = None
-    if kind != "linear":
-        name = "original_max_position_embeddings"
-        own = scaling.get(name) is not None
-        length = scaling.size(name) if own else fields.size("max_position_embeddings")
-    return base, RotaryScaling(
-        kind,
-        scaling.number("factor", 1.0),
+    most = fields.size("max_position_embeddings")
+    if kind == "yarn":
+        return base, _yarn(part, most, length)
+    if kind == "llama3":
+        length = length or part.optional_size("original_max_position_embeddings") or most
+        ends = part.number("low_freq_factor"), part.number("high_freq_factor")
+        return base, RotaryScaling(kind, part.number("factor"), length, *ends)
+    return base, RotaryScaling(kind, part.number("factor"))
+
+
+def _yarn(part: Fields, most: int, length: int | None) -> RotaryScaling:
+    length = length or part.optional_size("original_max_position_embeddings") or most
+    is_ratio = "factor" in part.values and part.get("factor") is None
+    factor = most / length if is_ratio else part.number("factor")
+    result = part.optional("attention_factor")
+    scales = [part.optional(each, zero=True) for each in ("mscale", "mscale_all_dim")]
+    if result is None and all(scales) and factor > 1:
+        over, under = (0.1 * (each or 0.0) * math.log(factor) + 1.0 for each in scales)
+        result = over / under
+    return RotaryScaling(
+        "yarn",
+        factor,
         length,
-        scaling.number(names[0], low),
-        scaling.number(names[1], high),
-        scaling.optional("attention_factor"),
+        part.optional("beta_slow", zero=True) or 1.0,
+        part.optional("beta_fast", zero=True) or 32.0,
+        result,
+        truncated=part.flag("truncate"),
     )
+
+
+# --- layers and activations -------------------------------------------------------------------
 
 
 def _kinds(
-    fields: Fields, default: list[str], local: LayerKind, whole: LayerKind
-) -> tuple[LayerKind, ...]:
-    of_word = {"sliding_attention": local, "full_attention": whole}
+    fields: Fields, default: list[str], window: int | None, base: float | None = None,
+    scaled: bool = True,
+) -> tuple[LayerKind, ...]:  # fmt: skip
+    of_word = {"full_attention": LayerKind()}
+    if window is not None:
+        of_word["sliding_attention"] = LayerKind(window, base, scaled)
     words = fields.words("layer_types", default)
     if len(words) < len(default):
         raise fields.wrong("layer_types", f"a word for each of the {len(default)} layers")
@@ -229,8 +291,8 @@ def _kinds(
     return repeating([of_word[word] for word in words])
 
 
-def _activation(fields: Fields, name: str, usual: str) -> str:
-    word = fields.get(name, usual)
+def _activation(fields: Fields, name: str) -> str:
+    word = fields.get(name)
     if not isinstance(word, str) or word not in _ACTIVATIONS:
         raise InvalidArgumentError(
             "A Decoder has no such activation.",
@@ -239,3 +301,9 @@ def _activation(fields: Fields, name: str, usual: str) -> str:
             write=" or ".join(map(repr, sorted(_ACTIVATIONS))),
         )
     return _ACTIVATIONS[word]
+
+
+def _agrees(fields: Fields, name: str, activation: str) -> None:
+    """Refuses a second key about the activation that says another one."""
+    if fields.get(name) is not None and _activation(fields, name) != activation:
+        raise unsupported(fields, name)

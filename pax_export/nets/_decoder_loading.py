@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_structure
 
-from pax_export._errors import MissingWeightError, WeightsFileError, WeightsMismatchError, a_few
+from pax_export._errors import (
+    MissingWeightError,
+    PaxWarning,
+    WeightsFileError,
+    WeightsMismatchError,
+    a_few,
+)
 from pax_export._files import bounded
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
@@ -56,9 +63,21 @@ def decoder_of_gguf(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
         return filled(cls, source, config, pieces_of_gguf(config), layers, dtype)
 
 
-def decoder_of_folder(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
+def decoder_of_folder(
+    cls: Any, path: Any, config: DecoderConfig | None, layers: str, dtype: Any
+) -> Any:
     """See `Decoder.from_pretrained`."""
     folder = Path(os.fspath(path))
+    if config is None:
+        config = DecoderConfig.from_hf(_described(folder))
+    with open_source(folder) as source:
+        pieces = pieces_of_hf(config, source.entries)
+        if config.tied and _has_own_head(source, pieces):
+            config = replace(config, tied=False)
+        return filled(cls, source, config, pieces, layers, dtype)
+
+
+def _described(folder: Path) -> dict[str, Any]:
     try:
         described = json.loads(bounded.read_bytes(folder / "config.json", _LARGEST_CONFIG))
         if not isinstance(described, dict):
@@ -70,9 +89,25 @@ def decoder_of_folder(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
             got=f"{type(error).__name__}: {error}"[:200],
             write="the folder with config.json and *.safetensors, as transformers saves it",
         ) from None
-    config = DecoderConfig.from_hf(described)
-    with open_source(folder) as source:
-        return filled(cls, source, config, pieces_of_hf(config, source.entries), layers, dtype)
+    return described
+
+
+def _has_own_head(source: Source, pieces: Pieces) -> bool:
+    """Whether a file has a head that is not its embedding, although a configuration ties them."""
+    names = pieces["head.weight"].name, pieces["embed.weight"].name
+    if not all(name in source.entries for name in names):
+        return False
+    head, embedding = (source.entries[name] for name in names)
+    if head.shape == embedding.shape and np.array_equal(head.read(), embedding.read()):
+        return False
+    warning = PaxWarning(
+        "The configuration says that the embedding is the head too, but the file has another "
+        "array for the head, which is taken.",
+        where=f"{names[0]}, in {source.where}",
+        write='"tie_word_embeddings": false in config.json',
+    )
+    warnings.warn(warning, stacklevel=4)
+    return True
 
 
 def _rows(source: Source, name: str, default: int) -> int:
@@ -94,8 +129,10 @@ def filled(
             f"those of {config.num_layers} layers",
         )  # fmt: skip
     shapes: Any = jax.eval_shape(lambda: cls(config, layers))
-    places = [_Place(name, leaf, pieces) for name, leaf in named_leaves(shapes)]
+    places = [_Place(name, leaf, pieces, config) for name, leaf in named_leaves(shapes)]
     used = {name for place in places for name in place.names(config.num_layers)}
+    if config.tied:  # some files have a tied embedding twice
+        used.add(pieces["head.weight"].name)
     _check(source, places, config, used)
     leaves = [place.read(source, config.num_layers, dtype) for place in places]
     return tree_structure(shapes).unflatten(leaves)
@@ -104,12 +141,20 @@ def filled(
 class _Place:
     """A leaf of the net, and its array (or those of all layers) in a file."""
 
-    def __init__(self, name: str, leaf: Any, pieces: Pieces):
+    def __init__(self, name: str, leaf: Any, pieces: Pieces, config: DecoderConfig):
         self.name, self.shape = name, leaf.shape
         listed = re.match(r"layers\.(\d+)\.", name)
         self.number = None if listed is None else int(listed[1])
         self.is_stacked = listed is None and name.startswith("layers.")
-        self.piece: Piece = pieces[re.sub(r"^layers\.\d+\.", "layers.", name)]
+        piece = pieces.get(re.sub(r"^layers\.\d+\.", "layers.", name))
+        if piece is None:
+            raise MissingWeightError(
+                "No model whose names are known has such a weight.",
+                where=f"Decoder: {name}",
+                got=f"a configuration of the family {config.family!r} with it",
+                write="a configuration without it; or pax.weights.adopt and a rename",
+            )
+        self.piece: Piece = piece
 
     def names(self, layers: int) -> list[str]:
         if self.is_stacked:
@@ -135,6 +180,11 @@ class _Place:
         array = self.piece(source.entries[name].read())
         if array.shape != self.part_shape:
             raise _mismatch(source, self.name, f"{name} {array.shape}", f"{self.part_shape}")
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise _mismatch(
+                source, self.name, f"{name} of {array.dtype}, as quantized weights are",
+                "floating-point numbers, or a GGUF file with Decoder.from_gguf",
+            )  # fmt: skip
         return array
 
 
@@ -155,12 +205,7 @@ def _check(source: Source, places: list[_Place], config: DecoderConfig, used: se
                     got=f"no {name!r} among {a_few(sorted(source.entries), 6)}",
                     write=_advice(place.name),
                 )
-    head = "lm_head.weight" if config.tied else "\0"  # which a tied net has twice in some files
-    left = [
-        name
-        for name in source.entries
-        if name not in used and not _IGNORED.search(name) and not name.endswith(head)
-    ]
+    left = [name for name in source.entries if name not in used and not _IGNORED.search(name)]
     if left:
         raise _mismatch(
             source, "the tensors of the file", f"besides those of the net {a_few(left, 6)}",

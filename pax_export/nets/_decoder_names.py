@@ -50,10 +50,13 @@ def pieces_of_hf(config: DecoderConfig, names: Iterable[str]) -> Pieces:
         return _of_gpt2(config, _prefix(names, "wte.weight"), _GPT2_HF, transposed=False)
     own = _prefix(names, "embed_tokens.weight")
     layer = own + "layers.{}."
+    heads = [name for name in names if name.endswith("lm_head.weight")]
+    head = heads[0] if len(heads) == 1 else own.removesuffix("model.") + "lm_head.weight"
     found = {
         "embed.weight": Piece(own + "embed_tokens.weight"),
         "norm.scale": Piece(own + "norm.weight"),
-        "head.weight": Piece(own.removesuffix("model.") + "lm_head.weight", transposed=True),
+        "norm.offset": Piece(own + "norm.bias"),
+        "head.weight": Piece(head, transposed=True),
     }
     return found | _of_layers(config, layer, _LLAMA_HF, _NORMS_HF[config.post_norms])
 
@@ -154,6 +157,7 @@ def _of_layers(
             )
     for own, name in norms.items():
         found[f"layers.{own}.scale"] = Piece(f"{start}{name}.weight")
+        found[f"layers.{own}.offset"] = Piece(f"{start}{name}.bias")
     return found
 
 

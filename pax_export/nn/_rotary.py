@@ -36,6 +36,7 @@ class RotaryScaling:
             ``0.1 * log(factor) + 1`` by default.
         table: for ``"table"`` by what the frequency of each pair is divided, as GGUF files of
             Llama 3 have it.
+        truncated: for ``"yarn"`` whether the ends of the ramp are rounded to whole pairs.
 
     Raises:
         InvalidArgumentError: another kind, or a number that is not above zero, or without end.
@@ -53,6 +54,7 @@ class RotaryScaling:
     high: float = 4.0
     attention_factor: float | None = None
     table: tuple[float, ...] = ()
+    truncated: bool = True
 
     def __post_init__(self) -> None:
         if self.kind == "dynamic":
@@ -172,9 +174,12 @@ def _yarn_ramp(size: int, base: float, scaling: RotaryScaling) -> np.ndarray:
         length = scaling.original_length or 1
         return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first = max(math.floor(pair(scaling.high)), 0)
-    last = min(math.ceil(pair(scaling.low)), size - 1)
-    return np.clip((np.arange(size // 2) - first) / max(last - first, 1e-3), 0.0, 1.0)
+    first, last = pair(scaling.high), pair(scaling.low)
+    if scaling.truncated:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    width = last - first or 1e-3  # below zero for bases at which all pairs are fast
+    return np.clip((np.arange(size // 2) - first) / width, 0.0, 1.0)
 
 
 def rotary_angles(

@@ -25,9 +25,12 @@ _LLAMA3 = {
 }  # fmt: skip
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 _GEMMA = {
-    **LLAMA, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 9.0, "sliding_window": 3,
-}  # fmt: skip
+    **LLAMA,
+    "tie_word_embeddings": True,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_GEMMA2 = {**_GEMMA, "query_pre_attn_scalar": 9.0, "sliding_window": 3}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**LLAMA, "rope_scaling": _LLAMA3},
     "smollm2": {**LLAMA, "tie_word_embeddings": True},
@@ -37,11 +40,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "gemma": {**_GEMMA, "model_type": "gemma"},
     "gemma2": {
-        **_GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 2.0,
+        **_GEMMA2, "model_type": "gemma2", "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 3.0, "num_hidden_layers": 3,
     },
     "gemma3": {
-        **_GEMMA, "model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window_pattern": 3,
+        **_GEMMA2, "model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window_pattern": 3,
         "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "gpt2": {

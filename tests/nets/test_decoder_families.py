@@ -162,7 +162,7 @@ def test_configurations_of_what_a_decoder_cannot_do_are_named():
     assert "where: RotaryScaling.kind" in dynamic and "'yarn' or 'linear'" in dynamic
     assert "config.json: rope_scaling\n  got: 'longrope'" in of(rope_scaling={"type": "longrope"})
     assert "config.json: hidden_act\n  got: 'mish'" in of(hidden_act="mish")
-    assert "got: no 'hidden_size' among" in of(hidden_size=None)
+    assert "got: null for 'hidden_size'" in of(hidden_size=None)
     assert "layer_types\n  got: 'linear_attention'" in of(
         model_type="qwen3", layer_types=["linear_attention"] * 2
     )

@@ -13,7 +13,7 @@ from tests.nets.decoder_gguf import write_gguf
 GGUF = {
     "general.architecture": "llama", "tokenizer.ggml.tokens": ["a"] * 9,
     "llama.embedding_length": 8, "llama.block_count": 2, "llama.attention.head_count": 2,
-    "llama.feed_forward_length": 8,
+    "llama.feed_forward_length": 8, "llama.attention.layer_norm_rms_epsilon": 1e-5,
 }  # fmt: skip
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -61,7 +61,7 @@ def test_there_is_a_word_for_each_layer():
     window = {"use_sliding_window": True, "sliding_window": 3}
     two = of_hf(model_type="qwen3", layer_types=words, **window)
     assert [two.kind_of(i).window for i in range(two.num_layers)] == [None, 3]
-    text = refused(lambda: of_hf(model_type="gemma2", layer_types=[FULL]))
+    text = refused(lambda: of_hf(model_type="gemma2", layer_types=[FULL], hidden_act=None))
     assert text.endswith(
         "  where: config.json: layer_types\n  got: ['full_attention']\n"
         "  write: a word for each of the 2 layers"
@@ -71,7 +71,6 @@ def test_there_is_a_word_for_each_layer():
 @pytest.mark.parametrize(
     ("call", "where", "got"),
     [
-        (lambda: of_hf(partial_rotary_factor=1e308), "partial_rotary_factor", "1e+308"),
         (lambda: of_hf(rms_norm_eps=1e-320), "rms_norm_eps", "1e-320"),
         (lambda: of_hf(rope_scaling={"type": "linear", "factor": 1e-320}), "factor", "1e-320"),
         (
@@ -114,7 +113,7 @@ def test_messages_are_short_whatever_they_show():
         for name in ("model_type", "hidden_size", "hidden_act", "rope_theta", "layer_types"):
             config = {"model_type": "qwen3", name: value}
             assert len(refused(lambda: of_hf(**config))) < 600  # noqa: B023
-    keys = {"model_type": "llama", **dict.fromkeys(f"{'k' * 10**5}{i}" for i in range(9))}
+    keys = {"model_type": "llama", **{f"{'k' * 10**5}{i}": 1 for i in range(9)}}
     assert len(refused(lambda: pax.nets.DecoderConfig.from_hf(keys))) < 1200
 
 

@@ -1,0 +1,215 @@
+"""Which keys the configurations of each family have: read, of one value only, or ignored.
+
+The defaults of a ``config.json`` are those of the configuration classes of transformers.  What
+reads a key gives it a meaning; what is in none of these tables is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pax_export.nets._decoder_fields import Keys
+
+# --- config.json ----------------------------------------------------------------------------
+
+# Where a file comes from, training, tokens, generation and what a call returns.
+_IGNORED = frozenset(
+    """
+    model_type architectures auto_map _name_or_path name_or_path _commit_hash transformers_version
+    transformers.js_config dtype torch_dtype use_bfloat16 torchscript tf_legacy_loss
+    unsloth_version unsloth_fixed is_llama_config max_sequence_length
+    attention_dropout hidden_dropout embedding_dropout resid_pdrop embd_pdrop attn_pdrop
+    initializer_range pretraining_tp finetuning_task gradient_checkpointing
+    chunk_size_feed_forward is_decoder tie_encoder_decoder
+    bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id
+    tokenizer_class prefix
+    id2label label2id num_labels problem_type task_specific_params classifier_dropout
+    output_hidden_states output_attentions return_dict use_cache cache_implementation
+    attn_implementation _attn_implementation _attn_implementation_internal
+    _attn_implementation_autoset _experts_implementation_internal experts_implementation
+    assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
+    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
+    forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
+    no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups
+    num_beams num_return_sequences output_scores remove_invalid_values repetition_penalty
+    return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p
+    """.split()
+)
+# What other models choose otherwise, and a Decoder does by one value.
+_FIXED: dict[str, tuple] = {
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
+    "is_causal": (True,),
+    "pruned_heads": ({},),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "partial_rotary_factor": (1.0,),
+    "quantization_config": (),
+    "quantization": (),
+}
+_ROPE = {"rope_theta": 10000.0, "rope_scaling": None, "rope_parameters": None}
+# Whether there are biases, the arrays of a file say where the configuration does not.
+_BIASES = ("attention_bias", "mlp_bias", "qkv_bias")
+
+
+def _family(
+    sizes: str, eps: float, tied: bool, ignored: tuple = (), fixed: Any = None, **others: Any
+) -> Keys:
+    """The keys of a family of Llama's kind; `sizes` are the first seven defaults."""
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
+    )  # fmt: skip
+    defaults = {n: None if v == "-" else int(v) for n, v in zip(names, sizes.split())}
+    defaults |= {"rms_norm_eps": eps, "tie_word_embeddings": tied}
+    defaults |= {"original_max_position_embeddings": None, **_ROPE, **others}
+    unread = {name for name in _BIASES if name not in defaults}
+    return Keys(defaults, _FIXED | (fixed or {}), _IGNORED | unread | set(ignored))
+
+
+_QWEN: dict[str, Any] = {
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_GEMMA: dict[str, Any] = {"attention_bias": False, "hidden_act": None, "hidden_activation": None}
+_GEMMA2: dict[str, Any] = {
+    **_GEMMA,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+}
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+HF = {
+    "llama": _family(
+        "32000 4096 11008 32 32 - - 2048", 1e-6, False,
+        hidden_act="silu", attention_bias=False, mlp_bias=False,
+    ),
+    "mistral": _family(
+        "32000 4096 14336 32 32 8 - 131072", 1e-6, False, hidden_act="silu", sliding_window=4096
+    ),
+    "qwen2": _family("151936 4096 22016 32 32 32 - 32768", 1e-6, False, **_QWEN),
+    "qwen3": _family(
+        "151936 4096 22016 32 32 32 128 32768", 1e-6, False, attention_bias=False, **_QWEN
+    ),
+    "gemma": _family(
+        "256000 3072 24576 28 16 16 256 8192", 1e-6, True,
+        **(_GEMMA | {"hidden_act": "gelu_pytorch_tanh"}),
+    ),
+    "gemma2": _family(
+        "256000 2304 9216 26 8 4 256 8192", 1e-6, True,
+        **_GEMMA2, **dict(zip(_SOFTCAPS, (50.0, 30.0))), sliding_window_size=None,
+    ),
+    "gemma3_text": _family(
+        "262208 2304 9216 26 8 4 256 131072", 1e-6, True,
+        **(_GEMMA2 | dict.fromkeys(_SOFTCAPS) | {
+            "rope_theta": 1_000_000.0, "rope_local_base_freq": 10000.0,
+            "sliding_window_pattern": 6, "_sliding_window_pattern": None,
+        }),
+    ),
+    "gpt2": Keys(
+        {
+            "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
+            "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        _FIXED | {"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
+        _IGNORED | {
+            "n_ctx", "reorder_and_upcast_attn", "summary_type", "summary_use_proj",
+            "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+        },
+    ),
+}  # fmt: skip
+
+# A model of text and images: its language model is a part of it.
+GEMMA3 = Keys(
+    {"text_config": None, "tie_word_embeddings": True},
+    _FIXED,
+    _IGNORED
+    | set(
+        "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index "
+        "boi_token_id eoi_token_id image_token_id".split()
+    ),
+)
+
+_ROPE_KEYS = {"rope_type": None, "type": None, "rope_theta": None}
+_ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": None},
+    "dynamic": {"factor": None},
+    "llama3": dict.fromkeys(
+        ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    ),
+    "yarn": {
+        "factor": None, "original_max_position_embeddings": None, "attention_factor": None,
+        "beta_fast": None, "beta_slow": None, "mscale": None, "mscale_all_dim": None,
+        "truncate": True,
+    },
+}  # fmt: skip
+# How a rotary embedding is scaled, by its kind; a key of another kind says nothing.
+ROPES = {
+    kind: Keys(
+        _ROPE_KEYS | own,
+        {"partial_rotary_factor": (1.0,)},
+        {key for other in _ROPES.values() for key in other if key not in own} | {"finetuned"},
+    )
+    for kind, own in _ROPES.items()
+}
+
+# --- GGUF -----------------------------------------------------------------------------------
+
+_GGUF: dict[str, Any] = {
+    "vocab_size": None, "context_length": 2048, "embedding_length": None, "block_count": None,
+    "feed_forward_length": None, "attention.head_count": None, "attention.head_count_kv": None,
+    "attention.key_length": None, "attention.value_length": None,
+    "attention.layer_norm_rms_epsilon": None,
+    "rope.dimension_count": None, "rope.freq_base": 10000.0, "rope.scaling.type": "linear",
+    "rope.scaling.factor": None, "rope.scale_linear": None,
+    "rope.scaling.original_context_length": None,
+    "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0,
+    "tokenizer.ggml.tokens": None,
+}  # fmt: skip
+_GGUF_FIXED: dict[str, tuple] = {
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.sliding_window": (0,),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_attn_factor": (-1, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "use_parallel_residual": (False,),
+}
+_GGUF_IGNORED = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"})
+
+
+def _gguf(window: int | None = None, period: int | None = None, **others: Any) -> Keys:
+    """The keys of an architecture; with a period of layers, those with a window."""
+    if period is None:
+        return Keys(_GGUF | others, _GGUF_FIXED, _GGUF_IGNORED)
+    fixed = {k: v for k, v in _GGUF_FIXED.items() if k != "attention.sliding_window"}
+    return Keys(
+        _GGUF | {"attention.sliding_window": window} | others,
+        fixed | {"attention.sliding_window_pattern": (period,)},
+        _GGUF_IGNORED,
+    )
+
+
+GGUF_PERIODS = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees everything
+GGUF = {
+    **{name: _gguf() for name in ("llama", "qwen2", "qwen3", "gemma")},
+    "gemma2": _gguf(4096, GGUF_PERIODS["gemma2"], **dict(zip(_SOFTCAPS, (50.0, 30.0)))),
+    "gemma3": _gguf(
+        None, GGUF_PERIODS["gemma3"],
+        final_logit_softcapping=None, **{"rope.freq_base": None, "rope.freq_base_swa": 10000.0},
+    ),
+    "gpt2": _gguf(**{"attention.layer_norm_epsilon": None}),
+}  # fmt: skip

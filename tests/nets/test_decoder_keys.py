@@ -1,0 +1,237 @@
+"""Every key of a configuration counts as in transformers or llama.cpp, or is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.nets import Decoder, DecoderConfig, LayerKind
+from tests.closeness import assert_close
+from tests.nets import decoder_recorded as recorded
+from tests.nets import decoder_reference as reference
+from tests.nets.decoder_gguf import write_gguf
+
+BY_HAND = "Decoder.from_pretrained(folder, config=...) with a DecoderConfig that computes the same"
+PLAIN = reference.CONFIGS["smollm2"]
+
+
+def refused(call, kind=pax.errors.InvalidArgumentError) -> str:
+    with pytest.raises(kind) as raised:
+        call()
+    return str(raised.value)
+
+
+def of_hf(**config) -> DecoderConfig:
+    return DecoderConfig.from_hf(config)
+
+
+def folder_of(folder, config, **changes):
+    weights = reference.random_weights(config) | changes
+    return reference.write_folder(folder, config, {k: v for k, v in weights.items() if v.size})
+
+
+# --- config.json ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(recorded.CONFIGS))
+def test_logits_are_those_that_transformers_gave(name, tmp_path):
+    lm = Decoder.from_pretrained(folder_of(tmp_path / "net", recorded.CONFIGS[name]))
+    found = lm(np.array(recorded.TOKENS))[0, -1, :5]
+    assert_close(found, recorded.LOGITS[name], rtol=2e-5, atol=1e-5)
+
+
+def test_missing_keys_have_the_defaults_of_transformers():
+    """The text_config of google/gemma-3-4b-it has no heads, and the whole one a head of its own."""
+    text = {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }  # fmt: skip
+    whole = of_hf(
+        model_type="gemma3", text_config=text, vision_config={"hidden_size": 1152},
+        boi_token_index=255999, mm_tokens_per_image=256, eos_token_id=[1, 106],
+        architectures=["Gemma3ForConditionalGeneration"], transformers_version="4.50.0.dev0",
+    )  # fmt: skip
+    assert (whole.num_heads, whole.num_kv_heads, whole.head_size) == (8, 4, 256)
+    assert (whole.vocab_size, whole.max_positions, whole.tied) == (262208, 131072, True)
+    assert whole.rotary_base == 1e6 and whole.rotary_scaling == pax.RotaryScaling("linear", 8.0)
+    local = LayerKind(window=1024, rotary_base=10000.0, scaled=False)
+    assert whole.kinds == (local,) * 5 + (LayerKind(),) and whole.attention_scale == 1 / 16
+    assert whole == of_hf(**text)
+    assert of_hf(model_type="mistral").kinds == (LayerKind(window=4096),)
+    assert of_hf(model_type="mistral", sliding_window=None).kinds == (LayerKind(),)
+    assert of_hf(model_type="mistral", num_key_value_heads=None).num_kv_heads == 32
+    gemma2 = of_hf(model_type="gemma2")
+    assert (gemma2.attention_softcap, gemma2.logit_softcap) == (50.0, 30.0)
+
+
+def test_keys_that_say_nothing_of_the_function_are_taken():
+    plain = of_hf(**PLAIN)
+    others = {
+        "_name_or_path": "a/b", "auto_map": {"AutoModel": "a.B"}, "torch_dtype": "bfloat16",
+        "transformers_version": "4.42.0", "pretraining_tp": 1, "attention_dropout": 0.1,
+        "rope_interleaved": False, "transformers.js_config": {}, "is_llama_config": True,
+        "quantization_config": None, "head_dim": 4, "rope_scaling": None, "temperature": 0.7,
+        "id2label": {"0": "a"}, "pruned_heads": {}, "qkv_bias": False, "unheard_of": None,
+    }  # fmt: skip
+    assert of_hf(**PLAIN | others) == plain
+
+
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [
+        ({"embedding_multiplier": 12.0, "logits_scaling": 8.0},
+         "got: embedding_multiplier: 12.0, logits_scaling: 8.0\n  write: " + BY_HAND),
+        ({"quantization_config": {"quant_method": "int8"}},
+         "config.json: quantization_config\n  got: {'quant_method': 'int8'}\n"
+         "  write: a folder with the weights as floating-point numbers"),
+        ({"model_type": "gemma3_text", "hidden_act": None, "use_bidirectional_attention": True},
+         "where: config.json: use_bidirectional_attention\n  got: True"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor\n  got: 0.5"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling\n  got: no 'factor' among"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1, 1]}},
+         "where: config.json: rope_scaling\n  got: mrope_section: [1, 1]"),
+        ({"rope_scaling": {"rope_type": "longrope", "long_factor": [2.0]}},
+         "rope_scaling\n  got: 'longrope'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2}}},
+         "rope_parameters\n  got: full_attention: {'factor': 2"),
+        ({"model_type": "gemma", "hidden_act": "silu", "hidden_activation": "gelu"},
+         "hidden_activation\n  got: 'gelu'"),
+        ({"model_type": "gemma2", "hidden_act": "silu"}, "hidden_act\n  got: 'silu'"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2},
+         "layer_types\n  got: 'sliding_attention'"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 2}, "got: layer_types: ["),
+        ({"sliding_window": 5}, "got: sliding_window: 5"),
+        ({"model_type": "granite", "attention_multiplier": 0.1, "residual_multiplier": 0.2},
+         "got: 'granite', with unknown keys attention_multiplier, residual_multiplier\n"),
+    ],
+)  # fmt: skip
+def test_keys_that_change_the_function_are_refused_by_name(others, text):
+    assert text in refused(lambda: of_hf(**PLAIN | others))
+
+
+def test_local_layers_of_gemma3_turn_as_their_own_keys_say():
+    sliding = {"rope_type": "linear", "factor": 2.0, "rope_theta": 30.0}
+    ropes = {"full_attention": {**sliding, "rope_theta": 40.0}, "sliding_attention": sliding}
+    both = of_hf(model_type="gemma3_text", rope_parameters=ropes)
+    assert both.kinds[0] == LayerKind(4096, 30.0, scaled=True) and both.rotary_base == 40.0
+    ropes["full_attention"] = {"rope_type": "default"}
+    text = refused(lambda: of_hf(model_type="gemma3_text", rope_parameters=ropes))
+    assert "config.json: rope_parameters: sliding_attention\n  got: 'linear'" in text
+
+
+# --- the head, and a configuration by hand --------------------------------------------------
+
+
+def test_another_head_in_the_file_of_a_tied_model_is_taken_with_a_warning(tmp_path):
+    weights = reference.random_weights(PLAIN)
+    same = {"lm_head.weight": weights["model.embed_tokens.weight"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Decoder.from_pretrained(folder_of(tmp_path / "same", PLAIN, **same)).config.tied
+    head = reference.random_weights({**PLAIN, "tie_word_embeddings": False})["lm_head.weight"]
+    path = folder_of(tmp_path / "other", PLAIN, **{"lm_head.weight": head})
+    with pytest.warns(pax.errors.PaxWarning, match="another array for the head") as caught:
+        lm = Decoder.from_pretrained(path)
+    assert caught[0].filename == __file__ and f"lm_head.weight, in {path}" in str(caught[0].message)
+    assert not lm.config.tied
+    untied = {**PLAIN, "tie_word_embeddings": False}
+    expected = reference.logits(untied, weights | {"lm_head.weight": head}, [3, 1, 4])
+    assert_close(lm(np.array([[3, 1, 4]]))[0], expected, rtol=5e-6)
+
+
+def test_a_configuration_by_hand_takes_the_place_of_the_file_and_uses_every_array(tmp_path):
+    other = {**PLAIN, "model_type": "unheard-of", "rope_theta": 7.0, "their_own": 3}
+    path = folder_of(tmp_path / "net", other)
+    text = refused(lambda: Decoder.from_pretrained(path))
+    assert "got: 'unheard-of', with unknown keys their_own" in text and BY_HAND in text
+    config = of_hf(**PLAIN)
+    lm = Decoder.from_pretrained(path, config=config)
+    weights = reference.random_weights(PLAIN)
+    expected = reference.logits(PLAIN, weights, [3, 1, 4])
+    assert_close(lm(np.array([[3, 1, 4]]))[0], expected, rtol=5e-6)
+
+    def text_of(kind, **changes):
+        changed = dataclasses.replace(config, **changes)
+        return refused(lambda: Decoder.from_pretrained(path, config=changed), kind)
+
+    mismatch, missing = pax.errors.WeightsMismatchError, pax.errors.MissingWeightError
+    left = text_of(mismatch, num_layers=1)
+    assert "besides those of the net model.layers.1.input_layernorm.weight" in left
+    assert "layers.attention.query.bias" in text_of(missing, projection_bias=True)
+    assert "input_layernorm.bias' among" in text_of(missing, norm="layer")
+    learned = text_of(missing, positions="learned")
+    assert "where: Decoder: place_embed.weight" in learned and "of the family 'llama'" in learned
+    kind = pax.errors.InvalidArgumentTypeError
+    text = refused(lambda: Decoder.from_pretrained(path, config=PLAIN), kind)
+    assert "where: Decoder.from_pretrained(config=...)" in text and "got: dict" in text
+
+
+def test_integers_are_no_weights(tmp_path):
+    name = "model.layers.0.mlp.up_proj.weight"
+    path = folder_of(tmp_path / "net", PLAIN, **{name: np.ones((20, 12), np.int8)})
+    text = refused(lambda: Decoder.from_pretrained(path), pax.errors.WeightsMismatchError)
+    assert f"got: {name} of int8, as quantized weights are" in text and "from_gguf" in text
+
+
+# --- GGUF -----------------------------------------------------------------------------------
+
+GGUF = {
+    "general.architecture": "llama", "general.name": "a", "tokenizer.ggml.tokens": ["a"] * 9,
+    "llama.embedding_length": 8, "llama.block_count": 2, "llama.attention.head_count": 2,
+    "llama.feed_forward_length": 8, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}  # fmt: skip
+
+
+def of_gguf(**others) -> DecoderConfig:
+    values = {f"llama.{name.replace('__', '.')}": value for name, value in others.items()}
+    return DecoderConfig.from_gguf(GGUF | values)
+
+
+def test_scaling_in_a_gguf_file_is_that_of_llama_cpp():
+    """Without a type a factor is linear; the old key counts where the new one is missing."""
+    linear = pax.RotaryScaling("linear", 4.0)
+    assert of_gguf(rope__scaling__factor=4.0).rotary_scaling == linear
+    assert of_gguf(rope__scale_linear=4.0).rotary_scaling == linear
+    assert of_gguf(rope__scaling__factor=0.0).rotary_scaling is None
+    assert of_gguf(rope__scaling__type="none", rope__scaling__factor=4.0).rotary_scaling is None
+    yarn = of_gguf(
+        rope__scaling__type="yarn", rope__scaling__factor=4.0, context_length=64,
+        rope__scaling__yarn_beta_fast=16.0, rope__scaling__finetuned=True,
+    )  # fmt: skip
+    assert yarn.rotary_scaling == pax.RotaryScaling("yarn", 4.0, 64, 1.0, 16.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [
+        ({"logit_scale": 0.5, "embedding_scale": 12.0},
+         "where: GGUF metadata: llama\n  got: logit_scale: 0.5, embedding_scale: 12.0\n"),
+        ({"residual_scale": 0.2}, "got: residual_scale: 0.2"),
+        ({"attention__scale": 0.1}, "got: attention.scale: 0.1"),
+        ({"attention__causal": False}, "attention.causal\n  got: False"),
+        ({"attention__sliding_window": 3}, "attention.sliding_window\n  got: 3"),
+        ({"attention__clamp_kqv": 8.0}, "attention.clamp_kqv\n  got: 8.0"),
+        ({"attention__value_length": 2}, "attention.value_length\n  got: 2"),
+        ({"rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor\n  got: 1.2"),
+        ({"rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier\n  got: 0.1"),
+        ({"rope__dimension_sections": np.array([1, 1])}, "got: rope.dimension_sections: ["),
+        ({"expert_count": 8}, "expert_count\n  got: 8"),
+        ({"final_logit_softcapping": 30.0}, "got: final_logit_softcapping: 30.0"),
+    ],
+)  # fmt: skip
+def test_metadata_that_changes_the_function_is_refused_by_name(others, text):
+    assert text in refused(lambda: of_gguf(**others))
+
+
+def test_an_output_in_a_gguf_file_is_the_head(tmp_path):
+    untied = {**PLAIN, "tie_word_embeddings": False}
+    weights = reference.random_weights(untied)
+    lm = Decoder.from_gguf(write_gguf(tmp_path / "net.gguf", untied, weights))
+    assert not lm.config.tied
+    expected = reference.logits(untied, weights, [3, 1, 4])
+    assert_close(lm(np.array([[3, 1, 4]]))[0], expected, rtol=5e-6)
