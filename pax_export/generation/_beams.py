@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._prompt import (
-    check_stop_ids,
+    check_vocabulary,
     checked_chunk,
     checked_count,
     checked_net,
@@ -19,13 +21,13 @@ from pax_export.generation._prompt import (
     checked_prompt,
     checked_stop,
 )
-from pax_export.generation._steps import is_any, last_logits, read_prompt
+from pax_export.generation._steps import NO_TOKEN, is_any, last_logits, of_real_prompts, read_prompt
 
-_NEVER = -1e30  # a score that no text has
+EarlyStopping = bool | Literal["never"]
 
 
 class Beams(NamedTuple):
-    """What `beam_search` gives: of each prompt the best texts, the best one first.
+    """The result of `beam_search`: the best texts of each prompt, the best one first.
 
     Attributes:
         tokens: ``[batch, beams, max_new_tokens]``, int32, padded after a stop.
@@ -45,13 +47,19 @@ class Beams(NamedTuple):
 
 
 class _Search(NamedTuple):
-    tokens: jax.Array  # [batch, beams, count]
+    texts: jax.Array  # [batch, beams, count], of the beams, none of which has ended
     newest: jax.Array  # [batch, beams]
-    total: jax.Array  # [batch, beams], sums of log-probabilities
-    lengths: jax.Array  # [batch, beams]
-    done: jax.Array  # [batch, beams]
+    total: jax.Array  # [batch, beams], sums of log-probabilities; -inf where there is no beam
+    ended: Beams  # the best texts that have ended; -inf is the score of none
+    is_open: jax.Array  # [batch], whether texts that end later are still considered
     step: jax.Array
     cache: Any  # of batch * beams rows
+
+
+class _Rules(NamedTuple):
+    penalty: Any  # float32
+    stop: tuple[int, ...]
+    early_stopping: EarlyStopping
 
 
 def beam_search(
@@ -64,29 +72,38 @@ def beam_search(
     stop: Any = (),
     pad: int = 0,
     length_penalty: float = 1.0,
+    early_stopping: EarlyStopping = False,
     prefill_chunk: int | None = None,
 ) -> Beams:
-    """Searches the likeliest texts: of all that can follow, so many are kept at each step.
+    """Searches the likeliest texts: several beginnings of each are extended at a time.
 
-    With one beam it gives what `generate` gives.
+    Texts that have ended are kept apart, as many as there are beams, so they take no beam from
+    those that go on.  Tokens and scores are those of ``generate(num_beams=...)`` of transformers.
+    With one beam, unless ``early_stopping="never"``, the tokens are those of `generate`.
 
     Args:
         lm: a net with a cache, as for `generate`.
         tokens: ``[batch, length]``, or lists of any lengths.
         lengths: ``[batch]``, how many tokens of each row are meant.
         max_new_tokens: how many tokens a text has at most.
-        beams: how many texts of each row are kept.
+        beams: how many texts of each row are extended, and how many are returned.
         stop: the id of the token that ends a text, or several.
-        pad: the id that stands behind it.
-        length_penalty: 0 compares probabilities of whole texts, which short ones win; 1
-            compares those of a token in the mean.
+        pad: the id that stands behind it; negative for none of the vocabulary.
+        length_penalty: the power of its length by which the log-probability of a text is divided.
+            0 compares probabilities of whole texts, which short ones win; 1 compares those of a
+            token in the mean; more favors long texts, and less than 0 short ones.
+        early_stopping: when a row is done, once as many texts have ended as there are beams.
+            ``True``: at once.  ``False``: when no beam would be better than the worst of them if
+            it ended now.  ``"never"``: when no beam can become better, however long.
         prefill_chunk: read the prompts so many tokens at a time.
 
     Returns:
-        The texts, their lengths and scores.
+        The texts, their lengths and scores.  Where the logits of the net are NaN, the score is
+        NaN and all tokens are -1.
 
     Raises:
-        InvalidArgumentError: as for `generate`; more beams than there are tokens.
+        InvalidArgumentError: as for `generate`; more beams than there are tokens; a
+            ``length_penalty`` that is not finite, or too large for ``max_new_tokens``.
 
     Example:
         >>> import jax, pax_export as pax
@@ -100,32 +117,59 @@ def beam_search(
     where = "beam_search"
     lm = checked_net(lm, where)
     tokens, lengths = checked_prompt(lm, tokens, lengths, where)
+    count = checked_count(max_new_tokens, "max_new_tokens", where)
     return _searched(
         lm,
         tokens,
         lengths,
-        _checked_penalty(length_penalty),
-        count=checked_count(max_new_tokens, "max_new_tokens", where),
+        _checked_penalty(length_penalty, count),
+        count=count,
         beams=checked_count(beams, "beams", where),
         stop=checked_stop(stop, where),
         pad=checked_pad(pad, where),
+        early_stopping=_checked_early_stopping(early_stopping),
         chunk=checked_chunk(prefill_chunk, where),
     )
 
 
-def _checked_penalty(value: Any) -> float:
+def _checked_penalty(value: Any, count: int) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
+        penalty = None if isinstance(value, (str, bytes, bool)) else float(value)
+    except (TypeError, ValueError):
+        penalty = None
+    if penalty is None:
         raise InvalidArgumentTypeError(
             "length_penalty is a number.",
             where="beam_search",
             got=repr(value),
             write="length_penalty=1.0",
-        ) from error
+        )
+    # Powers of lengths are computed in float32.
+    most = math.log(np.finfo(np.float32).max)
+    if not abs(penalty) * math.log(count) < most or not math.isfinite(penalty):
+        raise InvalidArgumentError(
+            "The length of a text to the power of length_penalty is no number.",
+            where="beam_search: length_penalty",
+            got=f"{penalty} for {count} tokens",
+            write="length_penalty=1.0; a usual one is between -2 and 2",
+        )
+    return penalty
 
 
-@partial(jax.jit, static_argnames=("count", "beams", "stop", "pad", "chunk"))
+def _checked_early_stopping(value: Any) -> EarlyStopping:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, str) and value == "never":
+        return "never"
+    raise InvalidArgumentError(
+        "There is no such way to stop early.",
+        where="beam_search: early_stopping",
+        got=f"{value!r:.80}",
+        write='True, False or "never"',
+    )
+
+
+@partial(jax.jit, static_argnames=("count", "beams", "stop", "pad", "early_stopping", "chunk"))
 def _searched(
     lm: Any,
     tokens: Any,
@@ -136,13 +180,15 @@ def _searched(
     beams: int,
     stop: tuple[int, ...],
     pad: int,
+    early_stopping: EarlyStopping,
     chunk: int | None,
 ) -> Beams:
     batch, room = tokens.shape[0], tokens.shape[1] + count
     cache = lm.init_cache(batch, room, dtype=None)
     logits, cache = read_prompt(lm, tokens, lengths, cache, chunk)
+    logits = of_real_prompts(logits, tokens, lengths)
     size = logits.shape[-1]
-    check_stop_ids(stop, size, "beam_search")
+    check_vocabulary(stop, pad, size, "beam_search")
     if beams > size:
         raise InvalidArgumentError(
             "There are fewer tokens than beams.",
@@ -151,65 +197,91 @@ def _searched(
             write=f"beams={size} or fewer",
         )
     axes = batch_axes(lm, room, None)
-    total, newest = jax.lax.top_k(_log_softmax(logits), beams)
-    newest = newest.astype(jnp.int32)
-    out = jnp.full((batch, beams, count), pad, jnp.int32).at[:, :, 0].set(newest)
+    rules = _Rules(jnp.asarray(penalty, jnp.float32), stop, early_stopping)
+    texts = jnp.full((batch, beams, count), pad, jnp.int32)
+    none = jnp.full((batch, beams), -jnp.inf)
+    nothing = jnp.zeros((batch, beams), jnp.int32)
     search = _Search(
-        out,
-        newest,
-        total,
-        jnp.ones((batch, beams), jnp.int32),
-        is_any(newest, stop),
-        jnp.ones((), jnp.int32),
+        texts,
+        nothing,
+        none.at[:, 0].set(0.0),  # all beams begin with one prompt
+        Beams(texts, nothing, none),
+        jnp.ones(batch, bool),
+        jnp.zeros((), jnp.int32),
         map_rows(lambda x, axis: x.repeat(beams, axis), cache, axes),
     )
-    step = partial(_step, lm, axes, stop, pad)
+    search = _extended(search, logits.repeat(beams, 0), axes, rules)
     search = jax.lax.while_loop(
-        lambda search: (search.step < count) & ~jnp.all(search.done), step, search
+        lambda search: (search.step < count) & jnp.any(search.is_open),
+        lambda search: _extended(*_read_newest(lm, search), axes, rules),
+        search,
     )
-    scores = search.total / search.lengths.astype(jnp.float32) ** penalty
-    order = jnp.argsort(-scores, axis=1)
-
-    def best_first(x: jax.Array) -> jax.Array:
-        at = order if x.ndim == 2 else order[:, :, None]
-        return jnp.take_along_axis(x, at, axis=1)
-
-    return Beams(best_first(search.tokens), best_first(search.lengths), best_first(scores))
+    tokens, lengths, scores = search.ended
+    no_number = jnp.isnan(scores)
+    tokens = jnp.where(no_number[:, :, None], NO_TOKEN, tokens)
+    return Beams(tokens, jnp.where(no_number, 0, lengths), scores)
 
 
-def _step(lm: Any, axes: list[Any], stop: tuple[int, ...], pad: int, search: _Search) -> _Search:
-    """Adds a token to each beam, and keeps the best of what can follow."""
-    batch, beams = search.newest.shape
-    alive = (~search.done).reshape(-1).astype(jnp.int32)
-    newest = jnp.where(search.done, 0, search.newest).reshape(-1, 1)
-    logits, cache = last_logits(lm, newest, search.cache, alive)
+def _read_newest(lm: Any, search: _Search) -> tuple[_Search, jax.Array]:
+    """Adds the newest token of each beam to the cache; the logits after it."""
+    counts = jnp.broadcast_to(search.is_open[:, None], search.newest.shape).astype(jnp.int32)
+    logits, cache = last_logits(lm, search.newest.reshape(-1, 1), search.cache, counts.reshape(-1))
+    return search._replace(cache=cache), logits
+
+
+def _extended(search: _Search, logits: jax.Array, axes: list[Any], rules: _Rules) -> _Search:
+    """Keeps the best of what can follow the beams, and the best of what ends with it."""
+    batch, beams, count = search.texts.shape
     size = logits.shape[-1]
-    more = _log_softmax(logits).reshape(batch, beams, size)
-    # A text that has ended goes on in one way, which costs nothing.
-    only = jnp.where(jnp.arange(size) == 0, 0.0, _NEVER)
-    more = jnp.where(search.done[:, :, None], only, more)
-    total, place = jax.lax.top_k((search.total[:, :, None] + more).reshape(batch, -1), beams)
+    more = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1).reshape(batch, beams, size)
+    totals = (search.total[:, :, None] + more).reshape(batch, -1)
+    # A beam ends in as many ways as there are stops: so many more are left to go on.
+    candidates = beams * min(1 + len(rules.stop), size)
+    total, place = jax.lax.top_k(totals, candidates)
     beam, token = place // size, (place % size).astype(jnp.int32)
-    rows = (jnp.arange(batch)[:, None] * beams + beam).reshape(-1)
-    cache = map_rows(lambda x, axis: jnp.take(x, rows, axis=axis), cache, axes)
-
-    def of_beam(x: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(x, beam, axis=1)
-
-    was_done = of_beam(search.done)
-    token = jnp.where(was_done, pad, token)
-    texts = jnp.take_along_axis(search.tokens, beam[:, :, None], axis=1)
-    texts = jax.lax.dynamic_update_slice_in_dim(texts, token[:, :, None], search.step, axis=2)
+    texts = jax.lax.dynamic_update_slice_in_dim(
+        _of_beams(search.texts, beam), token[:, :, None], search.step, axis=2
+    )
+    step = search.step + 1
+    ends = is_any(token, rules.stop)
+    # Only what is among the best ends; candidates behind are there to go on.
+    new = jnp.where((ends | (step == count)) & search.is_open[:, None], total, -jnp.inf)
+    length = step.astype(jnp.float32)
+    new = Beams(texts, jnp.full_like(token, step), new / length**rules.penalty)
+    ended = _best(search.ended, Beams(*(x[:, :beams] for x in new)))
+    total, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, total), beams)
+    rows = jnp.arange(batch)[:, None] * beams + _of_beams(beam, kept)
+    cache = map_rows(lambda x, axis: jnp.take(x, rows.reshape(-1), axis), search.cache, axes)
     return _Search(
-        texts,
-        token,
+        _of_beams(texts, kept),
+        _of_beams(token, kept),
         total,
-        of_beam(search.lengths) + ~was_done,
-        was_done | is_any(token, stop),
-        search.step + 1,
+        ended,
+        search.is_open & _goes_on(total, ended.scores, length, count, rules),
+        step,
         cache,
     )
 
 
-def _log_softmax(logits: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+def _best(ended: Beams, new: Beams) -> Beams:
+    """The best of two lots of texts, as many as there are in the first."""
+    tokens, lengths, scores = (jnp.concatenate(both, axis=1) for both in zip(ended, new))
+    scores, kept = jax.lax.top_k(scores, ended.scores.shape[1])
+    return Beams(_of_beams(tokens, kept), _of_beams(lengths, kept), scores)
+
+
+def _goes_on(
+    total: jax.Array, scores: jax.Array, length: jax.Array, count: int, rules: _Rules
+) -> jax.Array:
+    """``[batch]``: whether a text that ends later may be better than one that has ended."""
+    has_room = ~jnp.all(scores > -jnp.inf, axis=1)
+    if rules.early_stopping is True:
+        return has_room
+    if rules.early_stopping == "never":  # a sum that grows no more, over the largest length
+        length = jnp.where(rules.penalty > 0, float(count), length)
+    return has_room | (total[:, 0] / length**rules.penalty > scores[:, -1])
+
+
+def _of_beams(x: jax.Array, index: jax.Array) -> jax.Array:
+    """``x[row, index[row]]`` for each row."""
+    return jnp.take_along_axis(x, index if x.ndim == 2 else index[:, :, None], axis=1)

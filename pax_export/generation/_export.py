@@ -18,6 +18,7 @@ from pax_export.generation._batch_axes import shapes_of_cache
 from pax_export.generation._generate import whole
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
+    check_vocabulary,
     checked_cache_dtype,
     checked_count,
     checked_net,
@@ -73,7 +74,9 @@ def export(
       ``tokens [batch, max_new_tokens]``.
 
     The cache is an input and an output, so a server holds as many sessions as it likes.
-    An empty one is zeros.  A negative token leaves its row of the cache as it is.
+    An empty one is zeros.  In ``decode`` a negative token leaves its row of the cache as it is.
+    Nothing is raised: logits are NaN in a row that was given a token of no vocabulary, or more
+    tokens than its cache has places; ``generate`` gives -1 where it has no logits.
 
     Args:
         lm: a net with a cache, as for `generate`.
@@ -93,7 +96,7 @@ def export(
             faster: listed for ONNX, else as the net has its layers, and one array.
         sampler: of ``generate``.
         stop: the id of the token that ends a text in ``generate``, or several.
-        pad: the id that stands behind it.
+        pad: the id that stands behind it; negative for none of the vocabulary.
         prompts: token lists, to test the export with; random ones by default.
         options: what the exporter of the format takes: ``validate``, ``overwrite``,
             ``sign``, ``platforms``, ``consumer``, ``opset``, ``quantize``, ...
@@ -127,6 +130,8 @@ def export(
         checked_pad(pad, where),
         where=where,
     )
+    if (size := vocabulary_of(lm)) is not None:
+        check_vocabulary(settings.stop, settings.pad, size, where)
     max_length = _size("max_length", max_length)
     batch, length = _size("batch", batch), _size("length", length)
     dtype = checked_cache_dtype(cache_dtype, where)

@@ -32,7 +32,8 @@ class Generated(NamedTuple):
 
     Attributes:
         tokens: ``[batch, max_new_tokens]``, int32, padded after a stop.
-        lengths: ``[batch]``, how many tokens of each row are meant, the stop among them.
+        lengths: ``[batch]``, how many tokens of each row are meant, the stop among them and -1
+            not.
         log_probs: ``[batch, max_new_tokens]``, the logarithm of the probability that the net
             itself gave to each token, before the sampler; None unless asked for.
         cache: the prompts and all new tokens, for a next turn; None unless asked for.
@@ -175,7 +176,7 @@ def generate(
             row folds in its number.
         stop: the id of the token that ends a text, or several.  It is the last of
             its row; when all rows have ended, the rest is not computed.
-        pad: the id that stands behind it.
+        pad: the id that stands behind it; negative for none of the vocabulary.
         log_probs: whether to give log-probabilities, too.
         cache: texts that were read before; the prompts continue these.  It stays
             as it is.
@@ -187,7 +188,10 @@ def generate(
 
     Returns:
         ``[batch, max_new_tokens]``, int32; or a `Generated`, if log-probabilities or
-        the cache are asked for.
+        the cache are asked for.  Where the logits of the net are NaN, a row has the
+        token -1, which no vocabulary has, and ends.  In a compiled function, where
+        prompts are not known, so does a row of which `Decoder` can make no logits, or
+        whose length is not from 1 to that of the prompts.
 
     Raises:
         InvalidArgumentError: an empty prompt, a length that is not that of its row,

@@ -18,7 +18,7 @@ from pax_export._errors import (
 from pax_export._jax import is_tracer
 from pax_export.core import Module, enable_eval_mode
 from pax_export.generation.samplers import Sampler
-from pax_export.nets import cache_dtype
+from pax_export.nets import cache_dtype, check_ids
 
 Prompt = tuple[Any, Any]  # tokens [batch, length] and lengths [batch], both int32
 
@@ -65,7 +65,7 @@ def checked_prompt(lm: Any, tokens: Any, lengths: Any, where: str) -> Prompt:
     if not is_tracer(lengths):
         _check_lengths(np.asarray(lengths), longest, where)
     if not is_tracer(tokens) and not is_tracer(lengths):
-        _check_ids(np.asarray(tokens), np.asarray(lengths), vocabulary_of(lm), where)
+        check_ids(tokens, lengths, vocabulary_of(lm), f"{where}: tokens")
     return tokens, lengths
 
 
@@ -125,21 +125,6 @@ def _check_lengths(lengths: np.ndarray, longest: int, where: str) -> None:
         )
 
 
-def _check_ids(tokens: np.ndarray, lengths: np.ndarray, size: int | None, where: str) -> None:
-    """What stands behind the length of a row may be anything, as nothing reads it."""
-    meant = np.arange(tokens.shape[1]) < lengths[:, None]
-    outside = meant & ((tokens < 0) | (tokens >= (size if size is not None else 2**31)))
-    if outside.any():
-        row, place = (int(index[0]) for index in np.nonzero(outside))
-        raise InvalidArgumentError(
-            "A token is none of the vocabulary.",
-            where=f"{where}: tokens[{row}, {place}]",
-            got=str(tokens[row, place]),
-            write="the ids that the net's own tokenizer gives"
-            + (f", from 0 to {size - 1}" if size is not None else ""),
-        )
-
-
 def vocabulary_of(lm: Any) -> int | None:
     """The size of the vocabulary, where a net says it: itself, or its configuration."""
     for owner in (lm, getattr(lm, "config", None)):
@@ -168,7 +153,7 @@ def checked_stop(stop: Any, where: str) -> tuple[int, ...]:
     return tuple(sorted({int(x) for x in ids}))
 
 
-def check_stop_ids(stop: Sequence[int], size: int, where: str) -> None:
+def check_vocabulary(stop: Sequence[int], pad: int, size: int, where: str) -> None:
     """Refuses ids that the net never gives; called where the shape of its logits is known."""
     outside = [str(each) for each in stop if not 0 <= each < size]
     if outside:
@@ -177,6 +162,13 @@ def check_stop_ids(stop: Sequence[int], size: int, where: str) -> None:
             where=f"{where}: stop",
             got=a_few(outside, 5),
             write=f"ids from 0 to {size - 1}",
+        )
+    if pad >= size:
+        raise InvalidArgumentError(
+            "The id behind the end of a text is none of the vocabulary.",
+            where=f"{where}: pad",
+            got=str(pad),
+            write=f"an id from 0 to {size - 1}, or -1 for none",
         )
 
 
@@ -208,7 +200,7 @@ def checked_cache_dtype(value: Any, where: str) -> np.dtype | None:
 
 
 def checked_pad(value: Any, where: str) -> int:
-    """The id behind the end of a text, which may be none of the vocabulary."""
+    """The id behind the end of a text; a negative one is none of any vocabulary."""
     return checked_count(value, "pad", where, least=-(2**31))
 
 

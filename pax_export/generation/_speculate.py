@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
-    check_stop_ids,
+    check_vocabulary,
     checked_chunk,
     checked_count,
     checked_net,
@@ -19,7 +19,13 @@ from pax_export.generation._prompt import (
     checked_prompt,
     checked_stop,
 )
-from pax_export.generation._steps import is_any, last_logits, read_prompt
+from pax_export.generation._steps import (
+    ends,
+    last_logits,
+    of_real_prompts,
+    read_prompt,
+    unless_nan,
+)
 
 
 class _Texts(NamedTuple):
@@ -59,11 +65,11 @@ def speculate(
         max_new_tokens: how many tokens at most.
         ahead: how many tokens are proposed at once.
         stop: the id of the token that ends a text, or several.
-        pad: the id that stands behind it.
+        pad: the id that stands behind it; negative for none of the vocabulary.
         prefill_chunk: read the prompts so many tokens at a time.
 
     Returns:
-        ``[batch, max_new_tokens]``, int32.
+        ``[batch, max_new_tokens]``, int32; -1 as for `generate`.
 
     Raises:
         InvalidArgumentError: as for `generate`.
@@ -108,20 +114,20 @@ def _speculated(
 ) -> jax.Array:
     batch, room = tokens.shape[0], tokens.shape[1] + count + ahead + 1
     logits, cache = read_prompt(lm, tokens, lengths, _cache(lm, batch, room), chunk)
-    check_stop_ids(stop, logits.shape[-1], "speculate")
+    check_vocabulary(stop, pad, logits.shape[-1], "speculate")
     _, draft_cache = read_prompt(draft, tokens, lengths, _cache(draft, batch, room), chunk)
-    newest = jnp.argmax(logits, -1).astype(jnp.int32)
+    newest = _likeliest(of_real_prompts(logits, tokens, lengths))
     texts = _Texts(
         jnp.full((batch, count), pad, jnp.int32).at[:, 0].set(newest),
         jnp.ones(batch, jnp.int32),
         newest,
-        is_any(newest, stop) | (count == 1),
+        ends(newest, stop) | (count == 1),
         cache,
         draft_cache,
     )
 
     def step(texts: _Texts) -> _Texts:
-        proposed, draft_cache = _proposed(draft, texts, ahead)
+        proposed, draft_cache = _proposed(draft, texts, ahead, logits.shape[-1])
         return _accepted(lm, texts._replace(draft_cache=draft_cache), proposed, stop)
 
     return jax.lax.while_loop(lambda texts: ~jnp.all(texts.done), step, texts).tokens
@@ -140,19 +146,26 @@ def _cache(lm: Any, batch: Any, room: Any) -> Any:
     return cache
 
 
-def _proposed(draft: Any, texts: _Texts, ahead: int) -> tuple[jax.Array, Any]:
-    """The tokens that the small net would add, ``[batch, ahead]``; its cache has all of them."""
+def _proposed(draft: Any, texts: _Texts, ahead: int, size: int) -> tuple[jax.Array, Any]:
+    """The tokens that the small net would add, ``[batch, ahead]``; its cache has all of them.
+
+    Of a larger vocabulary, only the ids that the net has too are proposed.
+    """
     alive = (~texts.done).astype(jnp.int32)
 
     def step(carried: tuple[jax.Array, Any], _: None) -> tuple[tuple[jax.Array, Any], jax.Array]:
         token, cache = carried
         logits, cache = last_logits(draft, token[:, None], cache, alive)
-        token = jnp.argmax(logits, -1).astype(jnp.int32)
+        token = jnp.argmax(logits[:, :size], -1).astype(jnp.int32)
         return (token, cache), token
 
     begun = texts.newest, texts.draft_cache
     (_, cache), tokens = jax.lax.scan(step, begun, None, length=ahead + 1)
     return tokens[:ahead].T, cache
+
+
+def _likeliest(logits: jax.Array) -> jax.Array:
+    return unless_nan(jnp.argmax(logits, -1).astype(jnp.int32), logits)
 
 
 def _accepted(lm: Any, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...]) -> _Texts:
@@ -162,18 +175,19 @@ def _accepted(lm: Any, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...]
     read = jnp.concatenate([texts.newest[:, None], proposed], axis=1)
     lengths = jnp.where(alive, ahead + 1, 0)
     logits, cache = lm(read, cache=texts.cache, lengths=lengths)
-    own = jnp.argmax(logits, -1).astype(jnp.int32)  # after each of the tokens read
+    own = _likeliest(logits)  # after each of the tokens read
+    is_end = ends(own, stop)
     right = jnp.cumprod((proposed == own[:, :-1]).astype(jnp.int32), axis=1).sum(axis=1)
     step = jnp.arange(ahead + 1, dtype=jnp.int32)
     # A text ends with its first stop, and when it is as long as was asked for.
-    before = jnp.cumsum(is_any(own, stop).astype(jnp.int32), axis=1) - is_any(own, stop)
+    before = jnp.cumsum(is_end.astype(jnp.int32), axis=1) - is_end
     place = texts.made[:, None] + step
     new = alive[:, None] & (step <= right[:, None]) & (before == 0) & (place < count)
     rows = jnp.arange(own.shape[0])[:, None]
     tokens = texts.tokens.at[rows, jnp.where(new, place, count)].set(own, mode="drop")
     made = texts.made + new.sum(axis=1, dtype=jnp.int32)
     newest = jnp.take_along_axis(own, right[:, None], axis=1)[:, 0]
-    done = texts.done | (made >= count) | (new & is_any(own, stop)).any(axis=1)
+    done = texts.done | (made >= count) | (new & is_end).any(axis=1)
     too_many = jnp.where(alive, ahead - right, 0)
     return _Texts(
         tokens,

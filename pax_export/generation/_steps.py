@@ -15,8 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from pax_export.core import static_key
-from pax_export.generation._prompt import check_stop_ids
+from pax_export.generation._prompt import check_vocabulary
 from pax_export.generation.samplers import Sampler
+
+#: In place of a token where the logits of a net are NaN: no vocabulary has it, so nothing reads it
+#: as a text.
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +56,7 @@ class State(NamedTuple):
     The newest token of a row is known, and the cache does not have it yet.
     """
 
-    token: jax.Array  # [batch], the padding in rows that have ended
+    token: jax.Array  # [batch], the padding in rows that have ended; or NO_TOKEN
     alive: jax.Array  # [batch], whether `token` is one of the text
     done: jax.Array  # [batch], whether nothing comes after it
     log_prob: jax.Array | None  # [batch]
@@ -114,7 +118,8 @@ def begin(
 ) -> State:
     """Reads the prompts and chooses the first token of each row."""
     logits, cache = read_prompt(lm, tokens, lengths, cache, settings.chunk)
-    check_stop_ids(settings.stop, logits.shape[-1], settings.where)
+    logits = of_real_prompts(logits, tokens, lengths)
+    check_vocabulary(settings.stop, settings.pad, logits.shape[-1], settings.where)
     seen = None
     if settings.sampler.looks_back:
         seen = _occurred(tokens, lengths, logits.shape[-1])
@@ -123,6 +128,12 @@ def begin(
     log_prob = jnp.zeros(batch, jnp.float32) if settings.log_probs else None
     state = State(*nothing, log_prob, jnp.zeros((), jnp.int32), keys, seen, cache)
     return _chosen(state, logits, cache, settings)
+
+
+def of_real_prompts(logits: jax.Array, tokens: Any, lengths: Any) -> jax.Array:
+    """The logits after prompts; NaN where a length, of a caller that is compiled, is none."""
+    is_real = (lengths >= 1) & (lengths <= tokens.shape[1])
+    return jnp.where(is_real[:, None], logits, jnp.nan)
 
 
 def _occurred(tokens: Any, lengths: Any, size: int) -> jax.Array:
@@ -156,9 +167,9 @@ def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> 
     keys = state.keys
     if keys is not None:
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)
-    chosen = settings.sampler.choose(logits, keys, state.seen)
-    alive = ~state.done
-    token = jnp.where(alive, chosen, settings.pad)
+    chosen = unless_nan(settings.sampler.choose(logits, keys, state.seen), logits)
+    alive = ~state.done & (chosen >= 0)
+    token = jnp.where(state.done, settings.pad, chosen)
     log_prob, seen = state.log_prob, state.seen
     if log_prob is not None:
         of_all = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
@@ -167,8 +178,18 @@ def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> 
     if seen is not None:
         new = jax.lax.broadcasted_iota(jnp.int32, seen.shape, 1) == chosen[:, None]
         seen = seen | (new & alive[:, None])
-    done = state.done | (alive & is_any(chosen, settings.stop))
+    done = state.done | ends(chosen, settings.stop)
     return State(token, alive, done, log_prob, state.step + 1, state.keys, seen, cache)
+
+
+def unless_nan(chosen: jax.Array, logits: jax.Array) -> jax.Array:
+    """The tokens that were chosen from logits; NO_TOKEN where these are NaN."""
+    return jnp.where(jnp.isnan(logits).any(axis=-1), NO_TOKEN, chosen)
+
+
+def ends(tokens: jax.Array, stop: tuple[int, ...]) -> jax.Array:
+    """After which tokens nothing comes."""
+    return is_any(tokens, stop) | (tokens < 0)
 
 
 def is_any(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:

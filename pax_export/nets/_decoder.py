@@ -17,7 +17,13 @@ from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer, norm_of
 from pax_export.nets._decoder_loading import decoder_of_folder, decoder_of_gguf
-from pax_export.nets._decoder_sizes import cache_dtype, cache_size, integers, weight_dtype
+from pax_export.nets._decoder_sizes import (
+    cache_dtype,
+    cache_size,
+    check_ids,
+    integers,
+    weight_dtype,
+)
 from pax_export.nn import (
     Embed,
     Linear,
@@ -284,14 +290,15 @@ class Decoder(Module):
 
         Returns:
             Logits ``[batch, length, vocab_size]``, or ``[batch, vocab_size]`` with ``last_only``,
-            of float32 at least; with a cache a pair of these and the cache after the tokens.  In
-            a jitted function, tokens for which the cache has no place are lost, which
-            ``cache.overflowed`` says of each row.
+            of float32 at least; with a cache a pair of these and the cache after the tokens.
+            Where values are not known, in a jitted function or an export, the logits of a row are
+            NaN if one of its tokens is none of the vocabulary, or has no place: it is behind
+            ``cache.max_length``, which ``cache.overflowed`` says too, or the learned positions.
 
         Raises:
-            InvalidArgumentError: shapes that do not fit, or the cache of another net; lengths
-                below 0 or above the number of tokens, or tokens for which the cache has no place,
-                where these are known.
+            InvalidArgumentError: shapes that do not fit, or the cache of another net; where these
+                are known, ids outside of the vocabulary, lengths below 0 or above the number of
+                tokens, and tokens for which the cache has no place.
             InvalidArgumentTypeError: (a TypeError) tokens or lengths that are no integers, or no
                 cache.
         """
@@ -325,6 +332,9 @@ class Decoder(Module):
             last = jnp.clip(counts - 1, 0)
             h = h[jnp.arange(batch, dtype=jnp.int32), last]
         logits = self._logits(self.norm(h))
+        # A program that is compiled cannot raise.
+        not_read = reading.not_read(tokens, counts).reshape(-1, *[1] * (logits.ndim - 1))
+        logits = jnp.where(not_read, jnp.nan, logits)
         return logits if cache is None else (logits, reading.after(stores, counts))
 
     def _embedded(self, tokens: Any, reading: Reading) -> jax.Array:
@@ -424,6 +434,7 @@ class Decoder(Module):
                 got=f"shape {jnp.shape(lengths)} for tokens of shape {tokens.shape}",
                 write=f"an array of shape ({tokens.shape[0]},)",
             )
+        check_ids(tokens, lengths, self.config.vocab_size, "Decoder(tokens)")
 
     def _check_cache(self, cache: Any, batch: Any) -> None:
         config, where = self.config, "Decoder(cache=...)"

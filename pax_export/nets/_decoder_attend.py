@@ -52,6 +52,23 @@ class Reading:
             self._angles[base, scaling] = rotary_angles(self.positions, frequencies, factor)
         return self._angles[base, scaling]
 
+    def not_read(self, tokens: Any, counts: Any) -> jax.Array:
+        """``[batch]``: rows with a token of no vocabulary, or one for which there is no place.
+
+        Args:
+            tokens: ``[batch, length]``.
+            counts: ``[batch]``: how many of the tokens of each row count.
+        """
+        ids = tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
+        outside = (ids < 0) | (ids >= self.config.vocab_size) | self._has_no_place()
+        steps = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
+        return jnp.any(outside & (steps < counts[:, None]), axis=1)
+
+    def _has_no_place(self) -> Any:
+        if self.config.positions != "learned":
+            return False
+        return self.positions >= self.config.max_positions
+
     def after(self, stores: Stores, counts: Any) -> DecoderCache | None:
         """The cache after the call, if there is one."""
         return None
@@ -113,6 +130,11 @@ class CachedReading(Reading):
             self._seen(kind)
         ends = jnp.where(counts > 0, self.start + counts, 0)
         self._filled = FilledPlaces(cache.max_length, jnp.max(ends, initial=0))
+
+    def _has_no_place(self) -> Any:
+        # A length that a server made up may be negative.
+        outside = (self.positions < 0) | (self.positions >= self.cache.max_length)
+        return outside | super()._has_no_place()
 
     def after(self, stores: Stores, counts: Any) -> DecoderCache:
         keys, values, window_keys, window_values = stores

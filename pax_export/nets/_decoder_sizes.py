@@ -5,10 +5,12 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._jax import is_tracer
 from pax_export.nn import integer
 
 _MOST = np.iinfo(np.int32).max
@@ -66,7 +68,50 @@ def integers(value: Any, what: str, where: str) -> Any:
             got=f"{value!r:.80}" if array is None else f"{array.dtype}{list(array.shape)}",
             write=f"{what.lower()}.astype(jnp.int32)",
         )
+    if isinstance(value, np.ndarray) and _is_cut(value, array.dtype):
+        raise InvalidArgumentError(
+            f"{what} are larger than the integers of jax here.",
+            where=where,
+            got=f"from {value.min()} to {value.max()}",
+            write=f"{what.lower()} within {array.dtype}",
+        )
     return array
+
+
+def _is_cut(value: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether jax has narrower integers than an array of numpy needs."""
+    if value.dtype.itemsize <= dtype.itemsize or not value.size:
+        return False
+    return value.min() < np.iinfo(dtype).min or value.max() > np.iinfo(dtype).max
+
+
+def check_ids(tokens: Any, lengths: Any, size: int | None, where: str) -> None:
+    """Refuses tokens of no vocabulary, where their values are known and on this host.
+
+    Args:
+        tokens: ``[batch, length]``.
+        lengths: ``[batch]``, how many of each row are meant; None for all.
+        size: of the vocabulary; None where it is not known.
+        where: the argument that is at fault.
+    """
+    for each in (tokens, lengths):
+        if is_tracer(each) or (isinstance(each, jax.Array) and not each.is_fully_addressable):
+            return
+    tokens, most = np.asarray(tokens), _MOST if size is None else size - 1
+    if not tokens.size or (tokens.min() >= 0 and tokens.max() <= most):
+        return
+    outside = (tokens < 0) | (tokens > most)
+    if lengths is not None:
+        outside &= np.arange(tokens.shape[1]) < np.asarray(lengths)[:, None]
+    if outside.any():
+        row, place = (int(index[0]) for index in np.nonzero(outside))
+        raise InvalidArgumentError(
+            "A token is none of the vocabulary.",
+            where=f"{where}[{row}, {place}]",
+            got=str(tokens[row, place]),
+            write="the ids that the net's own tokenizer gives"
+            + ("" if size is None else f", from 0 to {size - 1}"),
+        )
 
 
 def cache_size(value: Any, name: str) -> Any:

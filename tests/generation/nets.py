@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import save_file
 
 import pax_export as pax
 
@@ -106,3 +108,35 @@ def alone(lm, prompt, count, stop=(), pad=0):
         if made[-1] in stop:
             break
     return made + [pad] * (count - len(made))
+
+
+def write_llama(folder, dim=16, layers=2, hidden=24, scale=0.15):
+    """A folder of transformers with a Llama whose weights numpy draws, the same everywhere."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": dim, "intermediate_size": hidden,
+             "num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 1,
+             "head_dim": dim // 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
+             "tie_word_embeddings": False, "hidden_act": "silu"}  # fmt: skip
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes})
+    )
+    of_layer = {
+        "self_attn.q_proj": (dim, dim),
+        "self_attn.k_proj": (dim // 2, dim),
+        "self_attn.v_proj": (dim // 2, dim),
+        "self_attn.o_proj": (dim, dim),
+        "mlp.gate_proj": (hidden, dim),
+        "mlp.up_proj": (hidden, dim),
+        "mlp.down_proj": (dim, hidden),
+        "input_layernorm": (dim,),
+        "post_attention_layernorm": (dim,),
+    }
+    shapes = {"model.embed_tokens": (VOCABULARY, dim), "lm_head": (VOCABULARY, dim)}
+    shapes |= {"model.norm": (dim,)}
+    shapes |= {f"model.layers.{i}.{k}": v for i in range(layers) for k, v in of_layer.items()}
+    random = np.random.default_rng(0)
+    weights = {
+        f"{name}.weight": (random.normal(size=shape) * scale + (len(shape) == 1)).astype("float32")
+        for name, shape in shapes.items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

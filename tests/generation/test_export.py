@@ -11,6 +11,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.generation import export, samplers
+from tests.closeness import assert_close
 from tests.generation.nets import TinyLM, prompts
 from tests.generation.serving import empty_cache, greedy_texts
 from tests.hard.size import runs
@@ -162,6 +163,31 @@ def test_a_negative_token_leaves_a_row_of_the_cache_as_it_is(lm, tmp_path):
     assert np.array_equal(np.asarray(over["keys"])[:, 1:], np.asarray(full["keys"])[:, 1:])
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_cannot_be_read_has_no_logits(format, exported):
+    served = pax.export.load(exported(format)[0])
+    prefill = served.signatures["prefill"]
+    cache = empty_cache(prefill.info, 3, ROOM)
+    expected = np.asarray(prefill(TOKENS, LENGTHS, cache)["logits"])
+    wrong = TOKENS.copy()
+    wrong[0, 1], wrong[1, 1], wrong[2, 1] = 31, -1, 10**6  # the last one is not meant
+    made = prefill(wrong, LENGTHS, cache)
+    assert np.isnan(made["logits"][:2]).all()
+    assert_close(made["logits"][2], expected[2], rtol=1e-5)
+    # A row that was full stays so; the others go on.
+    full = {**made["cache"], "lengths": np.array([ROOM, ROOM - 1, 1], np.int32)}
+    token = np.array([[1], [1], [1]], np.int32)
+    for count in (1, 2):
+        made = prefill(token, np.ones(3, np.int32), full)
+        is_nan = np.isnan(made["logits"])
+        assert is_nan.all(1).tolist() == is_nan.any(1).tolist() == [True, count > 1, False]
+        full = made["cache"]
+    assert np.asarray(full["lengths"]).tolist() == [ROOM + 2, ROOM + 1, 3]
+    if "generate" in served.signatures:
+        texts = np.asarray(served.signatures["generate"](wrong, np.array([5, 0, 6], np.int32)))
+        assert texts.tolist() == [[-1, *[0] * (COUNT - 1)]] * 3
+
+
 def test_a_cache_of_its_own_dtype_is_exported(lm, tmp_path):
     for dtype in ("bfloat16", "int8"):
         path = tmp_path / dtype
@@ -260,5 +286,6 @@ def test_what_cannot_be_exported_is_named(lm, tmp_path):
     assert "Layers are listed or scanned" in refused(lm, path, layers="stacked")
     text = refused(TinyLM(), path, layers="listed")
     assert "no layers that can be listed" in text and "got: layers='listed' and a TinyLM" in text
-    assert "that is to end the text" in refused(lm, path, stop=99, signatures=["generate"])
+    assert "that is to end the text" in refused(lm, path, stop=99, signatures=["decode"])
+    assert "an id from 0 to 30, or -1 for none" in refused(lm, path, pad=31)
     assert not path.exists()

@@ -178,6 +178,36 @@ def test_it_stands_in_a_function_that_is_compiled():
     assert reply(LM, tokens, jnp.array([5, 3])).tolist() == expected
 
 
+class Lossy(pax.Module):
+    """Its favourite is the token after the last one; after 5 its logits are NaN."""
+
+    def init_cache(self, batch, max_length, dtype=None):
+        return jnp.zeros(batch, jnp.int32)
+
+    def __call__(self, tokens, cache, lengths=None):
+        logits = jax.nn.one_hot(tokens + 1, 10)
+        return jnp.where(tokens[..., None] == 5, jnp.nan, logits), cache
+
+
+@pytest.mark.parametrize("sampler", [greedy(), temperature(0.01)])
+def test_where_logits_are_nan_a_row_has_no_token_and_ends(sampler):
+    rows = [[3], [0], [5]]
+    options = {"max_new_tokens": 4, "sampler": sampler, "key": jax.random.key(0)}
+    made = pax.generate(Lossy(), rows, log_probs=True, **options)
+    assert made.tokens.tolist() == [[4, 5, -1, 0], [1, 2, 3, 4], [-1, 0, 0, 0]]
+    assert made.lengths.tolist() == [2, 4, 0]
+    assert np.isfinite(made.log_probs).all()
+    columns = list(pax.generate.stream(Lossy(), rows, **options))
+    assert np.stack(columns, 1).tolist() == made.tokens.tolist()
+
+
+def test_lengths_that_are_none_give_no_token_under_jit():
+    tokens = np.array([ROWS[2]] * 4)
+    reply = jax.jit(lambda lengths: pax.generate(LM, tokens, lengths, max_new_tokens=3, pad=7))
+    expected = alone(LM, ROWS[2], 3)
+    assert reply(np.array([0, 5, 6, -2])).tolist() == [[-1, 7, 7], expected, [-1, 7, 7], [-1, 7, 7]]
+
+
 def test_a_net_in_train_mode_generates_in_eval_mode():
     assert LM.training
     assert pax.generate(LM.train(), [ROWS[0]], max_new_tokens=2).tolist() == [alone(LM, ROWS[0], 2)]
@@ -208,6 +238,7 @@ def refused(*args, **options):
         (([[2**40]],), {}, ["larger than an int32"]),
         (([[1, -2]],), {}, ["A token is none of the vocabulary", "tokens[0, 1]", "-2"]),
         (([[1]],), {"stop": [3, 99]}, ["none of the vocabulary", "stop", "99", "0 to 22"]),
+        (([[1]],), {"pad": 23}, ["behind the end", "pad", "23", "from 0 to 22, or -1"]),
         (([[1]],), {"stop": "</s>"}, ["told by their ids", "</s>"]),
         (([[1]],), {"stop": [2.5]}, ["told by their ids", "2.5"]),
         (([[1]],), {"max_new_tokens": 0}, ["max_new_tokens is 1 or more"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -19,6 +20,7 @@ from tests.generation.nets import (
     forward,
     logits_of,
     prompts,
+    write_llama,
 )
 from tests.generation.nets import alone as greedy_alone
 
@@ -63,6 +65,53 @@ def test_beams_are_scored_with_their_lengths():
     assert alone.tokens.tolist() == found.tokens[1:2].tolist()
 
 
+# What `generate(num_beams=3, num_return_sequences=3, eos_token_id=[8, 10])` of transformers 5.23
+# gives for the files of `write_llama`, by early_stopping and length_penalty.
+RECORDED = {
+    (False, 1.0): (
+        [[[6, 8], [2, 8], [8]], [[10], [9, 6, 6, 6, 6], [9, 6, 6, 6, 22]]],
+        [[-2.43005, -2.5191, -2.52063], [-2.09109, -2.25306, -2.27515]],
+    ),
+    (True, 0.0): (
+        [[[8], [6, 8], [2, 8]], [[10], [9, 10], [9, 6, 6, 6, 6]]],
+        [[-2.52063, -4.86011, -5.0382], [-2.09109, -4.59583, -11.26528]],
+    ),
+    ("never", 2.0): (
+        [
+            [[6, 6, 6, 6, 8], [6, 6, 6, 6, 6], [6, 4, 5, 6, 8]],
+            [[9, 6, 6, 6, 6], [9, 6, 6, 6, 22], [9, 6, 6, 6, 13]],
+        ],
+        [[-0.49211, -0.49888, -0.50309], [-0.45061, -0.45503, -0.45618]],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return pax.nets.Decoder.from_pretrained(write_llama(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.mark.parametrize(("early_stopping", "length_penalty"), RECORDED)
+def test_all_beams_are_those_of_transformers(llama, early_stopping, length_penalty):
+    texts, scores = RECORDED[early_stopping, length_penalty]
+    rules = {"early_stopping": early_stopping, "length_penalty": length_penalty}
+    rows = [[3, 1, 4, 1, 5], [9, 2]]
+    found = beam_search(llama, rows, max_new_tokens=5, beams=3, stop=[8, 10], pad=-1, **rules)
+    padded = [[text + [-1] * (5 - len(text)) for text in row] for row in texts]
+    assert found.tokens.tolist() == padded
+    assert found.lengths.tolist() == [[len(text) for text in row] for row in texts]
+    assert_close(found.scores, scores, rtol=1e-5)
+
+
+def test_beams_end_where_every_token_is_a_stop():
+    found = beam_search(LM, ROWS, max_new_tokens=5, beams=4, stop=range(VOCABULARY), pad=-1)
+    assert found.lengths.tolist() == [[1] * 4] * 4
+    assert found.tokens[:, 0, 0].tolist() == [greedy_alone(LM, row, 1)[0] for row in ROWS]
+    assert (np.asarray(found.tokens)[:, :, 1:] == -1).all()
+    many = beam_search(LM, ROWS, max_new_tokens=5, beams=4, stop=range(1, VOCABULARY))
+    assert (np.asarray(many.scores) > -np.inf).all()
+
+
 @pytest.mark.parametrize("seed", [0, 5])  # the net itself, which is always right; another one
 def test_speculation_gives_the_greedy_tokens(seed):
     free = [greedy_alone(LM, row, 9) for row in ROWS]
@@ -73,6 +122,24 @@ def test_speculation_gives_the_greedy_tokens(seed):
     made = speculate(LM, draft, ROWS, max_new_tokens=9, ahead=3, stop=stop, pad=-1)
     assert made.tolist() == expected
     assert speculate(LM, draft, ROWS, max_new_tokens=1).tolist() == [row[:1] for row in free]
+
+
+@pytest.mark.parametrize("size", [VOCABULARY - 4, VOCABULARY + 99])
+def test_a_draft_may_have_another_vocabulary(llama, size):
+    draft = pax.nets.Decoder(dataclasses.replace(llama.config, vocab_size=size, num_layers=1))
+    expected = pax.generate(llama, ROWS, max_new_tokens=5).tolist()
+    assert speculate(llama, draft, ROWS, max_new_tokens=5).tolist() == expected
+
+
+def test_where_logits_are_nan_there_is_no_text():
+    lm = LM.set_attribute("embed", LM.embed.at[5].set(np.nan))
+    rows = [[5, 3], [3, 4]]
+    found = beam_search(lm, rows, max_new_tokens=3, beams=2, stop=9)
+    assert np.isnan(found.scores[0]).all() and (np.asarray(found.tokens[0]) == -1).all()
+    assert found.lengths[0].tolist() == [0, 0]
+    expected = pax.generate(lm, rows, max_new_tokens=12, pad=2)
+    assert expected[0].tolist() == [-1] + [2] * 11
+    assert speculate(lm, LM, rows, max_new_tokens=12, pad=2).tolist() == expected.tolist()
 
 
 def test_a_beginning_is_read_once_for_several_texts():
@@ -101,11 +168,25 @@ def test_what_cannot_be_searched_is_named():
     )
 
 
-@pytest.mark.parametrize("value", [None, "long", [1]])
+@pytest.mark.parametrize("value", [None, "long", "1.5", True, [1], 1j])
 def test_a_penalty_is_a_number(value):
     text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, length_penalty=value))
     assert "length_penalty is a number." in text
     assert f"got: {value!r}" in text
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 200.0, -200.0])
+def test_a_penalty_is_one_of_float32(value):
+    text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, length_penalty=value))
+    assert "to the power of length_penalty is no number" in text
+    assert f"got: {value} for 2 tokens" in text
+
+
+@pytest.mark.parametrize("value", [None, "always", 1, [True]])
+def test_a_way_to_stop_early_is_one_of_three(value):
+    text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, early_stopping=value))
+    assert "no such way to stop early" in text
+    assert 'True, False or "never"' in text
 
 
 def test_a_prompt_that_has_no_room_is_named():

@@ -144,12 +144,54 @@ def test_a_jitted_call_keeps_what_has_a_place_and_says_what_was_lost():
     lm = decoder()
     _, cache = READ(lm, TOKENS[:, :5], None, lm.init_cache(2, 6))
     before = cache
-    _, after = READ(lm, TOKENS[:, 5:9], np.array([4, 1]), cache)
+    logits, after = READ(lm, TOKENS[:, 5:9], np.array([4, 1]), cache)
+    assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
     assert after.lengths.tolist() == [9, 6] and after.overflowed.tolist() == [True, False]
     assert before.overflowed.tolist() == [False, False]
     whole = READ(lm, TOKENS[:, :6], None, lm.init_cache(2, 6))[1]
     assert_close(after.keys[:, 1], whole.keys[:, 1], rtol=5e-6)  # of the other row
     assert_close(after.keys[:, 0], whole.keys[:, 0], rtol=5e-6)  # the first six
+    # What is full stays full, until it is cut.
+    assert np.isnan(READ(lm, TOKENS[:, :1], None, after)[0][0]).all()
+    assert np.isfinite(READ(lm, TOKENS[:, :1], None, after.with_lengths([0, 0]))[0]).all()
+    never = dataclasses.replace(after, lengths=jnp.array([-1, 3]))
+    logits = READ(lm, TOKENS[:, :1], None, never)[0]
+    assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 50, 2**31 - 1])
+def test_a_row_with_a_token_of_no_vocabulary_has_no_logits(wrong):
+    lm, tokens = decoder(), TOKENS.copy()
+    tokens[0, 2] = wrong
+    whole = np.asarray(WHOLE(lm))
+    logits = np.asarray(jax.jit(lambda lm, tokens: lm(tokens))(lm, tokens))
+    assert np.isnan(logits[0]).all()
+    assert_close(logits[1], whole[1], rtol=5e-6)
+    # Behind the length of a row there may be anything, and a cache goes on.
+    logits, cache = READ(lm, tokens, np.array([2, 11]), lm.init_cache(2, 20))
+    assert np.isfinite(logits).all()
+    logits, cache = READ(lm, tokens[:, 2:4], np.array([1, 0]), cache)
+    assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
+    assert np.isfinite(READ(lm, TOKENS[:, :1], None, cache)[0]).all()
+    for given, lengths in ((tokens, None), (jnp.asarray(tokens), np.array([3, 1]))):
+        with pytest.raises(pax.errors.InvalidArgumentError) as caught:
+            lm(given, lengths)
+        assert caught.value.where == "Decoder(tokens)[0, 2]" and caught.value.got == str(wrong)
+    lm(tokens, np.array([2, 11]))
+
+
+def test_tokens_that_jax_would_cut_are_named():
+    with pytest.raises(pax.errors.InvalidArgumentError, match="larger than the integers of jax"):
+        decoder()(np.array([[1, 2**32 + 1]]))
+
+
+def test_a_position_that_was_not_learned_has_no_logits():
+    lm = decoder(dataclasses.replace(LLAMA, positions="learned", max_positions=8))
+    shape = jax.export.symbolic_shape("2, n")
+    read = jax.jit(lambda lm, tokens: lm(tokens))
+    program = jax.export.export(read)(lm, jax.ShapeDtypeStruct(shape, "int32"))
+    assert np.isfinite(program.call(lm, TOKENS[:, :8].astype("int32"))).all()
+    assert np.isnan(program.call(lm, TOKENS[:, :9].astype("int32"))).all()
 
 
 def test_lengths_outside_of_their_range_are_clipped_under_jit():

@@ -98,11 +98,11 @@ def test_a_row_that_is_given_nothing_asks_for_no_more():
     assert np.isfinite(logits[0]).all() and after.lengths.tolist() == [10, 300]
 
 
-def test_tokens_for_which_there_is_no_room_see_all():
+def test_a_token_for_which_there_is_no_room_has_no_logits():
     lm = Decoder(LLAMA)
     full = filled_to(lm, ROOM)[1]
     logits, after = read(lm, full, TEXT[:1, :1], np.array([1]))
-    assert np.isfinite(logits).all() and after.overflowed.all()
+    assert np.isnan(logits).all() and after.overflowed.all()
 
 
 def test_under_vmap_each_row_has_a_length_of_its_own():

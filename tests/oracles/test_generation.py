@@ -1,0 +1,136 @@
+"""Beams, samplers and speculation, beside those of transformers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.generation import logits_process as processors
+
+import pax_export as pax
+from pax_export.generation import beam_search, samplers, speculate
+from tests.closeness import assert_close
+
+VOCABULARY, COUNT, PAD = 29, 7, 1
+ROWS = [np.random.default_rng(n).integers(3, VOCABULARY, n).tolist() for n in (6, 2, 4, 1)]
+SIZES = {
+    "llama": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 32,
+    },
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+}
+KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "gpt2": (GPT2Config, GPT2LMHeadModel)}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def nets(request, tmp_path_factory):
+    """A net of transformers with random weights, and the Decoder of its files."""
+    config, net = KINDS[request.param]
+    torch.manual_seed(0)
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    # Probabilities so even that texts of any length are among the best.
+    sizes = {**SIZES[request.param], "vocab_size": VOCABULARY, "initializer_range": 0.15}
+    theirs = net(config(**sizes, **special)).eval()
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(folder)
+    return theirs, pax.nets.Decoder.from_pretrained(folder)
+
+
+def generated(net, rows, **options):
+    """What transformers generates; rows are padded on the left there."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    options = {"max_new_tokens": COUNT, "pad_token_id": PAD, "do_sample": False, **options}
+    with torch.no_grad():
+        made = net.generate(
+            ids, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **options
+        )
+    tokens = made.sequences[:, width:].numpy()
+    missing = COUNT - tokens.shape[1]
+    return np.pad(tokens, ((0, 0), (0, missing)), constant_values=PAD), made
+
+
+@pytest.mark.parametrize(
+    ("beams", "early_stopping", "stop"),
+    [(2, False, [5]), (3, True, [4, 9]), (4, "never", [8, 3, 20]), (5, False, [7, 11, 12, 25])],
+)
+def test_all_beams_are_those_of_transformers(nets, beams, early_stopping, stop):
+    theirs, lm = nets
+    options = {"early_stopping": early_stopping}
+    for penalty in (-1.0, 0.0, 0.5, 1.0, 2.0):
+        found = beam_search(
+            lm, ROWS, max_new_tokens=COUNT, beams=beams, stop=stop, pad=PAD,
+            length_penalty=penalty, **options,
+        )  # fmt: skip
+        tokens, made = generated(
+            theirs, ROWS, num_beams=beams, num_return_sequences=beams, eos_token_id=stop,
+            length_penalty=penalty, **options,
+        )  # fmt: skip
+        assert np.array_equal(found.tokens, tokens.reshape(len(ROWS), beams, COUNT))
+        scores = made.sequences_scores.numpy().reshape(len(ROWS), beams)
+        assert_close(found.scores, scores, rtol=1e-5, atol=1e-5)
+
+
+def test_greedy_tokens_are_those_of_transformers(nets):
+    theirs, lm = nets
+    for stop in ([], [5, 9, 13, 20]):
+        expected, _ = generated(theirs, ROWS, eos_token_id=stop or None)
+        made = pax.generate(lm, ROWS, max_new_tokens=COUNT, stop=stop, pad=PAD)
+        assert np.array_equal(made, expected)
+        draft = jax.tree.map(lambda x: -x if x.ndim > 2 else x, lm)
+        guessed = speculate(lm, draft, ROWS, max_new_tokens=COUNT, stop=stop, pad=PAD)
+        assert np.array_equal(guessed, expected)
+    # transformers counts padding on the left as seen, so rows are of one length.
+    rows = [ROWS[0], ROWS[0][::-1]]
+    expected, _ = generated(theirs, rows, repetition_penalty=3.0)
+    sampler = samplers.repetition_penalty(3.0) | samplers.greedy()
+    assert np.array_equal(pax.generate(lm, rows, max_new_tokens=COUNT, sampler=sampler), expected)
+
+
+WARPERS = [
+    *[(samplers.temperature(t), [processors.TemperatureLogitsWarper(t)]) for t in (0.5, 0.7, 3.0)],
+    *[(samplers.top_k(k), [processors.TopKLogitsWarper(k)]) for k in (1, 7, 60)],
+    *[(samplers.top_p(p), [processors.TopPLogitsWarper(p)]) for p in (0.01, 0.5, 0.9, 0.999)],
+    *[(samplers.min_p(p), [processors.MinPLogitsWarper(p)]) for p in (0.01, 0.3, 1.0)],
+    *[
+        (samplers.repetition_penalty(r), [processors.RepetitionPenaltyLogitsProcessor(r)])
+        for r in (0.5, 1.3)
+    ],
+    (
+        samplers.repetition_penalty(1.2) | samplers.temperature(0.8)
+        | samplers.top_k(20) | samplers.top_p(0.9) | samplers.min_p(0.05),
+        [
+            processors.RepetitionPenaltyLogitsProcessor(1.2),
+            processors.TemperatureLogitsWarper(0.8),
+            processors.TopKLogitsWarper(20),
+            processors.TopPLogitsWarper(0.9),
+            processors.MinPLogitsWarper(0.05),
+        ],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sampler", "theirs"), WARPERS, ids=lambda x: str(x) if isinstance(x, samplers.Sampler) else ""
+)
+def test_samplers_are_processors_of_transformers(sampler, theirs):
+    random = np.random.default_rng(0)
+    for scale in (0.3, 2.0, 5.0):
+        logits = random.normal(size=(64, 50), scale=scale).astype(np.float32)
+        ids = random.integers(0, 50, (64, 9))
+        seen = np.zeros((64, 50), bool)
+        np.put_along_axis(seen, ids, True, axis=1)
+        expected = torch.tensor(logits)
+        for each in theirs:
+            expected = each(torch.tensor(ids), expected)
+        made = sampler.adjust(jnp.asarray(logits), jnp.asarray(seen))
+        assert np.array_equal(np.isfinite(made), np.isfinite(expected.numpy()))
+        assert_close(jax.nn.softmax(made), torch.softmax(expected, -1).numpy(), rtol=0, atol=1e-6)
