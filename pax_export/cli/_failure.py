@@ -21,7 +21,7 @@ exit codes:
 """
 
 #: The help of `--trusted`, wherever TensorFlow runs what is given.
-TRUSTED = "run a SavedModel whose operations touch files, processes or the network"
+TRUSTED = "run an export whose operations may do more than compute"
 
 #: The help of `--sign` and `--verify`, wherever something is written or opened.
 SIGN = "sign it with this private key; the signature is model.sig, or lies beside a single file"

@@ -22,11 +22,10 @@ def load(
     """Loads what `to_saved_model` or one of its sisters wrote.
 
     A SavedModel is a program, which TensorFlow runs: parts of it as soon as it is
-    loaded.  So its graph is read first, without running it, and one with
-    operations that touch files, processes or the network is refused.  That keeps
-    out what is known to do harm, and is no sandbox: what comes from somebody whom
-    you do not trust at all belongs into one.  Exports to the other formats hold
-    numbers and mathematics only.
+    loaded.  So its graph is read first, without running it, and refused if an
+    operation is not on the list of those that only compute.  That is no sandbox:
+    what comes from somebody whom you do not trust at all belongs into one.
+    Exports to the other formats hold numbers and mathematics only.
 
     Args:
         path: of the export: a directory, or a file.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import pytest
 
 from pax_export._errors import ExportPathError, UntrustedExportError
 from pax_export.export import load, retarget, spec, to_saved_model
-from pax_export.export.artifact import dangerous_operations
 from pax_export.export.artifact.screening import screen
+from tests.export import attacks
 from tests.export.models import affine, affine_params, random
 
 
@@ -98,15 +99,28 @@ def test_a_program_that_writes_when_it_is_loaded_is_refused_before(writer):
     with pytest.raises(UntrustedExportError) as caught:
         load(path)
     assert not target.exists()
-    assert caught.value.what == (
-        "This SavedModel is a program that touches files, processes or the network."
-    )
+    assert caught.value.what == ("This SavedModel is a program that may do more than compute.")
     assert caught.value.where == str(path)
     assert caught.value.got.startswith("WriteFile in __inference")
     assert caught.value.write == "trusted=True, if you know who made it, and want it to do this"
     with pytest.raises(ExportPathError):  # it is no export of ours, but it is let through
         load(path, trusted=True)
     assert target.exists()
+
+
+def test_attacks_leave_no_trace(tf, tmp_path):
+    """In a process of their own: one of them would wait for ever, one opens a port."""
+    command = [sys.executable, "-m", "tests.export.attacks", str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2]
+    )
+    lines = done.stdout.splitlines()
+    operations = ["CalibrationStatisticsSaver", "DumpTensor", "RpcServerStart", "QueueDequeueV2"]
+    for attack, operation in zip(attacks.ATTACKS, operations, strict=True):
+        for opened in ("load", "recheck"):
+            said = f"{opened} {attack.__name__} UntrustedExportError {operation} in __inference"
+            assert any(line.startswith(said) for line in lines), done.stdout + done.stderr[-2000:]
+    assert lines[-2:] == ["traces", "trusted dumped victim"]
 
 
 def test_retarget_runs_no_such_program(writer):
@@ -181,6 +195,60 @@ def test_it_is_found_wherever_it_stands(model, place):
         load(model)
 
 
+def test_an_attribute_that_calls_an_operation_and_no_function(model):
+    def call(message):
+        node = add(message.meta_graphs[0].graph_def.node, "PartitionedCall")
+        node.attr["f"].func.name = "DumpTensor"
+
+    with pytest.raises(UntrustedExportError, match="DumpTensor, which PartitionedCall calls, in"):
+        load(changed(model, call))
+
+
+# --- the programs of StableHLO in it -----------------------------------------------------
+
+
+def with_module(path, text):
+    """The model with a program, given as text, in place of its own."""
+
+    def exchange(message):
+        for _, node in each_node(message, "XlaCallModule"):
+            node.attr["module"].s = text if isinstance(text, bytes) else attacks.module(text)
+
+    return changed(path, exchange)
+
+
+@pytest.mark.parametrize("target", ["memset", "system", "lapack_spotrf_ffi", "a name"])
+def test_a_custom_call_is_named(model, target):
+    """Wherever it stands: here in a branch of a function."""
+    with pytest.raises(UntrustedExportError, match=f"{target} of XlaCallModule in "):
+        load(with_module(model, attacks.NESTED.replace("TARGET", target)))
+
+
+@pytest.mark.parametrize("target", ["Sharding", "shape_assertion", "tf.call_tf_function"])
+def test_a_custom_call_that_xla_writes_out_is_let_through(model, target):
+    screen(with_module(model, attacks.NESTED.replace("TARGET", target)))
+
+
+def test_a_program_that_waits_for_ever(model):
+    with pytest.raises(UntrustedExportError, match="infeed of XlaCallModule in "):
+        load(with_module(model, attacks.WAITING))
+
+
+@pytest.mark.parametrize("program", [b"ML\xefRcustom_call", b"custom\\_call"])
+def test_a_program_that_cannot_be_read(model, program):
+    with pytest.raises(UntrustedExportError, match="a program that cannot be read of XlaCall"):
+        load(with_module(model, program))
+
+
+def test_a_program_that_a_caller_gives(model):
+    def leave(message):
+        for _, node in each_node(message, "XlaCallModule"):
+            node.attr["module"].placeholder = "module"
+
+    with pytest.raises(UntrustedExportError, match="XlaCallModule in "):
+        load(changed(model, leave))
+
+
 def test_many_are_counted(model):
     def many(message):
         for number in range(8):
@@ -199,30 +267,26 @@ def test_many_are_counted(model):
      "ExperimentalSqlDataset", "TFRecordDatasetV2", "DataServiceDatasetV4", "SnapshotDatasetV2",
      "DebugIdentityV3", "_Send", "RemoteCall", "ImmutableConst", "TextLineReaderV2",
      "CreateSummaryFileWriter", "SaveSlices", "Restore", "DatasetFromGraph", "IO>ReadParquet",
-     "FileSystemSetConfiguration", "CollectiveReduceV2"],
+     "FileSystemSetConfiguration", "CollectiveReduceV2", "CalibrationStatisticsSaver",
+     "DumpTensor", "RpcServer", "RpcClient", "QueueDequeueV2", "QueueDequeue", "Barrier", "Stage",
+     "MapUnstage", "Copy", "XlaCustomCallV2", "XlaLaunch", "SleepDataset", "MutexLock",
+     "CustomAggregator", "TPUExecute", "SentencepieceOp", "OperationOfTomorrow"],
 )  # fmt: skip
-def test_what_touches_the_world_is_dangerous(operation):
-    assert dangerous_operations.is_dangerous(operation)
+def test_what_touches_the_world_and_what_nobody_knows_is_refused(model, operation):
+    changed(model, lambda message: add(message.meta_graphs[0].graph_def.node, operation))
+    with pytest.raises(UntrustedExportError, match=f"{operation} in the graph"):
+        screen(model)
 
 
 @pytest.mark.parametrize(
     "operation",
-    ["MatMul", "XlaCallModule", "StatefulPartitionedCall", "ReadVariableOp", "HashTableV2",
-     "LookupTableImportV2", "LookupTableExportV2", "RestoreV2", "SaveV2", "ShardedFilename",
-     "TensorArrayWriteV3", "DecodeJpeg", "DeepCopy", "Fingerprint", "Assert", "RngReadAndSkip",
-     "Print", "PrintV2"],
+    ["MatMul", "StatefulPartitionedCall", "ReadVariableOp", "HashTableV2", "LookupTableImportV2",
+     "LookupTableExportV2", "ShardedFilename", "TensorArrayWriteV3", "DecodeJpeg", "DeepCopy",
+     "Fingerprint", "Assert", "RngReadAndSkip", "Print", "PrintV2", "CudnnRNNV3", "ResourceGather",
+     "ResourceApplyAdam", "RaggedTensorToVariant", "StringNGrams", "TensorSliceDataset"],
 )  # fmt: skip
-def test_what_computes_is_not(operation):
-    assert not dangerous_operations.is_dangerous(operation)
-
-
-def test_the_list_knows_the_operations_that_there_are(tf):
-    names = {dangerous_operations.plain_name(name) for name in dir(tf.raw_ops)}
-    missing = dangerous_operations._NAMES - names
-    assert missing <= {  # of other packages, and of what runs graphs
-        "HostSend", "HostRecv", "BigQueryReader", "TRTEngineOp", "InitializeTRTResource",
-        "RemoteFusedGraphExecute", "Skipgram",
-    }  # fmt: skip
+def test_what_computes_is_not(model, operation):
+    screen(changed(model, lambda message: add(message.meta_graphs[0].graph_def.node, operation)))
 
 
 # --- what honest models do ---------------------------------------------------------------

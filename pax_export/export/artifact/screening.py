@@ -1,7 +1,8 @@
 """Whether a SavedModel does more than compute: its graph is read, and nothing of it is run.
 
-Refused is every operation of `dangerous_operations`, wherever it stands: in any graph of the
-file, in any function of its library (gradients are such functions), called or not.
+Refused is every operation that is not in `allowed_operations`, wherever it stands: in any graph
+of the file, in any function of its library (gradients are such functions), called or not; by its
+name, by what its attributes say, and by what the program of StableHLO in it calls.
 
 Two kinds of operations touch files in every honest SavedModel.  They may, where the name of the
 file can be followed back to where an honest one comes from:
@@ -22,18 +23,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from pax_export._errors import UntrustedExportError, a_few
-from pax_export.export.artifact import dangerous_operations as dangerous
+from pax_export.export.artifact import allowed_operations as operations
 from pax_export.export.artifact import inspect
+from pax_export.export.artifact.module_calls import unknown_calls
 
 _MOST_NAMED = 5
 _DEEPEST = 20
 _SAME = frozenset(("Identity", "IdentityN", "EnsureShape"))
 _LOOKS_AT_VARIABLE = frozenset(("ReadVariableOp", "VarIsInitializedOp"))
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-_FOLLOWED = _SAME | _LOOKS_AT_VARIABLE | _CALLS | {
-    "Const", "Pack", "Placeholder", "PlaceholderWithDefault", "Select", "SelectV2",
-    "ShardedFilename", "StringJoin", "VarHandleOp", "AssignVariableOp", "NoOp",
-}  # fmt: skip
 #: What is run once, when the model is loaded, with the paths of the assets.
 _INITIALIZER = "__saved_model_init_op"
 #: Where the first releases of TensorFlow listed the assets.
@@ -43,10 +41,10 @@ _LEADS_AWAY = re.compile(rb"^/|\.\.|://|\\")
 
 
 def screen(path: Path) -> None:
-    """Refuses a SavedModel whose graph touches files, processes or the network.
+    """Refuses a SavedModel with operations that are not known to compute and no more.
 
     Raises:
-        UntrustedExportError: it does; the operations and their functions are named.
+        UntrustedExportError: it has some; they and their functions are named.
         ExportPathError: there is no SavedModel, or it cannot be read.
     """
     model = inspect.read_saved_model(path, "load")
@@ -54,7 +52,7 @@ def screen(path: Path) -> None:
         found = list(dict.fromkeys(_found(model, path)))
     if found:
         raise UntrustedExportError(
-            "This SavedModel is a program that touches files, processes or the network.",
+            "This SavedModel is a program that may do more than compute.",
             where=str(path),
             got=a_few(found, _MOST_NAMED),
             write="trusted=True, if you know who made it, and want it to do this",
@@ -62,43 +60,50 @@ def screen(path: Path) -> None:
 
 
 def _found(model: Any, path: Path) -> Iterator[str]:
-    kinds: dict[str, int] = {}
     for graph in model.meta_graphs:
         yield from _assets_outside(graph, path)
         scopes = _scopes(graph)
+        functions = {each.name for each in scopes if each.place}
         # A function by the name of an operation would do something else where that is followed.
-        yield from (f"a function called {each}" for each in scopes if each.name in _FOLLOWED)
+        for name in sorted(functions & (operations.KNOWN | operations.REFUSED.keys())):
+            yield f"a function called {name}"
         suspects: list[tuple[_Scope, Any]] = []
         for scope in scopes:
             for node in scope.nodes:
                 operation = node.op
-                if (kind := kinds.get(operation)) is None:
-                    kind = kinds[operation] = _kind(operation)
-                if kind == _DANGEROUS or (kind == _ATTRIBUTE and _names_a_file(node)):
-                    yield f"{operation} in {scope}"
-                elif kind == _FILE:
+                if operation in operations.TABLE_FILES or operation in operations.CHECKPOINTS:
                     suspects.append((scope, node))
+                elif operation not in operations.ALLOWED and operation not in functions:
+                    yield from (f"{each} in {scope}" for each in _beyond(node))
+                for called in _called(node):
+                    if called not in functions and called not in operations.ALLOWED:
+                        yield f"{called}, which {operation} calls, in {scope}"
         flow = _Flow(graph, scopes) if suspects else None
         for scope, node in suspects:
             if flow is not None and not flow.is_honest(scope, node):
                 yield f"{node.op} in {scope}"
 
 
-_HARMLESS, _DANGEROUS, _ATTRIBUTE, _FILE = range(4)
+def _beyond(node: Any) -> Iterator[str]:
+    """What of an operation is not allowed: itself, or calls of the program in it."""
+    if node.op in operations.MODULES:
+        module = node.attr["module"]
+        if module.WhichOneof("value") == "s":
+            yield from (f"{each} of {node.op}" for each in unknown_calls(module.s))
+        else:  # a function may leave it to whoever calls it
+            yield node.op
+    elif node.op not in operations.BY_ATTRIBUTE or _names_a_file(node):
+        yield node.op
 
 
-def _kind(operation: str) -> int:
-    plain = dangerous.plain_name(operation)
-    if dangerous.is_dangerous(operation):
-        return _DANGEROUS
-    if plain in dangerous.BY_ATTRIBUTE:
-        return _ATTRIBUTE
-    touches = operation in dangerous.CHECKPOINTS or plain in dangerous.TABLE_FILES
-    return _FILE if touches else _HARMLESS
+def _called(node: Any) -> Iterator[str]:
+    """The functions in the attributes of an operation."""
+    for value in node.attr.values():
+        yield from (each.name for each in _functions_in(value) if each.name)
 
 
 def _names_a_file(node: Any) -> bool:
-    attribute = dangerous.BY_ATTRIBUTE[dangerous.plain_name(node.op)]
+    attribute = operations.BY_ATTRIBUTE[node.op]
     if attribute.name not in node.attr:
         return False
     value = node.attr[attribute.name]
@@ -214,12 +219,8 @@ class _Flow:
 
     def is_honest(self, scope: _Scope, node: Any) -> bool:
         """Whether the files of an operation are assets, or what the saver is told."""
-        saver = node.op in dangerous.CHECKPOINTS
-        places = (
-            dangerous.CHECKPOINTS[node.op]
-            if saver
-            else dangerous.TABLE_FILES[dangerous.plain_name(node.op)]
-        )
+        saver = node.op in operations.CHECKPOINTS
+        places = (operations.CHECKPOINTS if saver else operations.TABLE_FILES)[node.op]
         inputs = _inputs(node)
         fed = not saver and not scope.place and self._runs_only_when_loaded(node)
         return all(

@@ -135,8 +135,8 @@ def retarget(
             two sizes, and compare results and gradients with the old one's
             where the installed TensorFlow can run that; ``"process"`` does it
             in fresh processes without jax.
-        trusted: run a model with operations that touch files, processes or the
-            network; see `load`.
+        trusted: run a model with operations that may do more than compute; see
+            `load`.
         sign: the file of a private key to sign the new model with, as
             `to_saved_model` does; a signature of the old one is not kept.
         verify: the file of a public key that the old model must be signed by, as for
