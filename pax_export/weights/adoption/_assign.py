@@ -24,10 +24,14 @@ from typing import Any
 
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._missing import without_counterpart
 from pax_export.weights.adoption._order import contradicts, in_order, is_norm, norm_place
+from pax_export.weights.adoption._words import KINDS
 
 #: So many steps are spent on finding out whether there is a second way.
 _STEPS = 20_000
+#: Whose last number counts as a word: norm1 and norm2 are counted in a block, and are no blocks.
+_APART = ((False, False), (True, False), (False, True))
 
 Pairs = list[tuple[Layer, Group]]
 
@@ -63,7 +67,7 @@ class Outcome:
     by_order: list[Component] = field(default_factory=list)
     missing: list[Layer] = field(default_factory=list)
     left: list[Group] = field(default_factory=list)
-    #: Those among which some are missing or left over, with the others of their shapes.
+    #: Those among which some are missing or left over, and no name tells which.
     unbalanced: list[Component] = field(default_factory=list)
 
     @property
@@ -78,7 +82,11 @@ def assigned(
     """Gives each group to a layer, as far as that is decided."""
     outcome = Outcome()
     waiting: list[Component] = []
-    for component in _components(layers, groups, fits):
+    told = _told(layers, groups, fits)
+    outcome.pairs += told
+    rest = [layer for layer in layers if layer not in dict(told)]
+    others = [group for group in groups if group not in dict(map(reversed, told))]
+    for component in _components(rest, others, fits):
         if not component.balanced:
             _unbalanced(component, outcome)
         elif len(component.layers) == 1:
@@ -95,6 +103,17 @@ def assigned(
         waiting = undecided
     outcome.open = waiting
     return outcome
+
+
+def _told(layers: Sequence[Layer], groups: Sequence[Group], fits: Callable) -> Pairs:
+    """What the user has said of one group and one layer: nobody else may have them."""
+    found: dict[Layer, list[Group]] = {}
+    for group in groups:
+        if group.within is not None:
+            fitting = [layer for layer in layers if fits(layer, group)]
+            if len(fitting) == 1:
+                found.setdefault(fitting[0], []).append(group)
+    return [(layer, group[0]) for layer, group in found.items() if len(group) == 1]
 
 
 def _components(
@@ -126,23 +145,30 @@ def _components(
 
 def _unbalanced(component: Component, outcome: Outcome) -> None:
     """Says which are too many, by their names if these tell; nothing of it is used."""
-    if not component.groups or not component.layers:
-        outcome.missing += component.layers
-        outcome.left += component.groups
-        return
-    outcome.unbalanced.append(component)
-    used: set[int] = set()
-    for layer in component.layers:
-        alike = [g for g in component.groups if g.name == layer.name and id(g) not in used]
-        if alike:
-            used.add(id(alike[0]))
-    if len(component.layers) > len(component.groups):
-        named = {group.name for group in component.groups}
-        lacking = [layer for layer in component.layers if layer.name not in named]
-        outcome.missing += lacking or component.layers
-    else:
-        extra = [group for group in component.groups if id(group) not in used]
-        outcome.left += extra or component.groups
+    missing, left = component.layers, component.groups
+    if missing and left:
+        too_few = len(missing) > len(left)
+        found = [_extra(component, *apart)[not too_few] for apart in _APART]
+        least = min(filter(None, found), key=len, default=missing if too_few else left)
+        if len(least) == len(missing if too_few else left):
+            outcome.unbalanced.append(component)  # which of them is not known
+        missing, left = (least, []) if too_few else ([], least)
+    outcome.missing += missing
+    outcome.left += left
+
+
+def _extra(component: Component, apart: bool, others: bool) -> tuple[list[Layer], list[Group]]:
+    ours, theirs = _by_words(component.layers, apart), _by_words(component.groups, others)
+    counted = {own.count("#") for own in ours} & {other.count("#") for other in theirs}
+    chosen: dict[Any, list[Any]] = {}
+    for own, layers in ours.items():
+        chosen[own] = _best({
+            other: _shared(layers[:1], groups[:1], {}) for other, groups in theirs.items()
+            if component.fits(layers[0], groups[0])
+            and (not counted or other.count("#") == own.count("#"))
+        })  # fmt: skip
+    chosen |= _told_by_order({own: chosen[own] for own in ours if is_norm(ours[own][0])})
+    return without_counterpart(ours, theirs, chosen)
 
 
 # Numbers
@@ -191,19 +217,16 @@ def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
 
 
 def _decided(component: Component, links: Mapping[Any, frozenset], outcome: Outcome) -> bool:
-    if _decided_by(component, links, outcome):
-        return True
-    # norm1 and norm2 count the norms of a block, and no blocks.
-    return all(map(is_norm, component.layers)) and any(
-        _decided_by(component, links, outcome, *apart) for apart in ((True, False), (False, True))
-    )
+    norms = all(map(is_norm, component.layers))
+    several = _APART if norms else _APART[:1]
+    return any(_decided_by(component, links, outcome, *apart) for apart in several)
 
 
 def _decided_by(
-    component: Component, links: Mapping[Any, frozenset], outcome: Outcome,
-    apart: bool = False, others_apart: bool = False,
+    component: Component, links: Mapping[Any, frozenset], outcome: Outcome, apart: bool,
+    others: bool,
 ) -> bool:  # fmt: skip
-    ours, theirs = _by_words(component.layers, apart), _by_words(component.groups, others_apart)
+    ours, theirs = _by_words(component.layers, apart), _by_words(component.groups, others)
     fitting: dict[Any, dict[Any, frozenset]] = {}
     for own, layers in ours.items():
         fitting[own] = {
@@ -247,7 +270,7 @@ def _told_by_order(chosen: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
     """For norms of a block that may be exchanged: the one of the same place in the order."""
     told: dict[Any, list[Any]] = {}
     for options in chosen.values():
-        same = [own for own, others in chosen.items() if set(others) <= set(options)]
+        same = [own for own, those in chosen.items() if those and set(those) <= set(options)]
         if len(same) == len(options) > 1 and not told.keys() & set(same):
             pairs = zip(in_order(same) or (), in_order(options) or ())
             told |= {own: [other] for own, other in pairs}
@@ -276,19 +299,11 @@ def _alike(component: Component, layers: list[Layer], groups: list[Group]) -> bo
     )
 
 
-# Words for what a layer is: "dense_1" and "dense_2" are counted as layers are.
-_KINDS = frozenset(
-    "layer linear dense conv norm embed attention mlp group stage head projection transpose "
-    "separable depthwise lstm gru recurrent simple cell module sequential features encoder "
-    "decoder hidden input output time distributed bidirectional".split()
-)
-
-
 def _counts(layer: Layer, group: Group) -> bool:
     """Whether the numbers of a name count layers; those of ``arr_0`` and ``var_17`` do not."""
     if layer.said & group.said:
         return True
-    return group.sure and (group.own_words <= _KINDS or group.is_in_list)
+    return group.sure and (group.own_words <= KINDS or group.is_in_list)
 
 
 def _shared(layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]) -> frozenset:

@@ -30,6 +30,7 @@ from pax_export.weights.adoption._layers import (
     as_pax_keeps_them,
     wanted,
 )
+from pax_export.weights.adoption._missing import without_strangers
 from pax_export.weights.adoption._options import Options, is_at, matching, renamed
 from pax_export.weights.adoption._parametrized import file_names, versions
 from pax_export.weights.adoption._readings import Recipe, joined, readings, recipe_key
@@ -325,7 +326,8 @@ def _tried(
         found = []
         for arranged in alike:
             whole = _with_parts(arranged, groups, origin, order, fits)
-            outcome = assigned(arranged, whole, fits)
+            named = fits if origin in _GRAPHS else without_strangers(arranged, whole, fits)
+            outcome = assigned(arranged, whole, named)
             options = {(layer, group): ways_of(layer, group) for layer, group in outcome.pairs}
             for component in outcome.open:
                 for layer, group in itertools.product(component.layers, component.groups):

@@ -9,6 +9,7 @@ from pax_export.core import near_names
 from pax_export.weights.adoption._flatten import SAYS, flattened
 from pax_export.weights.adoption._groups import Group, is_fused, is_fused_name
 from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._missing import is_stranger
 from pax_export.weights.adoption._moves import Piece, Shape
 from pax_export.weights.adoption._plan import Hypothesis, Study
 from pax_export.weights.adoption._readings import Recipe
@@ -53,10 +54,21 @@ def impossible(
         study.impossible, key=lambda each: len(each.outcome.missing) + len(each.outcome.left)
     )
     outcome = best.outcome
-    lines = [f"  - no array for {_layer_text(layer)}{_near(layer, outcome.left)}"
-             f"{_about_layer(layer, best)}"
-             for layer in outcome.missing]  # fmt: skip
-    lines += [f"  - no place for {_group_text(group)}{_about(group)}" for group in outcome.left]
+    halves = {layer: _half(layer, outcome.left) for layer in outcome.missing}
+    lines, rest = [], list(outcome.left)
+    missing: list[str] = []
+    for layer, group in halves.items():
+        gone = [leaf for role, leaf in layer.leaves.items() if not group or role not in group.parts]
+        missing += [leaf.path for leaf in gone]
+        if group:  # only a part of the layer is not there
+            rest.remove(group)
+            lines += [f"  - no array for {leaf.says}{_text(leaf.shape)}, beside {group.path}"
+                      for leaf in gone]  # fmt: skip
+        else:
+            lines.append(f"  - no array for {_layer_text(layer)}{_near(layer, outcome.left)}"
+                         f"{_about_layer(layer, best)}")  # fmt: skip
+    lines += [f"  - no place for {_group_text(group)}{_about(group)}{_fits_by_shape(group, best)}"
+              for group in rest]  # fmt: skip
     for component in outcome.unbalanced:
         if len(component.layers) > 1 or len(component.groups) > 1:
             lines.append(
@@ -69,16 +81,15 @@ def impossible(
         "The arrays of the source are not those that the module wants:\n" + _lines(lines),
         where=source.where,
         got=f"{len(source.entries)} arrays, read as {best.origin} keeps them",
-        write=_what_to_write(outcome.missing, outcome.left, enough),
+        write=_what_to_write(missing, rest, enough),
     )
-    leaves = [leaf.path for each in outcome.missing for leaf in each.leaves.values()]
-    error.missing = tuple(dict.fromkeys(leaves))
-    error.left = tuple(name for group in outcome.left for name in group.arrays)
+    error.missing = tuple(dict.fromkeys(missing))
+    error.left = tuple(name for group in rest for name in group.arrays)
     return error
 
 
 def _what_to_write(
-    missing: Sequence[Layer], left: Sequence[Group], enough: Sequence[tuple[str, ...]]
+    missing: Sequence[str], left: Sequence[Group], enough: Sequence[tuple[str, ...]]
 ) -> str:
     if enough:
         shown = [f'"{each[0]}"' if len(each) == 1 else str(list(each)) for each in enough]
@@ -88,7 +99,8 @@ def _what_to_write(
     if left and not missing:
         hints.append(f'ignore=["{left[0].arrays[0]}"] for what is not wanted')
     if missing and not left:
-        path = next(iter(missing[0].leaves.values())).path
+        ends = {path.rpartition(".")[2] for path in missing}
+        path = f"**.{ends.pop()}" if len(ends) == 1 and len(missing) > 1 else missing[0]
         hints.append(f'keep=["{path}"] for what stays as it is')
     if missing and left:
         hints += [
@@ -97,6 +109,29 @@ def _what_to_write(
             'rename={"name.in.the.file": "path.in.the.module"}',
         ]
     return "; ".join(hints) or "a file with arrays"
+
+
+def _half(layer: Layer, left: Sequence[Group]) -> Group | None:
+    """The group of what is there of a layer, where an array of it is missing."""
+    found = [
+        group for group in left
+        if set(group.parts) < set(layer.leaves) and group.sure and layer.said & group.said
+        and layer.name.numbers == group.name.numbers[-len(layer.name.numbers) or len(group.raw) :]
+        and all(
+            sorted(piece.part_shape) == sorted(layer.leaves[role].shape)
+            for role, piece in group.parts.items()
+        )
+    ]  # fmt: skip
+    return found[0] if len(found) == 1 else None
+
+
+def _fits_by_shape(group: Group, hypothesis: Hypothesis) -> str:
+    """Where an array would fit, but for its name."""
+    for layer in hypothesis.outcome.missing:
+        if is_stranger(layer, group) and hypothesis.ways_of(layer, group):
+            return f'; of the shape of {layer.path}: rename={{"{group.path}": "{layer.path}"}} if '\
+                "it is meant"
+    return ""
 
 
 def _near(layer: Layer, groups: Sequence[Group]) -> str:

@@ -47,6 +47,13 @@ _SYNONYMS = {
     for word in words.split()
 }  # fmt: skip
 
+# Words for what a layer is: "dense_1" and "dense_2" are counted as layers are.
+KINDS = frozenset(
+    "layer linear dense conv norm embed attention mlp group stage head projection transpose "
+    "separable depthwise lstm gru recurrent simple cell module sequential features encoder "
+    "decoder hidden input output time distributed bidirectional forward backward".split()
+)
+
 _RANK = re.compile(r"(conv|norm|normalization|pool|pooling|dropout)_?[123]d", re.IGNORECASE)
 _PIECES = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # torch's LSTM, GRU and RNN: one module with the arrays of several layers and directions.

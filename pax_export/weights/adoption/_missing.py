@@ -1,0 +1,77 @@
+"""What has no counterpart on the other side, by the names that do have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pax_export.weights.adoption._groups import Group
+from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._words import KINDS, Name
+
+Fits = Callable[[Layer, Group], bool]
+
+
+def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fits) -> Fits:
+    """`fits`, but where names agree an array that is called otherwise fits no layer.
+
+    A net whose group norm is not in the file would get any array of its size.
+    """
+    theirs = {tail for group in groups for tail in _tails(group.name)}
+    whole = {(group.name.words, group.name.numbers) for group in groups}
+    alike = [
+        layer for layer in layers
+        if (layer.name.words, layer.name.numbers) in theirs
+        or not whole.isdisjoint(_tails(layer.name))
+    ]  # fmt: skip
+    if 2 * len(alike) < len(layers):
+        return fits
+    return lambda layer, group: fits(layer, group) and not is_stranger(layer, group)
+
+
+def _tails(name: Name) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    for start in range(len(name.words)):
+        words = name.words[start:]
+        yield words, name.numbers[len(name.numbers) - words.count("#") :]
+
+
+def is_stranger(layer: Layer, group: Group) -> bool:
+    """Whether the name of a group says something, and nothing of what the layer is called."""
+    said = group.own_words
+    if group.within is not None or said <= KINDS or not layer.said.isdisjoint(group.said):
+        return False
+    # "patches" and "patch", "pos" and "positions" are no other words.
+    return not any(
+        one.startswith(other) or other.startswith(one) for one in said for other in layer.said
+    )
+
+
+def without_counterpart(
+    ours: Mapping[Any, list[Any]], theirs: Mapping[Any, list[Any]], chosen: Mapping[Any, list[Any]]
+) -> tuple[list[Layer], list[Group]]:
+    """The layers and groups that are left when all that is called alike is taken away.
+
+    Args:
+        ours: layers whose names differ by numbers alone, by their words.
+        theirs: groups, by theirs.
+        chosen: for the words of layers, those of the groups that may be theirs.
+    """
+    wanted = {own: [own] if own in theirs else others for own, others in chosen.items()}
+    missing: list[Layer] = []
+    left = dict(theirs)
+    for own, layers in ours.items():
+        only = wanted[own][0] if len(wanted[own]) == 1 else None
+        if only is None or sum(only in others for others in wanted.values()) > 1:
+            missing += layers
+            continue
+        groups = left.pop(only)
+        count = own.count("#")
+        mine, other = ({each.name.numbers[:count] for each in side} for side in (layers, groups))
+        if mine <= other or other <= mine:
+            missing += [layer for layer in layers if layer.name.numbers[:count] not in other]
+            left[only] = [group for group in groups if group.name.numbers[:count] not in mine]
+        elif len(mine) > len(other):
+            missing += layers
+        else:
+            left[only] = groups
+    return missing, [group for groups in left.values() for group in groups]
