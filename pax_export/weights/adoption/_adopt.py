@@ -22,7 +22,7 @@ from pax_export.weights.adoption._moves import Piece, forward
 from pax_export.weights.adoption._nets import ways_out
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._parametrized import file_names
-from pax_export.weights.adoption._place import ones, own_value, placed, require_kinds
+from pax_export.weights.adoption._place import constant, own_value, placed, require_kinds
 from pax_export.weights.adoption._plan import Choice, Study, best_study, choices
 from pax_export.weights.adoption._reference import TOLERANCE, Reference
 from pax_export.weights.adoption._report import AdoptionReport, Row
@@ -47,6 +47,7 @@ def adopt(
     fused: str | None = None,
     axes: Mapping[str, Any] | None = None,
     flatten: str | Mapping[str, int] | None = None,
+    zeros: Any = None,
     rules: Any = None,
     mesh: Any = None,
     dtype: Any = None,
@@ -77,6 +78,8 @@ def adopt(
         flatten: for dense layers before which channels of an image were flattened first, as torch
             does: the path of such a layer -> how many channels, or ``"channels_first"`` for all;
             ``"as it is"`` where the order is the same in the module.
+        zeros: paths of leaves, or patterns of them, that become zeros: the biases of layers that
+            have none in the net of the file.
         rules: with a mesh, how leaves lie on it, as `sharding.shard` takes them.
         mesh: the mesh on which leaves are put, each one before the next is read.
         dtype: of floating leaves; that of the module's by default.
@@ -103,7 +106,7 @@ def adopt(
         >>> report.rows[0].how
         'transposed'
     """
-    options = options_of(rename, ignore, keep, axes, origin, fused, "adopt", flatten)
+    options = options_of(rename, ignore, keep, axes, origin, fused, "adopt", flatten, zeros)
     leaves = leaves_by_name(net)
     for name, leaf in leaves.items():
         require_shape(name, leaf, "adopt needs a module of arrays")
@@ -199,7 +202,9 @@ class _Filler:
     def _leaf(self, path: str, own: Any, choice: Choice, kept: dict[Any, Any] | None) -> Any:
         sharding = self._lying.get(path)
         if path in self.study.wanted.counters:
-            return ones(own, sharding)
+            return constant(own, sharding, 1)
+        if path in self.study.wanted.zeros:
+            return constant(own, sharding, 0)
         pieces = choice.recipe.get(path)
         if pieces is None:
             if path not in self._own:
@@ -285,12 +290,12 @@ def report_of(
         for path, own in leaves.items()
         if path in choice.recipe
     )
-    kept = tuple(
-        path for path in leaves if path not in choice.recipe and path not in study.wanted.counters
-    )
+    made = study.wanted.counters | study.wanted.zeros
+    kept = tuple(path for path in leaves if path not in choice.recipe and path not in made)
     return AdoptionReport(
         source.where, source.kind, choice.origin, rows, tuple(study.wanted.counters), kept,
-        (*study.ignored, *study.counters), tuple(study.constants), study.tied, tried, choice,
+        (*study.ignored, *study.counters), tuple(study.constants), study.tied, tried,
+        tuple(study.wanted.zeros), choice,
     )  # fmt: skip
 
 

@@ -112,6 +112,8 @@ def grouped(
     for name in names:
         known_as, within = told.get(name, (first[name], None))
         found = parsed(known_as)
+        if known_as != name and found.role is None:  # a whole name for the path of a layer
+            found = replace(parsed(known_as), role=parsed(name).role)
         if found.role == COUNT:
             counters.append(name)
             continue

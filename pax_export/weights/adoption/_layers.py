@@ -111,11 +111,13 @@ class Wanted:
         layers: to be filled.
         counters: paths of leaves that say whether statistics were gathered; they become 1.
         own: paths of leaves that no file has, such as random keys.
+        zeros: paths of leaves that become zeros, as the user says.
     """
 
     layers: list[Layer] = field(default_factory=list)
     counters: dict[str, Leaf] = field(default_factory=dict)
     own: dict[str, Leaf] = field(default_factory=dict)
+    zeros: dict[str, Leaf] = field(default_factory=dict)
 
 
 #: Modules with their paths, the outermost first.

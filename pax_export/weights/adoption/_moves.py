@@ -81,6 +81,8 @@ class Piece:
             put = (*place.index[: len(region) - len(self.put)], *self.put)
             region = shape_of(place.room, put)
         piece = self.then(*place.steps, says=place.says)
+        if region == place.room:  # all of it: one layer that is a stack
+            return piece if piece.after == region else piece.then(("reshape", region))
         if piece.after != region:
             piece = piece.then(("reshape", region))
         return replace(piece, put=put, room=place.room)

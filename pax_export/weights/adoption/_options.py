@@ -27,11 +27,12 @@ class Options:
     origin: str | None = None
     fused: str | None = None
     flatten: str | Mapping[str, int] | None = None
+    zeros: tuple[str, ...] = ()
 
 
 def options_of(
     rename: Any, ignore: Any, keep: Any, axes: Any, origin: Any, fused: Any, where: str,
-    flatten: Any = None,
+    flatten: Any = None, zeros: Any = None,
 ) -> Options:  # fmt: skip
     """The options, checked."""
     for name, value in (("rename", rename), ("axes", axes)):
@@ -70,6 +71,7 @@ def options_of(
         origin,
         fused,
         flatten,
+        _patterns(zeros, f"{where}(zeros=)"),
     )
 
 

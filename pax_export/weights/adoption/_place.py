@@ -190,12 +190,12 @@ def _unfit(path: str, dtype: Any, got: str) -> AdoptionError:
     )
 
 
-def ones(own: Any, sharding: Any) -> Any:
-    """A counter that says that statistics are there."""
+def constant(own: Any, sharding: Any, number: int) -> Any:
+    """A leaf of one number: a counter that says that statistics are there, or no bias."""
     if isinstance(own, np.ndarray):
-        return np.ones_like(own)
+        return np.full_like(own, number)
     sharding = chosen_sharding(own) if sharding is None else sharding
-    value = np.ones(own.shape, own.dtype)
+    value = np.full(own.shape, number, own.dtype)
     return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
 
 

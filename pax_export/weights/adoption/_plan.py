@@ -181,11 +181,14 @@ def _begun(net: Any, source: Source, options: Options, where: str) -> tuple[Stud
     found = wanted(net)
     paths = _leaf_paths(found)
     kept_paths = matching(options.keep, paths, "in the module", f"{where}(keep=)")
+    zeros = matching(options.zeros, paths, "in the module", f"{where}(zeros=)") - kept_paths
     kept: dict[str, Leaf] = {}
     layers = []
     for layer in found.layers:
-        mine = {role: leaf for role, leaf in layer.leaves.items() if leaf.path in kept_paths}
-        kept |= {leaf.path: leaf for leaf in mine.values()}
+        apart = kept_paths | zeros
+        mine = {role: leaf for role, leaf in layer.leaves.items() if leaf.path in apart}
+        found.zeros |= {leaf.path: leaf for leaf in mine.values() if leaf.path in zeros}
+        kept |= {leaf.path: leaf for leaf in mine.values() if leaf.path in kept_paths}
         rest = {role: leaf for role, leaf in layer.leaves.items() if role not in mine}
         if rest:
             layers.append(replace(layer, leaves=rest) if mine else layer)

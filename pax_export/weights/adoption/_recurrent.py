@@ -27,13 +27,16 @@ def recurrent(layer: Layer, group: Group, origin: str) -> dict[str, tuple[Piece,
         return None
     if layer.kind == "gru":
         return _gru(layer, group)
-    if set(layer.leaves) != {WEIGHT, BIAS}:
+    if WEIGHT not in layer.leaves:
         return None
-    weight, bias = layer.leaves[WEIGHT].path, layer.leaves[BIAS].path
+    weight, bias = layer.leaves[WEIGHT].path, layer.leaves.get(BIAS)
+    if bias is None:
+        pieces = None if _less(layer, "f") else _torch(layer, group)
+        return pieces and {weight: tuple(pieces[0])}
     for way in (_ours,) if origin == "pax" else (_torch, _keras, _onnx, _flax):
         pieces = way(layer, group)
         if pieces is not None:
-            return {weight: tuple(pieces[0]), bias: tuple(pieces[1])}
+            return {weight: tuple(pieces[0]), bias.path: tuple(pieces[1])}
     return None
 
 
@@ -129,15 +132,17 @@ def _torch(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None
     gates, inputs, h = _sizes(layer)
     wanted = {"weight_ih": (gates * h, inputs), "weight_hh": (gates * h, h),
               "bias_ih": (gates * h,), "bias_hh": (gates * h,)}  # fmt: skip
+    if BIAS not in layer.leaves:
+        wanted = {role: shape for role, shape in wanted.items() if role.startswith("weight")}
     if not _parts(layer, group, **wanted):
         return None
     order, parts = _ORDERS[layer.kind]["torch"], group.parts
-    return (
-        _by_gates(layer, order, parts["weight_ih"], 0, slice(0, inputs))
-        + _by_gates(layer, order, parts["weight_hh"], 0, slice(inputs, inputs + h)),
-        _by_gates(layer, order, parts["bias_ih"], 0, None)
-        + _by_gates(layer, order, parts["bias_hh"], 0, None, adds=True),
-    )
+    weight = _by_gates(layer, order, parts["weight_ih"], 0, slice(0, inputs))
+    weight += _by_gates(layer, order, parts["weight_hh"], 0, slice(inputs, inputs + h))
+    if BIAS not in layer.leaves:
+        return weight, []
+    bias = _by_gates(layer, order, parts["bias_ih"], 0, None)
+    return weight, bias + _by_gates(layer, order, parts["bias_hh"], 0, None, adds=True)
 
 
 def _keras(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:

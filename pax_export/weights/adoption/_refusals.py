@@ -14,7 +14,7 @@ from pax_export.weights.adoption._moves import Piece, Shape
 from pax_export.weights.adoption._plan import Hypothesis, Study
 from pax_export.weights.adoption._readings import Recipe
 from pax_export.weights.adoption._recurrent import another_function
-from pax_export.weights.adoption._words import RECURRENT, WEIGHT
+from pax_export.weights.adoption._words import OF_CELL, RECURRENT, WEIGHT
 from pax_export.weights.adoption._words import pieces as words_of
 from pax_export.weights.sources import Source
 
@@ -96,12 +96,13 @@ def _what_to_write(
         ways = " or ".join(f"ignore={each}".replace("'", '"') for each in shown)
         return f"{ways}, whichever net is not wanted: the rest of the file then has its place"
     hints = []
+    if missing and not left and all(path.rpartition(".")[2] == "bias" for path in missing):
+        paths = "**.bias" if len(missing) > 1 else missing[0]
+        hints.append(f'zeros="{paths}" for layers that have no bias in the net of the file')
     if left and not missing:
         hints.append(f'ignore=["{left[0].arrays[0]}"] for what is not wanted')
     if missing and not left:
-        ends = {path.rpartition(".")[2] for path in missing}
-        path = f"**.{ends.pop()}" if len(ends) == 1 and len(missing) > 1 else missing[0]
-        hints.append(f'keep=["{path}"] for what stays as it is')
+        hints.append(f'keep=["{missing[0]}"] for what stays as it is')
     if missing and left:
         hints += [
             "a module of the sizes of the file",
@@ -129,8 +130,10 @@ def _fits_by_shape(group: Group, hypothesis: Hypothesis) -> str:
     """Where an array would fit, but for its name."""
     for layer in hypothesis.outcome.missing:
         if is_stranger(layer, group) and hypothesis.ways_of(layer, group):
-            return f'; of the shape of {layer.path}: rename={{"{group.path}": "{layer.path}"}} if '\
+            return (
+                f'; of the shape of {layer.path}: rename={{"{group.path}": "{layer.path}"}} if '
                 "it is meant"
+            )
     return ""
 
 
@@ -144,6 +147,8 @@ def _near(layer: Layer, groups: Sequence[Group]) -> str:
 def _about(group: Group) -> str:
     if group.lacks:
         return f"; {group.lacks}"
+    if {"weight_ih", "weight_hh"} == set(group.parts):
+        return '; a cell without biases: zeros="**.bias", and no forget_gate_bias in the module'
     if {"weight_ih", "weight_hh"} <= set(group.parts):
         return "; a GRU of torch is another function than pax.GRU" if _thirds(group) else ""
     if {WEIGHT, RECURRENT} <= set(group.parts) and (why := another_function(group)):
@@ -207,7 +212,8 @@ def _group_of(hypotheses: Sequence[Hypothesis], name: str) -> str | None:
         for component in hypothesis.outcome.open:
             for group in component.groups:
                 if name in group.arrays:
-                    return group.path if name.startswith(group.path) else None
+                    beginning = group.path if name.startswith(group.path) else None
+                    return beginning or OF_CELL.sub("*", name)
     return None
 
 

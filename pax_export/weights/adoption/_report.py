@@ -52,6 +52,7 @@ class AdoptionReport:
         constants: arrays that are no weights: shapes and exponents of a graph, and what an
             optimizer keeps.
         tied: arrays of the source that are others once more, with these.
+        zeros: leaves that became zeros, because of ``zeros=``.
         tried: how many ways were run to compare them with ``reference=``; 0 without one.
 
     Example:
@@ -74,6 +75,7 @@ class AdoptionReport:
     constants: tuple[str, ...] = ()
     tied: dict[str, str] = field(default_factory=dict)
     tried: int = 0
+    zeros: tuple[str, ...] = ()
     _choice: Any = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class AdoptionReport:
             name: getattr(self, name)
             for name in ("where", "kind", "origin", "tied", "tried")
         }  # fmt: skip
-        for name in ("counters", "kept", "ignored", "constants"):
+        for name in ("counters", "zeros", "kept", "ignored", "constants"):
             found[name] = list(getattr(self, name))
         rows = [asdict(row) for row in self.rows]
         found["rows"] = [
@@ -122,6 +124,7 @@ class AdoptionReport:
         lines = []
         for says, names in (
             ("set to 1, as statistics are there", self.counters),
+            ("set to 0", self.zeros),
             ("kept as they were", self.kept),
             ("not wanted", self.ignored),
         ):

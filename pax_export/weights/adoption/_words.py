@@ -42,7 +42,8 @@ _SYNONYMS = {
         "norm": "ln bn gn rms layernorm batchnorm groupnorm rmsnorm normalization",
         "layer": "layers block blocks blk", "head": "heads logits classifier", "final": "last",
         "group": "groups", "hidden": "hid", "projection": "proj", "down": "downs", "up": "ups",
-        "recurrent": "rnn", "input": "in inputs", "dense": "",
+        "recurrent": "rnn", "forward": "fwd", "backward": "bwd reverse reversed",
+        "input": "in inputs", "dense": "",
     }.items()
     for word in words.split()
 }  # fmt: skip
@@ -58,6 +59,8 @@ _RANK = re.compile(r"(conv|norm|normalization|pool|pooling|dropout)_?[123]d", re
 _PIECES = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # torch's LSTM, GRU and RNN: one module with the arrays of several layers and directions.
 _TORCH_RNN = re.compile(r"(weight|bias)_(ih|hh)(?:_l(\d+))?(_reverse)?$")
+#: What the names of the arrays of one such layer differ by.
+OF_CELL = re.compile(r"(weight|bias)_(ih|hh)(?=(_l\d+)?(_reverse)?$)")
 # flax's cells have a Dense for each gate: ii, if, ig, io, hi, hf, hg, ho.
 # nnx has one for all gates, of the input and of the state.
 _NNX_CELL = re.compile(r"(?:^|[./])dense_(i|h)[./](kernel|bias)$")
@@ -190,7 +193,7 @@ def parsed(name: str) -> Parsed:
     if found := _TORCH_RNN.search(bare):
         layer = bare[: found.start()].rstrip("._/")
         number = [found[3]] if found[3] is not None else []
-        words = (*pieces(layer), *number, *(["reverse"] if found[4] else []))
+        words = (*pieces(layer), *number, "backward" if found[4] else "forward")
         tail = f"_l{found[3]}{found[4] or ''}" if found[3] is not None else ""
         return Parsed(layer + tail, words, f"{found[1]}_{found[2]}")
     if found := _FLAX_GATE.search(bare):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from tests.closeness import assert_close
 from tests.weights.adoption.foreign import Free
 
 N = np.random.default_rng(0)
@@ -65,17 +66,77 @@ def test_only_what_is_missing_is_named():
         assert "of these shapes" not in str(error)
 
 
-def test_biases_that_a_net_does_not_have_stay_zero():
+def test_biases_that_a_net_does_not_have_become_zeros():
     net = pax.MultiHeadAttention(2, 4)
     file = {"in_proj_weight": N.normal(size=(24, 8)).astype(np.float32),
             "out_proj.weight": N.normal(size=(8, 8)).astype(np.float32)}  # fmt: skip
     error = refused(net, file)
     assert set(error.missing) == {f"{part}_projection.bias" for part in
                                   ("query", "key", "value", "output")}  # fmt: skip
-    assert error.write == 'keep=["**.bias"] for what stays as it is'
-    new, _ = pax.weights.adopt(net, file, origin="torch", keep="**.bias")
+    assert error.write.startswith('zeros="**.bias" for layers that have no bias')
+    new, report = pax.weights.adopt(net, file, origin="torch", zeros="**.bias")
     assert np.array_equal(new.key_projection.weight, file["in_proj_weight"][8:16].T)
     assert not np.any(new.key_projection.bias)
+    assert len(report.zeros) == 4 and not report.kept
+    assert "set to 0: query_projection.bias" in str(report)
+
+
+def test_a_cell_without_biases():
+    file = {"weight_ih_l0": N.normal(size=(16, 3)).astype(np.float32),
+            "weight_hh_l0": N.normal(size=(16, 4)).astype(np.float32)}  # fmt: skip
+    assert 'zeros="**.bias"' in str(refused(pax.LSTM(3, 4), file))
+    new, _ = pax.weights.adopt(pax.LSTM(3, 4), file, zeros="fc.bias")
+    gate = N.normal(size=3).astype(np.float32)
+    ours = np.split(gate @ new.fc.weight[:3], 4)  # i g f o
+    theirs = np.split(file["weight_ih_l0"] @ gate, 4)  # i f g o
+    assert_close(np.stack(ours)[[0, 2, 1, 3]], np.stack(theirs), rtol=1e-5)
+    refused(pax.LSTM(3, 4, forget_gate_bias=1.0), file, zeros="fc.bias")
+
+
+def _bidirectional(layers):
+    file = {}
+    for i in range(layers):
+        for way in ("", "_reverse"):
+            file[f"lstm.weight_ih_l{i}{way}"] = N.normal(size=(8, 4)).astype(np.float32)
+            file[f"lstm.weight_hh_l{i}{way}"] = N.normal(size=(8, 2)).astype(np.float32)
+            for part in ("bias_ih", "bias_hh"):
+                file[f"lstm.{part}_l{i}{way}"] = N.normal(size=8).astype(np.float32)
+    return file
+
+
+@pytest.mark.parametrize(("forward", "backward"), [("forward", "backward"), ("fwd", "bwd_cell")])
+def test_both_directions_of_a_cell(forward, backward):
+    file = _bidirectional(2)
+    net = Free(layers=[Free(**{forward: pax.LSTM(4, 2), backward: pax.LSTM(4, 2)})
+                       for _ in range(2)])  # fmt: skip
+    _, report = pax.weights.adopt(net, file)
+    found = {row.leaf: row.arrays[0] for row in report.rows}
+    for i in range(2):
+        assert found[f"layers.{i}.{forward}.fc.weight"] == f"lstm.weight_ih_l{i}"
+        assert found[f"layers.{i}.{backward}.fc.weight"] == f"lstm.weight_ih_l{i}_reverse"
+
+
+def test_directions_without_names_are_renamed_as_proposed():
+    net, file = Free(left=pax.LSTM(4, 2), right=pax.LSTM(4, 2)), _bidirectional(1)
+    assert 'rename={"lstm.*_l0": "left", ...}' in refused(net, file).write
+    _, report = pax.weights.adopt(net, file, rename={"lstm.*_l0_reverse": "left"})
+    found = {row.leaf: row.arrays[0] for row in report.rows}
+    assert found["left.fc.weight"] == "lstm.weight_ih_l0_reverse"
+    assert found["right.fc.weight"] == "lstm.weight_ih_l0"
+
+
+@pytest.mark.parametrize("sizes", [((1, 1, 4), (1, 3, 4), (1,)), ((4,), (3, 4), ())])
+def test_leaves_whose_first_axis_is_one(sizes):
+    file = {"cls_token": N.normal(size=(1, 1, 4)), "dist_token": N.normal(size=(1, 1, 4)),
+            "pos_embed": N.normal(size=(1, 3, 4)), "act.weight": np.full(1, 0.25)}  # fmt: skip
+    file = {name: array.astype(np.float32) for name, array in file.items()}
+    token, positions, slope = map(jnp.zeros, sizes)
+    net = Free(cls_token=token, dist_token=1 * token, pos_embed=positions, act=Free(weight=slope))
+    new, _ = pax.weights.adopt(net, file)
+    assert np.array_equal(new.cls_token.ravel(), file["cls_token"].ravel())
+    assert np.array_equal(new.dist_token.ravel(), file["dist_token"].ravel())
+    assert np.array_equal(new.pos_embed.ravel(), file["pos_embed"].ravel())
+    assert float(new.act.weight.ravel()[0]) == 0.25
 
 
 def test_what_is_renamed_is_decided():
