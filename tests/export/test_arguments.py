@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export import spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from tests.export.models import affine, affine_params
 
 MODEL = affine_params(), affine
@@ -85,3 +85,44 @@ def test_a_constraint_alone_is_one(tmp_path):
 def test_an_array_is_none_of_a_few_words(tmp_path):
     with pytest.raises(InvalidArgumentError, match="validate has a value that means"):
         to_stablehlo(MODEL, tmp_path / "model", spec("batch, 3"), validate=np.zeros(2))
+
+
+@pytest.mark.parametrize("to", EXPORTERS.values())
+def test_what_load_gives_refuses_sizes_by_the_constraints(tmp_path, to):
+    """It names the input, in the words of the report, before or instead of the runtime."""
+
+    def halves(_, x, y):
+        return x.reshape(-1, 2).sum(0), 2 * y
+
+    path = tmp_path / ("model" + {to_tflite: ".tflite", to_onnx: ".onnx"}.get(to, ""))
+    to(
+        ({}, halves), path, (spec("2*n"), spec("n, 3")),
+        constraints=("n >= 4", "mod(n, 2) == 0"), validate=False,
+    )  # fmt: skip
+    call = load(path)
+    assert call(np.ones(8, "float32"), np.ones((4, 3), "float32"))[0].tolist() == [4, 4]
+    for x, y, where, got, write in [
+        ((4,), (2, 3), "y", "[2, 3], n = 2", "n >= 4"),
+        ((10,), (5, 3), "y", "[5, 3], n = 5", "mod(n, 2) == 0"),
+        ((9,), (4, 3), "x", "[9], n = 4 by y", "[2*n]"),
+        ((8,), (6, 3), "x", "[8], n = 6 by y", "[2*n]"),
+        ((8,), (4, 2), "y", "[4, 2], n = 4 by y", "[n, 3]"),
+        ((8, 1), (4, 3), "x", "[8, 1]", "[2*n]"),
+    ]:
+        with pytest.raises(InvalidArgumentError) as caught:
+            call(np.ones(x, "float32"), np.ones(y, "float32"))
+        error = caught.value
+        assert (error.where, error.got) == (f"serving_default: {where}", got)
+        assert error.write == write
+    with pytest.raises(InvalidArgumentTypeError, match="serving_default: x"):
+        call(np.ones(8, "int32"), np.ones((4, 3), "float32"))
+
+
+def test_a_size_that_an_expression_alone_tells(tmp_path):
+    pairs = ({}, lambda _, x: x.reshape(-1, 2).sum(1))
+    to_onnx(pairs, tmp_path / "m.onnx", spec("2*n"), constraints=("n >= 4",), validate=False)
+    call = load(tmp_path / "m.onnx")
+    assert call(np.ones(8, "float32")).shape == (4,)
+    for size, message in [(6, "n = 3\n  write: n >= 4"), (9, r"\[9\].*\n  write: \[2\*n\]")]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            call(np.ones(size, "float32"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.artifact import dimensions, dtypes
-from pax_export.export.artifact.report import DEFAULT, SignatureInfo
+from pax_export.export.artifact.report import DEFAULT, ArrayInfo, SignatureInfo
 from pax_export.export.artifact.structure import collect, fixed
 
 
@@ -80,26 +80,51 @@ class Arguments:
 
     def check_shapes(self, shapes: Mapping[str, tuple], cause: Exception | None = None) -> None:
         """Refuses shapes that the function was not exported for, naming the input."""
-        sizes: dict[str, tuple[int, str]] = {}
-        for entry in self._info.inputs:
-            given = shapes[entry.name]
-            wrong = len(given) != len(entry.shape)
-            for size, dimension in zip(given, entry.shape):
-                if isinstance(dimension, int):
-                    wrong |= size != dimension
-                elif dimension.isidentifier():  # an expression is the runtime's to check
-                    first = sizes.setdefault(dimension, (size, entry.name))[0]
-                    wrong |= size == 0 or size != first
-            if wrong:
-                known = (f"{name} = {size} by {source}" for name, (size, source) in sizes.items())
-                zero = [name for name, (size, _) in sizes.items() if size == 0]
-                least = f", {' and '.join(zero)} at least 1" if zero else ""
-                raise InvalidArgumentError(
-                    "An argument has another shape than the exported one.",
-                    where=f"{self.key}: {entry.name}",
-                    got=f"{list(given)}" + "".join(f", {text}" for text in known),
-                    write=f"[{', '.join(map(str, entry.shape))}]{least}",
-                ) from cause
+        sizes: dict[str, tuple[int, str]] = {}  # what is known, and which input says it
+        for alone in (True, False):  # what is told by its name alone comes first
+            for entry in self._info.inputs:
+                given = shapes[entry.name]
+                fit = [
+                    _fits(size, dimension, entry.name, sizes)
+                    for size, dimension in zip(given, entry.shape)
+                    if isinstance(dimension, int) or dimension.isidentifier() == alone
+                ]
+                if len(given) != len(entry.shape) or not all(fit):
+                    raise self._wrong_shape(entry, given, sizes) from cause
+        self._check_constraints(shapes, sizes, cause)
+
+    def _wrong_shape(
+        self, entry: ArrayInfo, given: tuple, sizes: Mapping[str, tuple[int, str]]
+    ) -> InvalidArgumentError:
+        known = (f"{name} = {size} by {source}" for name, (size, source) in sizes.items())
+        zero = [name for name, (size, _) in sizes.items() if size == 0]
+        least = f", {' and '.join(zero)} at least 1" if zero else ""
+        return InvalidArgumentError(
+            "An argument has another shape than the exported one.",
+            where=f"{self.key}: {entry.name}",
+            got=f"{list(given)}" + "".join(f", {text}" for text in known),
+            write=f"[{', '.join(map(str, entry.shape))}]{least}",
+        )
+
+    def _check_constraints(
+        self,
+        shapes: Mapping[str, tuple],
+        sizes: Mapping[str, tuple[int, str]],
+        cause: Exception | None,
+    ) -> None:
+        numbers = {name: size for name, (size, _) in sizes.items()}
+        for text in self._info.constraints:
+            if dimensions.holds(text, numbers):
+                continue
+            broken = {name: numbers[name] for name in dimensions.constrained(text)}
+            source = sizes[next(iter(broken))][1]
+            raise InvalidArgumentError(
+                "An argument has a size that the constraints of the export forbid.",
+                where=f"{self.key}: {source}",
+                got=f"{list(shapes[source])}, "
+                + ", ".join(f"{name} = {size}" for name, size in broken.items()),
+                write=text,
+            ) from cause
 
     def empty_outputs(self, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray] | None:
         """The outputs by name where a size is 0 and leaves nothing of any of them, or None.
@@ -135,6 +160,23 @@ class Arguments:
             for size, dimension in zip(shapes[entry.name], entry.shape)
             if isinstance(dimension, str) and dimension.isidentifier()
         }
+
+
+def _fits(size: int, dimension: int | str, source: str, sizes: dict[str, tuple[int, str]]) -> bool:
+    """Whether a size is that of a dimension; it may tell the size of a name in it."""
+    if isinstance(dimension, int):
+        return size == dimension
+    known = {name: number for name, (number, _) in sizes.items()}
+    unknown = [name for name in dimensions.names(dimension) if name not in known]
+    if len(unknown) > 1:
+        return True  # the runtime's to check
+    if unknown:
+        found = dimensions.solved(dimension, size, unknown[0], known)
+        if found is None:
+            return True
+        sizes[unknown[0]] = found, source
+        return found > 0
+    return dimensions.value(dimension, known) == size
 
 
 def is_of_jax(value: Any) -> bool:

@@ -28,6 +28,8 @@ _MOST_TRIES = 2000
 #: All tries together read no more expressions; a report of others may have any number of them.
 _MOST_READ = 1_000_000
 _LONGEST, _LARGEST = 1000, 2**63
+#: A dimension that is linear up to here is linear.
+_FAR = 2**20 + 1
 
 Size = int | str
 
@@ -91,6 +93,21 @@ def computed(size: Size, known: Mapping[str, Any], calculate: Calculate) -> Any:
     return _computed(_parsed(size), known, calculate)
 
 
+def solved(size: Size, number: int, name: str, known: Mapping[str, int]) -> int | None:
+    """What a variable is where a dimension is this number; 0 if nothing, None if it is not linear.
+
+    Example:
+        >>> solved("2*n + 1", 7, "n", {}), solved("2*n", 7, "n", {}), solved("n^2", 9, "n", {})
+        (3, 0, None)
+    """
+    least, next_, far = (value(size, {**known, name: each}) for each in (0, 1, _FAR))
+    slope = next_ - least
+    if not slope or far - least != _FAR * slope:
+        return None
+    found, rest = divmod(number - least, slope)
+    return 0 if rest else found
+
+
 def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(value(size, chosen) for size in sizes)
 
@@ -107,6 +124,18 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
     if not set(names(left) + names(right)) <= set(sizes):
         return True
     return _RELATIONS[relations[0]](value(left, sizes), value(right, sizes))
+
+
+def constrained(constraint: str) -> tuple[str, ...]:
+    """The variables that a constraint speaks of.
+
+    Example:
+        >>> constrained("mod(n, 2) == m")
+        ('n', 'm')
+    """
+    return tuple(
+        dict.fromkeys(name for side in _RELATION.split(constraint) for name in names(side))
+    )
 
 
 def choose(
@@ -167,7 +196,7 @@ def _alone(
         if len(found := names(size)) == 1:
             own[found[0]].append(size)
     for text in constraints:
-        found = {name for side in _RELATION.split(text) for name in names(side)}
+        found = set(constrained(text))
         if len(found) == 1 and found <= set(own):
             rules[found.pop()].append(text)
 

@@ -68,6 +68,12 @@ def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]
     return Dropped(keys, values)
 
 
+def made_of_inputs(program: Any, leaves: int) -> list[bool]:
+    """Which results of a program depend on inputs, of which its first operands are none."""
+    flow = _Flow(program, leaves)
+    return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
+
+
 def _name(leaves: Sequence[str], place: int, what: str) -> str:
     return leaves[place] if place < len(leaves) else f"{what} that the function closes over"
 

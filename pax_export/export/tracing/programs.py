@@ -26,7 +26,7 @@ from pax_export._jax import symbolic_rules
 from pax_export._jaxpr import jaxpr_constants
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.dropped_state import dropped_state
+from pax_export.export.tracing.dropped_state import dropped_state, made_of_inputs
 from pax_export.export.tracing.exportable import Exportable, Leaf, Method, layer_of
 from pax_export.export.tracing.owners import owner_name
 from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
@@ -193,15 +193,16 @@ def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -
     """Refuses a model whose calls would influence later calls, and those of its export do not.
 
     A change of leaves on which no output of any method depends (a step counter that
-    nothing reads) does no harm in a module, which is exported in eval mode.
+    nothing reads) does no harm; but statistics of the inputs that change are those of a net
+    in train mode, and no module of this package is exported in that.
     """
     if state == "keep":
         return
     read = {index for each in programs for index in each.read}
     for program in programs:
         update = state == "update" or program.trains
-        lost = () if update else program.changed
-        names = [model.leaves[i].name for i in lost if i in read or not model.is_module]
+        lost = set() if update else read.union(_statistics(model, program))
+        names = [model.leaves[index].name for index in program.changed if index in lost]
         if names:
             raise StateChangeError(
                 "A call of the model in eval mode changes its state, and the export would not."
@@ -214,6 +215,14 @@ def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -
             )
         if not model.is_module:
             _refuse_dropped(model, program, program.changed if update else ())
+
+
+def _statistics(model: Exportable, program: Program) -> list[int]:
+    """The leaves of a net of another library that a call makes anew of its inputs."""
+    if model.is_module or not program.changed:
+        return []
+    made = made_of_inputs(program.traced.whole, len(model.leaves))[len(program.output_names) :]
+    return [index for index, is_made in zip(program.changed, made) if is_made]
 
 
 _EVAL = "the net in eval mode (`net.eval()`), if it is in train mode; "
