@@ -23,7 +23,13 @@ def minus(x: Any, y: Any) -> Any:
 
 
 def over(x: Any, y: Any) -> Any:
-    """``x / y``."""
+    """``x / y``.
+
+    Of a quotient by a square root the converter makes a product with `rsqrt`, whose kernel
+    makes NaN of 0; it leaves alone what stands between.
+    """
+    if tf.is_tensor(y) and y.op.type == "Sqrt":
+        y = tf.abs(y)
     return tf.divide(_unknown(x, y), y)
 
 

@@ -47,8 +47,15 @@ def mul(op: Operation, x: Any, y: Any) -> Any:
 
 @rule("neg", thin=True)
 def neg(op: Operation, x: Any) -> Any:
-    # A sum with what is negated is a difference to the converter, see `swaps`.
-    return wrapped(tf.multiply(x, like(x, -1)), op.dtype)
+    return wrapped(negated(x), op.dtype)
+
+
+def negated(x: Any) -> Any:
+    """By a product: TFLite's own makes 0 of 0 and not -0.
+
+    And a sum with what is negated is a difference to the converter, see `swaps`.
+    """
+    return tf.multiply(x, like(x, -1))
 
 
 @rule("abs", thin=True)
@@ -89,7 +96,7 @@ def rem(op: Operation, x: Any, y: Any) -> Any:
         size = broadcast(tf.math.floormod, tf.abs(x), tf.abs(y))
         finite = tf.logical_and(tf.math.is_finite(x), _is_infinite(y))
         size = broadcast(tf.where, finite, tf.abs(x), size)
-        return broadcast(tf.where, tf.less(x, like(x, 0)), -size, size)
+        return broadcast(tf.where, tf.less(x, like(x, 0)), negated(size), size)
     if op.dtype == "uint32" and single(y) is None:
         return _unsigned_rest(x, y)
     quotient, divisor = _quotient(op, x, y)
@@ -157,12 +164,19 @@ def logical_shift(x: Any, bits: int) -> Any:
 
 @rule("pow", thin=True)
 def power(op: Operation, x: Any, y: Any) -> Any:
+    exponent = single(y)
+    if exponent is not None and float(exponent).is_integer():
+        # TFLite's own power with such an exponent ends at the largest number.
+        return _whole_power(op, x, int(exponent))
     return broadcast(tf.pow, x, tf.cast(y, x.dtype))
 
 
 @rule("integer_pow", thin=True)
 def integer_power(op: Operation, x: Any) -> Any:
-    exponent = op.params["y"]
+    return _whole_power(op, x, op.params["y"])
+
+
+def _whole_power(op: Operation, x: Any, exponent: int) -> Any:
     if exponent == 0:
         return tf.ones_like(x)
     result, base, left = None, x, abs(exponent)
@@ -182,9 +196,13 @@ def polynomial(op: Operation, x: Any, *rest: Any) -> Any:
     if coefficients is None:
         raise NotInTfliteError("its coefficients are not known.")
     result = None
-    for each in coefficients:
-        result = each if result is None else result * x + each
+    for each in reversed(coefficients):
+        result = each if result is None else broadcast(horner_step, result, x, each)
     return result
+
+
+def horner_step(total: Any, x: Any, coefficient: Any) -> Any:
+    return total * x + coefficient
 
 
 @rule("max", thin=True)
@@ -238,7 +256,7 @@ def rounded(op: Operation, x: Any) -> Any:
         return tf.round(x)
     whole = tf.floor(tf.abs(x))
     away = whole + tf.cast(tf.greater_equal(tf.abs(x) - whole, like(x, 0.5)), x.dtype)
-    return tf.where(tf.less(x, like(x, 0)), -away, away)
+    return tf.where(tf.less(x, like(x, 0)), negated(away), away)
 
 
 @rule("floor", thin=True)

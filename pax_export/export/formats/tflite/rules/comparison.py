@@ -9,7 +9,15 @@ import numpy as np
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, like, logical_shift, signed
 from pax_export.export.formats.tflite.swaps import minus
-from pax_export.export.formats.tflite.tensors import broadcast, constant, single, tf, wrapped
+from pax_export.export.formats.tflite.tensors import (
+    NARROW,
+    broadcast,
+    constant,
+    is_static,
+    single,
+    tf,
+    wrapped,
+)
 
 
 def _compared(op: Operation, function: Any, x: Any, y: Any) -> Any:
@@ -133,8 +141,9 @@ def bits_of_both(op: Operation, x: Any, y: Any) -> Any:
     return both + (x - 2 * half_x) * (y - 2 * half_y)
 
 
-def _shifted(x: Any, bits: int) -> Any:
-    return tf.bitwise.right_shift(x, like(x, bits))
+def _shifted(x: Any, bits: Any) -> Any:
+    bits = like(x, bits) if is_static(bits) else bits
+    return broadcast(tf.bitwise.right_shift, x, bits)
 
 
 _POWERS = np.array([*(1 << bit for bit in range(31)), -(1 << 31), 0], np.int64).astype(np.int32)
@@ -142,48 +151,68 @@ _POWERS = np.array([*(1 << bit for bit in range(31)), -(1 << 31), 0], np.int64).
 
 @rule("shift_left", thin=True)
 def shift_left(op: Operation, x: Any, y: Any) -> Any:
-    bits = single(y)
-    if bits is not None:
-        factor = tf.constant(int(_POWERS[min(int(bits) & 0xFFFFFFFF, 32)]), x.dtype)
-    else:
-        factor = tf.gather(constant(_POWERS), tf.minimum(tf.maximum(y, 0), 32))
+    if op.dtype == "int64":
+        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+    bits = _distance(y, 32)
+    known = is_static(bits)
+    factor = like(x, int(_POWERS[bits])) if known else tf.gather(constant(_POWERS), bits)
     return wrapped(broadcast(tf.multiply, x, factor), op.dtype)
+
+
+def _distance(y: Any, most: int) -> Any:
+    """How far to shift: what is negative shifts all bits out, as the number without a sign would.
+
+    A number where it is known now.
+    """
+    known = single(y)
+    if known is not None:
+        return min(int(known) & 0xFFFFFFFF, most)
+    return tf.where(tf.less(y, 0), like(y, most), tf.minimum(y, like(y, most)))
 
 
 @rule("shift_right_arithmetic", thin=True)
 def shift_right_arithmetic(op: Operation, x: Any, y: Any) -> Any:
-    bits = single(y)
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
-    if bits is not None:
-        return _shifted(x, min(int(bits), 31))
-    return broadcast(tf.bitwise.right_shift, x, tf.minimum(y, 31))
+    signed_x = wrapped(x, op.dtype.removeprefix("u"))
+    return wrapped(_shifted(signed_x, _distance(y, 31)), op.dtype)
 
 
 @rule("shift_right_logical", thin=True)
 def shift_right_logical(op: Operation, x: Any, y: Any) -> Any:
-    bits = single(y)
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
-    if bits is not None and op.dtype in ("int32", "uint32"):
-        return logical_shift(x, int(bits))
-    if op.dtype.startswith("uint") and op.dtype != "uint32":
-        return broadcast(tf.bitwise.right_shift, x, tf.minimum(y, 31))
-    if op.dtype in ("int8", "int16"):
-        raise NotInTfliteError("it shifts these with their sign only.")
-    shifted = broadcast(tf.bitwise.right_shift, x, tf.minimum(y, 31))
-    # The zeros that come from the left, in the place of the signs.
-    fill = tf.gather(constant(_POWERS), tf.minimum(tf.maximum(minus(32, y), 0), 32))
-    result = tf.where(tf.less(x, 0), shifted + fill, shifted)
-    return tf.where(tf.greater(y, 31), tf.zeros_like(result), result)
+    bits = _distance(y, 32)
+    if op.dtype in NARROW:
+        last = min(bits, 31) if is_static(bits) else tf.minimum(bits, 31)
+        return wrapped(_shifted(_unsigned(op, x), last), op.dtype)
+    if is_static(bits):
+        return logical_shift(x, bits)
+
+    def shift(x: Any, bits: Any) -> Any:
+        shifted = tf.bitwise.right_shift(x, tf.minimum(bits, 31))
+        # The zeros that come from the left, in the place of the signs.
+        fill = tf.gather(constant(_POWERS), minus(32, bits))
+        result = tf.where(tf.less(x, 0), shifted + fill, shifted)
+        return tf.where(tf.greater(bits, 31), tf.zeros_like(result), result)
+
+    return broadcast(shift, x, bits)
+
+
+def _unsigned(op: Operation, x: Any) -> Any:
+    """The number that the bits of a narrow integer are without a sign."""
+    return wrapped(x, op.dtype if op.dtype.startswith("u") else f"u{op.dtype}")
 
 
 @rule("population_count", thin=True)
 def population_count(op: Operation, x: Any) -> Any:
+    if op.dtype == "int64":
+        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+    left = _unsigned(op, x)
     count = tf.zeros_like(x)
-    for bit in range(32):
-        shifted = logical_shift(x, bit)
-        count = count + (shifted - 2 * logical_shift(x, bit + 1))
+    for _ in range(8 * np.dtype(op.dtype).itemsize):
+        half = logical_shift(left, 1)
+        count, left = count + (left - 2 * half), half
     return count
 
 
@@ -191,10 +220,10 @@ def population_count(op: Operation, x: Any) -> Any:
 def bitcast(op: Operation, x: Any) -> Any:
     new = np.dtype(op.params["new_dtype"]).name
     words = ("int32", "uint32")
-    if op.dtype in words and new in words:
+    if op.dtype == new or (op.dtype in words and new in words):
         return x
-    if (op.dtype, new) == ("float32", "float32"):
-        return x
+    if new in NARROW and new.removeprefix("u") == op.dtype.removeprefix("u"):
+        return wrapped(x, new)
     if op.dtype == "float32" and new in words:
         return tf.bitcast(x, tf.int32)
     if op.dtype in words and new == "float32":

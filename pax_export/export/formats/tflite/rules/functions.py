@@ -29,6 +29,11 @@ def log(x: Any) -> Any:
     return tf.where(tf.less(x, like(x, np.inf)), tf.math.log(x), x)
 
 
+def rsqrt(x: Any) -> Any:
+    """LiteRT's fast kernel makes NaN of 0."""
+    return tf.where(tf.equal(x, like(x, 0)), like(x, np.inf), tf.math.rsqrt(x))
+
+
 for _name, _function in {
     "exp": lambda x: exp(x),
     "log": lambda x: log(x),
@@ -37,7 +42,7 @@ for _name, _function in {
     "sin": lambda x: tf.sin(x),
     "cos": lambda x: tf.cos(x),
     "sqrt": lambda x: tf.sqrt(x),
-    "rsqrt": lambda x: tf.math.rsqrt(x),
+    "rsqrt": lambda x: rsqrt(x),
     "tan": lambda x: tf.sin(x) / tf.cos(x),
     "exp2": lambda x: tf.pow(like(x, 2.0), x),
     "log2": lambda x: log(x) * float(1 / math.log(2)),
@@ -202,25 +207,15 @@ def erf_inv(op: Operation, x: Any) -> Any:
     return tf.where(tf.not_equal(x, x), x, found)
 
 
-def _lanczos(z: Any) -> tuple[Any, Any]:
-    """The sum of Lanczos' series at z + 1, and its derivative."""
-    total, slope = like(z, 1.0), like(z, 0.0)
-    for number, each in enumerate(LANCZOS, 1):
-        term = each / (z + float(number))
-        total, slope = total + term, slope - term / (z + float(number))
-    return total, slope
-
-
 @rule("lgamma", thin=True)
 def lgamma(op: Operation, x: Any) -> Any:
     reflected = tf.less(x, like(x, 0.5))
     z = tf.where(reflected, -x, x - 1.0)
-    bounded = tf.minimum(z, like(z, 1e30))
-    t = bounded + 7.5
-    total, _ = _lanczos(bounded)
-    found = 0.5 * math.log(2 * math.pi) + (bounded + 0.5) * tf.math.log(t) - t + tf.math.log(total)
-    # Lanczos' sum cancels near the roots 1 and 2; there a series around them is exact.
-    found = tf.where(tf.greater(z, like(z, 1e30)), z, found)
+    t = z + 7.5
+    total = like(z, 1.0)
+    for number, each in enumerate(LANCZOS, 1):
+        total = total + each / (z + float(number))
+    found = 0.5 * math.log(2 * math.pi) + (z + 0.5) * tf.math.log(t) - t + tf.math.log(total)
     part = tf.abs(x) - tf.floor(tf.abs(x))
     part = tf.minimum(part, minus(1.0, part))
     sine = tf.math.log(tf.sin(math.pi * part))
@@ -245,4 +240,5 @@ def digamma(op: Operation, x: Any) -> Any:
     angle = math.pi * part
     mirrored = found - math.pi * tf.cos(angle) / tf.sin(angle)
     pole = tf.logical_and(tf.less_equal(x, like(x, 0)), tf.equal(x, tf.floor(x)))
-    return tf.where(pole, like(x, np.nan), tf.where(reflected, mirrored, found))
+    result = tf.where(pole, like(x, np.nan), tf.where(reflected, mirrored, found))
+    return tf.where(tf.equal(x, like(x, 0)), like(x, -np.inf), result)
