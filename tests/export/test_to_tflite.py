@@ -108,6 +108,13 @@ def test_arrays_that_tflite_has_not_are_named(tmp_path):
     assert caught.value.where == "output output"
 
 
+def test_an_output_without_elements_is_refused(tmp_path):
+    model = ({}, lambda params, x: {"kept": x[1:], "none": x[:0]})
+    with pytest.raises(_errors.UnsupportedOperationError, match="without elements") as caught:
+        to_tflite(model, tmp_path / "m.tflite", spec("n, 6"))
+    assert caught.value.where == "output none"
+
+
 def test_validation_in_a_process_without_jax(tmp_path):
     model = (affine_params(), affine)
     report = to_tflite(model, tmp_path / "m.tflite", spec("n, 3"), validate="process")

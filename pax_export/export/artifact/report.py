@@ -105,6 +105,8 @@ class Report:
         seconds: wall time by phase.
         target: ``"saved_model"``, ``"stablehlo"``, ``"tflite"`` or ``"onnx"``.
         details: what only this target has, e.g. ``{"opset": 23}``.
+        known_differences: where the runtime's kernels of operations in this export
+            differ from jax, for arguments far from usual ones.
 
     Example:
         >>> import tempfile, pax_export as pax
@@ -134,6 +136,7 @@ class Report:
     target: str = "saved_model"
     details: dict[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    known_differences: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Report:
@@ -198,6 +201,7 @@ class Report:
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
             "  validated   " + self._validation(),
             *(f"  left out    {text}" for text in self.left_out),
+            *self._known(),
             *self._seconds(),
         ]
         return "\n".join(lines)
@@ -206,6 +210,9 @@ class Report:
         if not self.seconds:
             return []
         return ["  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items())]
+
+    def _known(self) -> list[str]:
+        return [f"  differs     {'; '.join(self.known_differences)}"] * bool(self.known_differences)
 
     def _graph(self) -> list[str]:
         parts = [bytes_text(self.graph_bytes)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,10 @@ import pytest
 from jax import lax
 
 from pax_export.export import load, spec, to_tflite
+from pax_export.export.formats.tflite.known_differences import KNOWN_DIFFERENCES
 
 FAR = np.array(
-    [0.0, 0.5, -0.5, 1.5, 3.3, -7.9, 88.0, -88.0, 1e5, 1e19, 1e30, -1e30, 1e37, 3e38]
-    + [np.inf, -np.inf, np.nan, 1e-30],
+    "0 .5 -.5 1.5 3.3 -7.9 88 -88 1e5 1e19 1e30 -1e30 1e37 3e38 inf -inf nan 1e-30".split(),
     np.float32,
 )
 FLOATS = {
@@ -21,6 +23,7 @@ FLOATS = {
     "sinc": lambda x: jnp.sinc(jnp.clip(x, -9, 9)),
     "log_gamma": lambda x: lax.lgamma(jnp.where(x > 1, x, 3.0)),
     "digamma": lambda x: lax.digamma(jnp.minimum(x, 1e38)),
+    "top_k": lambda x: lax.top_k(jnp.stack([-jnp.abs(x), x], 1)[:6], 2),
     "rsqrt": lambda x: lax.rsqrt(jnp.minimum(x, 1e37)),
     "by_root": lambda x: [2.0 / jnp.sqrt(jnp.minimum(x, 1e37)), x / jnp.sqrt(jnp.abs(x[:1]))],
 }
@@ -68,3 +71,22 @@ def test_bits(tmp_path):
         for name, f in INTEGERS.items():
             functions[f"{name}_{dtype}"] = lambda *xs, f=f, n=2 * place: f(xs[n], xs[n + 1])
     check(tmp_path, functions, tuple(spec("8, 7", x.dtype) for x in arrays), *arrays)
+
+
+def test_the_report_lists_what_is_known_of_the_kernels(tmp_path):
+    def apply(params, x):
+        return lax.while_loop(lambda y: y.sum() > 1.0, jnp.sin, lax.logistic(x))
+
+    report = to_tflite(({}, apply), tmp_path / "m.tflite", spec("3"), validate=False)
+    assert report.known_differences == tuple(KNOWN_DIFFERENCES[n] for n in ("Sigmoid", "Sin"))
+    assert f"differs     {KNOWN_DIFFERENCES['Sigmoid']}; " in str(report)
+    assert load(tmp_path / "m.tflite").report.known_differences == report.known_differences
+
+
+def test_the_guide_lists_what_is_known_of_the_kernels():
+    guide = Path(__file__).parents[3] / "docs/guide/targets.md"
+    rows = [
+        row.split(" | ") for row in guide.read_text().splitlines() if row.startswith("| LiteRT")
+    ]
+    told = {f"{operation} {how.rstrip(' |')}" for _, operation, how in rows}
+    assert set(KNOWN_DIFFERENCES.values()) <= told

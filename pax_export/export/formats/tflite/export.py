@@ -20,6 +20,7 @@ from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tf_functions import make_variables, tensorflow
 from pax_export.export.formats.tflite.graph import Scopes, make_function
+from pax_export.export.formats.tflite.known_differences import differences
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
@@ -153,7 +154,8 @@ class _TfliteWriter(Writer):
                 got='quantize="dynamic"',
                 write="finite weights, from before the training diverged",
             )
-        place.write_bytes(_converted(self._store, self._programs, self._quantize))
+        model, self._known = _converted(self._store, self._programs, self._quantize)
+        place.write_bytes(model)
 
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self._store.variables}
@@ -174,13 +176,18 @@ class _TfliteWriter(Writer):
             "versions": package_versions("tensorflow"),
             "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
             | ({"quantize": self._quantize} if self._quantize else {}),
+            "known_differences": self._known,
         }
 
     def attach(self, report: Report, place: Path) -> None:
         append_zip(place, report_text(report))
 
 
-def _converted(store: Store, programs: Sequence[Program], quantize: str | None) -> bytes:
+#: A TFLite model, and where its operations are known to differ from jax.
+_Converted = tuple[bytes, tuple[str, ...]]
+
+
+def _converted(store: Store, programs: Sequence[Program], quantize: str | None) -> _Converted:
     """Converts programs to one TFLite model, with nothing but built-in operations."""
     try:
         return _convert(store, programs, quantize)
@@ -198,7 +205,7 @@ def _converted(store: Store, programs: Sequence[Program], quantize: str | None) 
 
 def _convert(
     store: Store, programs: Sequence[Program], quantize: str | None, scopes: Scopes | None = None
-) -> bytes:
+) -> _Converted:
     tf = tensorflow("to_tflite")
     variables = make_variables(store)
     root = tf.Module()
@@ -220,7 +227,7 @@ def _convert(
         if quantize == "float16":
             converter.target_spec.supported_types = [tf.float16]
         with quiet_start(failures_tell=False):  # its errors hold what it would write
-            return converter.convert()
+            return converter.convert(), differences(functions)
 
 
 def _refused(error: Exception, scopes: Scopes) -> UnsupportedOperationError:

@@ -92,7 +92,7 @@ def make_function(
 
 
 def _check_places(program: Program) -> None:
-    """Refuses inputs and outputs of dtypes that TFLite does not compute with."""
+    """Refuses inputs of dtypes that TFLite has not, and outputs that LiteRT cannot give."""
     structs = program.traced.structs[len(program.traced.structs) - len(program.inputs.flat) :]
     places = [(f"input {each.name}", struct) for each, struct in zip(program.inputs.flat, structs)]
     places += [(f"output {n}", s) for n, s in zip(program.output_names, program.traced.results)]
@@ -104,6 +104,13 @@ def _check_places(program: Program) -> None:
                 where=place,
                 write="float32, int32 or another dtype of at most 32 bits, or another target, "
                 "e.g. to_saved_model",
+            )
+        if place.startswith("output") and 0 in filter(is_static, struct.shape):
+            raise UnsupportedOperationError(
+                "LiteRT cannot return an array without elements.",
+                where=place,
+                got=str(list(struct.shape)),
+                write="the model without it, or another target, e.g. to_saved_model",
             )
         if name == "complex64" and place.startswith("output"):
             raise UnsupportedOperationError(

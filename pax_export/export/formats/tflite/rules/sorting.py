@@ -64,7 +64,7 @@ def top_k(op: Operation, x: Any) -> list[Any]:
     shape = op.operands[0].shape
     order = [*(each for each in range(rank) if each != axis), axis]
     rows = reshape(transpose(x, order), _rows([shape[each] for each in order]), op.sizes)
-    keys = ordered(rows, op.dtype)
+    keys = ordered(rows, op.dtype, equal_zeros=False)
     if not params.get("is_max_k", True):
         keys = minus(-1, keys)
     count = op.sizes.of(op.shape[axis])
