@@ -17,8 +17,9 @@ def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fi
 
     A net whose group norm is not in the file would get any array of its size.
     """
-    theirs = {tail for group in groups for tail in _tails(group.name)}
-    whole = {(group.name.words, group.name.numbers) for group in groups}
+    names = [group.name for group in groups if group.within is None]
+    theirs = {tail for name in names for tail in _tails(name)}
+    whole = {(name.words, name.numbers) for name in names}
     alike = [
         layer for layer in layers
         if (layer.name.words, layer.name.numbers) in theirs

@@ -144,3 +144,10 @@ def test_what_is_renamed_is_decided():
     error = refused(net, {**of("x", 4, 4), **of("y", 4, 4), **of("z", 4, 4)}, rename={"x": "b"})
     assert error.candidates["y.weight"] == ("a", "c")
     assert not any(name.startswith("x") for name in error.candidates)
+
+
+def test_what_is_renamed_says_nothing_of_other_names():
+    net = Free(left=pax.Linear(4, 4), right=pax.Linear(4, 4))
+    file = {**of("x", 4, 4), **of("y", 4, 4)}
+    new, _ = pax.weights.adopt(net, file, origin="torch", rename={"x": "left"})
+    assert np.array_equal(new.right.weight, file["y.weight"].T)
