@@ -74,6 +74,16 @@ def _shapes(atoms: Iterable[Any]) -> list[tuple]:
     return [tuple(getattr(atom.aval, "shape", ())) for atom in atoms]
 
 
+def branch_for_cpu(platforms: Sequence[Any]) -> int | None:
+    """The branch of `jax.lax.platform_dependent` that jax takes on a CPU; None without one.
+
+    A file for one runtime has no platform of jax's.  It is compared with jax on a CPU, so it
+    computes what jax does there.
+    """
+    found = (at for at, names in enumerate(platforms) if names is None or "cpu" in names)
+    return next(found, None)
+
+
 def has_own_derivative(equation: Any) -> bool:
     """Whether an operation calls a program whose derivative is given apart."""
     return equation.primitive.name in _WITH_DERIVATIVE

@@ -202,7 +202,13 @@ def _dot(equation: Any) -> Any:
 
 
 def _ragged_dot(equation: Any) -> Any:
-    return 2 * _elements(equation.outvars) * equation.invars[0].aval.shape[-1]
+    """Each number of the left side times those of a row of the one matrix that its group has."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    shape = equation.invars[1].aval.shape
+    shared = {*contracted, *batch, *numbers.rhs_group_dimensions}
+    row = _product(size for axis, size in enumerate(shape) if axis not in shared)
+    return 2 * _elements(equation.invars[:1]) * row
 
 
 def _convolution(equation: Any) -> Any:
@@ -294,9 +300,7 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "random_bits": _random_bits,
     "integer_pow": _integer_power,
     "dot_general": _dot,
-    "ragged_dot": lambda equation: (
-        2 * _elements(equation.outvars) * equation.invars[0].aval.shape[-1]
-    ),
+    "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _convolution,
     "reduce_window_sum": _window,
     "reduce_window_max": _window,

@@ -23,6 +23,8 @@ OPERATIONS = {
     "regularized_incomplete_beta": lax.betainc,
     "zeta": lax.zeta,
     "polygamma": lax.polygamma,
+    "erfc": lax.erfc,
+    "atan2": lax.atan2,
 }
 SMALL = np.array([0.0, 1e-4, 0.3, 0.5, 1.0, 1.7, 3.7, 3.8, 8.0, 40.0, np.nan, -1.0], np.float32)
 SHARES = np.array([0.0, 1e-3, 0.2, 0.5, 0.77, 0.999, 1.0, -0.1, 1.1, np.nan], np.float32)
@@ -30,7 +32,7 @@ WHOLE = np.array([0.0, 1.0, 2.0, 5.0], np.float32)
 
 
 def calls(name):
-    if name.startswith("bessel"):
+    if name.startswith("bessel") or name == "erfc":
         return [np.concatenate([SMALL, -SMALL, [np.inf]]).astype(np.float32)]
     if name.startswith("regular"):
         return list(map(np.ravel, np.meshgrid(SMALL[2:], SMALL[2:], SHARES)))

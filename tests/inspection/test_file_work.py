@@ -225,3 +225,16 @@ def test_functions_that_call_each_other_without_end_are_told():
     body.operations.append(Operation("IF", [], [], {}, {"then_subgraph": body}))
     with pytest.raises((ValueError, RecursionError)):
         work_of_program(Program(body, {}), {}, tflite.LANGUAGE)
+
+
+def test_products_of_ragged_groups():
+    def by_groups(x, w):
+        return jax.lax.ragged_dot(x, w, jnp.array([4, 3], jnp.int32))
+
+    assert of_jax(by_groups, (7, 5), (2, 5, 3)) == 2 * 7 * 5 * 3
+    weights = jax.ShapeDtypeStruct((2, 5, 3), jnp.float32)
+    of_weights = jax.make_jaxpr(jax.grad(lambda w, x: by_groups(x, w).sum()))(
+        weights, jax.ShapeDtypeStruct((7, 5), jnp.float32)
+    )
+    found = work_of(of_weights)
+    assert total(found) >= 2 * 7 * 5 * 3 and not found.uncounted

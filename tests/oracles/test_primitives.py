@@ -24,9 +24,16 @@ MOST = 12
 #: Two ways of writing differ in the last places, and a case sums up to some hundred numbers.
 TOLERANCES = {"bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-10}
 
+
+def _open(harness: Any) -> bool:
+    """Whether jax's numbers are no measure: of a broken promise, or on CPUs of NaN in order."""
+    beyond = "out_of_bounds" in harness.name and "PROMISE_IN_BOUNDS" in harness.name
+    return beyond or harness.fullname.startswith("top_k_sort_inf_nan")
+
+
 GROUPS = defaultdict(list)
 for _harness in all_harnesses:
-    if _harness.filter("cpu"):
+    if _harness.filter("cpu") and not _open(_harness):
         GROUPS[_harness.group_name].append(_harness)
 
 
@@ -38,14 +45,20 @@ def export_and_run(format: str, function: Any, args: list[Any], path: Path) -> A
     return export.load(path)(*args)
 
 
-def same(name: str, found: Any, expected: Any) -> None:
+def same(harness: Any, found: Any, expected: Any) -> None:
     """Fails unless two results are equal, but for what a primitive leaves open."""
+    name = harness.group_name
     one, other = (list(map(np.asarray, jax.tree.leaves(each))) for each in (found, expected))
     assert len(one) == len(other)
+    if name == "approx_top_k" or "isstable_False" in harness.name:  # ties have no order
+        count = harness.params.get("num_keys", 1)
+        one, other = one[:count], other[:count]
     for mine, theirs in zip(one, other):
         assert mine.dtype == theirs.dtype
         if name in ("svd", "eigh", "qr"):  # vectors may have other signs
             mine, theirs = np.abs(mine), np.abs(theirs)
+        if name == "cholesky":  # the other half holds anything
+            mine, theirs = np.tril(mine), np.tril(theirs)
         rtol = TOLERANCES.get(str(theirs.dtype), 1e-4)
         assert_close(mine, theirs, rtol=rtol, atol=rtol / 10, where=name)
 
@@ -80,7 +93,7 @@ def outcome(format: str, harness: Any, path: Path) -> str:
             found = export_and_run(format, function, args, path)
         except PaxError as error:
             return str(error)
-    same(harness.group_name, found, expected)
+    same(harness, found, expected)
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Functions of statistics in operations that every format has, and what none decomposes.
+"""Functions of mathematics in operations that every format has, and what none decomposes.
 
 Each takes and gives arrays of jax, and is traced in the place of the operation of its name.
 """
@@ -22,6 +22,18 @@ _I1_FAR = (
     *(0.39894228, -0.03988024, -0.00362018, 0.00163801, -0.01031555),
     *(0.02282967, -0.02895312, 0.01787654, -0.00420059),
 )
+#: Moshier's erfcf of Cephes: between 1 and 2 in 1 / x**2, and beyond; 0 in float32 from 10.06 on.
+_ERFC_NEAR = (
+    *(5.638259427386472e-1, -2.741127028184656e-1, 3.404879937665872e-1),
+    *(-4.944515323274145e-1, 6.210004621745983e-1, -5.824733027278666e-1),
+    *(3.687424674597105e-1, -1.387039388740657e-1, 2.326819970068386e-2),
+)
+_ERFC_FAR = (
+    *(5.641895067754075e-1, -2.820767439740514e-1, 4.218463358204948e-1),
+    *(-1.015265279202700, 2.921019019210786, -7.495518717768503),
+    *(1.297719955372516e1, -1.047766399936249e1),
+)
+_ERFC_NONE = 15.0
 #: Bernoulli's numbers B2, B4, ... over (2j)!.
 _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160)
 #: So many terms at most: enough for parameters of some thousand.
@@ -74,6 +86,31 @@ def _bessel_i1e(x: Any) -> Any:
     near = inside * _polynomial((inside / 3.75) ** 2, _I1_NEAR) * jnp.exp(-inside)
     far = _polynomial(3.75 / outside, _I1_FAR) / jnp.sqrt(outside)
     return jnp.where(size > 3.75, far, near) * jnp.sign(x)
+
+
+def _erfc(x: Any) -> Any:
+    """As jax has it, so that what is far out, where all is lost in 1 - erf, is no less exact."""
+    size = jnp.abs(x)
+    away = jnp.maximum(size, 1)
+    inverse = 1 / (away * away)
+    near, far = (_polynomial(inverse, each) for each in (_ERFC_NEAR, _ERFC_FAR))
+    tail = jnp.exp(-away * away) / away * jnp.where(away < 2, near, far)
+    # What is infinite has a tail of 0 times infinity, or the like.
+    tail = jnp.where(away > _ERFC_NONE, 0, tail)
+    return jnp.where(size < 1, 1 - lax.erf(x), jnp.where(x < 0, 2 - tail, tail))
+
+
+def _is_negative(x: Any) -> Any:
+    """Also of zeros: one divided by the negative one is below zero."""
+    return (x < 0) | (1 / x < 0)
+
+
+def _atan2(y: Any, x: Any) -> Any:
+    """Two zeros have no quotient, nor have two infinities; the signs of zeros choose the side."""
+    rise, run = jnp.abs(y), jnp.abs(x)
+    angle = lax.atan(jnp.where(rise == run, jnp.sign(rise), rise / run))
+    angle = jnp.where(_is_negative(x), jnp.pi - angle, angle)
+    return angle * jnp.where(_is_negative(y), -1.0, 1.0)
 
 
 def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:
@@ -191,6 +228,8 @@ def _polygamma(order: Any, x: Any) -> Any:
 FUNCTIONS: dict[str, Callable] = {
     "bessel_i0e": _bessel_i0e,
     "bessel_i1e": _bessel_i1e,
+    "erfc": _erfc,
+    "atan2": _atan2,
     "igamma": lambda a, x: _gamma_parts(a, x)[0],
     "igammac": lambda a, x: _gamma_parts(a, x)[1],
     "regularized_incomplete_beta": _beta,

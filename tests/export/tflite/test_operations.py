@@ -76,16 +76,6 @@ def test_functions_of_nan_and_infinity(tmp_path):
     check(tmp_path, functions, [(SPECIAL,)], spec("b, 6"), 1e-5)
 
 
-def test_a_branch_for_no_platform_goes_before_that_for_cpus(tmp_path):
-    def of_platform(params, x):
-        for_all = lax.platform_dependent(x, cpu=lambda x: x + 1.0, default=lambda x: x + 2.0)
-        return for_all, lax.platform_dependent(x, cpu=lambda x: x + 1.0, tpu=lambda x: x + 3.0)
-
-    to_tflite(({}, of_platform), tmp_path / "model.tflite", spec("b"), validate=False)
-    found = load(tmp_path / "model.tflite")(np.zeros(2, np.float32))
-    assert [each.tolist() for each in jax.tree.leaves(found)] == [[2.0, 2.0], [1.0, 1.0]]
-
-
 def test_functions(tmp_path):
     positive = np.abs(NORMAL) + 0.1
     names = "expm1 log1p sinh cosh asinh erf erfc sin cos tan atan".split()

@@ -16,7 +16,14 @@ from pax_export.export.formats.onnx.registry import (
     RULES,
     Refused,
 )
-from pax_export.export.formats.onnx.values import AnyValue, Parts, Value, part_dtype
+from pax_export.export.formats.onnx.values import (
+    AnyValue,
+    Parts,
+    Value,
+    carrier,
+    is_number,
+    part_dtype,
+)
 
 
 class NotInOnnxError(Exception):
@@ -105,6 +112,10 @@ def _by_rule(writer: Writer, equation: Any, operands: Sequence[Any]) -> list[Any
         part_dtype(each.dtype) for each in results
     )
     if not in_parts:
+        if results and all(0 in filter(is_number, each.shape) for each in results):
+            zeros = [np.zeros((), carrier(each.dtype)) for each in results]
+            names = [writer.expand(zero, each.shape) for zero, each in zip(zeros, results)]
+            return _values(names, results)  # nothing is computed, and some kernels would fail
         if name not in RULES:
             raise Refused("")
         return _values(RULES[name](writer, results, *operands, **parameters), results)

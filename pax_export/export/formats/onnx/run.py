@@ -56,7 +56,7 @@ def _run_bits(
     make = onnxruntime.OrtValue
     values = {}
     for name, value in given.items():
-        value = np.ascontiguousarray(value)
+        value = np.require(value, requirements="C")  # and a number stays one
         if types[name] in _BITS:
             _, number, bits = _BITS[types[name]]
             values[name] = make.ortvalue_from_numpy_with_onnx_type(value.view(bits), number)

@@ -149,6 +149,9 @@ def clamp(writer: Writer, results: Results, low: Value, x: Value, high: Value) -
     low_name, name, high_name = writer.spread(results[0].shape, low, x, high)
     for operator, bound in (("Less", low_name), ("Greater", high_name)):
         name = writer("Where", writer(operator, name, bound), bound, name)
+    for bound in (low, high) if x.is_float else ():
+        if bound.known is None or np.isnan(bound.known).any():
+            name = writer("Where", writer("IsNaN", bound), bound, name)
     return name
 
 
@@ -313,8 +316,11 @@ def ceil(writer: Writer, results: Results, x: Value) -> str:
 def round_(writer: Writer, results: Results, x: Value, *, rounding_method: Any) -> str:
     if int(rounding_method) == 1:  # to the nearest even
         return writer("Round", x)
-    size = writer("Floor", writer("Add", writer("Abs", x), writer.like(0.5, x)))
-    return writer("Mul", writer("Sign", x), size)
+    size = writer("Abs", x)
+    whole = writer("Floor", size)
+    up = writer("GreaterOrEqual", writer("Sub", size, whole), writer.like(0.5, x))
+    whole = writer("Add", whole, writer.cast(up, x.carrier))
+    return writer("Mul", writer("Sign", x), whole)
 
 
 def _chained(operator: str, logical: str) -> Callable:

@@ -41,6 +41,14 @@ def shifted(writer: Writer, wide: Any, amount: Any, direction: str) -> str:
     return writer.cast(writer("BitShift", *both, direction=direction), np.int64)
 
 
+def _inside(writer: Writer, amount: str, y: Value, bits: int) -> str | None:
+    """Whether shifts are by less than all bits; a negative number is a large one without a sign."""
+    if y.known is not None and np.all((y.known >= 0) & (y.known < bits)):
+        return None
+    limits = [np.array(0, np.int64), np.array(bits - 1, np.int64)]
+    return writer("Equal", amount, writer("Clip", amount, *limits))
+
+
 def _shift(direction: str) -> Callable:
     def apply(writer: Writer, results: Results, x: Value, y: Value) -> str:
         (result,) = results
@@ -48,9 +56,8 @@ def _shift(direction: str) -> Callable:
         bits = _bits(x.dtype)
         amount = count if y.carrier == np.int64 else writer.cast(count, np.int64)
         made = shifted(writer, _unsigned(writer, name, x), amount, direction)
-        if y.known is None or np.any((y.known < 0) | (y.known >= bits)):
-            limits = [np.array(0, np.int64), np.array(bits - 1, np.int64)]
-            inside = writer("Equal", amount, writer("Clip", amount, *limits))
+        inside = _inside(writer, amount, y, bits)
+        if inside is not None:
             made = writer("Where", inside, made, np.array(0, np.int64))
         return _narrow(writer, made, result.dtype)
 
@@ -63,15 +70,22 @@ rule("shift_right_logical")(_shift("RIGHT"))
 
 @rule("shift_right_arithmetic")
 def shift_right_arithmetic(writer: Writer, results: Results, x: Value, y: Value) -> str:
-    """What is negative is shifted as its complement, which is not."""
+    """What is negative is shifted as its complement, which is not; the first bit is the sign."""
     (result,) = results
     name, count = writer.spread(result.shape, x, y)
     wide = name if x.carrier == np.int64 else writer.cast(name, np.int64)
     amount = count if y.carrier == np.int64 else writer.cast(count, np.int64)
-    limits = [np.array(0, np.int64), np.array(_bits(x.dtype) - 1, np.int64)]
+    bits = _bits(x.dtype)
+    if str(x.dtype).startswith("uint") and bits < 64:
+        top = np.array(1 << (bits - 1), np.int64)
+        wide = writer("Sub", writer("BitwiseXor", wide, top), top)
+    last = np.array(bits - 1, np.int64)
+    inside = _inside(writer, amount, y, bits)
+    if inside is not None:
+        amount = writer("Where", inside, amount, last)
     negative = writer("Less", wide, np.array(0, np.int64))
     positive = writer("Where", negative, writer("BitwiseNot", wide), wide)
-    made = shifted(writer, positive, writer("Clip", amount, *limits), "RIGHT")
+    made = shifted(writer, positive, amount, "RIGHT")
     made = writer("Where", negative, writer("BitwiseNot", made), made)
     return _narrow(writer, made, result.dtype)
 
@@ -151,8 +165,8 @@ def _from_bits(writer: Writer, wide: str, exponent_bits: int, bits: int, bias: i
         writer("Greater", fraction, np.array(0, np.int64)),
     )
     size = writer("Where", is_nan, np.array(np.nan, np.float32), size)
-    negative = writer("Greater", sign, np.array(0, np.int64))
-    return writer("Where", negative, writer("Neg", size), size)
+    # A product, for onnxruntime's `Where` makes 0 of -0.
+    return writer("Mul", size, writer("Gather", np.array([1, -1], np.float32), sign, axis=0))
 
 
 def _to_bits(writer: Writer, x: Value, exponent_bits: int, bits: int, bias: int) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer
-from pax_export.export.formats.onnx.registry import Refused, complex_rule
-from pax_export.export.formats.onnx.rules.functions import atan2 as _atan2
+from pax_export.export.formats.onnx.registry import RULES, Refused, complex_rule
 from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.values import AnyValue, Parts, Value, carrier, part_dtype
 
@@ -118,7 +117,8 @@ def exp(writer: Writer, results: Results, x: Parts, **_: Any) -> Parts:
 @complex_rule("log")
 def log(writer: Writer, results: Results, x: Parts, **_: Any) -> Parts:
     size = writer("Log", absolute(writer, results, x))
-    return _made(results[0], size, _atan2(writer, [x.parts[0]], x.parts[1], x.parts[0]))
+    (angle,) = RULES["atan2"](writer, [x.parts[0]], x.parts[1], x.parts[0])
+    return _made(results[0], size, angle.name)
 
 
 @complex_rule("sign")

@@ -11,7 +11,7 @@ import numpy as np
 from pax_export.export.formats.onnx.graph import Writer, flat, together
 from pax_export.export.formats.onnx.registry import complex_rule, rule
 from pax_export.export.formats.onnx.rules.arithmetic import choose
-from pax_export.export.formats.onnx.rules.shapes import cpu_branch, one_value
+from pax_export.export.formats.onnx.rules.shapes import one_value
 from pax_export.export.formats.onnx.values import AnyValue, Parts, Value
 
 Results = Sequence[Any]
@@ -25,11 +25,8 @@ def cond(
     index: AnyValue,
     *operands: AnyValue,
     branches: Sequence[Any],
-    branches_platforms: Any = None,
     **_: Any,
 ) -> list[AnyValue]:
-    if branches_platforms is not None:
-        return writer.inline(branches[cpu_branch(branches_platforms)], operands)
     which = one_value(index)
     if which.known is not None:
         place = int(np.clip(int(which.known), 0, len(branches) - 1))

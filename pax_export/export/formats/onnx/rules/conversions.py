@@ -78,7 +78,11 @@ def reduce_precision(
     if (exponent_bits, mantissa_bits) == (8, 7):
         return writer.fit(x.name, jax.numpy.bfloat16)
     if (exponent_bits, mantissa_bits) == (5, 10):
-        return writer.fit(x.name, np.float16)
+        # What would be smaller than the smallest normal number is 0, as the operation says.
+        name = writer.fit(x.name, np.float16)
+        least = writer.like(np.finfo(np.float16).tiny, x)
+        normal = writer("Not", writer("Less", writer("Abs", name), least))
+        return writer("Mul", name, writer.cast(normal, x.carrier))
     info = jax.numpy.finfo(x.dtype)
     if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:
         return x

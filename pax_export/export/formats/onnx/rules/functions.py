@@ -108,25 +108,6 @@ def log1p(writer: Writer, results: Results, x: Value, **_: Any) -> str:
     return writer.fit(writer("Where", close, near, logarithm), results[0].dtype)
 
 
-@rule("erfc")
-def erfc(writer: Writer, results: Results, x: Value) -> str:
-    return writer.fit(writer("Sub", writer.like(1, x), writer("Erf", x)), results[0].dtype)
-
-
-@rule("atan2")
-def atan2(writer: Writer, results: Results, y: Value, x: Value) -> str:
-    y_name, x_name = writer.spread(results[0].shape, y, x)
-    zero, pi = writer.like(0, x), writer.like(math.pi, x)
-    on_axis = writer("Equal", x_name, zero)
-    safe = writer("Where", on_axis, writer.like(1, x), x_name)
-    angle = writer("Atan", writer("Div", y_name, safe))
-    up = writer("GreaterOrEqual", y_name, zero)
-    turn = writer("Where", up, pi, writer("Neg", pi))
-    behind = writer("Where", writer("Less", x_name, zero), writer("Add", angle, turn), angle)
-    quarter = writer("Mul", writer("Sign", y_name), writer.like(math.pi / 2, x))
-    return writer.fit(writer("Where", on_axis, quarter, behind), results[0].dtype)
-
-
 def _horner(writer: Writer, x: Any, coefficients: Sequence[float], like: Value) -> str:
     made: Any = writer.like(coefficients[0], like)
     for each in coefficients[1:]:
@@ -177,7 +158,9 @@ def lgamma(writer: Writer, results: Results, x: Value) -> str:
     sine = writer("Log", writer("Sin", writer("Mul", pi, part)))
     left = writer("Sub", writer("Sub", writer("Log", pi), sine), right)
     made = writer("Where", reflected, left, right)
-    infinite = writer("IsInf", x)
+    # So is a whole number that is not above 0, as all far below are.
+    pole = writer("And", reflected, writer("Equal", part, writer.like(0, x)))
+    infinite = writer("Or", writer("IsInf", x), pole)
     return writer.fit(writer("Where", infinite, writer.like(np.inf, x), made), results[0].dtype)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer
-from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.registry import RULES, Refused, rule
 from pax_export.export.formats.onnx.rules.arithmetic import extreme
+from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.rules.slices import padded
 from pax_export.export.formats.onnx.values import Value, is_number
 
@@ -25,14 +26,34 @@ def reduced(writer: Writer, operator: str, x: Any, axes: Axes, keep: bool = Fals
 
 @rule("reduce_sum", part_by_part=True)
 def reduce_sum(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: Any) -> Any:
-    return writer.fit(reduced(writer, "ReduceSum", x, axes), results[0].dtype)
+    (result,) = results
+    if x.is_float or not len(axes):
+        return writer.fit(reduced(writer, "ReduceSum", x, axes), result.dtype)
+    # onnxruntime adds whole numbers as float64 and stops at the ends of their type.
+    if x.dtype.itemsize == 8:
+        sizes = [x.shape[axis] for axis in axes]
+        ones = Value(writer.expand(writer.like(1, x), sizes), x.dtype, tuple(sizes))
+        numbers = ((tuple(axes), tuple(range(len(axes)))), ((), ()))
+        return product(writer, x, ones, numbers, result.shape, x.carrier)
+    wide = x.name if x.carrier == np.int64 else writer.cast(x, np.int64)
+    total = reduced(writer, "ReduceSum", wide, axes)
+    return writer.fit(writer.cast(total, x.carrier), result.dtype)
 
 
 @rule("reduce_prod")
 def reduce_prod(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: Any) -> Any:
-    if x.carrier != np.float64:
-        return writer.fit(reduced(writer, "ReduceProd", x, axes), results[0].dtype)
-    raise Refused("of float64 numbers")
+    (result,) = results
+    if x.carrier == np.float32 or not len(axes):
+        return writer.fit(reduced(writer, "ReduceProd", x, axes), result.dtype)
+    # onnxruntime multiplies whole numbers as float64, and float64 not at all.
+    name, shape = x.name, list(x.shape)
+    for axis in sorted(axes, reverse=True):
+        if shape[axis] == 0:
+            return writer.expand(writer.like(1, x), result.shape)
+        value = Value(name, x.dtype, tuple(shape))
+        products = RULES["cumprod"](writer, [value], value, axis=axis, reverse=True)
+        name, shape = writer.slice(products, axis, 0, 1), [*shape[:axis], 1, *shape[axis + 1 :]]
+    return writer.squeeze(name, sorted(axes))
 
 
 def _extreme(operator: str) -> Callable:

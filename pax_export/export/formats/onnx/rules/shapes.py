@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._jaxpr import branch_for_cpu
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.values import AnyValue, Value, carrier, is_number, same_size
@@ -195,16 +196,11 @@ def dimension_size(writer: Writer, results: Results, x: Value, *, dimension: int
 
 @rule("platform_index")
 def platform_index(writer: Writer, results: Results, *, platforms: Sequence[Any]) -> Value:
-    number = np.asarray(cpu_branch(platforms), np.int32)
+    branch = branch_for_cpu(platforms)
+    if branch is None:
+        raise Refused("of a program that is for other machines than CPUs")
+    number = np.asarray(branch, np.int32)
     return Value(writer.constant(number), np.dtype(np.int32), (), number)
-
-
-def cpu_branch(platforms: Sequence[Any]) -> int:
-    """Which of several programs is for the CPU, whose plain operations every machine has."""
-    for index, names in enumerate(platforms):
-        if names is None or "cpu" in names:
-            return index
-    raise Refused("of a program that is for other machines than CPUs")
 
 
 def one_value(value: AnyValue) -> Value:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer, flat
 from pax_export.export.formats.onnx.registry import Refused, rule
-from pax_export.export.formats.onnx.rules.arithmetic import extreme
+from pax_export.export.formats.onnx.rules.arithmetic import choose, extreme
 from pax_export.export.formats.onnx.rules.slices import padded, spaced
 from pax_export.export.formats.onnx.values import Value, is_number
 
@@ -85,12 +85,15 @@ rule("reduce_window_min")(_pool(lambda w, x, y, v: extreme(w, "Min", x, y, v.is_
 def reduce_window(
     writer: Writer, results: Results, *operands: Value, jaxpr: Any, consts: Any, **window: Any
 ) -> Any:
-    """By any function of two: it is written once for each place of a window."""
+    """By any function of two: it is written once for each place of a window.
+
+    A window begins with the start, which need not be neutral; so padding has no part in it.
+    """
     values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     if len(consts):
         raise Refused("by a function that closes over arrays")
 
-    def both(one: Names, other: Names) -> Names:
+    def function(one: Names, other: Names) -> Names:
         given = [
             Value(name, value.dtype, result.shape)
             for names in (one, other)
@@ -98,6 +101,19 @@ def reduce_window(
         ]
         return tuple(each.name for each in flat(writer.inline(jaxpr, given)))
 
-    names = tuple(value.name for value in values)
-    neutral = tuple(start.name for start in starts)
-    return list(_over_windows(writer, values[0].shape, names, neutral, both, **window))
+    def both(one: Names, other: Names) -> Names:
+        *first, is_first = one
+        *second, is_second = other
+        made = []
+        for joined, left, right, value in zip(function(first, second), first, second, values):
+            chosen = choose(writer, is_second, joined, left, value.dtype)
+            made.append(choose(writer, is_first, chosen, right, value.dtype))
+        return (*made, writer("Or", is_first, is_second))
+
+    shape = values[0].shape
+    names = (*(value.name for value in values), writer.expand(np.array(True), shape))
+    neutral = (*(start.name for start in starts), np.array(False))
+    begun = [writer.expand(start, each.shape) for start, each in zip(starts, results)]
+    begun.append(writer.expand(np.array(True), results[0].shape))
+    made = _over_windows(writer, shape, names, neutral, both, **window)
+    return list(both(tuple(begun), made)[:-1])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._jax import scan_operands
+from pax_export._jaxpr import branch_for_cpu
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, kind, rule
 from pax_export.export.formats.tflite.rules.indexing import updated
 from pax_export.export.formats.tflite.tensors import (
@@ -211,11 +212,10 @@ def _either(which: Any, number: int, here: Any, after: Any) -> Any:
 
 @rule("platform_index", thin=True)
 def platform_index(op: Operation) -> Any:
-    """The branch for no platform in particular, as a phone may have any; else that for CPUs."""
-    platforms = op.params["platforms"]
-    of_any = [number for number, names in enumerate(platforms) if names is None]
-    of_cpu = [number for number, names in enumerate(platforms) if names and "cpu" in names]
-    return tf.constant((of_any + of_cpu)[0])
+    branch = branch_for_cpu(op.params["platforms"])
+    if branch is None:
+        raise NotInTfliteError("of a program that is for other machines than CPUs")
+    return tf.constant(branch)
 
 
 @rule("custom_linear_solve", "linear_solve", thin=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from pax_export.export.formats.special import FUNCTIONS, written_out
-from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rule import RULES, NotInTfliteError, Operation, rule
 
 
-@rule(*FUNCTIONS, thin=True)
+# What has a rule by now is an operation of TFLite, or made of some.
+@rule(*(FUNCTIONS.keys() - RULES.keys()), thin=True)
 def written(op: Operation, *operands: Any) -> Any:
     function = written_out(op.name, op.operands)
     if function is None:
