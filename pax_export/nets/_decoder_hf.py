@@ -92,7 +92,10 @@ def _gemma2(fields: Fields) -> Found:
     window = fields.size("sliding_window")
     if fields.get("sliding_window_size", window) != window:  # the name in the first files
         raise unsupported(fields, "sliding_window_size")
-    return _with_post_norms(fields, "gemma2") | {"kinds": _kinds(fields, default, window)}
+    return _with_post_norms(fields, "gemma2") | {
+        "kinds": _kinds(fields, default, window),
+        "attention_softcap": fields.optional("attn_logit_softcapping"),
+    }
 
 
 def _gemma3(fields: Fields) -> Found:
@@ -101,8 +104,6 @@ def _gemma3(fields: Fields) -> Found:
     if fields.get("layer_types") is None:
         if fields.get("_sliding_window_pattern", period) != period:
             raise unsupported(fields, "_sliding_window_pattern")
-    if fields.get("original_max_position_embeddings") is not None:
-        raise unsupported(fields, "original_max_position_embeddings")
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
     (base, scaling), (local_base, local_scaling) = _ropes_of_gemma3(fields)
     local = (local_base, local_scaling is not None)
@@ -125,7 +126,6 @@ def _with_post_norms(fields: Fields, family: str) -> Found:
         **_of_gemma(fields),
         "post_norms": True,
         "query_key_norm": family == "gemma3",
-        "attention_softcap": fields.optional("attn_logit_softcapping"),
         "logit_softcap": fields.optional("final_logit_softcapping"),
         "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
     }
@@ -218,7 +218,10 @@ def _ropes_of_gemma3(fields: Fields) -> tuple[Rope, Rope]:
         found[word] = mapping({} if part is None else part, f"{fields.where}: {word}")
     if any(value is not None for value in parts.values()):
         raise unsupported(fields, "rope_parameters", parts)
-    whole = {**found["full_attention"], **fields.part("rope_scaling")}
+    old = fields.part("rope_scaling")
+    if "type" in old and "rope_type" not in old:  # which transformers 5 does not read here
+        raise unsupported(fields, "rope_scaling: type", old["type"])
+    whole = {**found["full_attention"], **old}
     for each in (whole, found["sliding_attention"]):
         if each.get("truncate", True) is not True:
             raise unsupported(fields, "rope_parameters: truncate", each["truncate"])

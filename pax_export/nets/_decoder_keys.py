@@ -55,9 +55,9 @@ _BIASES = ("attention_bias", "mlp_bias", "qkv_bias")
 
 
 def _family(
-    sizes: str, eps: float, tied: bool, ignored: tuple = (), fixed: Any = None, **others: Any
+    sizes: str, eps: float, tied: bool, *, fixed: dict[str, tuple] | None = None, **others: Any
 ) -> Keys:
-    """The keys of a family of Llama's kind; `sizes` are the first seven defaults."""
+    """The keys of a family of Llama's kind; `sizes` are the first defaults."""
     names = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
@@ -66,7 +66,7 @@ def _family(
     defaults |= {"rms_norm_eps": eps, "tie_word_embeddings": tied}
     defaults |= {"original_max_position_embeddings": None, **_ROPE, **others}
     unread = {name for name in _BIASES if name not in defaults}
-    return Keys(defaults, _FIXED | (fixed or {}), _IGNORED | unread | set(ignored))
+    return Keys(defaults, _FIXED | (fixed or {}), _IGNORED | unread)
 
 
 _QWEN: dict[str, Any] = {
@@ -108,7 +108,9 @@ HF = {
     ),
     "gemma3_text": _family(
         "262208 2304 9216 26 8 4 256 131072", 1e-6, True,
-        **(_GEMMA2 | dict.fromkeys(_SOFTCAPS) | {
+        fixed={"original_max_position_embeddings": (), "attn_logit_softcapping": ()},
+        **(_GEMMA2 | {
+            "final_logit_softcapping": None,
             "rope_theta": 1_000_000.0, "rope_local_base_freq": 10000.0,
             "sliding_window_pattern": 6, "_sliding_window_pattern": None,
         }),

@@ -233,7 +233,7 @@ def test_each_key_counts_as_in_transformers_or_is_refused(family, tmp_path):
             wrong.append((key, value, float(error)))
         counted["equal"] += 1
     assert wrong == []
-    assert counted["equal"] > 100 and counted["refused"] > 50, counted
+    assert counted["equal"] > 70 and counted["refused"] > 50, counted
 
 
 # --- whole folders --------------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""Adapters of language models between PEFT and here, both ways: equal logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+
+from pax_export import adapters
+from pax_export.nets import Decoder
+from tests.adapters.layers import disturbed
+from tests.closeness import assert_close
+from tests.oracles.test_families import BASES, TOKENS, logits_of, model_of
+
+# Of transformers, in what peft calls.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+_LLAMA = {
+    "layers.*.attention.query": "model.layers.*.self_attn.q_proj",
+    "layers.*.attention.value": "model.layers.*.self_attn.v_proj",
+    "layers.*.attention.output": "model.layers.*.self_attn.o_proj",
+    "layers.*.dense.up": "model.layers.*.mlp.up_proj",
+}
+_TARGETS = ["q_proj", "v_proj", "o_proj", "up_proj"]
+FAMILIES = ["llama", "gemma3_text"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "patterns": {
+        "rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 5},
+        "alpha_pattern": {"q_proj": 3, "layers.1.mlp.up_proj": 7},
+    },
+}
+
+
+def loaded(folder: Any, family: str) -> tuple[Any, Decoder]:
+    model = model_of(family, BASES[family])
+    model.save_pretrained(folder)
+    return model, Decoder.from_pretrained(folder, layers="listed")
+
+
+def moved(model: Any) -> Any:
+    """A model whose adapters add something."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_A" in name or "lora_B" in name:
+                parameter.normal_(std=0.3)
+            elif "lora_magnitude" in name:
+                parameter.mul_(1.0 + 0.3 * torch.rand_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("options", list(OPTIONS))
+def test_adapters_of_peft_give_its_logits(options, family, tmp_path):
+    model, lm = loaded(tmp_path / "base", family)
+    before = logits_of(model)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules=_TARGETS, **OPTIONS[options]
+    )
+    model = moved(peft.get_peft_model(model, config)).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    tuned = adapters.load(lm, tmp_path / "adapter", rename=_LLAMA)
+    expected = logits_of(model)
+    assert np.abs(expected - before).max() > 0.1
+    assert_close(tuned(TOKENS), expected, rtol=3e-5)
+    assert_close(adapters.merge(tuned)(TOKENS), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("options", [{}, {"rslora": True}, {"dora": True}], ids=str)
+def test_adapters_saved_here_give_their_logits_in_peft(options, family, tmp_path):
+    model, lm = loaded(tmp_path / "base", family)
+    own = [f"layers.*.{path}" for path in ("attention.query", "attention.value")]
+    tuned = adapters.add(lm, own, 4, alpha=6, **options)
+    tuned = adapters.add(tuned, "layers.1.dense.up", 2, alpha=5, name="other", **options)
+    tuned = disturbed(tuned)
+    for name in ("default", "other"):
+        one = adapters.activate(tuned, name)
+        adapters.save(one, tmp_path / name, name=name, rename=_LLAMA)
+        read = peft.PeftModel.from_pretrained(model_of(family, BASES[family]), tmp_path / name)
+        expected = np.asarray(one(TOKENS))
+        assert np.abs(expected - logits_of(model)).max() > 0.05
+        assert_close(logits_of(read.eval()), expected, rtol=3e-5)
