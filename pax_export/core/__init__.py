@@ -8,7 +8,14 @@ from pax_export.core._check import (
 )
 from pax_export.core._edit import set_training, with_class, with_static
 from pax_export.core._fresh_arrays import drawn, filled
-from pax_export.core._labels import labelled, path_in, recorded
+from pax_export.core._labels import (
+    Labelling,
+    labelled,
+    path_in,
+    recorded,
+    traced_anew,
+    with_labels,
+)
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,
@@ -55,6 +62,7 @@ from pax_export.core._subclassing import aspect_of, derived, register_aspect
 from pax_export.core._summary import elements, pax_line, summary_lines
 from pax_export.core._traversal import (
     apply_bottom_up,
+    is_labelled,
     join,
     map_attributes,
     map_submodules,

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pax_export.core._labels import SAYS_PATH, called
+from pax_export.core._moduledef import Label
 from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._subclassing import base_of
 from pax_export.core._traversal import named_modules
@@ -44,6 +46,8 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
+            if Label.in_use:
+                return called(call, self, args, kwargs)
             return call(self, *args, **kwargs)
         except Exception as error:
             if isinstance(self, Node):  # else a view of one, whose own call is around this
@@ -51,6 +55,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
                 explain_sharding(error, [self])
             raise
 
+    setattr(__call__, SAYS_PATH, True)
     return __call__
 
 

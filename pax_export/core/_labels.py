@@ -1,9 +1,10 @@
 """Modules that know where they stand: each call of one says its path to the trace and to a record.
 
-A labelled net is a copy whose modules hold their paths as static data, and whose
-classes are derived ones with another `__call__`.  The net itself, and nets that
-nobody looks at, pay nothing.  A path survives jit, scan, vmap and grad, since it is
-part of the treedef; a trace of one path is never taken for that of another.
+A labelled net is a copy whose modules hold their paths in their moduledefs, so that a path
+survives jit, scan, vmap and grad.  Labels do not make trees differ: a labelled net, its
+gradients, the moments of an optimizer and a net without labels still have equal treedefs.  Only
+modules of *one* net with different labels differ, so that jax traces each of two equal layers for
+itself; see `with_labels` for nets that put such layers together.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 
 from pax_export.core._edit import with_class
-from pax_export.core._subclassing import derived, register_aspect
+from pax_export.core._moduledef import LABEL, Label
+from pax_export.core._subclassing import base_of, derived, register_aspect
 from pax_export.core._traversal import apply_bottom_up, named_modules, rebuilt
 from pax_export.core._tree import STATIC, Node, attributes_of, current_kinds, update_moduledef
 
-_PATH = "_path_in_net"
+R = TypeVar("R")
+Labelling = Callable[[Any], Any]
+#: What a `__call__` has that comes by `called`.
+SAYS_PATH = "_pax_says_path"
 _SCOPE = re.compile(r"<([^<>]*)>")
 
 
@@ -38,17 +43,42 @@ class Recorder(Protocol):
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("pax_export_recorder", default=None)
+#: The path and the class of the module whose call runs, if it is labelled.
+_around: ContextVar[tuple[str, type] | None] = ContextVar("pax_export_around", default=None)
+_trace = jax.make_user_context()
 
 
-def labelled(net: Any) -> Any:
-    """A copy of a module in which each module knows its path from the root."""
-    copy = rebuilt(net)
+def labelled(net: Any, apart: bool = True) -> Any:
+    """A copy of a module in which each module knows its path from the root.
+
+    With ``apart=False`` equal modules of the net have equal treedefs, too.
+    """
+    copy, whole = rebuilt(net), object()
     for path, module in named_modules(copy):
         kinds = current_kinds(module)
-        attributes_of(module)[_PATH] = path
-        update_moduledef(module, kinds | {_PATH: STATIC})
+        attributes_of(module)[LABEL] = Label(path, whole if apart else object())
+        update_moduledef(module, kinds | {LABEL: STATIC})
     # A class that writes its own `apply` has no say here.
-    return apply_bottom_up(copy, lambda m: with_class(m, derived(type(m), "labelled", True)))
+    return apply_bottom_up(copy, _that_says_its_path)
+
+
+def with_labels(trace: Callable[[Labelling], R]) -> R:
+    """What ``trace(label)`` gives; it traces a function of ``label(net)``.
+
+    Where labels are in the way, as of layers that are stacked before they are called, it is done
+    once more with labels that keep no modules apart.
+    """
+    try:
+        with traced_anew():
+            return trace(labelled)
+    except (TypeError, ValueError):
+        with traced_anew():
+            return trace(functools.partial(labelled, apart=False))
+
+
+def traced_anew() -> Any:
+    """A block in which jax uses no program again that it traced outside of it."""
+    return _trace(object())
 
 
 @contextmanager
@@ -61,24 +91,37 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _recorder.reset(token)
 
 
-def _labelled(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
-    if not issubclass(base, Callable):  # what it is called for, it has no call
-        return {}
-    call = namespace.get("__call__") or base.__call__
-
-    @functools.wraps(call)
-    def __call__(self: Node, *args: Any, **kwargs: Any) -> Any:
-        path = attributes_of(self).get(_PATH)
-        if path is None:
-            return call(self, *args, **kwargs)
-        with jax.named_scope(f"<{path}>"):
-            output = call(self, *args, **kwargs)
-            recorder = _recorder.get()
-            if recorder is not None:
-                output = recorder.called(path, self, (args, kwargs), output)
+def called(call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+    """What a call of a module gives; a labelled one says its path to the trace and the recorder."""
+    label = attributes_of(module).get(LABEL) if isinstance(module, Node) else None
+    if label is None:
+        return call(module, *args, **kwargs)
+    around = label.path, base_of(type(module))
+    if _around.get() == around:  # the call of a base class, or of a view of the module
+        return call(module, *args, **kwargs)
+    token = _around.set(around)
+    try:
+        with jax.named_scope(f"<{label.path}>"):
+            output = call(module, *args, **kwargs)
+    finally:
+        _around.reset(token)
+    recorder = _recorder.get()
+    if recorder is None:
         return output
+    return recorder.called(label.path, module, (args, kwargs), output)
 
-    return {"__call__": __call__}
+
+def _that_says_its_path(module: Node) -> Node:
+    """The module; of another class, if it has a `__call__` that does not come by `called`."""
+    cls = type(module)
+    if not issubclass(cls, Callable) or getattr(cls.__call__, SAYS_PATH, False):
+        return module
+    return with_class(module, derived(cls, "labelled", True))
+
+
+def _labelled(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
+    call = namespace.get("__call__") or base.__call__
+    return {"__call__": lambda self, *args, **kwargs: call(self, *args, **kwargs)}
 
 
 register_aspect("labelled", _labelled)

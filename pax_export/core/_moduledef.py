@@ -11,6 +11,33 @@ from jax.tree_util import GetAttrKey
 from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._static import is_opaque, static_key
 
+#: Under this name a module of a labelled net keeps its label, as a static attribute.
+LABEL = "_path_in_net"
+
+
+class Label:
+    """Where a module stands; labels of several nets, and a label and none, are no difference.
+
+    Attributes:
+        path: from the root of the net.
+        net: stands for the net; an object that is equal to no other.
+    """
+
+    __slots__ = ("path", "net")
+    #: Whether any net was ever labelled: modules do not look for labels before.
+    in_use = False
+
+    def __init__(self, path: str, net: object):
+        self.path, self.net = path, net
+        Label.in_use = True
+
+    def __repr__(self) -> str:
+        return self.path
+
+    def differs(self, other: Label | None) -> bool:
+        """Whether this is another module of the same net."""
+        return other is not None and self.net is other.net and self.path != other.path
+
 
 class ModuleDef:
     """Everything about a module that is not a child of it.
@@ -30,9 +57,10 @@ class ModuleDef:
         uncached: whether a flatten must look at the attributes again, because
             a container may have changed since the last one.
         lazy: whether a rebuilt module may fill in its attributes later.
-        opaque: whether some static value has no hash, so that equal moduledefs
-            need not be one object.
+        opaque: whether some static value has no hash, or there is a label, so that equal
+            moduledefs need not be one object.
         keys: the jax key of each child.
+        label: where the module stands in a labelled net, or None.
     """
 
     __slots__ = (
@@ -46,6 +74,7 @@ class ModuleDef:
         "lazy",
         "opaque",
         "keys",
+        "label",
         "_key",
         "_hash",
         "__weakref__",
@@ -64,7 +93,8 @@ class ModuleDef:
         self.uncached = bool(mixed or self.containers)
         # An attribute that a class attribute hides would never be asked for.
         self.lazy = not self.uncached and not any(hasattr(cls, n) for n in order)
-        self.opaque = is_opaque(key)
+        self.label: Label | None = static.get(LABEL)
+        self.opaque = self.label is not None or is_opaque(key)
         self.keys = tuple([GetAttrKey(name) for name in self.names])
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +103,8 @@ class ModuleDef:
         if not isinstance(other, ModuleDef):
             return NotImplemented
         # Two threads may have made one each, and what has no hash is not interned.
-        return self._hash == other._hash and self._key == other._key
+        same = self._hash == other._hash and self._key == other._key
+        return same and not (self.label and self.label.differs(other.label))
 
     def __hash__(self) -> int:
         return self._hash
@@ -99,9 +130,9 @@ def intern_moduledef(
     static: Mapping[str, Any],
 ) -> ModuleDef:
     """Returns the one moduledef with this content; `order` has all names as assigned."""
-    items = frozenset([(name, static_key(value)) for name, value in static.items()])
+    items = frozenset([(n, static_key(value)) for n, value in static.items() if n != LABEL])
     key = (cls, arrays, mixed, items)
-    moduledef = _interned.get(key)
+    moduledef = _interned.get(key) if LABEL not in static else None
     if moduledef is None:
         moduledef = ModuleDef(key, cls, order, arrays, mixed, static)
         if not moduledef.opaque:

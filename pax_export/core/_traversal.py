@@ -13,8 +13,9 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from pax_export.core._moduledef import LABEL, Label
 from pax_export.core._native import fastest_collect
-from pax_export.core._tree import Node, flatten, is_node, unflatten
+from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
 
 
 def path_name(path: tuple) -> str:
@@ -165,6 +166,11 @@ def apply_bottom_up(module: Any, function: Callable[[Any], Any]) -> Any:
 # --- functions that only move leaves ------------------------------------------------
 
 
+def is_labelled(module: Any) -> bool:
+    """Whether a module knows its path: then its treedef must not be exchanged for an equal one."""
+    return Label.in_use and is_node(module) and attributes_of(module).get(LABEL) is not None
+
+
 def cached_by_treedef(
     runs_foreign_code: Callable[[Any], bool] = lambda module: False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -200,7 +206,7 @@ def cached_by_treedef(
         @functools.wraps(function)
         def replay(module, *arguments):
             leaves, treedef = tree_flatten(module)
-            found = plan(treedef, arguments)
+            found = None if is_labelled(module) else plan(treedef, arguments)
             if found is None:
                 return function(module, *arguments)
             picks, out_treedef = found

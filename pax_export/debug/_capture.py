@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from pax_export.core import is_array, labelled, purecall, recorded, require_module
+from pax_export.core import Labelling, is_array, purecall, recorded, require_module, with_labels
 from pax_export.debug._harvest import PREFIX, Harvest
 from pax_export.debug._selection import selected_paths
 
@@ -99,7 +99,6 @@ class Capture:
     def _run(
         self, net: Any, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
     ) -> tuple[Any, dict[str, list[Any]], dict[str, Any]]:
-        marks = _Marks(frozenset(self.paths))
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         places = [number for number, leaf in enumerate(leaves) if _is_data(leaf)]
         seen: list[Any] = []
@@ -114,8 +113,13 @@ class Capture:
             return flat
 
         data = [leaves[place] for place in places]
-        with recorded(marks):
-            program = jax.make_jaxpr(call)(labelled(net), data)
+
+        def trace(label: Labelling) -> Any:
+            marks = _Marks(frozenset(self.paths))
+            with recorded(marks):
+                return jax.make_jaxpr(call)(label(net), data), marks
+
+        program, marks = with_labels(trace)
         harvest = Harvest(added)
         flat = harvest.run(program, [*jax.tree_util.tree_leaves(net), *data])
         return jax.tree_util.tree_unflatten(seen[-1], flat), harvest.taken, marks.trees

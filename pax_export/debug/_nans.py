@@ -15,7 +15,7 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
-from pax_export.core import is_array, is_node, labelled, named_leaves
+from pax_export.core import Labelling, is_array, is_node, named_leaves, with_labels
 from pax_export.debug._origin import all_finite, argument_error, is_bad, operation_error
 from pax_export.debug._watch import watching
 from pax_export.transforms import Folded, fold, unfold
@@ -121,33 +121,35 @@ class _Call:
         args, kwargs = self.arguments(data)
         return self.function(*args, **kwargs)
 
-    def with_labels(self, data: list[Any]) -> list[Any]:
-        """The results of the call, in which each module says where it is."""
-        args, kwargs = _labelled_all(self.arguments(data))
-        function = self.function
-        called = _labelled_all(function) if is_node(function) else function
-        return jax.tree_util.tree_leaves(called(*args, **kwargs))
+    def traced(self, label: Labelling) -> Any:
+        """The program of the call, in which each module says where it is."""
+
+        def run(data: list[Any]) -> list[Any]:
+            args, kwargs = _labelled_all(self.arguments(data), label)
+            function = _labelled_all(self.function, label)
+            return jax.tree_util.tree_leaves(function(*args, **kwargs))
+
+        return jax.make_jaxpr(run)(self.data)
 
 
 def _error(call: _Call) -> Exception:
     for path, leaf in named_leaves(call.arguments(call.data)):
         if _is_data(leaf) and is_bad(jnp.asarray(leaf)):
             return argument_error(leaf, path.partition(".")[2])
-    return operation_error(jax.make_jaxpr(call.with_labels)(call.data), call.data)
+    return operation_error(with_labels(call.traced), call.data)
 
 
 def _is_data(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
 
-def _labelled_all(tree: Any) -> Any:
-    return jax.tree_util.tree_map(_labelled, tree, is_leaf=lambda x: is_node(x) or _is_folded(x))
+def _labelled_all(tree: Any, label: Labelling) -> Any:
+    def labelled(value: Any) -> Any:
+        if _is_folded(value):  # a module, as `transforms.jit` hands it on
+            return fold(label(unfold(value)))
+        return label(value) if is_node(value) else value
 
-
-def _labelled(value: Any) -> Any:
-    if _is_folded(value):  # a module, as `transforms.jit` hands it on
-        return fold(labelled(unfold(value)))
-    return labelled(value) if is_node(value) else value
+    return jax.tree_util.tree_map(labelled, tree, is_leaf=lambda x: is_node(x) or _is_folded(x))
 
 
 def _is_folded(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pax_export._jax import needed_part
-from pax_export.core import is_array, is_node, labelled, purecall, recorded
+from pax_export.core import Labelling, is_array, is_node, purecall, recorded, with_labels
 from pax_export.export.tracing.spec import resolve
 from pax_export.inspection._work import Work, work_of
 
@@ -69,16 +69,20 @@ def traced(net: Any, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
     args, named = jax.tree_util.tree_unflatten(
         resolved.tree, [entry.struct for entry in resolved.flat]
     )
-    trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
 
-    def call(module: Any, args: tuple, named: dict) -> Any:
-        updated, output = purecall(module, *args, **named)
-        trace.output_count = len(jax.tree_util.tree_leaves(output))
-        return updated, output  # a call in train mode changes state, too
+    def labelled(label: Labelling) -> Trace:
+        trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
 
-    with recorded(trace):
-        program = jax.make_jaxpr(call)(labelled(net), args, named)
-    trace.program = needed_part(program)
+        def call(module: Any, args: tuple, named: dict) -> Any:
+            updated, output = purecall(module, *args, **named)
+            trace.output_count = len(jax.tree_util.tree_leaves(output))
+            return updated, output  # a call in train mode changes state, too
+
+        with recorded(trace):
+            trace.program = needed_part(jax.make_jaxpr(call)(label(net), args, named))
+        return trace
+
+    trace = with_labels(labelled)
     trace.work = work_of(trace.program)
     return trace
 

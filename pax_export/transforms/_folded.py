@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_map
 
-from pax_export.core import Node, folded, is_node
+from pax_export.core import Node, folded, is_labelled, is_node
 
 
 class Folded:
@@ -47,7 +47,7 @@ def _fold(module: Node) -> Folded:
     pair = module._pax_folded
     if pair is None:
         leaves, treedef = tree_flatten(module)
-        pair = (leaves,), _interned(treedef)
+        pair = (leaves,), treedef if is_labelled(module) else _interned(treedef)
     return Folded(pair)
 
 

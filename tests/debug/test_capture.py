@@ -169,3 +169,41 @@ def test_statistics_tell_nan_and_zeros():
         "nan",
         "zeros",
     ]
+
+
+def test_layers_that_a_jitted_function_calls_are_captured_each_time():
+    apply = jax.jit(lambda layer, x: layer(x))
+
+    class Twins(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = pax.Linear(3, 3), pax.Linear(3, 3)
+
+        def __call__(self, x):
+            return apply(self.b, apply(self.a, x))
+
+    net, x = Twins(), jnp.ones((1, 3))
+    apply(net.a, x)  # traced before without labels
+    for _ in range(2):
+        values = pax.debug.capture(net)(x)[1]
+        assert set(values) == {"", "a", "b"}
+        assert_close(values["a"], net.a(x), 1e-6)
+        assert_close(values["b"], net(x), 1e-6)
+
+
+def test_a_net_that_stacks_its_layers_when_it_is_called():
+    class Stacked(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = [pax.Linear(3, 3) for _ in range(3)]
+
+        def __call__(self, x):
+            layers = jax.tree_util.tree_map(lambda *each: jnp.stack(each), *self.layers)
+            return jax.lax.scan(lambda x, layer: (layer(x), None), x, layers)[0]
+
+    net, x = Stacked(), jnp.ones((1, 3))
+    values = pax.debug.capture(net)(x)[1]
+    assert_close(values[""], net(x), 1e-6)
+    assert values["layers.0"].shape == (3, 1, 3)
+    assert pax.debug.statistics(net, x)["layers.0"].nan == 0
+    assert "layers.0" in str(pax.inspect(net, x))

@@ -128,3 +128,81 @@ def test_a_function_is_compiled_once():
     for _ in range(3):
         watched(X)
     assert len(calls) == 1
+
+
+# Trees that hold copies of a net: moments, averages, nets of a closure
+
+OPTIMIZERS = {
+    "adam": lambda params: pax.optim.from_optax(optax.adam(1e-3))(params),
+    "packed": lambda params: pax.optim.from_optax(optax.adam(1e-3), packed=True)(params),
+    "momentum": lambda params: pax.optim.from_optax(optax.sgd(1e-3, momentum=0.9))(params),
+    "opax": lambda params: pax.opax.adam(1e-3)(params),
+    "opax_momentum": lambda params: pax.opax.chain(pax.opax.trace(0.9), pax.opax.scale(1e-3))(
+        params
+    ),
+}
+
+
+class Rooted(pax.Module):
+    def __call__(self, x):
+        return jnp.sqrt(-1 - x**2)
+
+
+def with_nan():
+    """A net whose middle gives NaN."""
+    return pax.Sequential(pax.Linear(3, 3), Rooted(), pax.Linear(3, 3))
+
+
+def loss_fn(net, x):
+    loss = (net(x) ** 2).mean()
+    return loss, (loss, net)
+
+
+def in_both_forms(step, *args):
+    """The errors of both forms, which say the same but for lines that jax may shorten."""
+    errors = [raised(step, *args)]
+    with pytest.raises(pax.errors.NonFiniteError) as caught, pax.debug.nans():
+        jax.jit(step)(*args)
+    return [*errors, caught.value]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_whose_optimizer_holds_moments(name):
+    net = with_nan()
+    step = pax.build_update_fn(loss_fn)
+    for error in in_both_forms(step, net, OPTIMIZERS[name](net.parameters()), X):
+        assert error.what == "sqrt gives NaN out of finite numbers."
+        assert error.where.startswith("modules.1, ")
+        assert "test_nans.py" in error.where
+
+
+def test_moments_of_optax_averages_and_a_teacher_beside_the_net():
+    net, optimizer = with_nan(), optax.adam(1e-3)
+    teacher = net.parameters()
+
+    def step(net, state, average, x):
+        params = net.parameters()
+        loss, grads = jax.value_and_grad(lambda p: (net.update_parameters(p)(x) ** 2).sum())(params)
+        far = jax.tree_util.tree_map(lambda p, t: ((p - t) ** 2).sum(), params, teacher)
+        updates, state = optimizer.update(grads, state, params)
+        net = net.update_parameters(optax.apply_updates(params, updates))
+        average = jax.tree_util.tree_map(lambda a, b: 0.9 * a + 0.1 * b, average, net)
+        return net, state, average, loss + sum(jax.tree_util.tree_leaves(far))
+
+    for error in in_both_forms(step, net, optimizer.init(teacher), net, X):
+        assert error.where.startswith("modules.1, ")
+
+
+def test_a_net_that_stacks_its_layers_when_it_is_called():
+    class Stacked(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = [pax.Sequential(pax.Linear(3, 3), Rooted()) for _ in range(2)]
+
+        def __call__(self, x):
+            layers = jax.tree_util.tree_map(lambda *each: jnp.stack(each), *self.layers)
+            return jax.lax.scan(lambda x, layer: (layer(x), None), x, layers)[0]
+
+    for error in in_both_forms(Stacked(), X):
+        assert error.what == "sqrt gives NaN out of finite numbers."
+        assert "modules.1, " in error.where

@@ -13,7 +13,7 @@ from typing import Any
 
 from pax_export._errors import PaxError
 from pax_export._files import leftovers
-from pax_export.core import Module, labelled, named_modules
+from pax_export.core import Module, labelled, named_modules, traced_anew
 from pax_export.export.artifact.formats import Format
 from pax_export.export.tracing.owners import owner_of
 from pax_export.export.tracing.programs import Program
@@ -37,7 +37,7 @@ def scratch_place(format: Format) -> Iterator[Path]:
 
 
 def with_paths(model: Any) -> tuple[Any, dict[str, str]]:
-    """A model whose modules say their paths when it is traced, and their classes by path."""
+    """A model whose modules say their paths when it is traced anew, and their classes by path."""
     if not isinstance(model, Module):
         return model, {}
     kinds = {path: type(each).__name__ for path, each in named_modules(model)}
@@ -72,7 +72,8 @@ def name_modules(
 def _of_refusal(attempt: Callable[[], object], error: PaxError) -> tuple[Chain, ...]:
     """The operations of the error that an attempt ends with, if it is alike."""
     try:
-        attempt()
+        with traced_anew():
+            attempt()
     except PaxError as other:
         if other.what == error.what:
             return operations(other)

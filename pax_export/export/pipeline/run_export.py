@@ -24,6 +24,7 @@ from pax_export._errors import (
     ValidationError,
     a_few,
 )
+from pax_export.core import traced_anew
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
@@ -242,7 +243,8 @@ def _name(error: ValidationError, writer: Writer, run: ExportRun, request: Reque
 
     def find() -> Parting | None:
         run.budget = Budget()
-        traced = part.trace(dataclasses.replace(request, model=model))
+        with traced_anew():
+            traced = part.trace(dataclasses.replace(request, model=model))
         return parting(writer.format, *traced, kinds, error, test)
 
     with run.phase("find the operation"):
