@@ -166,8 +166,8 @@ def replace_node(module: Any, node: Any, value: Any) -> Any:
             write="the array, module or container itself, as the module holds it",
         )
     new = tree_unflatten(treedef, [value if x is node else x for x in items])
-    if is_node(new) and not _shows_wrapping(module):
-        new = _unwrapped(new)
+    if is_node(new) and _shows_wrapping(new) and not _shows_wrapping(module):
+        new = _unwrapped(new)  # else a module that was put in stays that very object
     check_modules(new)
     return new
 

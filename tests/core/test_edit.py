@@ -54,6 +54,9 @@ def test_replace_node():
     assert net.replace_node(net.layers, [1.0]).layers == [1.0]
     assert net.replace_node(net, 3) == 3
     assert net.replace_node(net.mixed[0], Dense(7, 7)).mixed[0].din == 7
+    layer, part = Dense(7, 7), [1.0]
+    assert net.replace_node(net.layers[0], layer).layers[0] is layer
+    assert net.replace_node(net.layers, part).layers is part
     with pytest.raises(ValueError, match="0 occurrences of list"):
         net.replace_node(net.mixed, [1])
     with pytest.raises(ValueError, match="where: layers.0.weight and layers.1.weight"):
