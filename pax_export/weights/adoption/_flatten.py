@@ -144,7 +144,9 @@ def _channels(layer: Layer, sizes: Sequence[_Sizes], place: int, outputs: bool) 
     dense = [each for each in sizes if each.kind not in ("conv", "norm")]
     if outputs:
         near = [each for each in convs if each.place > place]
-        if any(each.place > place and _is_split(size, each.inputs) for each in dense):
+        images = {each.inputs for each in convs}  # a part of such a size may be an image's
+        after = {each.inputs for each in dense if each.place > place}
+        if any(part == size or _is_split(size, part) for part in after - images):
             return []
         found = [each.inputs for each in near]
     else:

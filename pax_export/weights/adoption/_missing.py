@@ -7,7 +7,7 @@ from typing import Any
 
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._words import KINDS, Name
+from pax_export.weights.adoption._words import KINDS, ROLES, Name
 
 Fits = Callable[[Layer, Group], bool]
 
@@ -38,13 +38,11 @@ def _tails(name: Name) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
 
 def is_stranger(layer: Layer, group: Group) -> bool:
     """Whether the name of a group says something, and nothing of what the layer is called."""
-    said = group.own_words
-    if group.within is not None or said <= KINDS or not layer.said.isdisjoint(group.said):
+    said, ours = group.own_words - ROLES, layer.said - ROLES
+    if group.within is not None or said <= KINDS or not ours.isdisjoint(group.said):
         return False
     # "patches" and "patch", "pos" and "positions" are no other words.
-    return not any(
-        one.startswith(other) or other.startswith(one) for one in said for other in layer.said
-    )
+    return not any(one.startswith(other) or other.startswith(one) for one in said for other in ours)
 
 
 def without_counterpart(

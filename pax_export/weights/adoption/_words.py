@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 WEIGHT, BIAS, MEAN, VAR, COUNT = "weight", "bias", "mean", "var", "count"
 RECURRENT = "recurrent"
+ROLES = frozenset((WEIGHT, BIAS, MEAN, VAR, COUNT, RECURRENT))
 
 _ROLES = {
     "weight": WEIGHT, "weights": WEIGHT, "kernel": WEIGHT, "gamma": WEIGHT, "scale": WEIGHT,
@@ -39,7 +40,7 @@ _SYNONYMS = {
         "embed": "emb embd embedding embeddings embedder wte", "position": "pos positional wpe",
         "token": "tok tokens", "encoder": "enc", "decoder": "dec", "linear": "fc dense lin",
         "conv": "convolution conv1d conv2d conv3d", "mlp": "ffn ff ffw feedforward",
-        "norm": "ln bn gn rms layernorm batchnorm groupnorm rmsnorm normalization",
+        "norm": "ln bn gn rms layernorm layrnorm batchnorm groupnorm rmsnorm normalization",
         "layer": "layers block blocks blk", "head": "heads logits classifier", "final": "last",
         "group": "groups", "hidden": "hid", "projection": "proj", "down": "downs", "up": "ups",
         "recurrent": "rnn", "forward": "fwd", "backward": "bwd reverse reversed",

@@ -42,6 +42,10 @@ def test_nor_is_a_single_array():
     error = refused(net, file)
     assert error.missing == ("prelu.weight",)
     assert error.left == ("class_freq",)
+    # An array without a role has every array looked at by itself.
+    net = Free(conv=pax.Conv2D(3, 8, 3), gn=pax.GroupNorm(2, 8), fc=pax.Linear(8, 2),
+               class_freq=jnp.ones(8))  # fmt: skip
+    assert refused(net, {**file, **of("aux", 8)}).missing == ("gn.scale", "gn.offset")
 
 
 def test_only_what_is_missing_is_named():
