@@ -18,6 +18,7 @@ from pax_export.generation._batch_axes import shapes_of_cache
 from pax_export.generation._generate import whole
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
+    check_new_room,
     check_vocabulary,
     checked_cache_dtype,
     checked_count,
@@ -105,7 +106,8 @@ def export(
         The report of the export.  `pax_export.export.load` reads it back.
 
     Raises:
-        InvalidArgumentError: another format or signature; more than one for ONNX.
+        InvalidArgumentError: another format or signature; more than one for ONNX; sizes for
+            which no call would have room; stops or a pad of no vocabulary.
         PaxError: as the exporter of the format raises it; nothing is written then.
 
     Example:
@@ -138,6 +140,7 @@ def export(
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     lm, listed = _in_form(lm, layers, format)
     made = _Served(lm, settings, count, dtype, batch, length, max_length, listed)
+    made.check_sizes(chosen)
     if options.get("validate", True) not in (False, "variables"):
         options.setdefault("examples", made.examples(chosen, prompts))
     if format == "saved_model":
@@ -238,6 +241,19 @@ class _Served:
     room: int | str
     listed: bool
 
+    def check_sizes(self, chosen: Iterable[str]) -> None:
+        """Refuses sizes for which no call would have room."""
+        length = 1 if isinstance(self.length, str) else self.length
+        if "generate" in chosen:  # a net with learned positions refuses what is behind them
+            jax.eval_shape(lambda: self.empty(self.lm, 1, length + self.count))
+        if "prefill" in chosen and not isinstance(self.room, str) and length > self.room:
+            raise InvalidArgumentError(
+                "A prompt has more tokens than the cache has places.",
+                where="export: length",
+                got=f"length={length} and max_length={self.room}",
+                write=f"length={self.room} or less, or max_length={length} or more",
+            )
+
     def method(self, key: str) -> Callable[..., Any]:
         if key == "prefill":
 
@@ -296,6 +312,7 @@ class _Served:
         key = np.array([0, 7], np.uint32)
         calls["generate"] = [(tokens, lengths, key)[: 2 + self.settings.sampler.draws]]
         if "decode" in chosen or "prefill" in chosen:
+            check_new_room(room, lengths, 0, "export: prompts")
             made = jax.jit(self.method("prefill"))(self.lm, tokens, lengths, empty)
             for step in range(min(_STEPS, room - width)):
                 token = np.argmax(np.asarray(made["logits"]), -1).astype(np.int32)

@@ -181,7 +181,7 @@ def generate(
         cache: texts that were read before; the prompts continue these.  It stays
             as it is.
         max_length: how many tokens a new cache has room for; by default as many as
-            this call needs.
+            this call needs; of ``cache``, if there is one, no other number.
         cache_dtype: of a new cache, if not the net's.
         prefill_chunk: read the prompts so many tokens at a time, with less memory.
         return_cache: whether to give the cache, too.
@@ -267,7 +267,7 @@ def request(
     )
     room = tokens.shape[1] + count
     if cache is not None:
-        check_room(cache, lengths, count, where)
+        check_room(cache, lengths, count, where, max_length)
     elif max_length is not None:
         room = checked_count(max_length, "max_length", where)
         check_new_room(room, lengths, count, where)

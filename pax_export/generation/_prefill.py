@@ -72,7 +72,7 @@ def prefill(
         check_new_room(room, lengths, 0, where)
     else:
         room = 0
-        check_room(cache, lengths, 0, where)
+        check_room(cache, lengths, 0, where, max_length)
     dtype = checked_cache_dtype(cache_dtype, where)
     return _read(lm, tokens, lengths, cache, chunk=chunk, room=room, dtype=dtype, copies=copies)
 

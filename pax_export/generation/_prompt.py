@@ -255,10 +255,20 @@ def row_keys(key: Any, batch: int, sampler: Sampler, where: str) -> jax.Array | 
     return jax.vmap(jax.random.fold_in, (None, 0))(keys, jnp.arange(batch))
 
 
-def check_room(cache: Any, lengths: Any, new: int, where: str) -> None:
-    """Refuses prompts for which a cache has too few rows or places, where its sizes are known."""
+def check_room(
+    cache: Any, lengths: Any, new: int, where: str, max_length: int | None = None
+) -> None:
+    """Refuses prompts for which a cache has too few rows or places, where its sizes are known.
+
+    Args:
+        cache: that of a call before.
+        lengths: of the prompts.
+        new: how many tokens may follow.
+        where: the function that was given it.
+        max_length: what else was said of its room; nobody makes it larger.
+    """
     for leaf in jax.tree.leaves(cache):
-        if not hasattr(leaf, "shape") and not isinstance(leaf, numbers.Number):
+        if not hasattr(leaf, "shape") and not _is_number(leaf):
             raise InvalidArgumentTypeError(
                 "A cache holds arrays.",
                 where=f"{where}: cache",
@@ -274,6 +284,13 @@ def check_room(cache: Any, lengths: Any, new: int, where: str) -> None:
             write="a prompt for each row of the cache",
         )
     most = room_of(cache)
+    if None not in (most, max_length) and most != max_length:
+        raise InvalidArgumentError(
+            "The cache has room for another number of tokens.",
+            where=f"{where}: max_length",
+            got=f"max_length={max_length!r:.80}, and a cache of {most} places",
+            write=f"max_length={most}, or none beside a cache",
+        )
     if most is None or have is None or is_tracer(have) or is_tracer(lengths):
         return
     needed = np.asarray(have).astype(np.int64) + np.asarray(lengths) + new
@@ -287,6 +304,13 @@ def check_room(cache: Any, lengths: Any, new: int, where: str) -> None:
             write=f"max_length={needed.max()} where the cache is made, a shorter prompt, or fewer "
             "new tokens",
         )
+
+
+def _is_number(leaf: Any) -> bool:
+    """A number that is as good as an array."""
+    if isinstance(leaf, numbers.Integral):
+        return -(2**31) <= leaf < 2**31
+    return isinstance(leaf, numbers.Number)
 
 
 def room_of(cache: Any) -> int | None:

@@ -54,7 +54,8 @@ def speculate(
     A smaller net of the same vocabulary proposes tokens; the net reads them in one call, keeps
     those that it would have chosen, and adds one of its own.  So the tokens are those of
     ``generate(lm, ...)``, whatever the smaller net says; the better it guesses, the fewer calls
-    there are.
+    there are.  Both caches have room for ``ahead + 1`` tokens more than those of `generate`, which
+    nets with learned positions need to have.
 
     Args:
         lm: a net with a cache, as for `generate`, whose cache has ``with_lengths(lengths)``: the

@@ -33,6 +33,10 @@ __all__ = [
 ]
 
 
+#: Logits times or over such numbers are finite in float32.
+_LEAST, _MOST = 1e-20, 1e20
+
+
 @dataclass(frozen=True)
 class Sampler:
     """One rule, or several in their order.  A rule of your own derives from this class.
@@ -86,6 +90,13 @@ class Sampler:
         adjusted = self.adjust(logits.astype(jnp.float32), seen)
         if not self.draws:
             return jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+        if keys is None:
+            raise InvalidArgumentError(
+                "This sampler draws tokens at random, and there are no keys.",
+                where="Sampler.choose: keys",
+                got=repr(self),
+                write=f"keys=jax.random.split(key, {logits.shape[0]})",
+            )
         return jax.vmap(jax.random.categorical)(keys, adjusted).astype(jnp.int32)
 
     def __or__(self, other: object) -> Sampler:
@@ -153,7 +164,7 @@ class temperature(Sampler):
     ``temperature(1.0)`` draws a token with the probability that the net gives it.
 
     Args:
-        value: above 0.
+        value: above 0; from 1e-20 to 1e20.
 
     Raises:
         InvalidArgumentError: it is not.
@@ -171,11 +182,13 @@ class temperature(Sampler):
 
     def __post_init__(self) -> None:
         value = _number("temperature", self.value)
-        if not 0 < value < math.inf:
+        if not _LEAST <= value <= _MOST:
             raise InvalidArgumentError(
-                "A temperature is above 0.",
+                f"A temperature is above 0, from {_LEAST} to {_MOST}.",
                 got=f"temperature({value})",
-                write="greedy(), for the likeliest token" if value == 0 else "temperature(1.0)",
+                write="greedy(), for the likeliest token"
+                if 0 <= value < _LEAST
+                else "temperature(1.0)",
             )
         object.__setattr__(self, "value", value)
 
@@ -295,7 +308,7 @@ class repetition_penalty(Sampler):
     not known: those of this call's prompt count.
 
     Args:
-        penalty: above 0; more than 1 makes repetitions less likely.
+        penalty: above 0, from 1e-20 to 1e20; more than 1 makes repetitions less likely.
 
     Raises:
         InvalidArgumentError: it is not.
@@ -314,9 +327,9 @@ class repetition_penalty(Sampler):
 
     def __post_init__(self) -> None:
         value = _number("repetition_penalty", self.penalty)
-        if not 0 < value < math.inf:
+        if not _LEAST <= value <= _MOST:
             raise InvalidArgumentError(
-                "A penalty is above 0; 1 changes nothing.",
+                f"A penalty is above 0, from {_LEAST} to {_MOST}; 1 changes nothing.",
                 got=f"repetition_penalty({value})",
                 write="repetition_penalty(1.1)",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -287,5 +288,12 @@ def test_what_cannot_be_exported_is_named(lm, tmp_path):
     text = refused(TinyLM(), path, layers="listed")
     assert "no layers that can be listed" in text and "got: layers='listed' and a TinyLM" in text
     assert "that is to end the text" in refused(lm, path, stop=99, signatures=["decode"])
+    text = refused(lm, path, length=ROOM + 1)
+    assert f"length={ROOM + 1} and max_length={ROOM}" in text
+    text = refused(lm, path, prompts=[[1] * (ROOM + 1)], format="stablehlo")
+    assert "export: prompts" in text and "no room" in text
+    learned = pax.nets.Decoder(dataclasses.replace(CONFIG, positions="learned", max_positions=8))
+    text = refused(learned, path, max_length=8, max_new_tokens=8, signatures=["generate"])
+    assert "learned 8 positions" in text
     assert "an id from 0 to 30, or -1 for none" in refused(lm, path, pad=31)
     assert not path.exists()

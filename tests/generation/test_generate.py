@@ -275,6 +275,9 @@ def test_a_cache_without_room_is_named_and_stays_as_it_was():
     assert "11 tokens in the cache, 2 of the prompt and 4 new ones, where 11 have room" in text
     assert "max_length=17" in text
     assert "another number of rows" in refused([[1]], cache=made.cache)
+    text = refused(ROWS, cache=made.cache, max_length=50)
+    assert "room for another number of tokens" in text and "max_length=11" in text
+    assert "A cache holds arrays" in refused([[1]], cache=2**31)
     for old, now in zip(jax.tree.leaves(before), jax.tree.leaves(made.cache)):
         assert np.array_equal(old, now)
 
