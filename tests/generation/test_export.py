@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.generation import export, samplers
+from pax_export.generation import beam_search, export, samplers
 from tests.closeness import assert_close
 from tests.generation.nets import TinyLM, prompts
 from tests.generation.serving import empty_cache, greedy_texts
@@ -162,6 +162,18 @@ def test_a_negative_token_leaves_a_row_of_the_cache_as_it_is(lm, tmp_path):
     over = served.signatures["prefill"](TOKENS, np.array([5, 0, 0], np.int32), full)["cache"]
     assert np.asarray(over["lengths"]).tolist() == [ROOM + 4, 3, 1]
     assert np.array_equal(np.asarray(over["keys"])[:, 1:], np.asarray(full["keys"])[:, 1:])
+
+
+def test_a_beam_search_is_exported_as_a_function(lm, tmp_path):
+    def search(lm, tokens, lengths):
+        return beam_search(lm, tokens, lengths, max_new_tokens=4, beams=3, stop=STOP)._asdict()
+
+    specs = pax.export.spec("batch, 5", "int32"), pax.export.spec("batch", "int32")
+    path, calls = tmp_path / "lm.onnx", [(TOKENS, LENGTHS)]
+    pax.export.to_onnx((lm.eval(), search), path, specs, examples=calls)
+    made, expected = pax.export.load(path)(TOKENS, LENGTHS), search(lm, TOKENS, LENGTHS)
+    assert np.array_equal(made["tokens"], expected["tokens"])
+    assert_close(made["scores"], expected["scores"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)
