@@ -69,7 +69,7 @@ class ExportManager(ExportManagerBase):
         """Makes the functions of all signatures over the methods of the module."""
         functions: dict[str, Any] = {}
         configs: dict[str, ServingConfig] = {}
-        called, resources = None, []
+        called, given, found = None, [], []
         for config in self._serving_configs:
             try:
                 function = self._inference_fn(config)
@@ -86,9 +86,10 @@ class ExportManager(ExportManagerBase):
             if called is None or DEFAULT in config.get_signature_keys():
                 called = function
             if config.extra_trackable_resources is not None:
-                resources.append(config.extra_trackable_resources)
-            resources += trackables(config.tf_preprocessor, config.tf_postprocessor)
-        self._module.tf_trackable_resources = resources
+                given.append(config.extra_trackable_resources)
+            found += trackables(config.tf_preprocessor, config.tf_postprocessor)
+        self._module.tf_trackable_resources = given  # as many as were given, for who counts them
+        self._module.processor_resources = found
         if called is not None:
             # Loaded again, the model is called with nested inputs; a signature
             # takes flat ones by name.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export as jax_export
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
@@ -147,20 +146,20 @@ def to_bfloat16(x: PyTree) -> PyTree:
     """A pytree with bfloat16 for all its floating-point numbers.
 
     Args:
-        x: arrays, `jax.ShapeDtypeStruct` and Python numbers; other leaves, and
-            numbers that are no floating-point ones, stay as they are.
+        x: arrays, `jax.ShapeDtypeStruct` and Python numbers, which become arrays of jax; other
+            leaves, and numbers that are no floating-point ones, stay as they are.
 
     Example:
         >>> tree = to_bfloat16({"w": jax.numpy.ones(2), "scale": 0.5, "steps": 3})
         >>> tree["w"].dtype, tree["scale"], tree["steps"]
-        (dtype(bfloat16), 0.5, 3)
+        (dtype(bfloat16), Array(0.5, dtype=bfloat16), 3)
     """
     bfloat16 = jax.numpy.bfloat16
 
     def convert(leaf: Any) -> Any:
         dtype: Any = getattr(leaf, "dtype", None)
         if dtype is None:
-            return np.asarray(leaf, bfloat16)[()] if isinstance(leaf, float) else leaf
+            return bfloat16(leaf) if isinstance(leaf, float) else leaf
         if tf.is_tensor(leaf):
             return tf.cast(leaf, "bfloat16") if dtype.is_floating else leaf
         if not jax.numpy.issubdtype(dtype, jax.numpy.floating):

@@ -149,6 +149,17 @@ def test_vocabularies_are_saved_whether_they_are_named_or_not(save, tmp_path):
         assert_close(output, linear(params(), np.eye(3)[[2, 0]]))
 
 
+def test_the_resources_of_the_module_are_those_that_were_given(save):
+    scale, other = tf.Variable(2.0), tf.Variable(3.0)
+    for given, count in (({}, 0), ({"extra_trackable_resources": scale}, 1),
+                         ({"extra_trackable_resources": [scale, other]}, 1)):  # fmt: skip
+        config = ServingConfig("s", [x_spec()], lambda x: x * scale, lambda y: y * other, **given)
+        loaded = save(module(), config)
+        assert len(loaded.tf_trackable_resources) == count
+        found = loaded.signatures["s"](x=tf.constant(X))["output_0"]
+        assert_close(found, 3 * linear(params(), 2 * X))
+
+
 def test_text_goes_past_the_model(save):
     config = ServingConfig(
         "s",

@@ -112,6 +112,7 @@ def test_a_pytree_in_bfloat16():
         tree, "bfloat16"
     )
     assert isinstance(found["struct"], jax.ShapeDtypeStruct) and tf.is_tensor(found["tensor"])
+    assert isinstance(found["number"], jax.Array)
     assert float(found["number"]) == float(found["scalar"]) == float(jnp.bfloat16(0.1))
 
 

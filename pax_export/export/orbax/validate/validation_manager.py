@@ -143,15 +143,17 @@ class ValidationManager:
         first = baseline_result.outputs[0]
         if not (isinstance(first, Mapping) and is_flat(first)):
             raise InvalidArgumentError(
-                f"Currently ValidationReport only accept flat dict outputs, but got {type(first)}.",
+                # With two spaces, as orbax says it and programs match it.
+                "Currently ValidationReport only accept  flat dict outputs.  But we got "
+                f"{type(first)}",
                 write="a tf_postprocessor that returns a dict of tensors",
             )
         expected = len(jax.tree_util.tree_leaves(baseline_result.outputs))
         got = len(jax.tree_util.tree_leaves(candidate_result.outputs))
         if expected != got:
             raise InvalidArgumentError(
-                "baseline and candidate has different output length. "
-                f"len(baseline) = {expected}, len(candidate) = {got}."
+                "baseline and candidate has different output length."
+                f"len(baseline) = {expected},len(candidate) = {got}."
             )
 
 
