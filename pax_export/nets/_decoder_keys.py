@@ -23,7 +23,7 @@ _IGNORED = frozenset(
     chunk_size_feed_forward is_decoder tie_encoder_decoder
     bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id
     tokenizer_class prefix
-    id2label label2id num_labels problem_type task_specific_params classifier_dropout
+    id2label label2id num_labels _num_labels problem_type task_specific_params classifier_dropout
     output_hidden_states output_attentions return_dict use_cache cache_implementation
     attn_implementation _attn_implementation _attn_implementation_internal
     _attn_implementation_autoset _experts_implementation_internal experts_implementation
@@ -123,8 +123,9 @@ HF = {
         },
         _FIXED | {"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
         _IGNORED | {
-            "n_ctx", "reorder_and_upcast_attn", "summary_type", "summary_use_proj",
-            "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+            "n_ctx", "n_special", "predict_special_tokens", "output_past",
+            "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation",
+            "summary_proj_to_labels", "summary_first_dropout",
         },
     ),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import zlib
@@ -58,7 +59,8 @@ each_family = pytest.mark.parametrize("family", list(CLASSES))
 def model_of(family: str, config: dict[str, Any]) -> Any:
     """A model of transformers with weights that depend on their names alone."""
     config_class, model_class = CLASSES[family]
-    return drawn(model_class, config_class(**config))
+    # Its constructor writes into what it is given.
+    return drawn(model_class, config_class(**copy.deepcopy(config)))
 
 
 def drawn(model_class: Any, config: Any) -> Any:
@@ -193,7 +195,7 @@ _BESIDES: dict[str, list[Any]] = {
 def cases_of(family: str) -> list[tuple[str, Any]]:
     """Each key with other values than those that the base has."""
     base = BASES[family]
-    said = json.loads(CLASSES[family][0](**base).to_json_string(use_diff=False))
+    said = json.loads(CLASSES[family][0](**copy.deepcopy(base)).to_json_string(use_diff=False))
     found: dict[str, list[Any]] = {}
     for key, value in said.items():
         found[key] = list(_PERTURBED.get(key, _others(value)))
