@@ -309,7 +309,7 @@ def check_room(
 def _is_number(leaf: Any) -> bool:
     """A number that is as good as an array."""
     if isinstance(leaf, numbers.Integral):
-        return -(2**31) <= leaf < 2**31
+        return -(2**31) <= int(leaf) < 2**31
     return isinstance(leaf, numbers.Number)
 
 
