@@ -25,12 +25,13 @@ def load(
     loaded.  So its graph is read first, without running it, and refused if an
     operation is not on the list of those that only compute.  That is no sandbox:
     what comes from somebody whom you do not trust at all belongs into one.
-    Exports to the other formats hold numbers and mathematics only.
+    The custom calls of a StableHLO bundle are judged in the same way.  Exports
+    to the other formats hold numbers and mathematics only.
 
     Args:
         path: of the export: a directory, or a file.
-        trusted: open a SavedModel whatever operations it has.  Damaged files are
-            refused all the same.
+        trusted: open a SavedModel whatever operations it has, and a bundle whatever
+            it calls.  Damaged files are refused all the same.
         verify: the file of a public key: an export is refused that was not signed
             (``sign=`` of what wrote it) by the holder of its private half, or is not
             as it was signed.  That says who wrote it, and not that it does no harm.

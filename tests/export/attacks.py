@@ -40,6 +40,47 @@ func.func @main() -> tensor<4x4xf32> {
 """
 
 
+#: A factorization whose results have no room for what the library writes.
+TOO_SMALL = """
+func.func public @main(%x: tensor<256x256xf32>) -> tensor<256x256xf32> {
+  %0:2 = stablehlo.custom_call @lapack_sgeqrf_ffi(%x) {mhlo.backend_config = {}}
+    : (tensor<256x256xf32>) -> (tensor<1x1xf32>, tensor<1xf32>)
+  %1 = stablehlo.reshape %0#0 : (tensor<1x1xf32>) -> tensor<f32>
+  %2 = stablehlo.broadcast_in_dim %1, dims = [] : (tensor<f32>) -> tensor<256x256xf32>
+  return %2 : tensor<256x256xf32>
+}
+"""
+#: The same where the program says at run time how large they are.
+SYMBOLIC = """
+func.func public @main(%x: tensor<?x?xf32>) -> tensor<?x?xf32> {
+  %one = stablehlo.constant dense<1> : tensor<2xi32>
+  %k = stablehlo.constant dense<1> : tensor<1xi32>
+  %0:2 = stablehlo.custom_call @lapack_sgeqrf_ffi(%x, %one, %k)
+    {mhlo.backend_config = {}, indices_of_shape_operands = dense<[1, 2]> : tensor<2xi64>}
+    : (tensor<?x?xf32>, tensor<2xi32>, tensor<1xi32>) -> (tensor<?x?xf32>, tensor<?xf32>)
+  return %0#0 : tensor<?x?xf32>
+}
+"""
+
+
+def bundle(path: Path, text: str, symbolic: bool = False) -> Path:
+    """A bundle of a function of a square matrix, with a program of somebody else in it."""
+    import dataclasses
+
+    import jax
+    from jax import export
+
+    from pax_export.export import to_stablehlo
+
+    shape = export.symbolic_shape("m, m") if symbolic else (256, 256)
+    honest = export.export(jax.jit(lambda x: 2 * x), platforms=("cpu",))(
+        jax.ShapeDtypeStruct(shape, "float32")
+    )
+    forged = dataclasses.replace(honest, mlir_module_serialized=module(text), _get_vjp=None)
+    to_stablehlo(forged, path, validate=False)
+    return path
+
+
 def module(text: str) -> bytes:
     """A program as the bytes that jax and TensorFlow read."""
     from jax.extend.mlir import ir

@@ -14,10 +14,12 @@ import pytest
 import safetensors.numpy
 
 from pax_export import _errors
-from pax_export._errors import ExportPathError
+from pax_export._errors import ExportPathError, UntrustedExportError
 from pax_export._files import checksums
 from pax_export.export import Report, load, renew, spec, to_stablehlo
+from pax_export.export.formats.stablehlo import library_calls
 from tests.closeness import assert_close, is_close
+from tests.export import attacks
 from tests.export.models import Counter, Net, affine, affine_params, random
 
 CPU = ("cpu",)
@@ -412,5 +414,126 @@ def test_a_bundle_that_calls_python_is_refused_before_it_ends_the_process(
     assert caught.value.where == str(tmp_path / "b" / "serving_default.jax_export")
 
 
-def test_a_bundle_that_calls_a_library_is_read(tmp_path):
-    load(hostile(tmp_path / "b", "of_a_library_callback"))
+@pytest.mark.parametrize("name", ["memset", "system", "of_a_library_callback"])
+@pytest.mark.parametrize("in_gradient", [False, True])
+def test_a_bundle_that_calls_what_nobody_knows_is_to_be_trusted(tmp_path, name, in_gradient):
+    path = hostile(tmp_path / "b", name, in_gradient)
+    with pytest.raises(UntrustedExportError) as caught:
+        load(path)
+    assert caught.value.what == "This bundle holds a program that may do more than compute."
+    assert caught.value.where == f"{path}: serving_default"
+    assert caught.value.got == f"calls of {name}"
+    assert caught.value.write == "trusted=True, if you know who made it, and want it to do this"
+    load(path, trusted=True)
+
+
+def test_a_bundle_that_waits_for_ever(tmp_path):
+    with pytest.raises(UntrustedExportError, match="calls of infeed"):
+        load(attacks.bundle(tmp_path / "b", attacks.WAITING.replace("4x4", "256x256")))
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_call_of_lapack_with_too_small_results_is_refused(tmp_path, trusted):
+    """It ended the process with a damaged heap; nobody wants that, trusted or not."""
+    path = attacks.bundle(tmp_path / "b", attacks.TOO_SMALL)
+    with pytest.raises(ExportPathError) as caught:
+        load(path, trusted=trusted)
+    assert caught.value.what == (
+        "A function of this bundle calls a library with arrays of other sizes than it takes."
+    )
+    assert caught.value.got == (
+        "lapack_sgeqrf_ffi: <256x256xf32> -> <1x1xf32>, <1xf32>; the routine has mn -> mn, k"
+    )
+
+
+def test_results_of_lapack_are_as_large_as_it_needs_where_sizes_are_symbolic(tmp_path):
+    """The program says 1; the sizes of the operands are taken."""
+    loaded = load(attacks.bundle(tmp_path / "b", attacks.SYMBOLIC, symbolic=True))
+    assert loaded(np.ones((7, 7), np.float32)).shape == (7, 7)
+
+
+def test_the_program_that_stands_in_for_the_bytes_of_jax_is_looked_at_too(tmp_path):
+    honest = {}, lambda _, x: 2 * x
+    to_stablehlo(honest, tmp_path / "b", spec("256, 256"), validate=False)
+    (tmp_path / "b" / "serving_default.jax_export").write_bytes(b"of another jax")
+    (tmp_path / "b" / "serving_default.mlirbc").write_bytes(attacks.module(attacks.TOO_SMALL))
+    checksums.write(tmp_path / "b")
+    with pytest.raises(ExportPathError, match="arrays of other sizes than it takes") as caught:
+        load(tmp_path / "b")
+    assert caught.value.where.endswith("serving_default.mlirbc")
+
+
+CALLS = {
+    "results": "lapack_spotrf_ffi(%x) {mhlo.backend_config = {uplo = 76 : ui8}}"
+    " : (tensor<256x256xf32>) -> (tensor<256x255xf32>, tensor<i32>)",
+    "rank": "lapack_spotrf_ffi(%x) {mhlo.backend_config = {uplo = 76 : ui8}}"
+    " : (tensor<256x256xf32>) -> (tensor<65536xf32>, tensor<i32>)",
+    "number": "lapack_sgetrf_ffi(%x) {mhlo.backend_config = {}}"
+    " : (tensor<256x256xf32>) -> (tensor<256x256xf32>, tensor<i32>)",
+    "operands": "lapack_strsm_ffi(%y, %x) {mhlo.backend_config = {side = 76 : ui8}}"
+    " : (tensor<4x4xf32>, tensor<256x256xf32>) -> tensor<256x256xf32>",
+    "mode": "lapack_sgesdd_ffi(%x) {mhlo.backend_config = {mode = 79 : ui8}}"
+    " : (tensor<256x256xf32>) -> (tensor<256x256xf32>, tensor<256xf32>, tensor<256x256xf32>,"
+    " tensor<256x256xf32>, tensor<i32>)",
+    "text": 'lapack_strsm_ffi(%x, %x) {backend_config = "{side = 76 : ui8}"}'
+    " : (tensor<256x256xf32>, tensor<256x256xf32>) -> tensor<256x256xf32>",
+    "function": "lapack_sgees_ffi(%x) {mhlo.backend_config = {mode = 86 : ui8, sort = 83 : ui8}}"
+    " : (tensor<256x256xf32>) -> (tensor<256x256xf32>, tensor<256x256xf32>, tensor<256xf32>,"
+    " tensor<256xf32>, tensor<i32>, tensor<i32>)",
+    "of another platform": "cusolver_syevd_ffi(%x) {mhlo.backend_config = {lower = true}}"
+    " : (tensor<256x256xf32>) -> (tensor<256x256xf32>, tensor<25xf32>, tensor<i32>)",
+    "expanded": "Qr(%x) : (tensor<256x256xf32>) -> (tensor<25x25xf32>, tensor<25xf32>)",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_none_of_its_routine(name):
+    count = CALLS[name].rpartition("->")[2].count("tensor")
+    program = f"""func.func public @main(%x: tensor<256x256xf32>) -> tensor<256x256xf32> {{
+      %y = stablehlo.constant dense<1.0> : tensor<4x4xf32>
+      %0{":" + str(count) if count > 1 else ""} = stablehlo.custom_call @{CALLS[name]}
+      return %x : tensor<256x256xf32>
+    }}"""
+    with pytest.raises(library_calls.SizesError):
+        library_calls.look(attacks.module(program))
+
+
+@pytest.mark.parametrize("shape", ["4, 4", "n, 4, 4"])
+def test_what_jax_makes_of_linear_algebra_is_read(tmp_path, shape):
+    linalg = jax.lax.linalg
+
+    def everything(_, x):
+        symmetric = x @ x.mT + 5 * jnp.eye(4)
+        diagonal = jnp.diagonal(symmetric, axis1=-2, axis2=-1)
+        return {
+            "cholesky": linalg.cholesky(symmetric),
+            "lu": linalg.lu(x)[0],
+            "qr": jnp.abs(linalg.qr(x[..., :3], full_matrices=False)[1]),
+            "eigh": jnp.linalg.eigvalsh(symmetric),
+            "svd": linalg.svd(x, full_matrices=True)[1],
+            "eig": jnp.sort(linalg.eig(symmetric)[0].real),
+            "schur": linalg.schur(x)[0].shape[-1] * jnp.ones(x.shape[:-2]),
+            "hessenberg": jnp.abs(linalg.hessenberg(x)[0]),
+            "tridiagonal": linalg.tridiagonal(symmetric)[1],
+            "solve": linalg.triangular_solve(symmetric, x, left_side=True),
+            "bands": linalg.tridiagonal_solve(0 * diagonal, diagonal, 0 * diagonal, x),
+        }
+
+    path = tmp_path / "b"
+    to_stablehlo(({}, everything), path, spec(shape), platforms=("cpu",), validate=False)
+    x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    x = x if shape == "4, 4" else np.stack([x, x.T])
+    found, expected = load(path)(x), everything({}, x)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_close(found[name], value, 1e-4, 1e-4)
+
+
+def test_each_call_that_jax_promises_to_keep_is_known():
+    """By jax's own list, where it is still under its name."""
+    export = pytest.importorskip("jax._src.export._export")
+    kept = set(getattr(export, "_CPU_FFI_KERNELS", ())) | set(
+        getattr(export, "_GPU_FFI_KERNELS", ())
+    )
+    unknown = kept - library_calls.ROUTINES.keys()
+    assert unknown <= {"hipsolver_gesdd_ffi"} | {each for each in kept if "csrlsvqr" in each}

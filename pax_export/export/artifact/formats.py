@@ -93,6 +93,7 @@ STABLEHLO = Format(
     export=f"{_ROOM}.stablehlo.export:to_stablehlo",
     load=f"{_ROOM}.stablehlo.bundle:load",
     run=f"{_ROOM}.stablehlo.bundle:run",
+    check=f"{_ROOM}.stablehlo.files:check",
     options={"weights": {"choices": ("arguments", "constants"), "help": "of stablehlo"}},
     run_imports=("jax", "pax_export"),
     files=("weights.safetensors", "*.jax_export", "*.mlirbc", "*.mlir"),

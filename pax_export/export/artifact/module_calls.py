@@ -15,7 +15,7 @@ from pax_export._optional import require
 EXPANDED = frozenset("""
     Sharding SPMDFullToShardShape SPMDShardToFullShape annotate_device_placement shape_assertion
     stablehlo.dynamic_reduce_window stablehlo.dynamic_rng_bit_generator stablehlo.dynamic_top_k
-    stablehlo.dynamic_approx_top_k ApproxTopK mhlo.topk mhlo.erf
+    stablehlo.dynamic_approx_top_k ApproxTopK mhlo.topk mhlo.erf AllocateBuffer
     Eigh Qr ProductOfElementaryHouseholderReflectors LuDecomposition
     xla.sdy.FuncResultSharding xla.sdy.GlobalToLocalShape xla.sdy.LocalToGlobalShape
 """.split())  # fmt: skip

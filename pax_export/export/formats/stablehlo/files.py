@@ -24,11 +24,15 @@ from typing import Any
 
 import jax
 from jax import export as jax_export
-from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from pax_export._errors import ExportPathError, InvalidArgumentError, PaxError
+from pax_export._errors import (
+    ExportPathError,
+    InvalidArgumentError,
+    PaxError,
+    UntrustedExportError,
+)
 from pax_export._files import card_file, checksums, signature_file
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replaced
@@ -37,6 +41,7 @@ from pax_export._optional import require
 from pax_export._signing import signer as signer_with
 from pax_export._signing import verify as verified
 from pax_export.export.artifact.card import drawing_in, write_card
+from pax_export.export.artifact.module_calls import EXPANDED, may_call
 from pax_export.export.artifact.report import (
     REPORT_FILE,
     Report,
@@ -46,6 +51,7 @@ from pax_export.export.artifact.report import (
 )
 from pax_export.export.formats.stablehlo.details import WEIGHT, Details, details_of
 from pax_export.export.formats.stablehlo.exported import Exported, Module, remade
+from pax_export.export.formats.stablehlo.library_calls import ROUTINES, Looked, SizesError, look
 from pax_export.export.lowering.lower import Portable
 from pax_export.export.tracing import dtypes
 from pax_export.weights import load_weights, save_weights
@@ -102,12 +108,9 @@ def _read_jax_bytes(checked: Checked, name: str) -> Exported:
     try:
         content = file.read_bytes()
         exported = jax_export.deserialize(bytearray(content))
-        called = _calls(exported.mlir_module_serialized)
-        gradient = exported
-        while _MARK in content and gradient.has_vjp():
-            gradient = gradient.vjp()
-            if _MARK in gradient.mlir_module_serialized:  # what is derived is not read otherwise
-                called |= _calls(gradient.mlir_module_serialized)
+        return _looked_over(exported, file, may_call(content))
+    except PaxError:
+        raise
     except Exception as error:
         raise ExportPathError(
             "This jax does not read this file.",
@@ -117,48 +120,65 @@ def _read_jax_bytes(checked: Checked, name: str) -> Exported:
             if _UNREGISTERED in str(error)
             else "the jax that wrote it (see pax_export.json), or one less than half a year newer",
         ) from error
-    _refuse_python(called, file)
-    return exported
 
 
 #: jax's calls of functions of Python, by their number in the process that made them.
 _OF_PYTHON = re.compile(r"python_\w*callback")
-_MARK = b"callback"
 
 
-def _calls(module: bytes) -> set[str]:
-    """The ways in which a module calls Python.
-
-    Raises if this jax cannot read the module, which it would tell at the first call.
-    """
-    found: set[str] = set()
-
-    def look(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call":
-            found.add(operation.attributes["call_target_name"].value)
-        return ir.WalkResult.ADVANCE
-
-    with mlir.make_ir_context() as context:
-        handler: Any = context.attach_diagnostic_handler(lambda diagnostic: True)
-        try:
-            parsed = stablehlo.deserialize_portable_artifact(context, module)
-            # Text in a module stands there as it is, or with a backslash for some letters.
-            if _MARK in module or b"\\" in module:
-                parsed.operation.walk(look)
-        finally:
-            handler.detach()
-    return {name for name in found if _OF_PYTHON.search(name)}
+def _looked_over(exported: Exported, file: Path, may_call: bool) -> Exported:
+    """A function and its gradients, without calls that end a process whoever wrote them."""
+    module = _look(exported.mlir_module_serialized, file).module
+    changes: dict[str, Any] = {"mlir_module_serialized": module}
+    if may_call and exported.has_vjp():  # what is derived is not read otherwise
+        gradient = _looked_over(exported.vjp(), file, may_call)
+        changes["_get_vjp"] = lambda _: gradient
+    return dataclasses.replace(exported, **changes)
 
 
-def _refuse_python(called: Collection[str], file: Path) -> None:
-    """Another process has another function by that number, or crashes because it has none."""
-    if called:
-        raise ExportPathError(
+def _look(module: bytes, file: Path) -> Looked:
+    try:
+        looked = look(module)
+    except SizesError as error:
+        raise DamagedCallError(
+            "A function of this bundle calls a library with arrays of other sizes than it takes.",
+            where=str(file),
+            got=str(error),
+        ) from error
+    called = sorted(filter(_OF_PYTHON.search, looked.names))
+    if called:  # another process has another function by that number, or crashes for it has none
+        raise DamagedCallError(
             "A function of this bundle calls Python functions of the process that wrote it.",
             where=str(file),
-            got=", ".join(sorted(called)),
+            got=", ".join(called),
             write="to_stablehlo of a model without jax.pure_callback, jax.debug.print and the like",
         )
+    return looked
+
+
+class DamagedCallError(ExportPathError):
+    """No other file of the bundle is read in place of one with such a call."""
+
+
+def check(path: Path, report: Report, trusted: bool) -> None:
+    """Refuses a bundle whose programs call what is not known to compute only."""
+    if trusted:
+        return
+    checked, details = checksums.check(path), details_of(report)
+    for key in report.signatures:
+        exported: Exported | None = read_function(checked, report, details, key)
+        while exported is not None:
+            module = exported.mlir_module_serialized
+            names = look(module).names if may_call(module) else frozenset()
+            unknown = sorted(names - EXPANDED - ROUTINES.keys())
+            if unknown:
+                raise UntrustedExportError(
+                    "This bundle holds a program that may do more than compute.",
+                    where=f"{path}: {key}",
+                    got=f"calls of {', '.join(unknown)}",
+                    write="trusted=True, if you know who made it, and want it to do this",
+                )
+            exported = exported.vjp() if exported.has_vjp() else None
 
 
 def read_weights(checked: Checked, structs: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,6 +194,8 @@ def read_function(checked: Checked, report: Report, details: Details, key: str) 
     """The function of a bundle, by its jax bytes or by its portable modules."""
     try:
         return _read_jax_bytes(checked, details.functions[key].file)
+    except DamagedCallError:
+        raise
     except ExportPathError as error:
         made = _from_modules(checked, report, details, key)
         if made is None:
@@ -191,8 +213,8 @@ def _from_modules(checked: Checked, report: Report, details: Details, key: str) 
         if name not in checked.names:
             return None
         content = checked.path(name).read_bytes()
-        _refuse_python(_calls(content), checked.path(name))
-        modules.append(Module(Portable(content, ()), kept, neutral))
+        looked = _look(content, checked.path(name))
+        modules.append(Module(Portable(looked.module, ()), kept, neutral))
     read = {name for kind, name in entry.operands if kind == WEIGHT}
     weights, inputs, outputs = _types(report, key, read)
     return remade(key, modules, weights, inputs, outputs, report.platforms)

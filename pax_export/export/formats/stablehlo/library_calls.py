@@ -1,0 +1,269 @@
+"""Calls of LAPACK and its kin in a program: their arrays are as large as the library takes them.
+
+The library believes the program: it writes a factor as large as its operand, however small the
+result is that the program has room for.  So the sizes of each call are compared with those that
+its routine has.  Where they are symbolic, the program says at run time how large results are;
+what it says there is replaced by the sizes of the operands, which changes nothing in an honest
+program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+
+from pax_export.export.artifact.inspect import stablehlo_version
+from pax_export.export.artifact.module_calls import WAITING, may_call
+
+#: Axes of operands and results behind those of a batch: ``k`` is the smaller of ``m`` and ``n``,
+#: ``p`` is ``n - 1``, ``t`` any number; ``*`` is the whole shape of the first operand.
+_POTRF, _GETRF, _GEQRF = "nn -> nn, ", "mn -> mn, k, ", "mn -> mn, k"
+_ORGQR, _SYEVD, _SYTRD = "mn, t -> mn", "nn -> nn, n, ", "nn -> nn, n, p, p, "
+_GESDD = {True: "mn -> mn, k, mm, nn, ", False: "mn -> mn, k, mk, kn, "}
+_SWAPPED = {True: "mn -> mn, k, nn, mm, ", False: "mn -> mn, k, kn, mk, "}
+_GESVD = {(full, False): row for full, row in _GESDD.items()} | {
+    (full, True): row for full, row in _SWAPPED.items()
+}
+_GEEV = {"sd": "nn -> n, n, nn, nn, ", "cz": "nn -> n, nn, nn, "}
+_GEES = {"sd": "nn -> nn, nn, n, n, , ", "cz": "nn -> nn, nn, n, , "}
+_TRSM = {(76,): "mm, mn -> mn", (82,): "nn, mn -> mn"}  # by its side, L or R
+
+
+def _rows() -> Iterator[tuple[str, Any]]:
+    """For each target its shapes, or attributes and the shapes by their values."""
+    of_all = {"potrf": _POTRF, "getrf": _GETRF, "geqrf": _GEQRF}
+    for types in ("sd", "cz"):
+        names = {
+            **of_all,
+            "gehrd": "nn -> nn, p, ",
+            "gtsv": "n, n, n, nr -> n, n, n, nr, ",
+            "geev": _GEEV[types],
+            "gees": ("sort", {(78,): _GEES[types]}),  # others call a function of the program
+            "gesdd": ("mode", {(65,): _GESDD[True], (78,): _GESDD[True], (83,): _GESDD[False]}),
+            "trsm": ("side", _TRSM),
+            "orgqr" if types == "sd" else "ungqr": _ORGQR,
+            "syevd" if types == "sd" else "heevd": _SYEVD,
+            "sytrd" if types == "sd" else "hetrd": _SYTRD,
+        }
+        for letter in types:
+            yield from ((f"lapack_{letter}{name}_ffi", row) for name, row in names.items())
+    of_cards = {
+        **of_all,
+        "orgqr": _ORGQR,
+        "syevd": _SYEVD,
+        "sytrd": _SYTRD,
+        "gesvd": ("full_matrices transposed", _GESVD),
+        "gesvdj": ("full_matrices", {(full,): row for full, row in _GESDD.items()}),
+    }
+    for maker, solver, sparse in (
+        ("cu", "cusolver", "cusparse"),
+        ("hip", "hipsolver", "hipsparse"),
+    ):
+        yield from ((f"{solver}_{name}_ffi", row) for name, row in of_cards.items())
+        yield f"{sparse}_gtsv2_ffi", "n, n, n, nr -> nr"
+        yield f"{maker}_lu_pivots_to_permutation", "k -> t"
+        yield f"{maker}_threefry2x32_ffi", "*, *, *, * -> *, *"
+    # XLA writes these out, and takes their sizes for granted.
+    yield "Qr", _GEQRF
+    yield "ProductOfElementaryHouseholderReflectors", _ORGQR
+    yield "Eigh", "nn -> nn, n"
+    yield "LuDecomposition", "mn -> mn, k, m"
+
+
+ROUTINES = dict(_rows())
+_DYNAMIC = ir.ShapedType.get_dynamic_size()
+#: An axis: its size, or the number of an operand and of its axis; or two of which one is meant.
+_Axis = Any
+
+
+class SizesError(ValueError):
+    """A call has arrays of other sizes than its routine takes."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a program calls, and the program as it may be run."""
+
+    names: frozenset[str]
+    module: bytes
+
+
+def look(module: bytes) -> Looked:
+    """Reads a program; raises if this jax cannot, which it would tell at the first call.
+
+    Raises:
+        SizesError: a call of a library has arrays of other sizes than the library takes.
+    """
+    calls, names = [], set()
+
+    def visit(operation: Any) -> Any:
+        kind = operation.name.partition(".")[2].removesuffix("_v1")
+        if kind == "custom_call":
+            calls.append(operation)
+            names.add(operation.attributes["call_target_name"].value)
+        elif kind in WAITING:
+            names.add(kind)
+        return ir.WalkResult.ADVANCE
+
+    with mlir.make_ir_context() as context:
+        handler: Any = context.attach_diagnostic_handler(lambda diagnostic: True)
+        try:
+            parsed = stablehlo.deserialize_portable_artifact(context, module)
+            if may_call(module):
+                parsed.operation.walk(visit)
+            routines = [each for each in calls if _target(each) in ROUTINES]
+            bound = [_bound(each) for each in routines]
+            if any(bound):
+                version = stablehlo_version(module) or stablehlo.get_current_version()
+                module = stablehlo.serialize_portable_artifact(parsed, version, True)
+        finally:
+            handler.detach()
+    return Looked(frozenset(names), module)
+
+
+def _target(call: Any) -> str:
+    return call.attributes["call_target_name"].value
+
+
+def _bound(call: Any) -> bool:
+    """Checks the sizes of a call; whether symbolic ones were bound to those of its operands."""
+    indices = "indices_of_shape_operands"
+    given = (
+        list(ir.DenseIntElementsAttr(call.attributes[indices]))
+        if indices in call.attributes
+        else []
+    )
+    count = len(call.operands) - len(given)
+    operands, results = list(call.operands)[:count], list(call.results)
+    types = [_shape(call, each) for each in operands], [_shape(call, each) for each in results]
+    row = _row(call)
+    wanted = _expected(row, types[0])
+    changed = False
+    if wanted is None or any(map(_differs, types[0] + types[1], wanted[0] + wanted[1])):
+        raise _wrong(call, row)
+    if not any(_DYNAMIC in each for each in types[0] + types[1]):
+        return changed
+    if given != list(range(count, count + len(results))):
+        raise _wrong(call, row)
+    with ir.InsertionPoint(call), ir.Location.unknown(call.context):
+        for place, axes in list(enumerate(wanted[0]))[1:]:
+            if _DYNAMIC in types[0][place] and None not in axes:
+                shape = _shape_value(operands, axes)
+                call.operands[place] = stablehlo.dynamic_reshape(
+                    operands[place].type, operands[place], shape
+                )
+                changed = True
+        for place, axes in enumerate(wanted[1], count):
+            if axes and None not in axes:
+                call.operands[place] = _shape_value(operands, axes)
+                changed = True
+    return changed
+
+
+def _wrong(call: Any, row: str) -> SizesError:
+    def texts(values: Any) -> str:
+        return ", ".join(str(each.type).removeprefix("tensor") for each in values)
+
+    found = f"{_target(call)}: {texts(call.operands)} -> {texts(call.results)}"
+    return SizesError(f"{found}; the routine has {row or 'other attributes'}")
+
+
+def _shape(call: Any, value: Any) -> list[int]:
+    if not isinstance(value.type, ir.RankedTensorType):
+        raise _wrong(call, "arrays")
+    return list(ir.RankedTensorType(value.type).shape)
+
+
+def _row(call: Any) -> str:
+    row = ROUTINES[_target(call)]
+    if isinstance(row, str):
+        return row
+    names, rows = row
+    keys = [key for key in ("mhlo.backend_config", "backend_config") if key in call.attributes]
+    configuration = call.attributes[keys[0]] if len(keys) == 1 else None
+    if not isinstance(configuration, ir.DictAttr):
+        raise _wrong(call, "")
+    found = tuple(
+        getattr(configuration[name], "value", None) if name in configuration else None
+        for name in names.split()
+    )
+    if found not in rows:
+        raise _wrong(call, "")
+    return rows[found]
+
+
+def _expected(
+    row: str, operands: Sequence[list[int]]
+) -> tuple[list[list[_Axis]], list[list[_Axis]]] | None:
+    """The axes of operands and results; `None` stands for one of any size."""
+    words = [[each.strip() for each in side.split(",")] for side in row.split("->")]
+    if len(words[0]) != len(operands):
+        return None
+    axes: dict[str, _Axis] = {"t": None}
+    rank = len(operands[0]) - len(words[0][0])
+    if rank < 0 and words[0][0] != "*":
+        return None
+    whole = [_axis(operands, 0, axis) for axis in range(len(operands[0]))]
+    batch = whole[:rank]
+    for place, word in enumerate(words[0]):
+        if word != "*" and len(operands[place]) != len(batch) + len(word):
+            return None
+        for axis, letter in enumerate(word if word != "*" else "", len(batch)):
+            axes.setdefault(letter, _axis(operands, place, axis))
+    if "m" in axes and "n" in axes:
+        axes["k"] = ("min", axes["m"], axes["n"])
+    if "n" in axes:
+        axes["p"] = ("less", axes["n"])
+
+    def each(word: str) -> list[_Axis]:
+        return whole if word == "*" else [*batch, *(_known(axes[letter]) for letter in word)]
+
+    return list(map(each, words[0])), list(map(each, words[1]))
+
+
+def _axis(operands: Sequence[list[int]], place: int, axis: int) -> _Axis:
+    size = operands[place][axis]
+    return (place, axis) if size == _DYNAMIC else size
+
+
+def _known(axis: _Axis) -> _Axis:
+    """A number, where the sizes that it comes from are numbers."""
+    if isinstance(axis, tuple) and axis[0] in ("min", "less"):
+        kind, *rest = axis
+        if all(isinstance(each, int) for each in rest):
+            return min(rest) if kind == "min" else max(rest[0] - 1, 0)
+    return axis
+
+
+def _differs(shape: list[int], axes: list[_Axis]) -> bool:
+    """Whether an array has other sizes; symbolic ones are bound, so they are as they should be."""
+    return len(shape) != len(axes) or any(
+        size != _DYNAMIC and axis is not None and size != axis for size, axis in zip(shape, axes)
+    )
+
+
+def _shape_value(operands: Sequence[Any], axes: Sequence[_Axis]) -> Any:
+    one = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
+    sizes = [stablehlo.reshape(one, _size(operands, axis)) for axis in axes]
+    return stablehlo.concatenate(sizes, 0)
+
+
+def _size(operands: Sequence[Any], axis: _Axis) -> Any:
+    if isinstance(axis, int):
+        number = ir.IntegerType.get_signless(32)
+        scalar = ir.RankedTensorType.get([], number)
+        return stablehlo.constant(
+            ir.DenseElementsAttr.get_splat(scalar, ir.IntegerAttr.get(number, axis))
+        )
+    kind, *rest = axis
+    if kind == "min":
+        return stablehlo.minimum(*(_size(operands, each) for each in rest))
+    if kind == "less":
+        less = stablehlo.subtract(_size(operands, rest[0]), _size(operands, 1))
+        return stablehlo.maximum(less, _size(operands, 0))
+    return stablehlo.get_dimension_size(operands[kind], rest[0])
