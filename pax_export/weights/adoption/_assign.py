@@ -84,8 +84,9 @@ def assigned(
     waiting: list[Component] = []
     told = _told(layers, groups, fits)
     outcome.pairs += told
-    rest = [layer for layer in layers if layer not in dict(told)]
-    others = [group for group in groups if group not in dict(map(reversed, told))]
+    done = {one for pair in told for one in pair}
+    rest = [layer for layer in layers if layer not in done]
+    others = [group for group in groups if group not in done]
     for component in _components(rest, others, fits):
         if not component.balanced:
             _unbalanced(component, outcome)
@@ -147,12 +148,15 @@ def _unbalanced(component: Component, outcome: Outcome) -> None:
     """Says which are too many, by their names if these tell; nothing of it is used."""
     missing, left = component.layers, component.groups
     if missing and left:
-        too_few = len(missing) > len(left)
-        found = [_extra(component, *apart)[not too_few] for apart in _APART]
-        least = min(filter(None, found), key=len, default=missing if too_few else left)
-        if len(least) == len(missing if too_few else left):
+        found = [_extra(component, *apart) for apart in _APART]
+        if len(missing) > len(left):
+            left = []
+            missing = min([some for some, _ in found if some], key=len, default=missing)
+        else:
+            missing = []
+            left = min([some for _, some in found if some], key=len, default=left)
+        if len(missing or left) == len(component.layers if missing else component.groups):
             outcome.unbalanced.append(component)  # which of them is not known
-        missing, left = (least, []) if too_few else ([], least)
     outcome.missing += missing
     outcome.left += left
 

@@ -61,7 +61,8 @@ def with_flattened(
     if told == AS_IT_IS or origin not in _CHANNELS_FIRST:
         return found
     order = {layer: place for place, layer in enumerate(layers)}
-    sizes = [each for pair in options for each in _sizes(*pair, order[pair[0]])]
+    pairs = sorted(options, key=lambda pair: order[pair[0]])
+    sizes = [each for pair in pairs for each in _sizes(*pair, order[pair[0]])]
     counts = {} if isinstance(told, str) or told is None else told
     for pair in options:
         layer, said = pair[0], counts.get(pair[0].path)
@@ -109,10 +110,12 @@ def _sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
     leaf = layer.leaves.get(WEIGHT)
     if leaf is None or not leaf.shape:
         return
-    shape = leaf.shape[len(layer.stack.sizes) if _is_stacked(layer) else 0 :]
+    # A leaf of another class may hold layers, and is taken for one here.
+    count = len(layer.stack.sizes) if layer.stack and kind != "free" else 0
+    shape = list(leaf.shape[count:])
     if kind == "free" and WEIGHT in group.parts and layer.options != ("alone",) and len(shape) > 1:
-        shape = group.parts[WEIGHT].shape
-        kind, shape = "linear" if len(shape) == 2 else "conv", (*shape[2:], *shape[1::-1])
+        shape = list(group.parts[WEIGHT].shape)
+        kind, shape = "linear" if len(shape) == 2 else "conv", shape[2:] + shape[1::-1]
     if kind == "batch_norm" and len(shape) > 3:  # of images: its size is one of channels
         yield _Sizes(layer, "conv", shape[-1], shape[-1], place, there)
     elif is_norm(layer) or kind == "batch_norm":
@@ -126,14 +129,12 @@ def _sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
         yield _Sizes(layer, kind, shape[-2], shape[-1], place, there)
 
 
-def _is_stacked(layer: Layer) -> bool:
-    return layer.stack is not None and layer.kind != "free"  # which only may be
-
-
 def _channels(layer: Layer, sizes: Sequence[_Sizes], place: int, outputs: bool) -> list[int]:
     """How many channels what a layer takes, or gives, may have had before the flatten."""
     mine = next((each for each in sizes if each.layer is layer), None)
-    if mine is None or mine.kind not in ("linear", "norm", *_CELLS) or _is_stacked(layer):
+    if mine is None or mine.kind not in ("linear", "norm", *_CELLS):
+        return []
+    if layer.stack is not None and layer.kind != "free":
         return []
     size = mine.outputs if outputs else mine.inputs
     if outputs and mine.kind != "linear":

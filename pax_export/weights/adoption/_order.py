@@ -101,7 +101,10 @@ def contradicts(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
                 continue
             if own.exact and theirs.exact and own.at == theirs.at and own != second:
                 return True  # what is called alike went elsewhere
-            numbers = (own.at, second.at, other.at, theirs.at)
-            if None not in numbers and own.at < second.at and other.at > theirs.at:
+            if _before(own, second) and _before(theirs, other):
                 return True
     return False
+
+
+def _before(one: NormPlace, other: NormPlace) -> bool:
+    return one.at is not None and other.at is not None and one.at < other.at

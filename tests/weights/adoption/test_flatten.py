@@ -71,6 +71,15 @@ def test_a_module_that_flattens_as_torch_says_so(tmp_path):
     assert all(np.array_equal(back[name], file[name]) for name in file)
 
 
+def test_the_convolution_just_before_is_proposed():
+    net, file, _, _ = classifier()
+    net = Free(last=net.fc2, conv1=net.conv1, conv2=net.conv2, fc1=net.fc1)
+    names = ("conv2", "fc2", "fc1", "conv1")
+    file = {name: file[name] for word in names for name in file if name.startswith(word)}
+    with pytest.raises(pax.errors.AmbiguousWeightsError, match=r'flatten=\{"fc1": 8\}'):
+        pax.weights.adopt(net, file, origin="torch")
+
+
 def test_several_counts_of_channels_are_not_chosen_from():
     net, file, _, _ = classifier()
     with pytest.raises(pax.errors.AmbiguousWeightsError, match=r'flatten=\{"fc1": 8\}'):
