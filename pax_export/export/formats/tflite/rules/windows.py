@@ -8,7 +8,7 @@ from typing import Any
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.layout import padded
 from pax_export.export.formats.tflite.rules.reductions import combination, neutral
-from pax_export.export.formats.tflite.tensors import is_static, joined, tf, wrapped
+from pax_export.export.formats.tflite.tensors import is_static, joined, single, tf, wrapped
 
 
 @rule("cumsum")
@@ -87,7 +87,11 @@ def reduce_window(op: Operation, x: Any, start: Any, *rest: Any) -> Any:
     name = names.get(equations[0].primitive.name)
     if name is None:
         raise NotInTfliteError("windows are combined by sum, product, maximum or minimum only.")
-    return _windowed(op, x, name)
+    found = _windowed(op, x, name)
+    if single(start) is not None and single(start) == single(neutral(name, op.dtype)):
+        return found
+    # It takes part once in each window; what is padded takes none.
+    return combination(name)(op, found, start)
 
 
 def _windowed(op: Operation, x: Any, name: str) -> Any:
