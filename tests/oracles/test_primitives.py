@@ -18,9 +18,8 @@ from pax_export import export
 from pax_export.errors import PaxError
 from tests.closeness import assert_close
 
-FORMATS = ("onnx",)
-#: So many cases of a primitive at most, spread over all that there are.
-MOST = 12
+#: So many cases of a primitive at most in each format, spread over all that there are.
+FORMATS = {"onnx": 12, "tflite": 4}
 #: Two ways of writing differ in the last places, and a case sums up to some hundred numbers.
 TOLERANCES = {"bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-10}
 
@@ -60,6 +59,8 @@ def same(harness: Any, found: Any, expected: Any) -> None:
         if name == "cholesky":  # the other half holds anything
             mine, theirs = np.tril(mine), np.tril(theirs)
         rtol = TOLERANCES.get(str(theirs.dtype), 1e-4)
+        if name == "tan":  # near a pole
+            rtol *= 5
         assert_close(mine, theirs, rtol=rtol, atol=rtol / 10, where=name)
 
 
@@ -97,15 +98,15 @@ def outcome(format: str, harness: Any, path: Path) -> str:
     return ""
 
 
-def spread(cases: list[Any]) -> list[Any]:
+def spread(cases: list[Any], most: int) -> list[Any]:
     """Some of them, from all over."""
-    return [cases[number] for number in sorted({*np.linspace(0, len(cases) - 1, MOST).astype(int)})]
+    return [cases[number] for number in sorted({*np.linspace(0, len(cases) - 1, most).astype(int)})]
 
 
 @pytest.mark.parametrize("group", sorted(GROUPS))
 @pytest.mark.parametrize("format", FORMATS)
 def test_cases_of_jax(format, group, tmp_path):
-    for number, harness in enumerate(spread(GROUPS[group])):
+    for number, harness in enumerate(spread(GROUPS[group], FORMATS[format])):
         try:
             outcome(format, harness, tmp_path / f"{number}.{format}")
         except Exception as error:
