@@ -76,9 +76,14 @@ _QWEN: dict[str, Any] = {
     "max_window_layers": 28,
     "layer_types": None,
 }
-_GEMMA: dict[str, Any] = {"attention_bias": False, "hidden_act": None, "hidden_activation": None}
+_GEMMA: dict[str, Any] = {
+    "attention_bias": False,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": None,
+}
 _GEMMA2: dict[str, Any] = {
     **_GEMMA,
+    "hidden_act": None,
     "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
@@ -100,7 +105,7 @@ HF = {
     ),
     "gemma": _family(
         "256000 3072 24576 28 16 16 256 8192", 1e-6, True,
-        **(_GEMMA | {"hidden_act": "gelu_pytorch_tanh"}),
+        **_GEMMA,
     ),
     "gemma2": _family(
         "256000 2304 9216 26 8 4 256 8192", 1e-6, True,
