@@ -125,6 +125,11 @@ def jaxpr_primitives(program: Any) -> set[str]:
     return {equation.primitive.name for equation in _equations_once(program)}
 
 
+def jaxpr_size(program: Any) -> int:
+    """How many operations a traced program has, with those of what it calls."""
+    return sum(1 for _ in _equations(program))
+
+
 def jaxpr_dtypes(program: Any) -> set[Any]:
     """The dtypes of what the operations in a traced program give."""
     results = (each for equation in _equations_once(program) for each in equation.outvars)

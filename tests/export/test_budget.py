@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
+import pax_export as pax
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export.cli import main
-from pax_export.export import Report, spec, to_saved_model, to_stablehlo
+from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo
 from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.formats.stablehlo import functions
 from pax_export.export.pipeline import export_run
@@ -134,3 +136,31 @@ def test_a_budget():
     assert budget.leaves_out(20.0, "long")
     assert budget.left_out == ["long"]
     assert not Budget().leaves_out(1e9, "anything")
+
+
+def test_of_many_equal_layers_it_keeps_its_time(tmp_path, monkeypatch):
+    """Their bytes are few, since each kind of layer stands there once."""
+    monkeypatch.setattr(export_run, "SPARE", -1e6)
+    net = pax.Sequential(*[layer for _ in range(40) for layer in (pax.Linear(3, 3), jax.nn.relu)])
+    report = to_saved_model(net, tmp_path / "m", spec("n, 3"))
+    assert list(report.left_out) == ALL
+
+
+FORMATS = [(to_saved_model, "m"), (to_stablehlo, "m"), (to_onnx, "m.onnx")]
+
+
+@pytest.mark.parametrize(("to", "name"), FORMATS)
+def test_sizes_are_drawn_that_leave_something_to_compare(tmp_path, to, name):
+    model = ({}, lambda _, x: 2 * x[:, 4000:])
+    report = to(model, tmp_path / name, spec("batch, samples"), constraints=("samples >= 256",))
+    assert report.validated == "here"
+    assert "serving_default: output" in report.largest_error
+
+
+def test_a_test_in_which_every_output_is_empty_is_none(tmp_path):
+    report = to_onnx(({}, lambda _, x: x[:, 3:]), tmp_path / "m.onnx", spec("n, 3"))
+    assert (report.validated, report.largest_error) == (None, {})
+    assert report.left_out == (
+        "serving_default: no call was found that gives an element to compare",
+    )
+    assert "validated   no\n" in str(report)

@@ -139,11 +139,14 @@ def constrained(constraint: str) -> tuple[str, ...]:
 
 
 def choose(
-    shapes: Iterable[Sequence[Size]], constraints: Sequence[str] = ()
+    shapes: Iterable[Sequence[Size]],
+    constraints: Sequence[str] = (),
+    outputs: Sequence[Sequence[Size]] = (),
 ) -> list[dict[str, int]]:
     """Sizes for the variables of some shapes that their constraints allow, three at most.
 
-    A constraint moves the variables that it speaks of, and no others.
+    A constraint moves the variables that it speaks of, and no others.  Sizes that leave
+    something in one of the `outputs` are preferred.
 
     Example:
         >>> choose([("n", "m")], ["m >= 20"])
@@ -160,12 +163,13 @@ def choose(
         )
 
     count = len(variables)
-    tries = min(_MOST_TRIES, _MOST_READ // (1 + len(dimensions) + len(constraints)))
+    own = [str(size) for each in outputs for size in each]
+    tries = min(_MOST_TRIES, _MOST_READ // (1 + len(dimensions) + len(constraints) + len(own)))
     # Those of each alone that fit it, the usual ones first; then what fits them together.
-    candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned(constraints)})
+    candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned((*constraints, *own))})
     ordered = [*SIZES, *(size for size in candidates if size not in SIZES)]
     tried = ordered[: max(tries // count, len(SIZES))]
-    each = list(_alone(variables, tried, dimensions, constraints))
+    each = list(_alone(variables, tried, dimensions, constraints, own))
     rotated = (
         tuple(sizes[(start + place) % min(3, len(sizes))] for place, sizes in enumerate(each))
         for start in range(3 if all(each) else 0)
@@ -174,13 +178,24 @@ def choose(
     # All combinations last, for there may be very many.
     every = itertools.chain(rotated, equal, itertools.product(*map(sorted, each)))
     found: dict[tuple[int, ...], dict[str, int]] = {}
+    empty: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes in itertools.islice(every, tries):
         chosen = dict(zip(variables, sizes))
         if allowed(chosen):
-            found[sizes] = chosen
+            (found if _leaves_some(outputs, chosen) else empty)[sizes] = chosen
         if len(found) == len(SIZES):
             break
-    return list(found.values())
+    return list((found or empty).values())[: len(SIZES)]
+
+
+def _leaves_some(outputs: Sequence[Sequence[Size]], chosen: Mapping[str, int]) -> bool:
+    """Whether any of the outputs has elements; so it is where their sizes are not known."""
+
+    def has_elements(shape: Sequence[Size]) -> bool:
+        known = (size for size in shape if set(names(size)) <= set(chosen))
+        return all(value(size, chosen) > 0 for size in known)
+
+    return not outputs or any(map(has_elements, outputs))
 
 
 def _alone(
@@ -188,8 +203,12 @@ def _alone(
     sizes: Sequence[int],
     dimensions: Sequence[Size],
     constraints: Sequence[str],
+    outputs: Sequence[str],
 ) -> Iterator[list[int]]:
-    """The sizes that each variable may have, as far as what speaks of it alone says."""
+    """The sizes that each variable may have, as far as what speaks of it alone says.
+
+    Those come first that leave something of dimensions of outputs.
+    """
     own: dict[str, list[Size]] = {name: [] for name in variables}
     rules: dict[str, list[str]] = {name: [] for name in variables}
     for size in dimensions:
@@ -206,7 +225,12 @@ def _alone(
         return enough and all(holds(text, chosen) for text in rules[name])
 
     for name in variables:
-        yield [size for size in sizes if fits(name, size)]
+        made = [size for size in outputs if names(size) == (name,)]
+
+        def leaves_none(size: int, name: str = name, made: Sequence[str] = made) -> bool:
+            return any(value(each, {name: size}) <= 0 for each in made)
+
+        yield sorted((size for size in sizes if fits(name, size)), key=leaves_none)
 
 
 def _mentioned(constraints: Iterable[str]) -> Iterator[int]:
@@ -299,13 +323,15 @@ def random_calls(
     constraints: Sequence[str] = (),
     sizes: Sequence[Mapping[str, int]] | None = None,
     most: int | None = None,
+    outputs: Sequence[Sequence[Size]] = (),
 ) -> Iterator[RandomCall]:
     """Calls at several sizes: those that the constraints allow, or those that are given.
 
-    An input of more than so many elements is a ValueError.
+    They leave something in one of the `outputs`, if any do.  An input of more than so many
+    elements is a ValueError.
     """
     if sizes is None:
-        sizes = choose([each.shape for each in inputs.values()], constraints)
+        sizes = choose([each.shape for each in inputs.values()], constraints, outputs)
     random = np.random.default_rng(0)
     for chosen in sizes:
         counts = (math.prod(shape(each.shape, chosen)) for each in inputs.values())

@@ -286,14 +286,25 @@ def _is_finite(value: Any) -> bool:
 
 def _report(writer: Writer, place: Path, run: ExportRun, errors: dict[str, float]) -> Report:
     facts = {"oldest_tensorflow": "", "stablehlo": "", "calling_convention": 0}
+    facts |= writer.facts(place)
+    untested = [key for key in facts["signatures"] if run.calls and not _is_tested(key, errors)]
     return Report(
         model=writer.name,
         variables=tuple(writer.variables),
         variable_bytes=sum(each.bytes for each in writer.variables),
-        validated=run.validated,
-        left_out=tuple(run.budget.left_out),
+        validated=None if len(untested) == len(facts["signatures"]) else run.validated,
+        left_out=(
+            *run.budget.left_out,
+            *(f"{key}: no call was found that gives an element to compare" for key in untested),
+        ),
         largest_error=errors,
         seconds=run.wall_time,
         target=writer.format.name,
-        **{**facts, **writer.facts(place)},
+        **facts,
     )
+
+
+def _is_tested(key: str, errors: Mapping[str, float]) -> bool:
+    """Whether an element of an output of this signature was compared."""
+    names = (name.removeprefix(f"{key}: ") for name in errors if name.startswith(f"{key}: "))
+    return any(not name.startswith(("gradient:", "variable:")) for name in names)

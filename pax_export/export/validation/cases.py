@@ -33,13 +33,16 @@ _OF_ONE = 4.0
 
 
 def given_calls(
-    structs: Mapping[str, jax.ShapeDtypeStruct], examples: Sequence[Arrays] = ()
+    structs: Mapping[str, jax.ShapeDtypeStruct],
+    examples: Sequence[Arrays] = (),
+    outputs: Sequence[Sequence[Any]] = (),
 ) -> list[tuple[str, Arrays, float]]:
     """The inputs of the calls of one signature: the examples, or random ones at several sizes.
 
     Each has a label, and says what it costs, in calls like the first.  Those with sizes of 1
     come last: of products with a single row, XLA makes programs of another kind, and for a net
-    of a hundred layers that takes ten times as long.
+    of a hundred layers that takes ten times as long.  The sizes leave something in one of the
+    outputs of these shapes, if any do.
     """
     if examples:
         return [(f"(example {number})", given, 1.0) for number, given in enumerate(examples)]
@@ -49,10 +52,15 @@ def given_calls(
         for name, struct in outside.items()
     }
     calls = [
-        (each.label, each.inputs) for each in random_calls(given, constraints(structs.values()))
+        (each.label, each.inputs)
+        for each in random_calls(given, constraints(structs.values()), outputs=_texts(outputs))
     ]
     costs = [1.0] * (len(calls) - 1) + [_OF_ONE]
     return [(*call, cost) for call, cost in zip([*calls[1:], *calls[:1]], costs)]
+
+
+def _texts(shapes: Sequence[Sequence[Any]]) -> list[tuple[int | str, ...]]:
+    return [tuple(n if isinstance(n, int) else str(n) for n in shape) for shape in shapes]
 
 
 def random_cases(
@@ -62,6 +70,7 @@ def random_cases(
     budget: Budget | None = None,
     examples: Sequence[Arrays] = (),
     after: Callable[[Case, float], Iterator[Case]] | None = None,
+    outputs: Sequence[Sequence[Any]] = (),
 ) -> Iterator[Case]:
     """Calls of one signature: one, and as many more as a budget has time for.
 
@@ -69,7 +78,7 @@ def random_cases(
     given it, and the seconds that it took.
     """
     budget, seconds = budget or Budget(), -math.inf
-    for label, inputs, cost in given_calls(structs, examples):
+    for label, inputs, cost in given_calls(structs, examples, outputs):
         if budget.leaves_out(seconds * cost, f"{signature} {label}".strip()):
             continue
         begin = time.perf_counter()
@@ -103,7 +112,8 @@ def output_cases(
 
     structs = {entry.name: entry.struct for entry in program.inputs.flat}
     given = named_examples(program.inputs, examples, program.key)
-    for case in random_cases(program.key, structs, expected, budget, given):
+    outputs = [struct.shape for struct in program.outputs]
+    for case in random_cases(program.key, structs, expected, budget, given, outputs=outputs):
         operands = [*leaves, *case.inputs.values()]
         traced = program.traced.program
         case.rounding = partial(tolerances, run, operands, case.expected, traced)

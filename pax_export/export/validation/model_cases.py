@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import PaxError, ValidationError
+from pax_export._jaxpr import jaxpr_size
 from pax_export.export.lowering.lower import Call, Gradient, Pullback, Signature
 from pax_export.export.lowering.lowered_model import LoweredModel
 from pax_export.export.tracing import dtypes
@@ -58,8 +59,9 @@ def model_cases(
             yield from turn.rest(budget, gradients)
 
 
-#: Programs of so many bytes together, as a signature and its gradient, are compiled in no time.
-_SMALL = 9000
+#: Programs of so many bytes together, as a signature and its gradient, are compiled in no time,
+#: unless they have more operations than this: of equal layers, the bytes grow slowly.
+_SMALL, _FEW_OPERATIONS = 9000, 100
 
 
 class _RefusedError(Exception):
@@ -152,6 +154,7 @@ class _OfSignature:
         self._pullback = pullback
         self._signature = signature
         self._examples = examples
+        self._outputs = [struct.shape for struct in program.outputs]
         names = (model.store.variables[place].name for place in model.store.of_leaf)
         self._leaves = [model.weights[name] for name in names]
 
@@ -161,13 +164,15 @@ class _OfSignature:
         examples = () if around else named_examples(inputs, self._examples, self.key)
         steps = [
             _Step(self._text(label), partial(self._case, label, given), cost)
-            for label, given, cost in given_calls(_structs(inputs), examples)
+            for label, given, cost in given_calls(_structs(inputs), examples, self._outputs)
         ]
         if around is not None:
             examples = named_examples(around.inputs, self._examples, self.key)
             whole = [
                 _Step(self._text(label), partial(self._processed, label, given), cost)
-                for label, given, cost in given_calls(_structs(around.inputs), examples)
+                for label, given, cost in given_calls(
+                    _structs(around.inputs), examples, self._outputs
+                )
             ]
             # Of both kinds one comes first.
             steps = [*steps[:1], *whole[:1], *steps[1:], *whole[1:]]
@@ -203,7 +208,8 @@ class _OfSignature:
         """Whether no call of this signature takes long, so that all of them are made."""
         gradient = self._signature.gradient
         calls = [self._signature.forward, *([gradient.call] if gradient else [])]
-        return sum(map(_size, calls)) <= _SMALL
+        few = jaxpr_size(self._program.traced.whole) <= _FEW_OPERATIONS
+        return few and sum(map(_size, calls)) <= _SMALL
 
     def _expected(self, inputs: Arrays) -> Arrays:
         return self._named(self._program.traced.run([*self._leaves, *inputs.values()]))

@@ -107,7 +107,10 @@ Shape = tuple[int | None, ...] | None
 def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
         inputs = {e.name: RandomInput(e.shape, numpy_dtype(e.dtype)) for e in info.inputs}
-        return list(random_calls(inputs, info.constraints, most=_MOST_ELEMENTS))
+        unknown = (_UNKNOWN, _ANY_RANK)
+        outputs = [tuple(n for n in e.shape if n not in unknown) for e in info.outputs]
+        most = _MOST_ELEMENTS
+        return list(random_calls(inputs, info.constraints, most=most, outputs=outputs))
     except _OF_NO_ARRAY as error:
         raise _no_array(key, info.inputs, error) from error
 

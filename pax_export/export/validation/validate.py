@@ -31,7 +31,7 @@ def validate(
     factor: float = 1.0,
     here: Run | None = None,
 ) -> dict[str, float]:
-    """Makes all calls of an export; gives the largest difference for each result.
+    """Makes all calls of an export; gives the largest difference for each result with elements.
 
     It runs in a fresh process that cannot import jax, if it is to be `separate`, or
     `here`, where the next call is asked for when the last one has been made.  By the factor
@@ -68,7 +68,8 @@ def validate(
             case.expected = case.expect(got)
         for name, difference in compare_either(case, got, factor).items():
             key = f"{case.signature}: {name}"
-            errors[key] = max(difference, errors.get(key, 0.0))
+            if np.size(got[name] if name in got else case.unchanged[name]):  # or it says nothing
+                errors[key] = max(difference, errors.get(key, 0.0))
     return errors
 
 

@@ -80,6 +80,8 @@ class Function:
         if self.exported.nr_devices > 1:
             return  # it runs where there are as many devices, not here
         budget = budget or Budget()
+        made = zip(self.results, self.exported.out_avals)
+        outputs = [aval.shape for (kind, _), aval in made if kind == OUTPUT]
 
         def gradients(case: Case, seconds: float) -> Iterator[Case]:
             """Once: each size is one more program to compile."""
@@ -93,7 +95,7 @@ class Function:
                 yield case
 
         yield from random_cases(
-            self.key, structs, self._expected, budget, examples, after=gradients
+            self.key, structs, self._expected, budget, examples, after=gradients, outputs=outputs
         )
 
     def _flat(self, inputs: Mapping[str, Any]) -> list[Any]:
