@@ -67,6 +67,14 @@ def test_sizes_differ_where_they_may():
     assert dimensions.choose([("n",)], ("n >= 2", "n <= 1")) == []
 
 
+def test_sizes_leave_something_of_an_output():
+    outputs = [("batch", "max(samples - 4000, 0)")]
+    chosen = dimensions.choose([("batch", "samples")], ["samples >= 256"], outputs)
+    assert len(chosen) == 3
+    assert all(each["samples"] > 4000 for each in chosen)
+    assert dimensions.choose([("n",)], (), [(0,)]) == [{"n": 1}, {"n": 2}, {"n": 5}]
+
+
 def test_a_constraint_moves_its_own_variables_only():
     """As ``t >= 80`` did of a batch beside it."""
     batch = [("batch", "t", 3)]

@@ -100,6 +100,8 @@ class Report:
             ``None`` for not at all.
         left_out: the calls that the test did not make, because they would have taken
             longer than the export.
+        differs: where it differs from jax for inputs far from the usual ones, which
+            ``validate="full"`` tries: ``"serving_default: output where x is 1e+20, inf"``.
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
@@ -137,6 +139,7 @@ class Report:
     details: dict[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     known_differences: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Report:
@@ -202,6 +205,7 @@ class Report:
             "  validated   " + self._validation(),
             *(f"  left out    {text}" for text in self.left_out),
             *self._known(),
+            *(f"  differs     {text}" for text in self.differs),
             *self._seconds(),
         ]
         return "\n".join(lines)

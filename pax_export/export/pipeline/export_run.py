@@ -89,7 +89,8 @@ class ExportRun(Progress):
         if not self._validate:
             return {}
         before = sum(self.seconds.values()) + SPARE
-        self.budget = Budget(before if self._validate is True else None)
+        seconds = before if self._validate is True else None
+        self.budget = Budget(seconds, probes=self._validate in ("full", "process"))
         with self.phase("validate"):
             return test()
 

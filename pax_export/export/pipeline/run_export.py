@@ -297,6 +297,7 @@ def _report(writer: Writer, place: Path, run: ExportRun, errors: dict[str, float
             *run.budget.left_out,
             *(f"{key}: no call was found that gives an element to compare" for key in untested),
         ),
+        differs=tuple(run.budget.differs),
         largest_error=errors,
         seconds=run.wall_time,
         target=writer.format.name,

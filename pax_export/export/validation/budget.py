@@ -18,10 +18,13 @@ class Budget:
         (False, True)
     """
 
-    def __init__(self, seconds: float | None = None):
+    def __init__(self, seconds: float | None = None, probes: bool = False):
         self._end = None if seconds is None else time.perf_counter() + seconds
         #: What was left out, in words.
         self.left_out: list[str] = []
+        #: Whether there is time for inputs far from the usual ones, and what differs there.
+        self.probes = probes
+        self.differs: list[str] = []
 
     def leaves_out(self, seconds: float, what: str) -> bool:
         """Whether there is no time left for something that will take about so long."""

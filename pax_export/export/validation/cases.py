@@ -22,6 +22,7 @@ from pax_export.export.tracing.exportable import DEFAULT, exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.probes import Probe, may_not_end
 from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, compare_either
@@ -113,10 +114,14 @@ def output_cases(
     structs = {entry.name: entry.struct for entry in program.inputs.flat}
     given = named_examples(program.inputs, examples, program.key)
     outputs = [struct.shape for struct in program.outputs]
+    probed = False  # once, at the sizes of the first call
     for case in random_cases(program.key, structs, expected, budget, given, outputs=outputs):
         operands = [*leaves, *case.inputs.values()]
         traced = program.traced.program
         case.rounding = partial(tolerances, run, operands, case.expected, traced)
+        if budget is not None and budget.probes and not probed and not may_not_end(traced):
+            case.probe = Probe(expected, budget.differs)
+        probed = True
         yield case
 
 

@@ -30,6 +30,7 @@ from pax_export.export.tracing.traced import pull_back
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import EXAMPLES, given_calls, named_examples
 from pax_export.export.validation.decompositions import judged
+from pax_export.export.validation.probes import Probe, may_not_end
 from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
@@ -107,6 +108,8 @@ class _Turns:
                 refused = error
                 budget.left_out.append(f"{step.what}, which jax refuses: {error}")
                 continue
+            if budget.probes:
+                case.probe = self.part.probe(case, budget.differs)
             made = time.perf_counter() - begin
             yield case
             # TensorFlow, which has this program already, compiles the next one as jax does.
@@ -192,6 +195,12 @@ class _OfSignature:
         case.general = self._general(case)
         case.stage = "model" if self._signature.processing is not None else ""
         return case
+
+    def probe(self, case: Case, differs: list[str]) -> Probe | None:
+        """For calls far from a case; none where such a call would leave its marks, or not end."""
+        if case.stage or self._signature.assigned or may_not_end(self._program.traced.program):
+            return None
+        return Probe(self._expected, differs)
 
     def gradient_steps(self, case: Case) -> Iterator[_Step]:
         """The call once more, with gradients, where there are some."""
@@ -285,7 +294,7 @@ class _OfSignature:
         return run
 
     def _with_gradients(self, pullback: Pullback, gradient: Gradient, case: Case) -> Case:
-        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
+        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={}, probe=None)
         random = np.random.default_rng(1)
         for index in pullback.of:
             name = self._program.output_names[index]

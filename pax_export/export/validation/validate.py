@@ -20,6 +20,7 @@ from pax_export._errors import GradientMismatchError, PaxError, ValidationError
 from pax_export._files import leftovers
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.validation import serve
+from pax_export.export.validation.probes import Probe, probes
 from pax_export.export.validation.serve import Arrays, Run
 
 
@@ -70,7 +71,56 @@ def validate(
             key = f"{case.signature}: {name}"
             if np.size(got[name] if name in got else case.unchanged[name]):  # or it says nothing
                 errors[key] = max(difference, errors.get(key, 0.0))
+    for case in made:
+        if case.probe is not None:
+            case.probe.differs.extend(_far_away(format, place, case, separate, factor, here))
     return errors
+
+
+def _far_away(
+    format: Format, place: Path, case: Case, separate: bool, factor: float, here: Run | None
+) -> Iterator[str]:
+    """Where an export differs from jax for inputs far from those of a case that is right."""
+    calls = list(probes(case, separate))
+    found: dict[tuple[str, str], list[str]] = {}
+    answers = _answers(format, place, [each for _, _, each in calls], separate, here)
+    for (name, kind, each), answer in zip(calls, answers):
+        for output in _differing(each, answer, factor):
+            found.setdefault((output, name), []).append(kind)
+    for (output, name), kinds in found.items():
+        yield f"{case.signature}: {output} where {name} is {', '.join(kinds)}"
+
+
+def _answers(
+    format: Format, place: Path, cases: list[Case], separate: bool, here: Run | None
+) -> Iterator[Arrays | str]:
+    """What a runtime gives for each call, or why it gives nothing."""
+    if separate and cases:
+        try:
+            entries = in_process(format, place, [case.call() for case in cases], "each")
+        except RuntimeError as error:
+            entries = [{"error": f"{error}"}] * len(cases)
+        yield from (entry.get("results", entry.get("error")) for entry in entries)
+        return
+    for case in cases:
+        try:
+            yield call(format, place, [case], False, here)[0]
+        except Exception as error:  # of any runtime
+            yield f"{type(error).__name__}: {error}"
+
+
+def _differing(case: Case, got: Arrays | str, factor: float) -> Iterator[str]:
+    """The outputs that differ from what jax gives by more than the smallest numbers."""
+    for name, expected in case.expected.items():
+        expected = np.asarray(expected)
+        tiny = _TINY if expected.dtype.name in TOLERANCE else None
+        try:
+            if isinstance(got, str):
+                yield name
+            else:
+                _difference(expected, np.asarray(got[name]), name, factor, tolerance=tiny)
+        except ValidationError:
+            yield name
 
 
 def _noted(cases: Iterable[Case], made: list[Case]) -> Iterator[Case]:
@@ -117,6 +167,8 @@ def in_process(
 
 
 _GRADIENT = ": gradient:"
+#: Numbers of less than this are zero in some runtimes, as they are in jax on some processors.
+_TINY = float(np.finfo(np.float32).tiny)
 #: So many elements are compared at a time.
 _PIECE = 1 << 18
 #: How far two programs for one computation may differ, relative to its size.
@@ -152,6 +204,7 @@ class Case:
     stage: str = ""  # "model": without what stands around it; "all": one after the other
     expect: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
     advice: str = ""  # what to write where random inputs may be the reason of a failure
+    probe: Probe | None = None  # for calls far from this one
 
     def without_gradients(self) -> Case:
         rest = {k: v for k, v in self.expected.items() if not k.startswith("gradient:")}
