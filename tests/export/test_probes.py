@@ -22,9 +22,8 @@ def test_what_differs_for_large_numbers_is_listed(tmp_path):
     assert Report.read(path) == report
 
 
-@pytest.mark.parametrize("validate", ["full", "process"])
 @pytest.mark.parametrize("case", ["nan", "inf", "1e+20", "an index"])
-def test_one_kind_of_number_is_found(tmp_path, monkeypatch, validate, case):
+def test_one_kind_of_number_is_found(tmp_path, monkeypatch, case):
     """An export of another function, which is right for ordinary numbers."""
     wrong = {
         "nan": lambda x: jnp.where(jnp.isnan(x), 0, x),
@@ -40,14 +39,11 @@ def test_one_kind_of_number_is_found(tmp_path, monkeypatch, validate, case):
 
     monkeypatch.setattr(onnx_export, "converted", of_wrong)
     dtype = "int32" if case == "an index" else "float32"
-    options = {"validate": validate}
-    report = to_onnx(({}, lambda _, x: x), tmp_path / "m.onnx", spec("3", dtype), **options)
-    if case == "an index":
-        ends = validate == "process"
-        assert bool(report.differs) == ends
-    else:
-        (text,) = report.differs
-        assert case in text.split(" is ")[1].split(", ")
+    model = ({}, lambda _, x: x)
+    report = to_onnx(model, tmp_path / "m.onnx", spec("3", dtype), validate="full")
+    (text,) = report.differs
+    found = "-2.14748e+09" if case == "an index" else case
+    assert found in text.split(" is ")[1].split(", ")
 
 
 def to_trace(function, program):

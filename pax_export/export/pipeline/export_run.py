@@ -90,7 +90,7 @@ class ExportRun(Progress):
             return {}
         before = sum(self.seconds.values()) + SPARE
         seconds = before if self._validate is True else None
-        self.budget = Budget(seconds, probes=self._validate in ("full", "process"))
+        self.budget = Budget(seconds, probes=self._validate == "full")
         with self.phase("validate"):
             return test()
 

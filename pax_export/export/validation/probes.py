@@ -43,14 +43,10 @@ def may_not_end(program: Any) -> bool:
     return not _MAY_NOT_END.isdisjoint(jaxpr_primitives(program))
 
 
-def probes(case: Any, separate: bool) -> Iterator[tuple[str, str, Any]]:
-    """Calls like that of a case, but for one input: its name, what it is, and the call.
-
-    Integers may be indices, of which a runtime may take the ends amiss; so these are left to
-    a process of its own.
-    """
+def probes(case: Any) -> Iterator[tuple[str, str, Any]]:
+    """Calls like that of a case, but for one input: its name, what it is, and the call."""
     for name, value in case.inputs.items():
-        for number in _values(value.dtype, separate):
+        for number in _values(value.dtype):
             with np.errstate(over="ignore"):
                 filled = np.full(value.shape, number).astype(value.dtype)
             inputs = {**case.inputs, name: filled}
@@ -58,10 +54,10 @@ def probes(case: Any, separate: bool) -> Iterator[tuple[str, str, Any]]:
             yield name, f"{number:g}", dataclasses.replace(case, inputs=inputs, expected=expected)
 
 
-def _values(dtype: np.dtype, separate: bool) -> Collection[Any]:
+def _values(dtype: np.dtype) -> Collection[Any]:
     if is_inexact(dtype) and dtype.kind != "c":
         return (*_NUMBERS, *_NO_NUMBERS)
-    if is_integer(dtype) and separate and dtype.kind in "iu":
+    if is_integer(dtype) and dtype.kind in "iu":
         ends = np.iinfo(dtype)
         return (0, ends.min, ends.max)
     return ()

@@ -73,17 +73,17 @@ def validate(
                 errors[key] = max(difference, errors.get(key, 0.0))
     for case in made:
         if case.probe is not None:
-            case.probe.differs.extend(_far_away(format, place, case, separate, factor, here))
+            case.probe.differs.extend(_far_away(format, place, case, factor, here))
     return errors
 
 
 def _far_away(
-    format: Format, place: Path, case: Case, separate: bool, factor: float, here: Run | None
+    format: Format, place: Path, case: Case, factor: float, here: Run | None
 ) -> Iterator[str]:
     """Where an export differs from jax for inputs far from those of a case that is right."""
-    calls = list(probes(case, separate))
+    calls = list(probes(case))
     found: dict[tuple[str, str], list[str]] = {}
-    answers = _answers(format, place, [each for _, _, each in calls], separate, here)
+    answers = (_answer(format, place, each, here) for _, _, each in calls)
     for (name, kind, each), answer in zip(calls, answers):
         for output in _differing(each, answer, factor):
             found.setdefault((output, name), []).append(kind)
@@ -91,22 +91,12 @@ def _far_away(
         yield f"{case.signature}: {output} where {name} is {', '.join(kinds)}"
 
 
-def _answers(
-    format: Format, place: Path, cases: list[Case], separate: bool, here: Run | None
-) -> Iterator[Arrays | str]:
-    """What a runtime gives for each call, or why it gives nothing."""
-    if separate and cases:
-        try:
-            entries = in_process(format, place, [case.call() for case in cases], "each")
-        except RuntimeError as error:
-            entries = [{"error": f"{error}"}] * len(cases)
-        yield from (entry.get("results", entry.get("error")) for entry in entries)
-        return
-    for case in cases:
-        try:
-            yield call(format, place, [case], False, here)[0]
-        except Exception as error:  # of any runtime
-            yield f"{type(error).__name__}: {error}"
+def _answer(format: Format, place: Path, case: Case, here: Run | None) -> Arrays | str:
+    """What a runtime gives for a call, or why it gives nothing."""
+    try:
+        return call(format, place, [case], False, here)[0]
+    except Exception as error:  # of any runtime
+        return f"{type(error).__name__}: {error}"
 
 
 def _differing(case: Case, got: Arrays | str, factor: float) -> Iterator[str]:
