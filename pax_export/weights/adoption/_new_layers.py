@@ -150,7 +150,7 @@ def _name(
 ) -> tuple[str, str | None]:  # fmt: skip
     """What the array of a leaf is called, and the array in whose place it goes."""
     target = _target(leaf.path, told)
-    if target == leaf.path:
+    if target is not None and target == leaf.path:
         return told[target], next((name for name in replaced if name == told[target]), None)
     at = layer.path
     if target is not None:
