@@ -37,6 +37,7 @@ INTEGERS = {
     "by_a_number": lambda x, y: [[f(x, y.dtype.type(n)) for n in distances(x)] for f in SHIFTS],
     "by_numbers": lambda x, y: [f(x, y) for f in SHIFTS],
     "counted": lambda x, y: lax.population_count(x),
+    "clipped": lambda x, y: jnp.take(jnp.arange(5.0), x, mode="clip"),
     "same_bits": lambda x, y: lax.bitcast_convert_type(x, f"uint{8 * x.itemsize}"),
 }
 

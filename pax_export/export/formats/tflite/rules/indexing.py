@@ -193,7 +193,11 @@ def gather(op: Operation, x: Any, indices: Any) -> Any:
     hidden = {*numbers.collapsed_slice_dims, *batches[0]}
     indexed = [*batches[0], *numbers.start_index_map]
     windows = {axis: widths[axis] for axis in indexed if axis not in hidden}
-    index = _Indices(op, _index(indices), batches, numbers.start_index_map, windows)
+    indices = _index(indices)
+    if "CLIP" in mode.upper() and op.operands[1].dtype == "uint32":
+        # From 2**31 on they look negative.
+        indices = tf.where(tf.less(indices, 0), tf.constant(2**31 - 1), indices)
+    index = _Indices(op, indices, batches, numbers.start_index_map, windows)
     rest = [axis for axis in range(len(shape)) if axis not in index.axes]
     for axis in rest:  # never indexed, so slices of it begin at 0
         if axis in hidden or widths[axis] != shape[axis]:
