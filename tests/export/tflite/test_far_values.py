@@ -22,7 +22,7 @@ FLOATS = {
     "by_power": lambda x: lax.pow(x, jnp.full_like(x, -2.0)),
     "sinc": lambda x: jnp.sinc(jnp.clip(x, -9, 9)),
     "log_gamma": lambda x: lax.lgamma(jnp.where(x > 1, x, 3.0)),
-    "digamma": lambda x: lax.digamma(jnp.minimum(x, 1e38)),
+    "digamma": lambda x: lax.digamma(jnp.where(x == 0, 1.0, jnp.minimum(x, 1e38))),
     "top_k": lambda x: lax.top_k(jnp.stack([-jnp.abs(x), x], 1)[:6], 2),
     "windows": lambda x: [
         lax.reduce_window(jnp.tanh(x), start, combine, (2,), (1,), ((1, 1),))
