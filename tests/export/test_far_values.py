@@ -132,6 +132,36 @@ def test_wide_integers_wrap(tmp_path):
             same(one, other, "")
 
 
+def test_unsigned_integers_of_64_bits_have_an_order(tmp_path):
+    """They are carried as int64, where the upper half of them is negative."""
+
+    def apply(_, x, y):
+        where = x[:7].astype(jnp.int32) % 3
+        return {
+            "less": x < y,
+            "larger": jnp.maximum(x, y),
+            "quotient": lax.div(x, y),
+            "rest": lax.rem(x, y),
+            "sign": jnp.sign(x),
+            "clamp": lax.clamp(jnp.uint64(3), x, jnp.uint64(2**63 + 1)),
+            "sorted": jnp.sort(x),
+            "last": jnp.argmax(x),
+            "least": x.min(),
+            "highest": lax.cummax(x),
+            "top": lax.top_k(x, 4)[0],
+            "segments": jnp.zeros(3, jnp.uint64).at[where].max(x[:7]),
+            "drawn": jax.random.randint(jax.random.key(1), (5,), -7, 10**12),
+        }
+
+    with jax.enable_x64(True):
+        x, y = pairs(np.array([0, 1, 3, 10, 2**62, 2**63 - 1, 2**63, 2**63 + 5, 2**64 - 1], "u8"))
+        specs = (spec(x.shape, "uint64"), spec(y.shape, "uint64"))
+        to_onnx(({}, apply), tmp_path / "m.onnx", specs, validate=False, card=False)
+        found, expected = load(tmp_path / "m.onnx")(x, y), jax.jit(apply)({}, x, y)
+        for name, each in expected.items():
+            same(found[name], each, name)
+
+
 def test_nothing_is_computed_of_nothing(tmp_path):
     """onnxruntime fails where a window is larger than what it slides over."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from pax_export._jaxpr import is_literal, wrapped_program
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import (
+    BY_ORDER,
     COMPLEX_RULES,
     PART_BY_PART,
     RULES,
@@ -118,6 +119,8 @@ def _by_rule(writer: Writer, equation: Any, operands: Sequence[Any]) -> list[Any
             return _values(names, results)  # nothing is computed, and some kernels would fail
         if name not in RULES:
             raise Refused("")
+        if name in BY_ORDER and np.uint64 in [each.dtype for each in operands]:
+            return _by_order(writer, equation, operands, results)
         return _values(RULES[name](writer, results, *operands, **parameters), results)
     if name in COMPLEX_RULES:
         return _values(COMPLEX_RULES[name](writer, results, *operands, **parameters), results)
@@ -129,6 +132,25 @@ def _by_rule(writer: Writer, equation: Any, operands: Sequence[Any]) -> list[Any
         reals = [Result(each.shape, part_dtype(each.dtype) or each.dtype) for each in results]
         both.append(_values(RULES[name](writer, reals, *chosen, **parameters), reals))
     return [Parts((one, other), each.dtype) for one, other, each in zip(*both, results)]
+
+
+def _by_order(
+    writer: Writer, equation: Any, operands: Sequence[Value], results: Sequence[Result]
+) -> list[Any]:
+    """Numbers of uint64 as those of int64 that are in the same order: without the first bit."""
+    first = np.array(np.iinfo(np.int64).min)
+
+    def moved(value: Value, dtype: Any) -> Value:
+        known = None if value.known is None else value.known ^ first
+        return Value(writer("BitwiseXor", value, first), np.dtype(dtype), value.shape, known)
+
+    given = [moved(x, np.int64) if x.dtype == np.uint64 else x for x in operands]
+    wide = [Result(x.shape, np.int64) if x.dtype == np.uint64 else x for x in results]
+    made = _values(RULES[equation.primitive.name](writer, wide, *given, **equation.params), wide)
+    return [
+        moved(one, np.uint64) if each.dtype == np.uint64 else one
+        for one, each in zip(made, results)
+    ]
 
 
 def _values(made: Any, results: Sequence[Result]) -> list[Any]:

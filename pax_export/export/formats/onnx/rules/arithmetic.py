@@ -10,6 +10,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.rules.bits import shifted
 from pax_export.export.formats.onnx.values import Value
 
 Results = Sequence[Any]
@@ -76,6 +77,8 @@ def div(writer: Writer, results: Results, x: Value, y: Value) -> str:
 
 def _whole_quotient(writer: Writer, x: Value, x_name: str, y: Value, y_name: str) -> str:
     """A quotient of whole numbers; dividing by 0 would end the process of onnxruntime."""
+    if x.dtype == np.uint64:
+        return _unsigned_quotient(writer, x_name, y_name)
     if y.known is not None and np.all(y.known != 0) and np.all(y.known != -1):
         return writer("Div", x_name, y_name)
     zero, one, minus = (writer.like(number, y) for number in (0, 1, -1))
@@ -84,6 +87,24 @@ def _whole_quotient(writer: Writer, x: Value, x_name: str, y: Value, y_name: str
     quotient = writer("Div", x_name, safe)
     quotient = writer("Where", by_minus, writer("Neg", x_name), quotient)
     return writer("Where", by_zero, minus, quotient)
+
+
+def _unsigned_quotient(writer: Writer, x: str, y: str) -> str:
+    """Twice that of the half, which has no sign, and one more where the rest says so."""
+    zero, one, first = np.array(0, np.int64), np.array(1, np.int64), np.iinfo(np.int64).min
+
+    def reaches(left: str, right: str) -> str:
+        both = [writer("BitwiseXor", each, np.array(first)) for each in (left, right)]
+        return writer.cast(writer("GreaterOrEqual", *both), np.int64)
+
+    large, none = writer("Less", y, zero), writer("Equal", y, zero)
+    safe = writer("Where", writer("Or", large, none), one, y)
+    half = writer("Div", shifted(writer, x, one, "RIGHT"), safe)
+    quotient = writer("Add", half, half)
+    rest = writer("Sub", x, writer("Mul", quotient, safe))
+    quotient = writer("Add", quotient, reaches(rest, safe))
+    quotient = writer("Where", large, reaches(x, y), quotient)
+    return writer("Where", none, np.array(-1, np.int64), quotient)
 
 
 @rule("rem")
@@ -293,6 +314,8 @@ def absolute(writer: Writer, results: Results, x: Value) -> str:
 
 @rule("sign")
 def sign(writer: Writer, results: Results, x: Value) -> str:
+    if x.dtype.kind == "u":
+        return writer.cast(writer("Not", writer("Equal", x, writer.like(0, x))), x.carrier)
     plain = writer("Sign", x)
     return writer("Where", writer("IsNaN", x), x, plain) if x.is_float else plain
 
