@@ -176,6 +176,13 @@ def test_nothing_is_computed_of_nothing(tmp_path):
     assert found[1] == 0
 
 
+def test_outputs_of_8_bits_are_infinite_where_jax_has_them_so(tmp_path):
+    x = np.float32([1e9, -INF, 2.0])
+    apply = lambda _, x: x.astype(jnp.float8_e5m2)  # noqa: E731
+    to_onnx(({}, apply), tmp_path / "m.onnx", spec("n"), validate=False, card=False)
+    assert load(tmp_path / "m.onnx")(x).astype(np.float32).tolist() == [INF, -INF, 2.0]
+
+
 def test_a_number_of_16_bits_has_no_axis(tmp_path):
     to_onnx(({}, lambda _, x: x + 1), tmp_path / "m.onnx", spec((), "bfloat16"), validate=False)
     assert load(tmp_path / "m.onnx")(jnp.bfloat16(2)).shape == ()

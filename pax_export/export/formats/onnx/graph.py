@@ -97,9 +97,12 @@ class Writer:
         return self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
     def cast(self, operand: Any, dtype: Any) -> str:
-        # Numbers too large for 8 bits are infinite or NaN in jax; ONNX would take the largest.
+        return self("Cast", operand, **self.cast_to(dtype))
+
+    def cast_to(self, dtype: Any) -> dict[str, int]:
+        """What `Cast` is told; numbers too large for 8 bits are infinite or NaN, as in jax."""
         kept = {"saturate": 0} if np.dtype(dtype).name.startswith("float8") else {}
-        return self("Cast", operand, to=self.type(dtype), **kept)
+        return {"to": self.type(dtype), **kept}
 
     def literal(self, value: Any) -> AnyValue:
         """An array of jax or numpy that stands in the program."""

@@ -134,7 +134,7 @@ class _Model:
         (array,) = flat([value])
         helper = self._onnx.helper
         if is_rounded(array.dtype):
-            kind = {"to": self._writer.type(array.dtype)}
+            kind = self._writer.cast_to(array.dtype)
             node = helper.make_node("Cast", [array.name], [name], name=name, **kind)
         else:
             node = helper.make_node("Identity", [array.name], [name], name=name)
