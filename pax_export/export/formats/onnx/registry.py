@@ -21,9 +21,9 @@ COMPLEX_RULES: dict[str, Rule] = {}
 PART_BY_PART: set[str] = set()
 #: Those that depend on which of two numbers is larger; uint64 is carried as int64.
 BY_ORDER = frozenset(
-    "lt le gt ge lt_to le_to max min clamp sort top_k approx_top_k argmax argmin reduce_max reduce_min cummax "
-    "cummin reduce_window_max reduce_window_min scatter-max scatter-min scatter_max "
-    "scatter_min".split()
+    "lt le gt ge lt_to le_to max min clamp sort top_k approx_top_k argmax argmin reduce_max "
+    "reduce_min cummax cummin reduce_window_max reduce_window_min scatter-max scatter-min "
+    "scatter_max scatter_min".split()
 )
 
 
