@@ -93,10 +93,10 @@ class OptaxOptimizer(StateModule):
             >>> adam.state[0].mu.modules[1].weight.shape
             (3, 5)
         """
-        known = dict(named_leaves(self))
+        known: dict[str, Any] = dict(named_leaves(self))
 
         def of_leaf(path: Any, leaf: Any) -> Any:
-            old = known.get(path_name(path))
+            old: Any = known.get(path_name(path))
             same = is_array(old) and old.shape == leaf.shape and old.dtype == leaf.dtype
             return old if same else leaf
 

@@ -133,11 +133,10 @@ def _target(call: Any) -> str:
 def _bound(call: Any) -> bool:
     """Checks the sizes of a call; whether symbolic ones were bound to those of its operands."""
     indices = "indices_of_shape_operands"
-    given = (
-        list(ir.DenseIntElementsAttr(call.attributes[indices]))
-        if indices in call.attributes
-        else []
-    )
+    given: list[int] = []
+    if indices in call.attributes:
+        numbers: Any = ir.DenseIntElementsAttr(call.attributes[indices])
+        given = list(numbers)
     count = len(call.operands) - len(given)
     operands, results = list(call.operands)[:count], list(call.results)
     types = [_shape(call, each) for each in operands], [_shape(call, each) for each in results]

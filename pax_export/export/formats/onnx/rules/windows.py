@@ -105,7 +105,9 @@ def reduce_window(
         *first, is_first = one
         *second, is_second = other
         made = []
-        for joined, left, right, value in zip(function(first, second), first, second, values):
+        for joined, left, right, value in zip(
+            function(tuple(first), tuple(second)), first, second, values
+        ):
             chosen = choose(writer, is_second, joined, left, value.dtype)
             made.append(choose(writer, is_first, chosen, right, value.dtype))
         return (*made, writer("Or", is_first, is_second))
