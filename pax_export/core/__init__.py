@@ -1,5 +1,6 @@
 """What a module is: the immutable pytree, and the places where it may change."""
 
+from pax_export.core._call_paths import path_of_call
 from pax_export.core._check import (
     assert_structure_equal,
     describe_array,

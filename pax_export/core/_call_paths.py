@@ -8,6 +8,7 @@ lead from each module to the one below it.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +58,22 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(__call__, SAYS_PATH, True)
     return __call__
+
+
+#: The code of all calls that are wrapped.
+_CODE = noting_path(lambda self: None).__code__  # type: ignore[attr-defined]
+
+
+def path_of_call() -> str:
+    """The path of the module in whose call this function is called, from the outermost module."""
+    path, inner, frame = "", None, inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _CODE and isinstance(module := frame.f_locals["self"], Node):
+            if inner is not None and module is not inner:
+                path = ".".join(filter(None, (_step(module, inner), path)))
+            inner = module
+        frame = frame.f_back
+    return path
 
 
 def _note(error: Exception, module: Node) -> None:

@@ -37,12 +37,15 @@ class _Found:
     rounds: tuple[int, ...] = ()
 
 
-def operation_error(program: Any, arguments: Sequence[Any], line: str = "") -> NonFiniteError:
+def operation_error(
+    program: Any, arguments: Sequence[Any], line: str = "", path: str = ""
+) -> NonFiniteError:
     """What names the first operation of a traced program that gave what is not finite.
 
-    ``line`` is the line of an operation of which jax knows none.
+    ``line`` is the line of an operation of which jax knows none, and ``path`` that of the module
+    in which the program is called.
     """
-    found = _first(program, arguments, "")
+    found = _first(program, arguments, path)
     if found.equation is None:
         return NonFiniteError(
             "A constant that is returned is not finite.",

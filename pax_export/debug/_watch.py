@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_computing, jitted_call, watched
+from pax_export.core import path_of_call
 from pax_export.debug._origin import all_finite, argument_error, is_inexact, operation_error
 
 Explain = Callable[[Callable[..., Any], Any, Any], Exception]
@@ -53,7 +54,7 @@ def _judge(
         error = argument_error(given[0], _line())
     if error is None:
         program = jax.make_jaxpr(lambda *values: operation.bind(*values, **params))(*operands)
-        error = operation_error(program, operands, _line())
+        error = operation_error(program, operands, _line(), path_of_call())
     raise error
 
 

@@ -176,6 +176,19 @@ def test_a_step_whose_optimizer_holds_moments(name):
         assert "test_nans.py" in error.where
 
 
+@pytest.mark.parametrize("stepping", [True, False])
+def test_a_call_that_is_not_compiled(stepping):
+    """Each operation runs by itself: the calls under way say which module it is of."""
+    net = with_nan()
+    with pytest.raises(pax.errors.NonFiniteError) as caught, pax.debug.nans():
+        if stepping:
+            optimizer = OPTIMIZERS["adam"](net.parameters())
+            pax.build_update_fn(loss_fn)(net, optimizer, X)
+        else:
+            net(X)
+    assert caught.value.where.startswith("modules.1, ")
+
+
 def test_moments_of_optax_averages_and_a_teacher_beside_the_net():
     net, optimizer = with_nan(), optax.adam(1e-3)
     teacher = net.parameters()

@@ -99,6 +99,7 @@ def homes(
         left: its arrays that were filled into nothing.
         rename: a name in the source, or a new one -> a path of the module.
     """
+    rename = {**_of_the_same_name(layers, left), **rename}
     used = {piece.source for pieces in recipe.values() for piece in pieces}
     told = {
         target: name for name, target in rename.items()
@@ -123,6 +124,12 @@ def homes(
             taken.add(name)
             arrays.append(NewArray(name, leaf.path, _piece(layer, role, leaf, name, origin), old))
     return Homes(tuple(arrays), frozenset(replaced))
+
+
+def _of_the_same_name(layers: Sequence[Layer], left: Sequence[str]) -> dict[str, str]:
+    """New layers that arrays without a leaf are called after: a head that has other classes."""
+    theirs = {parsed(name).layer for name in left}
+    return {each.path: each.path for each in layers if each.path in theirs}
 
 
 def _said(layer: Layer, told: Mapping[str, str]) -> bool:

@@ -141,6 +141,18 @@ def equal(one, other):
     return all(np.array_equal(*pair) for pair in pairs)
 
 
+def test_a_head_of_other_classes_takes_the_place_of_the_one_of_its_name(tmp_path):
+    file = of_torch()
+    file = {name.replace("classifier", "head"): array for name, array in file.items()}
+    net, report = pax.weights.adopt(body_and_head(), file, keep="head", ignore="head")
+    path = tmp_path / "net.npz"
+    pax.weights.save_as(net, path, like=file, report=report)
+    home = read(path)
+    assert set(home) == set(file)
+    assert np.array_equal(home["head.weight"], np.asarray(net.head.weight).T)
+    assert home["head.weight"].shape != file["head.weight"].shape
+
+
 @pytest.mark.parametrize("with_report", [True, False])
 def test_a_new_head_and_the_old_one_are_refused_until_it_is_said_which_is_written(
     tmp_path, with_report
