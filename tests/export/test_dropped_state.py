@@ -9,6 +9,7 @@ from flax import linen, nnx
 import pax_export as pax
 from pax_export._errors import StateChangeError
 from pax_export.export import load, spec, to_onnx, to_stablehlo
+from tests.closeness import assert_close
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 KEY = jax.random.key(3)
@@ -162,7 +163,7 @@ def test_what_gives_the_same_for_good_reason_is_exported(name, tmp_path):
     params, function = ACCEPTED[name]()
     x = X[None] if "count" in name else X
     to_stablehlo((params, function), tmp_path / "net", spec(x.shape), validate=False)
-    np.testing.assert_allclose(load(tmp_path / "net")(x), function(params, x), rtol=1e-5, atol=1e-6)
+    assert_close(load(tmp_path / "net")(x), function(params, x), rtol=1e-5, atol=1e-6)
 
 
 def test_every_call_begins_with_the_state_that_is_kept(tmp_path):
@@ -170,7 +171,7 @@ def test_every_call_begins_with_the_state_that_is_kept(tmp_path):
     to_stablehlo(merged(net), tmp_path / "net", spec("3, 4"), state="keep", validate=False)
     kept = load(tmp_path / "net")
     np.testing.assert_array_equal(kept(X), kept(X))
-    np.testing.assert_allclose(kept(X), net(X), rtol=1e-5, atol=1e-6)
+    assert_close(kept(X), net(X), rtol=1e-5, atol=1e-6)
 
 
 def test_a_net_of_nnx_goes_on_where_its_last_call_stopped(tmp_path):
@@ -179,7 +180,7 @@ def test_a_net_of_nnx_goes_on_where_its_last_call_stopped(tmp_path):
     bundle = load(tmp_path / "net")
     for _ in range(2):
         bundle, y = bundle.purecall(X)
-        np.testing.assert_allclose(y, net(X), rtol=1e-5, atol=1e-6)
+        assert_close(y, net(X), rtol=1e-5, atol=1e-6)
 
 
 def test_a_file_may_keep_the_state_of_a_module(tmp_path):

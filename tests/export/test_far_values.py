@@ -13,6 +13,7 @@ from jax import lax
 from jax.scipy import special, stats
 
 from pax_export.export import load, spec, to_onnx, to_tflite
+from tests.closeness import assert_close
 
 INF, NAN = np.inf, np.nan
 LARGE = 3.4e38
@@ -101,7 +102,8 @@ def same(found, expected, where):
     if expected.dtype.kind != "f":
         np.testing.assert_array_equal(found, expected, err_msg=where)
         return
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-37, err_msg=where)
+    for one, other in zip(found.flat, expected.flat, strict=True):
+        assert_close(one, other, rtol=2e-5, atol=1e-37, where=where)
 
 
 @pytest.mark.parametrize(("write", "suffix"), [(to_onnx, ".onnx")])

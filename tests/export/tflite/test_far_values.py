@@ -12,6 +12,7 @@ from jax import lax
 
 from pax_export.export import load, spec, to_tflite
 from pax_export.export.formats.tflite.known_differences import KNOWN_DIFFERENCES
+from tests.closeness import assert_close
 
 FAR = np.array(
     "0 .5 -.5 1.5 3.3 -7.9 88 -88 1e5 1e19 1e30 -1e30 1e37 3e38 inf -inf nan 1e-30".split(),
@@ -58,7 +59,9 @@ def check(folder, functions, specs, *arrays):
     for name in functions:
         for got, expected in zip(*map(jax.tree.leaves, (found[name], wanted[name])), strict=True):
             # Number by number: a difference among small ones counts beside 1e38, too.
-            np.testing.assert_allclose(got, expected, 2e-5, 1e-6, err_msg=name)
+            assert np.shape(got) == expected.shape
+            for one, other in zip(np.ravel(got), np.ravel(expected)):
+                assert_close(one, other, rtol=2e-5, atol=1e-6, where=name)
 
 
 @pytest.mark.parametrize("shape", ["n", f"{len(FAR)}"])

@@ -140,24 +140,20 @@ def _look(module: bytes, file: Path) -> Looked:
     try:
         looked = look(module)
     except SizesError as error:
-        raise DamagedCallError(
+        raise ExportPathError(
             "A function of this bundle calls a library with arrays of other sizes than it takes.",
             where=str(file),
             got=str(error),
         ) from error
     called = sorted(filter(_OF_PYTHON.search, looked.names))
     if called:  # another process has another function by that number, or crashes for it has none
-        raise DamagedCallError(
+        raise ExportPathError(
             "A function of this bundle calls Python functions of the process that wrote it.",
             where=str(file),
             got=", ".join(called),
             write="to_stablehlo of a model without jax.pure_callback, jax.debug.print and the like",
         )
     return looked
-
-
-class DamagedCallError(ExportPathError):
-    """No other file of the bundle is read in place of one with such a call."""
 
 
 def check(path: Path, report: Report, trusted: bool) -> None:
@@ -194,8 +190,6 @@ def read_function(checked: Checked, report: Report, details: Details, key: str) 
     """The function of a bundle, by its jax bytes or by its portable modules."""
     try:
         return _read_jax_bytes(checked, details.functions[key].file)
-    except DamagedCallError:
-        raise
     except ExportPathError as error:
         made = _from_modules(checked, report, details, key)
         if made is None:
