@@ -3,6 +3,7 @@
 from pax_export.adapters._layer import lora, weight_of
 from pax_export.adapters._lora import LoRA
 from pax_export.adapters._net import activate, add, merge, names, remove, unmerge
+from pax_export.adapters._ranks import pad_ranks
 from pax_export.adapters._save_load import load, save
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "lora",
     "merge",
     "names",
+    "pad_ranks",
     "remove",
     "save",
     "unmerge",

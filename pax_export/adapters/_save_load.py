@@ -36,7 +36,6 @@ from pax_export.weights import absence, opened, save_weights
 
 M = TypeVar("M")
 _LARGEST_CONFIG = 1 << 24  # bytes
-_NO_NAMES: Mapping[str, str] = {}
 
 
 def save(
@@ -44,7 +43,7 @@ def save(
     folder: str | os.PathLike[str],
     *,
     name: str = "default",
-    rename: Mapping[str, str] = _NO_NAMES,
+    rename: Mapping[str, str] | None = None,
 ) -> None:
     """Writes the adapters of one name to a folder, which PEFT reads as well.
 
@@ -80,6 +79,7 @@ def save(
         >>> sorted(os.listdir(folder))
         ['adapter_config.json', 'adapter_model.safetensors']
     """
+    rename = _names(rename, "adapters.save")
     found = required(net, "adapters.save", [name])
     arrays: dict[str, np.ndarray] = {}
     saved: dict[str, LoRA] = {}
@@ -105,6 +105,20 @@ def save(
         save_weights(arrays, temporary / peft.WEIGHTS)
         text = json.dumps(config, indent=2) + "\n"
         (temporary / peft.CONFIG).write_text(text, encoding="utf-8")
+
+
+def _names(rename: Any, where: str) -> Mapping[str, str]:
+    """Other paths of modules, none for None."""
+    given = {} if rename is None else rename
+    pairs = [*given, *given.values()] if isinstance(given, Mapping) else [None]
+    if not all(isinstance(each, str) for each in pairs):
+        raise InvalidArgumentTypeError(
+            "rename= says by paths of the net which paths they are in the file.",
+            where=f"{where}(rename=)",
+            got=repr(rename)[:200],
+            write='rename={"layers.*.query": "model.layers.*.q_proj"}',
+        )
+    return given
 
 
 def _require_values(path: str, tree: Any) -> None:
@@ -159,7 +173,7 @@ def load(
     folder: str | os.PathLike[str],
     *,
     name: str = "default",
-    rename: Mapping[str, str] = _NO_NAMES,
+    rename: Mapping[str, str] | None = None,
     key: Any = None,
 ) -> M:
     """Puts the adapters of a folder at the layers of a net, as `add` does with new ones.
@@ -192,7 +206,7 @@ def load(
     require_module(net, "adapters.load")
     place = Path(folder)
     config = _config(place)
-    reading = Reading(net, rename, _arrays(place))
+    reading = Reading(net, _names(rename, "adapters.load"), _arrays(place))
     reading.require_complete(str(place))
     net = reading.with_whole(net)
     changes: Changes = marks(net)

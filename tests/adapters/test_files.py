@@ -290,3 +290,18 @@ def test_a_name_that_is_taken(tmp_path):
     adapters.save(net, tmp_path / "a")
     text = refused(lambda: adapters.load(net, tmp_path / "a"), pax.errors.InvalidArgumentError)
     assert "This layer has an adapter of this name already." in text
+
+
+def test_names_may_be_none_and_are_paths(tmp_path):
+    net = pax.adapters.add(pax.Sequential(pax.Linear(8, 4)), "modules.0", rank=2)
+    pax.adapters.save(net, tmp_path / "a", rename=None)
+    base = pax.Sequential(pax.Linear(8, 4))
+    assert pax.adapters.load(base, tmp_path / "a", rename=None).modules[0].adapters
+    for wrong in (["a"], {"a": 1}, 3):
+        for use in (
+            lambda wrong: pax.adapters.save(net, tmp_path / "b", rename=wrong),
+            lambda wrong: pax.adapters.load(base, tmp_path / "a", rename=wrong),
+        ):
+            with pytest.raises(pax.errors.InvalidArgumentTypeError, match="rename="):
+                use(wrong)
+    assert not (tmp_path / "b").exists()

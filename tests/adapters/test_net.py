@@ -219,3 +219,26 @@ def test_what_was_trained_after_merging_is_not_unmerged():
         "  got: another layer, or one that was changed since\n"
         "  write: pax.adapters.unmerge(pax.adapters.merge(net), net)"
     )
+
+
+def test_adapters_of_several_ranks_are_stacked_after_padding():
+    config = pax.nets.DecoderConfig.llama(
+        vocab_size=7, dim=8, num_layers=3, num_heads=2, num_kv_heads=1, hidden_dim=8, tied=True
+    )
+    lm = pax.nets.Decoder(config, layers="listed")
+    ranks = {0: (1, 3.0), 1: (3, 3.0), 2: (2, 5.0)}
+    for layer, (rank, alpha) in ranks.items():
+        lm = pax.adapters.add(lm, f"layers.{layer}.attention.query", rank=rank, alpha=alpha)
+    lm = lm.at("layers.*.attention.query.adapters.*.lora_b").apply(lambda b: b + 0.5)
+    tokens = jnp.array([[3, 1, 4]])
+    with pytest.raises(ValueError, match="rank"):
+        lm.scanned()
+    padded = pax.adapters.pad_ranks(lm)
+    assert_close(padded(tokens), lm(tokens), rtol=1e-5)
+    scanned = padded.scanned()
+    assert_close(scanned(tokens), lm(tokens), rtol=1e-5)
+    adapter = padded.layers[0].attention.query.adapters["default"]
+    assert (adapter.rank, adapter.alpha) == (3, 3.0)
+    zeros = jax.grad(lambda net: (net(tokens) ** 2).sum())(padded)
+    zeros = zeros.layers[0].attention.query.adapters["default"]
+    assert not zeros.lora_a[..., 1:].any() and not zeros.lora_b[..., 1:, :].any()
