@@ -246,7 +246,7 @@ _REFUSED = {
     "end the process, call Python, or run a graph that is the bytes of a constant": """
         Abort DatasetFromGraph PyFuncStateless XlaLaunchV2
     """,
-    "wait for what something else does, for ever if it does not": """
+    "block until something else happens, which may be never": """
         AccumulatorApplyGradient AccumulatorNumAccumulated AccumulatorSetGlobalStep
         AccumulatorTakeGradient BarrierClose BarrierIncompleteSize BarrierInsertMany
         BarrierReadySize BarrierTakeMany Batch BatchFunction ExperimentalSleepDataset

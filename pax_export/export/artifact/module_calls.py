@@ -1,7 +1,7 @@
 """What a program of StableHLO calls besides its own functions: allowed by name, or named.
 
 A custom call runs whatever a process has registered by its name, some of it with pointers that
-the program chooses (``memset``); infeed and its kin wait for somebody who never comes.
+the program chooses (``memset``); infeed, outfeed, send and recv block without a partner.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ from pax_export.export.validation.serve import Arrays
 #: What all elements of an input of floating-point numbers are, one after the other.
 _NUMBERS = (0.0, -1.0, 1e-30, 1e2, -1e2, 1e4, -1e4, 1e10, -1e10, 1e20, -1e20, 1e38, -1e38)
 _NO_NUMBERS = (np.nan, np.inf, -np.inf)
-#: Operations that may go on until a number is small, and so for ever; a primitive is known by
-#: its name.
+#: Primitives that loop until a number is small, which may never happen.
 _MAY_NOT_END = {"while", "eigh", "eig", "svd", "schur", "hessenberg"}
 
 

@@ -105,7 +105,7 @@ def look(module: bytes) -> Looked:
         kind = operation.name.partition(".")[2].removesuffix("_v1")
         if kind == "custom_call":
             calls.append(operation)
-            names.add(operation.attributes["call_target_name"].value)
+            names.add(_target(operation))
         elif kind in WAITING:
             names.add(kind)
         return ir.WalkResult.ADVANCE
@@ -142,13 +142,13 @@ def _bound(call: Any) -> bool:
     types = [_shape(call, each) for each in operands], [_shape(call, each) for each in results]
     row = _row(call)
     wanted = _expected(row, types[0])
-    changed = False
     if wanted is None or any(map(_differs, types[0] + types[1], wanted[0] + wanted[1])):
         raise _wrong(call, row)
     if not any(_DYNAMIC in each for each in types[0] + types[1]):
-        return changed
+        return False
     if given != list(range(count, count + len(results))):
         raise _wrong(call, row)
+    changed = False
     with ir.InsertionPoint(call), ir.Location.unknown(call.context):
         for place, axes in list(enumerate(wanted[0]))[1:]:
             if _DYNAMIC in types[0][place] and None not in axes:
