@@ -107,6 +107,10 @@ class NearNameWarning(PaxWarning):
     """An attribute is added whose name is nearly that of one that the module has."""
 
 
+class UntrainedArrayWarning(PaxWarning):
+    """A class says of a floating array neither that it is trained nor that it is state."""
+
+
 class LoadedShapeWarning(PaxWarning):
     """A program written for PAX loads a state that has another shape than the module's."""
 

@@ -43,7 +43,12 @@ from pax_export.core._mutable import (
     take_over,
 )
 from pax_export.core._near_names import near_names
-from pax_export.core._parameters import STATES_TOO, merge, parameters_method
+from pax_export.core._parameters import (
+    STATES_TOO,
+    merge,
+    parameters_method,
+    warn_of_untrained,
+)
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pax_programs import run_pax_programs, runs_pax_programs
 from pax_export.core._pickling import picklable, remember_call, restore

@@ -82,6 +82,9 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     whether a function must be traced again.  A module can be changed only in its
     own ``__init__``, inside `pure`, and inside `experimental.mutable`.
 
+    The layers in a module are trained.  Its own arrays are not, unless its class says so: see
+    `ParameterModule`, `parameters_method` and `StateModule`.
+
     A subclass need not call ``super().__init__()``.  It is registered with jax
     by being written.
 
@@ -225,7 +228,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """The names of the attributes that are subtrees, in child order."""
         return _tree.flatten(self)[1].names
 
-    parameters = _parameters.method_for(_parameters.NOTHING)
+    parameters = _parameters.method_for(_parameters.UNDECLARED)
 
     def update_parameters(self, params: Any) -> Self:
         """Returns the module with the arrays that ``params.parameters()`` has.
@@ -379,6 +382,8 @@ class ParameterModule(Module):
 
 class StateModule(Module):
     """A module none of whose own arrays are trainable; its submodules' may be.
+
+    It keeps what a plain `Module` keeps, and says that this is meant: nothing warns.
 
     Example:
         >>> import pax_export as pax

@@ -8,27 +8,37 @@ result for a whole tree depends on the treedef alone and is replayed (see
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import DictKey
 
-from pax_export._errors import InvalidArgumentError, StructureMismatchError
+from pax_export._errors import (
+    InvalidArgumentError,
+    StructureMismatchError,
+    UntrainedArrayWarning,
+)
 from pax_export.core._check import describe_array, structure_differences
 from pax_export.core._edit import with_class
-from pax_export.core._subclassing import aspect_of, derived, register_aspect
+from pax_export.core._pax_programs import runs_pax_programs
+from pax_export.core._subclassing import aspect_of, base_of, derived, register_aspect
 from pax_export.core._traversal import (
     cached_by_treedef,
+    join,
     map_attributes,
+    modules_with_paths,
     named_leaves,
     one_level,
     path_name,
     submodules,
     upwards,
 )
-from pax_export.core._tree import EmptyNode, Node, flatten, is_node
+from pax_export.core._tree import EmptyNode, Node, flatten, is_array, is_node, is_node_or_empty
 
 
 @dataclass(frozen=True)
@@ -39,17 +49,21 @@ class Kept:
         names: the attributes whose arrays are kept; None means all.
         submodules: whether the parameters of submodules are kept too.
         without: the own arrays, by their paths from the module, that are not kept all the same.
+        declared: whether a class says so; a plain `Module` keeps none of its own arrays and
+            has not said whether that is meant (see `warn_of_untrained`).
     """
 
     names: tuple[str, ...] | None
     submodules: bool = True
     without: tuple[str, ...] = ()
+    declared: bool = True
 
     def keeps(self, name: str) -> bool:
         return self.names is None or name in self.names
 
 
 NOTHING = Kept(names=())
+UNDECLARED = Kept(names=(), declared=False)
 EVERYTHING = Kept(names=None)
 
 
@@ -71,7 +85,7 @@ def parameters_method(*names: str, submodules: bool = True) -> Callable[[Any], A
 
     Args:
         *names: attribute names; a string may hold several, separated by blanks.
-            An attribute may be None.
+            An attribute may be None.  No name says that no array of its own is trained.
         submodules: whether the parameters of submodules are kept as well.
 
     Returns:
@@ -171,6 +185,80 @@ def _require_attributes(module: Node, kept: Kept) -> None:
             got=f"the attributes {', '.join(moduledef.template)}",
             write="the name of an attribute, or None assigned to it in __init__",
         )
+
+
+# --- arrays of which nobody said what they are --------------------------------------
+
+# Of each class: the attributes that a warning has named.
+_warned: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
+
+
+def warn_of_untrained(model: Any) -> None:
+    """Warns, once for each class, of floating arrays that nobody declared and nobody trains.
+
+    They are the own arrays of a class that inherits ``parameters`` from `Module`.  A class
+    that means it says so, as a `StateModule` or by `parameters_method`.
+    """
+    if runs_pax_programs():  # PAX says nothing
+        return
+    for module in _undeclared(model):
+        cls = base_of(type(module))
+        named = _warned.setdefault(cls, set())
+        names = [name for name in _untrained(module) if name not in named]
+        if names:
+            named.update(names)
+            _warn_of_untrained(model, module, names)
+
+
+def _undeclared(model: Any) -> list[Any]:
+    """The modules that do not say which of their own arrays are trained.
+
+    Below one with a method ``parameters`` of its own, or one that keeps nothing of its
+    submodules, the arrays are what that one says.
+    """
+    found, left = [], [model]
+    while left:
+        module = left.pop()
+        kept = kept_by(module)
+        if kept is not None:
+            left += reversed(_looked_into(kept, module))
+            found += [module] if not kept.declared else []
+    return found
+
+
+def _untrained(module: Node) -> list[str]:
+    """The attributes with floating arrays of a module's own that are not held on purpose."""
+    children, moduledef = flatten(module)
+    without = kept_by(module).without  # type: ignore[union-attr]
+
+    def has_floats(name: str, child: Any) -> bool:
+        if is_node(child):
+            return False
+        items, _ = jax.tree_util.tree_flatten_with_path(child, is_leaf=is_node_or_empty)
+        return any(
+            is_array(x)
+            and jnp.issubdtype(x.dtype, jnp.floating)
+            and path_name((DictKey(name), *path)) not in without
+            for path, x in items
+        )
+
+    return [name for name, child in zip(moduledef.names, children) if has_floats(name, child)]
+
+
+def _warn_of_untrained(model: Any, module: Node, names: list[str]) -> None:
+    cls = base_of(type(module)).__qualname__
+    place = next(path for path, each in modules_with_paths(model) if each is module)
+    arrays = ", ".join(join(path_name(place), name) for name in names)
+    listed = " ".join(names)
+    warning = UntrainedArrayWarning(
+        "An array of a plain Module is not trained, and nothing says that this is meant.",
+        where=f"{type(model).__qualname__}: {arrays}",
+        got=f"class {cls}, which declares neither parameters nor state",
+        write=f"class {cls}(pax.ParameterModule), or in its body "
+        f'parameters = pax.parameters_method("{listed}"), to train; class {cls}(pax.StateModule), '
+        "or parameters = pax.parameters_method(), if it is a constant or state",
+    )
+    warnings.warn(warning, stacklevel=4)
 
 
 # --- frozen modules -------------------------------------------------------------------

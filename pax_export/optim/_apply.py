@@ -24,6 +24,7 @@ from pax_export.core import (
     named_modules,
     path_name,
     structure_differences,
+    warn_of_untrained,
 )
 from pax_export.precision import adjust, unscale
 
@@ -65,7 +66,7 @@ def apply_gradients(
         0.0
     """
     require_model_and_optimizer(model, optimizer)
-    params = model.parameters()
+    params = parameters_of(model)
     grads = parameters_of(grads)
     assert_structure_equal(params, grads)
     try:
@@ -159,7 +160,10 @@ def refuse_another_model(optimizer: Any, params: Any, error: Exception) -> None:
 
 def parameters_of(tree: Any) -> Any:
     """Only the trainable part, if a whole model was given."""
-    return tree.parameters() if isinstance(tree, Module) else tree
+    if not isinstance(tree, Module):
+        return tree
+    warn_of_untrained(tree)
+    return tree.parameters()
 
 
 def _subtract(params: Any, updates: Any) -> Any:

@@ -27,6 +27,7 @@ from pax_export.core import (
     join,
     leaves_of,
     path_name,
+    warn_of_untrained,
 )
 from pax_export.transforms._lift import Call, Result, as_pair, described, wraps
 
@@ -228,6 +229,9 @@ class _Target:
         self.argument, self.call, self.place = argument, call, place
         self.by_parameters = wrt is Param
         self.parts = call.parts_at(place)
+        for part in self.parts:
+            if part.is_module and self.by_parameters:
+                warn_of_untrained(part.value)
         masks = [select(p.value) if p.is_module else [True] for p in self.parts]
         self.masks = [
             [n if chosen else None for n, chosen in zip(range(p.start, p.stop), mask)]

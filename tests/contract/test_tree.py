@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import pax_export as pax
 from pax_export import nn
-from pax_export.core import named_leaves
+from pax_export.core import named_leaves, warn_of_untrained
 from pax_export.core._traversal import modules_and_leaves
 from pax_export.core._tree import flatten
 from tests.contract.table import ROWS, each_row, leaves_equal
@@ -88,6 +88,7 @@ def test_parameters(row):
     own = {id(leaf) for leaf in jax.tree_util.tree_leaves(module)}
     assert {id(leaf) for leaf in jax.tree_util.tree_leaves(parameters)} <= own
     assert jax.tree_util.tree_leaves(pax.freeze_parameters(module).parameters()) == []
+    warn_of_untrained(module)  # every floating array of a layer is declared
 
 
 @each_row

@@ -11,7 +11,7 @@ import pytest
 import pax_export as pax
 
 
-class Fails(pax.Module):
+class Fails(pax.ParameterModule):
     """Raises, or has jax raise, where its input is what it is not made for."""
 
     def __init__(self, dim: int = 3):

@@ -5,11 +5,13 @@ import pickle
 import jax
 import jax.numpy as jnp
 import jmp
+import optax
 import pytest
 from jax.tree_util import tree_structure
 
 import pax_export as pax
 from pax_export._errors import InvalidArgumentError
+from pax_export.core import _pax_programs, warn_of_untrained
 from tests.core.models import Counter, Dense, Net
 
 empty = pax.EmptyNode()
@@ -187,3 +189,87 @@ def test_frozen_states_stay_as_they_are_in_train_mode_too():
     assert back == norm and moved(back)
     half = pax.apply_mp_policy(frozen, jmp.get_policy("p=f32,c=f32,o=f32"))
     assert not half.train().training
+
+
+def plain(name="Scaled", base=pax.Module, **namespace):
+    """A class of its own for each test: a class is warned of once."""
+
+    def __init__(self):
+        base.__init__(self)
+        self.linear = pax.Linear(2, 2)
+        self.scale, self.offsets = jnp.ones(2), [jnp.zeros(2)]
+        self.count, self.key = jnp.array(0), jax.random.key(0)
+
+    def __call__(self, x):
+        return self.linear(x) * self.scale + self.offsets[0]
+
+    return type(base)(name, (base,), {"__init__": __init__, "__call__": __call__} | namespace)
+
+
+def loss_of(net, x=None):
+    loss = net(jnp.ones((1, 2))).sum()
+    return loss, (loss, net)
+
+
+def sgd(params):
+    return pax.optim.from_optax(optax.sgd(1.0))(params)
+
+
+USES = {
+    "grad": lambda net: pax.grad(loss_of, has_aux=True)(net),
+    "value_and_grad": lambda net: pax.value_and_grad(loss_of, has_aux=True)(net),
+    "build_update_fn": lambda net: pax.build_update_fn(loss_of)(net, sgd(net.parameters())),
+    "jit": lambda net: jax.jit(pax.build_update_fn(loss_of))(net, sgd(net.parameters())),
+    "apply_gradients": lambda net: pax.optim.apply_gradients(
+        net, sgd(net.parameters()), net.parameters()
+    ),
+    "optimizer": lambda net: sgd(net),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_floating_arrays_of_which_nothing_says_whether_they_are_trained(use):
+    net = pax.Sequential(plain()(), plain("Other", parameters=pax.parameters_method("scale"))())
+    with pytest.warns(pax.errors.UntrainedArrayWarning) as found:
+        USES[use](net)
+    (text,) = [str(each.message) for each in found]
+    assert "Sequential: modules.0.scale, modules.0.offsets" in text and "Other" not in text
+    assert "class Scaled(pax.ParameterModule)" in text
+    assert 'parameters = pax.parameters_method("scale offsets")' in text
+    assert "class Scaled(pax.StateModule)" in text
+    USES[use](net)  # once: a warning would be an error here
+
+
+DECLARED = {
+    "state": {"base": pax.StateModule},
+    "no name": {"parameters": pax.parameters_method()},
+    "code": {"parameters": lambda self: self.replace(scale=empty, offsets=[empty], count=empty)},
+}
+
+
+@pytest.mark.parametrize("how", DECLARED)
+def test_a_class_that_says_what_it_means_is_left_alone(how):
+    warn_of_untrained(plain(**DECLARED[how])())
+
+
+def test_arrays_that_are_frozen_averaged_or_chosen_are_left_alone():
+    net = plain()()
+    warn_of_untrained(pax.freeze_parameters(net))
+    warn_of_untrained(net.at(["scale", "offsets.0"]).freeze())
+    warn_of_untrained(pax.EMA(net, 0.9, allow_int=True))  # a copy of which nothing is trained
+    warn_of_untrained(net.parameters())
+    pax.grad(loss_of, has_aux=True, wrt=pax.transforms.PathContains("scale"))(net)
+
+
+def test_layers_of_one_class_are_named_once_whatever_is_derived_from_it():
+    cls = plain()
+    net = pax.precision.mixed_precision(pax.Sequential(cls(), cls()), jmp.get_policy("f32"))
+    with pytest.warns(pax.errors.UntrainedArrayWarning) as found:
+        warn_of_untrained(net)
+    assert len(found) == 1
+    warn_of_untrained(cls())
+
+
+def test_programs_of_pax_are_not_warned(monkeypatch):
+    monkeypatch.setattr(_pax_programs, "_run", True)
+    warn_of_untrained(plain()())
