@@ -14,6 +14,7 @@ _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # the same, since jax 0.12
     "core_call": "call_jaxpr",
     "checkpoint": "jaxpr",
     "remat": "jaxpr",
@@ -59,6 +60,9 @@ def wrapped_program(equation: Any) -> Any:
     else is known of: a loop over nothing but its state looks the same.  Who must be sure asks
     `called_program`, which goes by names.
     """
+    called = called_program(equation)
+    if called is not None:
+        return called
     held = equation.params.get("callee")  # which has a transpose beside it
     programs = [held] if is_program(held) else list(inner_programs(equation))
     if len(programs) == 1:

@@ -25,6 +25,7 @@ from pax_export.export.formats.onnx.values import (
     is_number,
     part_dtype,
 )
+from pax_export.export.portable import not_decomposed
 
 
 class NotInOnnxError(Exception):
@@ -118,7 +119,7 @@ def _by_rule(writer: Writer, equation: Any, operands: Sequence[Any]) -> list[Any
             names = [writer.expand(zero, each.shape) for zero, each in zip(zeros, results)]
             return _values(names, results)  # nothing is computed, and some kernels would fail
         if name not in RULES:
-            raise Refused("")
+            raise Refused(not_decomposed(equation))
         if name in BY_ORDER and np.uint64 in [each.dtype for each in operands]:
             return _by_order(writer, equation, operands, results)
         return _values(RULES[name](writer, results, *operands, **parameters), results)

@@ -12,7 +12,7 @@ from pax_export._optional import require
 from pax_export.export.formats.onnx import rules as rules
 from pax_export.export.formats.onnx.convert import Converter, NotInOnnxError
 from pax_export.export.formats.onnx.graph import Writer, bodies, flat, needed, read_in
-from pax_export.export.formats.onnx.registry import Refused
+from pax_export.export.formats.onnx.registry import Refused, has
 from pax_export.export.formats.onnx.values import (
     AnyValue,
     Parts,
@@ -23,6 +23,7 @@ from pax_export.export.formats.onnx.values import (
     is_rounded,
     part_dtype,
 )
+from pax_export.export.portable import decompose
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import placed
 
@@ -78,7 +79,8 @@ class _Model:
             held = zip(traced.constants, values[count:])
             self._constants.update((id(array), value) for array, value in held)
             wanted = range(len(self._outputs))
-            found = self._converter.inline(traced.program, [*values[:count], *taken], wanted)
+            portable = decompose(traced.program, has)
+            found = self._converter.inline(portable, [*values[:count], *taken], wanted)
         except Refused as error:
             raise UnsupportedOperationError(
                 f"ONNX cannot express {error}.", where=self._program.key, write=_WRITE

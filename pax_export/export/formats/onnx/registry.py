@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from pax_export.export.formats.onnx.values import carrier, part_dtype
+
 Rule = Callable[..., Any]
 
 #: By the name of the primitive.
@@ -22,8 +26,7 @@ PART_BY_PART: set[str] = set()
 #: Those that depend on which of two numbers is larger; uint64 is carried as int64.
 BY_ORDER = frozenset(
     "lt le gt ge lt_to le_to max min clamp sort top_k approx_top_k argmax argmin reduce_max "
-    "reduce_min cummax cummin reduce_window_max reduce_window_min scatter-max scatter-min "
-    "scatter_max scatter_min".split()
+    "reduce_min scatter-max scatter-min scatter_max scatter_min".split()
 )
 
 
@@ -52,3 +55,15 @@ def complex_rule(*names: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def has(equation: Any) -> bool:
+    """Whether ONNX has the operation of an equation, by a rule."""
+    name = equation.primitive.name
+    atoms = (*equation.invars, *equation.outvars)
+    dtypes = [atom.aval.dtype for atom in atoms if hasattr(atom.aval, "dtype")]
+    if any(map(part_dtype, dtypes)):
+        return name in COMPLEX_RULES or name in PART_BY_PART
+    if name == "reduce_prod":  # onnxruntime's is one of float64 for whole numbers
+        return carrier(dtypes[0]) == np.float32
+    return name in RULES

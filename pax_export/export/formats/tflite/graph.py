@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import expanded
 from pax_export._jaxpr import bound, evaluate, wrapped_program
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.rule import (
@@ -36,6 +35,7 @@ from pax_export.export.formats.tflite.tensors import (
     tf,
 )
 from pax_export.export.lowering.variables import Store
+from pax_export.export.portable import decompose, not_decomposed
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import Chain, placed
@@ -71,7 +71,7 @@ def make_function(
         graph = _Graph(sizes, constants, read, scopes)
         operands = [functools.partial(read, place) for place in store.of_leaf[:leaves]]
         arrays = [taken(tensor, kind(dtypes.stored(s))) for tensor, s in zip(inputs, structs)]
-        results = graph.run(traced.program, [*operands, *arrays])[: len(names)]
+        results = graph.run(decompose(traced.program, has), [*operands, *arrays])[: len(names)]
         outputs = {}
         for name, value, struct in zip(names, results, traced.results):
             dtype = kind(dtypes.stored(struct))
@@ -204,12 +204,10 @@ class _Graph:
             elif found is not None:
                 _check_dtypes(operation)
                 results = _applied(found, operation, [_now(value) for value in operands])
-            elif (expand := expanded(equation)) is not None:
-                results = self.call(expand, atoms, operands)
             elif (inner := wrapped_program(equation)) is not None:
                 results = self.run(inner, operands)
             else:
-                raise NotInTfliteError("")
+                raise NotInTfliteError(not_decomposed(equation))
         except NotInTfliteError as error:
             raise self._refused(name, str(error)) from error
         except (ValueError, TypeError, NotImplementedError, KeyError, IndexError) as error:
@@ -241,7 +239,7 @@ class _Graph:
         self, function: Callable, structs: Sequence[Any], operands: Sequence[Any]
     ) -> list[Any]:
         """Traces a function of jax, and runs it here."""
-        return self.run(jax.make_jaxpr(function)(*structs), operands)
+        return self.run(decompose(jax.make_jaxpr(function)(*structs), has), operands)
 
     def _refused(self, name: str, reason: str) -> UnsupportedOperationError:
         refusal = UnsupportedOperationError(
@@ -252,7 +250,19 @@ class _Graph:
 
 
 #: What treats complex numbers as all others.
-_ANY = ("scan", "while", "cond", "custom_linear_solve")
+_ANY = ("scan", "while", "cond")
+
+
+def has(equation: Any) -> bool:
+    """Whether TFLite has the operation of an equation, by a rule."""
+    name = equation.primitive.name
+    if any(kind(a.aval) == "complex64" for a in _arrays(equation)):
+        return name in COMPLEX_RULES or name in _ANY or (name in RULES and RULES[name].parts)
+    return name in RULES
+
+
+def _arrays(equation: Any) -> list[Any]:
+    return [a for a in (*equation.invars, *equation.outvars) if hasattr(a.aval, "dtype")]
 
 
 def _rule(operation: Operation) -> Rule | None:
@@ -307,7 +317,7 @@ def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any
 _EXACT = frozenset(
     "max min neg abs clamp select_n copy reshape transpose squeeze broadcast_in_dim concatenate "
     "slice dynamic_slice dynamic_update_slice gather pad rev sort top_k reduce_max reduce_min "
-    "split while scan cond cummax cummin reduce_window_max convert_element_type stack unstack "
+    "split while scan cond convert_element_type stack unstack "
     "optimization_barrier scatter iota floor ceil round sign".split()
 )
 

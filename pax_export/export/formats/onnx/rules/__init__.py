@@ -6,8 +6,6 @@ from pax_export.export.formats.onnx.rules import complex_numbers as complex_numb
 from pax_export.export.formats.onnx.rules import control as control
 from pax_export.export.formats.onnx.rules import conversions as conversions
 from pax_export.export.formats.onnx.rules import convolutions as convolutions
-from pax_export.export.formats.onnx.rules import decompositions as decompositions
-from pax_export.export.formats.onnx.rules import expansions as expansions
 from pax_export.export.formats.onnx.rules import fourier as fourier
 from pax_export.export.formats.onnx.rules import functions as functions
 from pax_export.export.formats.onnx.rules import gathering as gathering
@@ -18,5 +16,3 @@ from pax_export.export.formats.onnx.rules import reductions as reductions
 from pax_export.export.formats.onnx.rules import scattering as scattering
 from pax_export.export.formats.onnx.rules import shapes as shapes
 from pax_export.export.formats.onnx.rules import slices as slices
-from pax_export.export.formats.onnx.rules import statistics as statistics
-from pax_export.export.formats.onnx.rules import windows as windows

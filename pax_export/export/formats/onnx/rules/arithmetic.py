@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer
-from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.bits import shifted
 from pax_export.export.formats.onnx.values import Value
 
@@ -257,50 +256,6 @@ def neg(writer: Writer, results: Results, x: Value) -> str:
     return writer.fit(writer("Neg", x), results[0].dtype)
 
 
-@rule("square")
-def square(writer: Writer, results: Results, x: Value) -> str:
-    return writer.fit(writer("Mul", x, x), results[0].dtype)
-
-
-@rule("one_minus_square")
-def one_minus_square(writer: Writer, results: Results, x: Value) -> str:
-    one = writer.like(1, x)
-    return writer.fit(writer("Mul", writer("Add", one, x), writer("Sub", one, x)), results[0].dtype)
-
-
-@rule("polynomial")
-def polynomial(writer: Writer, results: Results, x: Value, *coefficients: Value, **_: Any) -> str:
-    (result,) = results
-    made = coefficients[-1].name
-    for each in reversed(coefficients[:-1]):
-        made = writer("Add", writer("Mul", made, x), each)
-    return writer.fit(writer.expand(made, result.shape), result.dtype)
-
-
-@rule("integer_pow")
-def integer_pow(writer: Writer, results: Results, x: Value, *, y: int) -> Any:
-    (result,) = results
-    if y == 0:
-        return writer.expand(writer.like(1, x), result.shape)
-    power = _power(writer, x.name, abs(y))
-    if y < 0:
-        if not x.is_float:
-            raise Refused("of whole numbers with a negative exponent")
-        power = writer("Reciprocal", power)
-    return writer.fit(power, result.dtype)
-
-
-def _power(writer: Writer, name: str, exponent: int) -> str:
-    bits, made, factor = exponent, "", name
-    while bits:
-        if bits & 1:
-            made = writer("Mul", made, factor) if made else factor
-        bits >>= 1
-        if bits:
-            factor = writer("Mul", factor, factor)
-    return made
-
-
 @rule("pow")
 def power(writer: Writer, results: Results, x: Value, y: Value) -> str:
     names = writer.spread(results[0].shape, x, y)
@@ -364,7 +319,3 @@ def not_(writer: Writer, results: Results, x: Value) -> str:
     if x.dtype == np.bool_:
         return writer("Not", x)
     return writer.fit(writer("BitwiseNot", x), results[0].dtype)
-
-
-def reduce_with(function: Callable[[Any, Any], Any], pieces: Sequence[Any]) -> Any:
-    return functools.reduce(function, pieces)

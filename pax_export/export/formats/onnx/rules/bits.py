@@ -90,41 +90,6 @@ def shift_right_arithmetic(writer: Writer, results: Results, x: Value, y: Value)
     return _narrow(writer, made, result.dtype)
 
 
-def _ones(writer: Writer, x: Value) -> str:
-    """For each number its bits, in a new last axis."""
-    places = np.arange(_bits(x.dtype), dtype=np.int64)
-    wide = writer.unsqueeze(_unsigned(writer, x.name, x), [x.rank])
-    return writer("BitwiseAnd", shifted(writer, wide, places, "RIGHT"), np.array(1, np.int64))
-
-
-@rule("population_count")
-def population_count(writer: Writer, results: Results, x: Value) -> str:
-    count = writer("ReduceSum", _ones(writer, x), np.array([x.rank], np.int64), keepdims=0)
-    return writer.cast(count, carrier(results[0].dtype))
-
-
-@rule("clz")
-def clz(writer: Writer, results: Results, x: Value) -> str:
-    bits = _bits(x.dtype)
-    places = np.arange(1, bits + 1, dtype=np.int64)
-    highest = writer("Mul", _ones(writer, x), places)
-    found = writer("ReduceMax", highest, np.array([x.rank], np.int64), keepdims=0)
-    return writer.cast(writer("Sub", np.array(bits, np.int64), found), carrier(results[0].dtype))
-
-
-@rule("mulhi")
-def mulhi(writer: Writer, results: Results, x: Value, y: Value) -> str:
-    (result,) = results
-    if _bits(x.dtype) > 32:
-        raise Refused("of 64 bits")
-    names = [
-        each if x.carrier == np.int64 else writer.cast(each, np.int64)
-        for each in writer.spread(result.shape, x, y)
-    ]
-    high = shifted(writer, writer("Mul", *names), np.array(_bits(x.dtype), np.int64), "RIGHT")
-    return _narrow(writer, high, result.dtype)
-
-
 #: How many bits the exponent and the fraction have, and what is added to the exponent.
 _LAYOUTS = {"float32": (8, 23, 127), "float16": (5, 10, 15), "bfloat16": (8, 7, 127)}
 

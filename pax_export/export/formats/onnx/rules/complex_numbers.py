@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer
-from pax_export.export.formats.onnx.registry import RULES, Refused, complex_rule
+from pax_export.export.formats.onnx.registry import Refused, complex_rule
 from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.values import AnyValue, Parts, Value, carrier, part_dtype
+from pax_export.export.portable.decompositions import decomposition
 
 Results = Sequence[Any]
 
@@ -62,21 +63,6 @@ def mul(writer: Writer, results: Results, x: Parts, y: Parts, **_: Any) -> Parts
     return _made(results[0], *multiplied(writer, _parts(x), _parts(y)))
 
 
-@complex_rule("square")
-def square(writer: Writer, results: Results, x: Parts) -> Parts:
-    return _made(results[0], *multiplied(writer, x.parts, x.parts))
-
-
-@complex_rule("integer_pow")
-def integer_pow(writer: Writer, results: Results, x: Parts, *, y: int) -> Parts:
-    if not 1 <= y <= 16:
-        raise Refused("of complex numbers with such an exponent")
-    made: Any = x.parts
-    for _ in range(y - 1):
-        made = multiplied(writer, made, x.parts)
-    return _made(results[0], *(writer.name(each) for each in made))
-
-
 @complex_rule("div")
 def div(writer: Writer, results: Results, x: Parts, y: Parts) -> Parts:
     """By the conjugate, with the divisor scaled so that its square neither over- nor underflows."""
@@ -117,7 +103,8 @@ def exp(writer: Writer, results: Results, x: Parts, **_: Any) -> Parts:
 @complex_rule("log")
 def log(writer: Writer, results: Results, x: Parts, **_: Any) -> Parts:
     size = writer("Log", absolute(writer, results, x))
-    (angle,) = RULES["atan2"](writer, [x.parts[0]], x.parts[1], x.parts[0])
+    real, imaginary = x.parts
+    (angle,) = writer.inline(decomposition("atan2", (imaginary, real), {}), (imaginary, real))
     return _made(results[0], size, angle.name)
 
 

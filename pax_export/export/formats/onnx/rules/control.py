@@ -184,20 +184,3 @@ def scan(
 
 def _same_rank(inside: Any, outside: Any) -> bool:
     return len(inside.aval.shape) == len(outside.shape)
-
-
-@rule("custom_linear_solve")
-def custom_linear_solve(
-    writer: Writer,
-    results: Results,
-    *operands: AnyValue,
-    const_lengths: Any,
-    jaxprs: Any,
-    **_: Any,
-) -> list[AnyValue]:
-    """The program that solves, with the arrays that are for it."""
-    lengths = [const_lengths.matvec, const_lengths.vecmat, const_lengths.solve]
-    begin = lengths[0] + lengths[1]
-    consts = operands[begin : begin + lengths[2]]
-    given = operands[sum(lengths) + const_lengths.transpose_solve :]
-    return writer.inline(jaxprs.solve, [*consts, *given])

@@ -10,9 +10,10 @@ import numpy as np
 from jax.extend import random as threefry
 
 from pax_export.export.formats.onnx.graph import Writer
-from pax_export.export.formats.onnx.registry import Refused, complex_rule, rule
+from pax_export.export.formats.onnx.registry import Refused, complex_rule, has, rule
 from pax_export.export.formats.onnx.rules.bits import shifted
 from pax_export.export.formats.onnx.values import AnyValue, Parts, Value
+from pax_export.export.portable import decompose
 
 Results = Sequence[Any]
 
@@ -108,7 +109,7 @@ def _written(
     writer: Writer, function: Callable, given: Sequence[tuple[str, tuple, Any]]
 ) -> AnyValue:
     structs = [jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype in given]
-    program = jax.make_jaxpr(function)(*structs)
+    program = decompose(jax.make_jaxpr(function)(*structs), has)
     values = [Value(name, np.dtype(dtype), tuple(shape)) for name, shape, dtype in given]
     (made,) = writer.inline(program, values)
     return made

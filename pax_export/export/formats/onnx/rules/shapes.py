@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import branch_for_cpu
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.values import AnyValue, Value, carrier, is_number, same_size
@@ -192,15 +191,6 @@ def dim_as_value(writer: Writer, results: Results, *, dim: Any) -> str:
 @rule("dimension_size")
 def dimension_size(writer: Writer, results: Results, x: Value, *, dimension: int, **_: Any) -> str:
     return dim_as_value(writer, results, dim=x.shape[dimension])
-
-
-@rule("platform_index")
-def platform_index(writer: Writer, results: Results, *, platforms: Sequence[Any]) -> Value:
-    branch = branch_for_cpu(platforms)
-    if branch is None:
-        raise Refused("of a program that is for other machines than CPUs")
-    number = np.asarray(branch, np.int32)
-    return Value(writer.constant(number), np.dtype(np.int32), (), number)
 
 
 def one_value(value: AnyValue) -> Value:

@@ -63,16 +63,6 @@ def absolute(op: Operation, x: Any) -> Any:
     return wrapped(tf.abs(x), op.dtype)
 
 
-@rule("square", thin=True)
-def square(op: Operation, x: Any) -> Any:
-    return wrapped(tf.multiply(x, x), op.dtype)
-
-
-@rule("one_minus_square", thin=True)
-def one_minus_square(op: Operation, x: Any) -> Any:
-    return wrapped(minus(like(x, 1), x) * (1 + x), op.dtype)
-
-
 @rule("sign", thin=True)
 def sign(op: Operation, x: Any) -> Any:
     if op.dtype.startswith("uint"):
@@ -171,11 +161,6 @@ def power(op: Operation, x: Any, y: Any) -> Any:
     return broadcast(tf.pow, x, tf.cast(y, x.dtype))
 
 
-@rule("integer_pow", thin=True)
-def integer_power(op: Operation, x: Any) -> Any:
-    return _whole_power(op, x, op.params["y"])
-
-
 def _whole_power(op: Operation, x: Any, exponent: int) -> Any:
     if exponent == 0:
         return tf.ones_like(x)
@@ -188,21 +173,6 @@ def _whole_power(op: Operation, x: Any, exponent: int) -> Any:
             base = base * base
     result = wrapped(result, op.dtype)
     return over(like(x, 1), result) if exponent < 0 else result
-
-
-@rule("polynomial", thin=True)
-def polynomial(op: Operation, x: Any, *rest: Any) -> Any:
-    coefficients = rest or op.params.get("coefficients", op.params.get("coeffs"))
-    if coefficients is None:
-        raise NotInTfliteError("its coefficients are not known.")
-    result = None
-    for each in reversed(coefficients):
-        result = each if result is None else broadcast(horner_step, result, x, each)
-    return result
-
-
-def horner_step(total: Any, x: Any, coefficient: Any) -> Any:
-    return total * x + coefficient
 
 
 @rule("max", thin=True)

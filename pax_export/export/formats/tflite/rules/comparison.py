@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
-from pax_export.export.formats.tflite.rules.arithmetic import is_float, like, logical_shift, signed
+from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift, signed
 from pax_export.export.formats.tflite.swaps import minus
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
@@ -204,18 +204,6 @@ def _unsigned(op: Operation, x: Any) -> Any:
     return wrapped(x, op.dtype if op.dtype.startswith("u") else f"u{op.dtype}")
 
 
-@rule("population_count", thin=True)
-def population_count(op: Operation, x: Any) -> Any:
-    if op.dtype == "int64":
-        raise NotInTfliteError("it has bits of 32-bit numbers only.")
-    left = _unsigned(op, x)
-    count = tf.zeros_like(x)
-    for _ in range(8 * np.dtype(op.dtype).itemsize):
-        half = logical_shift(left, 1)
-        count, left = count + (left - 2 * half), half
-    return count
-
-
 @rule("bitcast_convert_type")
 def bitcast(op: Operation, x: Any) -> Any:
     new = np.dtype(op.params["new_dtype"]).name
@@ -229,17 +217,3 @@ def bitcast(op: Operation, x: Any) -> Any:
     if op.dtype in words and new == "float32":
         return tf.bitcast(x, tf.float32)
     raise NotInTfliteError(f"it does not read {op.dtype} as {new}.")
-
-
-@rule("nextafter", thin=True)
-def next_after(op: Operation, x: Any, y: Any) -> Any:
-    if not is_float(op) or op.dtype != "float32":
-        raise NotInTfliteError(f"it has no neighbours of {op.dtype}.")
-    key_x, key_y = ordered(x, op.dtype), ordered(y, op.dtype)
-    step = tf.cast(tf.less(key_x, key_y), tf.int32) - tf.cast(tf.greater(key_x, key_y), tf.int32)
-    key = key_x + step
-    # -0.0 and 0.0 have keys -1 and 0: one step below 0.0 is the first negative number.
-    key = tf.where(tf.logical_and(tf.equal(key_x, 0), tf.less(step, 0)), like(key, -2), key)
-    bits = tf.where(tf.less(key, 0), like(key, -(1 << 31)) - key - 1, key)
-    nan = tf.logical_or(tf.not_equal(x, x), tf.not_equal(y, y))
-    return tf.where(nan, like(x, np.nan), tf.bitcast(bits, tf.float32))

@@ -95,20 +95,6 @@ def times(x: Pair, y: Pair) -> Pair:
     )
 
 
-@complex_rule("square", thin=True)
-def square(op: Operation, x: Any) -> Pair:
-    return times(x, x)
-
-
-@complex_rule("integer_pow", thin=True)
-def integer_power(op: Operation, x: Any) -> Pair:
-    exponent = op.params["y"]
-    result = Pair(tf.ones_like(x.real), tf.zeros_like(x.real))
-    for _ in range(abs(exponent)):
-        result = times(result, x)
-    return _inverse(result) if exponent < 0 else result
-
-
 def _inverse(x: Pair) -> Pair:
     # Scaled by the larger part, whose square might be infinite.
     scale = tf.maximum(tf.abs(x.real), tf.abs(x.imag))

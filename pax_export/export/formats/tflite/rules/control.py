@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from pax_export._jax import scan_operands
-from pax_export._jaxpr import branch_for_cpu
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, kind, rule
 from pax_export.export.formats.tflite.rules.indexing import updated
 from pax_export.export.formats.tflite.tensors import (
@@ -208,20 +207,3 @@ def cond(op: Operation, which: Any, *given: Any) -> list[Any]:
 
 def _either(which: Any, number: int, here: Any, after: Any) -> Any:
     return lambda: tf.cond(tf.less_equal(which, number), here, after)
-
-
-@rule("platform_index", thin=True)
-def platform_index(op: Operation) -> Any:
-    branch = branch_for_cpu(op.params["platforms"])
-    if branch is None:
-        raise NotInTfliteError("of a program that is for other machines than CPUs")
-    return tf.constant(branch)
-
-
-@rule("custom_linear_solve", "linear_solve", thin=True)
-def linear_solve(op: Operation, *given: Any) -> list[Any]:
-    lengths, programs = op.params["const_lengths"], op.params["jaxprs"]
-    start = lengths.matvec + lengths.vecmat
-    constants = given[start : start + lengths.solve]
-    total = start + lengths.solve + lengths.transpose_solve
-    return op.run(programs.solve, [*constants, *given[total:]])

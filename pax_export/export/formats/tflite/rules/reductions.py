@@ -10,15 +10,12 @@ import numpy as np
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import (
     is_float,
-    larger,
     like,
     signed,
-    smaller,
 )
 from pax_export.export.formats.tflite.rules.comparison import ordered
-from pax_export.export.formats.tflite.rules.functions import exp, log
 from pax_export.export.formats.tflite.swaps import minus
-from pax_export.export.formats.tflite.tensors import constant, tf, wrapped
+from pax_export.export.formats.tflite.tensors import tf, wrapped
 
 
 @rule("reduce_sum", parts=True)
@@ -103,50 +100,7 @@ def _place(op: Operation, keys: Any) -> Any:
     return tf.cast(found, tf.int64) if np.dtype(op.params["index_dtype"]).name == "int64" else found
 
 
-@rule("reduce")
-def reduce(op: Operation, *values: Any) -> list[Any]:
-    """By a function of the user, in halves: log2 of so many calls."""
-    count = len(values) // 2
-    axes, program = op.params["dimensions"], op.params["jaxpr"]
-    raise NotInTfliteError(
-        f"a reduction of {count} arrays over {axes} by {program.eqns[0].primitive}."
-    )
-
-
-def combination(name: str) -> Callable[[Operation, Any, Any], Any]:
-    """A function of two tensors, by the name that jax's cumulative and windowed operations have."""
-    return {
-        "sum": lambda op, x, y: wrapped(x + y, op.dtype),
-        "prod": lambda op, x, y: wrapped(x * y, op.dtype),
-        "max": larger,
-        "min": smaller,
-        "logsumexp": _log_sum,
-    }[name]
-
-
-def _log_sum(op: Operation, x: Any, y: Any) -> Any:
-    largest = larger(op, x, y)
-    finite = tf.where(tf.less(tf.abs(largest), like(x, np.inf)), largest, like(x, 0))
-    total = finite + log(exp(x - finite) + exp(y - finite))
-    return tf.where(tf.equal(largest, like(x, np.inf)), largest, total)
-
-
-def neutral(name: str, dtype: str) -> Any:
-    """What changes nothing in such a combination."""
-    if name in ("sum", "prod"):
-        return constant(0 if name == "sum" else 1, _carried(dtype))
-    if name == "logsumexp":
-        return constant(-np.inf, np.float32)
-    low = name == "max"
-    if dtype in ("float32", "float16", "bfloat16", "complex64"):
-        return constant(-np.inf if low else np.inf, np.float32)
-    if dtype == "bool":
-        return constant(not low, np.bool_)
-    limits = np.iinfo(dtype)
-    return constant(limits.min if low else limits.max, dtype)
-
-
-def _carried(dtype: str) -> Any:
-    if dtype in ("float32", "float16", "bfloat16", "complex64"):
-        return np.float32
-    return np.int64 if dtype == "int64" else np.int32
+@rule("cumsum")
+def cumsum(op: Operation, x: Any) -> Any:
+    axis, reverse = op.params["axis"], op.params["reverse"]
+    return wrapped(tf.cumsum(x, axis, reverse=reverse), op.dtype)

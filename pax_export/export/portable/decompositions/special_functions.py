@@ -1,15 +1,16 @@
-"""Functions of mathematics in operations that every format has, and what none decomposes.
-
-Each takes and gives arrays of jax, and is traced in the place of the operation of its name.
-"""
+"""Error functions, gamma functions, Bessel functions and their like."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
-from jax import numpy as jnp
+
+from pax_export.export.portable.decompositions.elementary import polynomial
+from pax_export.export.portable.decompositions.registry import decomposes
 
 #: Abramowitz and Stegun, 9.8.1 to 9.8.4: below 3.75 in (x / 3.75)**2, and beyond in 3.75 / x.
 _I0_NEAR = (1.0, 3.5156229, 3.0899424, 1.2067492, 0.2659732, 0.0360768, 0.0045813)
@@ -38,79 +39,121 @@ _ERFC_NONE = 15.0
 _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160)
 #: So many terms at most: enough for parameters of some thousand.
 _MOST = 1000
+#: Giles, "Approximating the erfinv function", of w = -log(1 - x*x): below 5 in w - 2.5.
+_ERF_INV_CENTRAL = (
+    *(1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087),
+    *(-4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08),
+)
+#: Beyond that in sqrt(w) - 3.
+_ERF_INV_TAIL = (
+    *(2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773),
+    *(-0.00367342844, 0.00134934322, 0.000100950558, -0.000200214257),
+)
+#: Lanczos' series of the gamma function, with g = 7, after a constant that is nearly 1.
+_LANCZOS_FIRST = 0.99999999999980993227684700473478
+_LANCZOS = (
+    *(676.520368121885098567009190444019, -1259.13921672240287047156078755283),
+    *(771.3234287776530788486528258894, -176.61502916214059906584551354),
+    *(12.507343278686904814458936853, -0.13857109526572011689554707),
+    *(9.984369578019570859563e-6, 1.50563273514931155834e-7),
+)
+_SQRT_PI = math.sqrt(math.pi)
 
 
-def written_out(name: str, structs: Sequence[Any]) -> Callable[..., Any] | None:
-    """The function for an operation and its operands; None where there is none as exact."""
-    exact = all(each.dtype in ("float32", "float16", "bfloat16") for each in structs)
-    return _in_float32(FUNCTIONS[name]) if exact and name in FUNCTIONS else None
+@decomposes("erf", single=True, double=False)
+def erf(x: Any, **_: Any) -> Any:
+    """Below 1 by its series, beyond from what `erfc` leaves."""
+    inside = jnp.clip(x, -1, 1)
+    series = [(-1) ** n * 2 / _SQRT_PI / (math.factorial(n) * (2 * n + 1)) for n in range(11)]
+    near = inside * polynomial(inside * inside, series)
+    far = jnp.sign(x) * (1 - _erfc_tail(jnp.abs(x)))
+    return jnp.where(jnp.abs(x) < 1, near, far)
 
 
-def or_nan(decompose: Callable[[Any], tuple[Any, ...]], matrix: Any) -> tuple[Any, ...]:
-    """The parts of a matrix; NaN where it has NaN or infinity, as LAPACK's are where it fails.
-
-    Rotations would leave numbers among them that look like any others.
-    """
-    right = jnp.isfinite(matrix).all((-2, -1))[..., None]
-    found = decompose(jnp.where(right[..., None], matrix, 0))
-    ranks = (right if each.ndim < matrix.ndim else right[..., None] for each in found)
-    return tuple(jnp.where(at, each, jnp.nan) for at, each in zip(ranks, found))
-
-
-def _in_float32(function: Callable) -> Callable:
-    def run(*operands: Any) -> Any:
-        wide = [jnp.asarray(each, jnp.float32) for each in operands]
-        return function(*wide).astype(operands[0].dtype)
-
-    return run
-
-
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
-    total = jnp.full_like(x, coefficients[-1])
-    for each in reversed(coefficients[:-1]):
-        total = total * x + each
-    return total
-
-
-def _bessel_i0e(x: Any) -> Any:
-    size = jnp.abs(x)
-    inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
-    near = _polynomial((inside / 3.75) ** 2, _I0_NEAR) * jnp.exp(-inside)
-    far = _polynomial(3.75 / outside, _I0_FAR) / jnp.sqrt(outside)
-    return jnp.where(size > 3.75, far, near)
-
-
-def _bessel_i1e(x: Any) -> Any:
-    size = jnp.abs(x)
-    inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
-    near = inside * _polynomial((inside / 3.75) ** 2, _I1_NEAR) * jnp.exp(-inside)
-    far = _polynomial(3.75 / outside, _I1_FAR) / jnp.sqrt(outside)
-    return jnp.where(size > 3.75, far, near) * jnp.sign(x)
-
-
-def _erfc(x: Any) -> Any:
+@decomposes("erfc", single=True, double=False)
+def erfc(x: Any, **_: Any) -> Any:
     """As jax has it, so that what is far out, where all is lost in 1 - erf, is no less exact."""
     size = jnp.abs(x)
-    away = jnp.maximum(size, 1)
-    inverse = 1 / (away * away)
-    near, far = (_polynomial(inverse, each) for each in (_ERFC_NEAR, _ERFC_FAR))
-    tail = jnp.exp(-away * away) / away * jnp.where(away < 2, near, far)
-    # What is infinite has a tail of 0 times infinity, or the like.
-    tail = jnp.where(away > _ERFC_NONE, 0, tail)
+    tail = _erfc_tail(size)
     return jnp.where(size < 1, 1 - lax.erf(x), jnp.where(x < 0, 2 - tail, tail))
 
 
-def _is_negative(x: Any) -> Any:
-    """Also of zeros: one divided by the negative one is below zero."""
-    return (x < 0) | (1 / x < 0)
+def _erfc_tail(size: Any) -> Any:
+    """Of numbers from 1 on; what is below counts as 1."""
+    away = jnp.maximum(size, 1)
+    inverse = 1 / (away * away)
+    near, far = (polynomial(inverse, each) for each in (_ERFC_NEAR, _ERFC_FAR))
+    tail = jnp.exp(-away * away) / away * jnp.where(away < 2, near, far)
+    # What is infinite has a tail of 0 times infinity, or the like.
+    return jnp.where(away > _ERFC_NONE, 0, tail)
 
 
-def _atan2(y: Any, x: Any) -> Any:
-    """Two zeros have no quotient, nor have two infinities; the signs of zeros choose the side."""
-    rise, run = jnp.abs(y), jnp.abs(x)
-    angle = lax.atan(jnp.where(rise == run, jnp.sign(rise), rise / run))
-    angle = jnp.where(_is_negative(x), jnp.pi - angle, angle)
-    return angle * jnp.where(_is_negative(y), -1.0, 1.0)
+@decomposes("erf_inv", single=True, double=False)
+def erf_inv(x: Any) -> Any:
+    w = -jnp.log((1 - x) * (1 + x))
+    near = polynomial(w - 2.5, _ERF_INV_CENTRAL)
+    far = polynomial(jnp.sqrt(jnp.maximum(w, 5)) - 3, _ERF_INV_TAIL)
+    return x * jnp.where(jnp.abs(x) == 1, jnp.inf, jnp.where(w < 5, near, far))
+
+
+def _lanczos(z: Any) -> tuple[Any, Any]:
+    """The series for a z of at least 0, and its derivative."""
+    series, slope = jnp.full_like(z, _LANCZOS_FIRST), jnp.zeros_like(z)
+    for index, each in enumerate(_LANCZOS, 1):
+        term = each / (z + index)
+        series, slope = series + term, slope - term / (z + index)
+    return series, slope
+
+
+@decomposes("lgamma", single=True)
+def lgamma(x: Any, **_: Any) -> Any:
+    """The logarithm of |gamma|; numbers below a half by reflection."""
+    reflected = x < 0.5
+    z = jnp.where(reflected, -x, x - 1)
+    t = z + 7.5
+    logarithm = math.log(7.5) + jnp.log1p(z / 7.5)
+    found = (z + 0.5 - t / logarithm) * logarithm + jnp.log(_lanczos(z)[0])
+    found = found + 0.5 * math.log(2 * math.pi)
+    size = jnp.abs(x)
+    part = size - jnp.floor(size)
+    part = jnp.where(part > 0.5, 1 - part, part)
+    sine = jnp.log(jnp.sin(math.pi * part))
+    found = jnp.where(reflected, math.log(math.pi) - sine - found, found)
+    # So is a whole number that is not above 0, as all far below are.
+    pole = reflected & (part == 0)
+    return jnp.where(pole | (size == jnp.inf), jnp.inf, found)
+
+
+@decomposes("digamma", single=True)
+def digamma(x: Any, **_: Any) -> Any:
+    reflected = x < 0.5
+    z = jnp.where(reflected, -x, x - 1)
+    t = z + 7.5
+    series, slope = _lanczos(z)
+    found = jnp.log(t) + slope / series - 7 / t
+    part = x + jnp.abs(jnp.floor(x + 0.5))
+    angle = math.pi * part
+    found = jnp.where(reflected, found - math.pi * jnp.cos(angle) / jnp.sin(angle), found)
+    pole = (x <= 0) & (x == jnp.floor(x))
+    return jnp.where(pole, jnp.where(x == 0, -jnp.inf, jnp.nan), found)
+
+
+@decomposes("bessel_i0e", single=True, double=False)
+def bessel_i0e(x: Any) -> Any:
+    size = jnp.abs(x)
+    inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
+    near = polynomial((inside / 3.75) ** 2, _I0_NEAR) * jnp.exp(-inside)
+    far = polynomial(3.75 / outside, _I0_FAR) / jnp.sqrt(outside)
+    return jnp.where(size > 3.75, far, near)
+
+
+@decomposes("bessel_i1e", single=True, double=False)
+def bessel_i1e(x: Any) -> Any:
+    size = jnp.abs(x)
+    inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
+    near = inside * polynomial((inside / 3.75) ** 2, _I1_NEAR) * jnp.exp(-inside)
+    far = polynomial(3.75 / outside, _I1_FAR) / jnp.sqrt(outside)
+    return jnp.where(size > 3.75, far, near) * jnp.sign(x)
 
 
 def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:
@@ -180,7 +223,8 @@ def _gamma_parts(a: Any, x: Any) -> tuple[Any, Any]:
     return jnp.where(bad, jnp.nan, lower), jnp.where(bad, jnp.nan, upper)
 
 
-def _beta(a: Any, b: Any, x: Any) -> Any:
+@decomposes("regularized_incomplete_beta", single=True, double=False)
+def regularized_incomplete_beta(a: Any, b: Any, x: Any) -> Any:
     bad = (a <= 0) | (b <= 0) | (x < 0) | (x > 1) | jnp.isnan(a + b + x)
     none, whole = x == 0, x == 1
     plain = bad | none | whole
@@ -203,7 +247,8 @@ def _beta(a: Any, b: Any, x: Any) -> Any:
     return jnp.where(bad, jnp.nan, found)
 
 
-def _zeta(s: Any, q: Any) -> Any:
+@decomposes("zeta", single=True, double=False)
+def zeta(s: Any, q: Any) -> Any:
     """Hurwitz' zeta by nine terms, and Euler's and Maclaurin's sum of the rest."""
     total = sum((jnp.power(q + k, -s) for k in range(9)), jnp.zeros_like(q))
     far = q + 9
@@ -218,21 +263,19 @@ def _zeta(s: Any, q: Any) -> Any:
     return jnp.where(s == 1, jnp.inf, jnp.where(s < 1, jnp.nan, total))
 
 
-def _polygamma(order: Any, x: Any) -> Any:
+@decomposes("polygamma", single=True, double=False)
+def polygamma(order: Any, x: Any) -> Any:
     sign = jnp.where(order % 2 == 1, 1.0, -1.0)
-    found = sign * jnp.exp(lax.lgamma(order + 1)) * _zeta(jnp.maximum(order, 1) + 1, x)
+    found = sign * jnp.exp(lax.lgamma(order + 1)) * zeta(jnp.maximum(order, 1) + 1, x)
     found = jnp.where(order == 0, lax.digamma(x), found)
     return jnp.where((order < 0) | (order != jnp.floor(order)), jnp.nan, found)
 
 
-FUNCTIONS: dict[str, Callable] = {
-    "bessel_i0e": _bessel_i0e,
-    "bessel_i1e": _bessel_i1e,
-    "erfc": _erfc,
-    "atan2": _atan2,
-    "igamma": lambda a, x: _gamma_parts(a, x)[0],
-    "igammac": lambda a, x: _gamma_parts(a, x)[1],
-    "regularized_incomplete_beta": _beta,
-    "zeta": _zeta,
-    "polygamma": _polygamma,
-}
+@decomposes("igamma", single=True, double=False)
+def igamma(a: Any, x: Any) -> Any:
+    return _gamma_parts(a, x)[0]
+
+
+@decomposes("igammac", single=True, double=False)
+def igammac(a: Any, x: Any) -> Any:
+    return _gamma_parts(a, x)[1]

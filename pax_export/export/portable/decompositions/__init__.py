@@ -1,0 +1,25 @@
+"""What primitives of jax are made of, for targets that lack them, as functions of jax.
+
+Each primitive stands here once, whatever the target; `registry` has the table.
+"""
+
+from pax_export.export.portable.decompositions import (
+    bits,
+    control,
+    cumulative,
+    eigenvalues,
+    elementary,
+    linear_algebra,
+    reductions,
+    special_functions,
+    windows,
+)
+from pax_export.export.portable.decompositions.registry import (
+    DECOMPOSITIONS as DECOMPOSITIONS,
+)
+from pax_export.export.portable.decompositions.registry import (
+    NotDecomposedError as NotDecomposedError,
+)
+from pax_export.export.portable.decompositions.registry import (
+    decomposition as decomposition,
+)

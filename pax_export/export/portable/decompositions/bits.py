@@ -1,0 +1,78 @@
+"""The bits of whole numbers, and the neighbors of floating point numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pax_export.export.portable.decompositions.registry import decomposes
+
+
+def _unsigned(x: Any) -> Any:
+    dtype = jnp.dtype(x.dtype)
+    return x if dtype.kind == "u" else lax.bitcast_convert_type(x, f"u{dtype.name}")
+
+
+def _repeated(byte: int, x: Any) -> Any:
+    """A number of the dtype of x all of whose bytes are the same."""
+    return jnp.array(int.from_bytes(bytes([byte]) * x.dtype.itemsize), x.dtype)
+
+
+@decomposes("population_count")
+def population_count(x: Any) -> Any:
+    """Sums of neighboring bits, pairs and nibbles; then of bytes."""
+    count = _unsigned(x)
+    count = count - ((count >> 1) & _repeated(0x55, count))
+    pairs = _repeated(0x33, count)
+    count = (count & pairs) + ((count >> 2) & pairs)
+    count = (count + (count >> 4)) & _repeated(0x0F, count)
+    shift = 8
+    while shift < 8 * x.dtype.itemsize:
+        count = count + (count >> shift)
+        shift *= 2
+    return (count & jnp.array(0xFF, count.dtype) if shift > 8 else count).astype(x.dtype)
+
+
+@decomposes("clz")
+def clz(x: Any) -> Any:
+    """The bits that are not set when all below the highest one are."""
+    filled, shift = _unsigned(x), 1
+    while shift < 8 * x.dtype.itemsize:
+        filled = filled | (filled >> shift)
+        shift *= 2
+    return population_count(~filled).astype(x.dtype)
+
+
+@decomposes("mulhi")
+def mulhi(x: Any, y: Any) -> Any:
+    """The upper half of a product, by products of the halves of both."""
+    half = 4 * x.dtype.itemsize
+    one, other = _unsigned(x), _unsigned(y)
+    low = jnp.array((1 << half) - 1, one.dtype)
+    x_low, x_high, y_low, y_high = one & low, one >> half, other & low, other >> half
+    cross = x_high * y_low + ((x_low * y_low) >> half)
+    carry = x_low * y_high + (cross & low)
+    high = x_high * y_high + (cross >> half) + (carry >> half)
+    if jnp.dtype(x.dtype).kind == "u":
+        return high
+    high = lax.bitcast_convert_type(high, x.dtype)
+    return high - jnp.where(x < 0, y, 0) - jnp.where(y < 0, x, 0)
+
+
+@decomposes("nextafter")
+def nextafter(x: Any, y: Any) -> Any:
+    """The bits of a number without its sign are a whole number in the order of sizes."""
+    dtype = jnp.dtype(x.dtype)
+    whole = f"int{8 * dtype.itemsize}"
+    bits = lax.bitcast_convert_type(x, whole)
+    target = lax.bitcast_convert_type(y, whole)
+    sign = jnp.array(jnp.iinfo(whole).min, whole)
+    away = (jnp.abs(x) < jnp.abs(y)) & ((bits < 0) == (target < 0))
+    moved = bits + jnp.where(away, 1, -1).astype(whole)
+    smallest = (target & sign) | jnp.array(1, whole)
+    moved = jnp.where(x == 0, smallest, moved)
+    found = lax.bitcast_convert_type(moved, dtype)
+    found = jnp.where(x == y, y, found)
+    return jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, found).astype(dtype)

@@ -1,0 +1,67 @@
+"""Cumulative products, extremes and sums of exponentials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pax_export.export.portable.decompositions.registry import decomposes
+from pax_export.export.portable.decompositions.windows import greatest, least
+
+#: Up to so many elements are combined by doubling, more than that or unknown ones by a loop.
+_DOUBLED = 4096
+
+
+def _accumulated(
+    x: Any, axis: int, reverse: bool, combine: Callable[[Any, Any], Any], neutral: Any
+) -> Any:
+    size = x.shape[axis]
+    if not isinstance(size, int) or size > _DOUBLED:
+        return _by_loop(x, axis, reverse, combine, neutral)
+    apart = 1
+    while apart < size:
+        edges = [(0, 0, 0)] * x.ndim
+        edges[axis] = (-apart, apart, 0) if reverse else (apart, -apart, 0)
+        x = combine(x, lax.pad(x, neutral, edges))
+        apart *= 2
+    return x
+
+
+def _by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
+    rows = jnp.moveaxis(x, axis, 0)
+
+    def step(total: Any, row: Any) -> Any:
+        total = combine(total, row)
+        return total, total
+
+    start = jnp.full(rows.shape[1:], neutral, x.dtype)
+    return jnp.moveaxis(lax.scan(step, start, rows, reverse=reverse)[1], 0, axis)
+
+
+@decomposes("cumprod", single=True)
+def cumprod(x: Any, *, axis: int, reverse: bool) -> Any:
+    return _accumulated(x, axis, reverse, lax.mul, jnp.ones((), x.dtype))
+
+
+@decomposes("cummax")
+def cummax(x: Any, *, axis: int, reverse: bool) -> Any:
+    return _accumulated(x, axis, reverse, lax.max, least(x.dtype))
+
+
+@decomposes("cummin")
+def cummin(x: Any, *, axis: int, reverse: bool) -> Any:
+    return _accumulated(x, axis, reverse, lax.min, greatest(x.dtype))
+
+
+@decomposes("cumlogsumexp", single=True)
+def cumlogsumexp(x: Any, *, axis: int, reverse: bool) -> Any:
+    return _accumulated(x, axis, reverse, _log_sum, least(x.dtype))
+
+
+def _log_sum(x: Any, y: Any) -> Any:
+    # Infinities of one sign have no difference.
+    apart = jnp.where(x == y, 0, -jnp.abs(x - y))
+    return lax.max(x, y) + jnp.log(jnp.exp(apart) + 1)

@@ -1,0 +1,176 @@
+"""Powers, exponentials, logarithms, trigonometric and hyperbolic functions.
+
+Series are in the region where the plain formula would lose digits; more terms for float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+
+
+def polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+    """By Horner's scheme, the constant first."""
+    total = jnp.full_like(x, coefficients[-1])
+    for each in reversed(coefficients[:-1]):
+        total = total * x + each
+    return total
+
+
+def _terms(x: Any, single: int, double: int) -> int:
+    return double if x.dtype == jnp.float64 else single
+
+
+@decomposes("square", any_dtype=True)
+def square(x: Any) -> Any:
+    return x * x
+
+
+@decomposes("one_minus_square", any_dtype=True)
+def one_minus_square(x: Any) -> Any:
+    return (1 - x) * (1 + x)
+
+
+@decomposes("polynomial", single=True)
+def polynomial_of_operands(x: Any, *coefficients: Any, **_: Any) -> Any:
+    total = coefficients[-1]
+    for each in reversed(coefficients[:-1]):
+        total = total * x + each
+    return jnp.broadcast_to(total, x.shape)
+
+
+@decomposes("integer_pow", any_dtype=True)
+def integer_pow(x: Any, *, y: int) -> Any:
+    """By squares of squares."""
+    if y < 0 and not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise NotDecomposedError("of whole numbers with a negative exponent")
+    exponent, factor, made = abs(y), x, None
+    while exponent:
+        if exponent & 1:
+            made = factor if made is None else made * factor
+        exponent >>= 1
+        if exponent:
+            factor = factor * factor
+    made = jnp.ones_like(x) if made is None else made
+    return 1 / made if y < 0 else made
+
+
+@decomposes("rsqrt", single=True)
+def rsqrt(x: Any, **_: Any) -> Any:
+    return 1 / jnp.sqrt(x)
+
+
+@decomposes("cbrt", single=True)
+def cbrt(x: Any, **_: Any) -> Any:
+    return jnp.sign(x) * jnp.power(jnp.abs(x), 1 / 3)
+
+
+@decomposes("exp2", single=True)
+def exp2(x: Any, **_: Any) -> Any:
+    return lax.pow(jnp.full_like(x, 2), x)
+
+
+@decomposes("log2", single=True)
+def log2(x: Any, **_: Any) -> Any:
+    return jnp.log(x) * (1 / math.log(2))
+
+
+@decomposes("expm1", single=True)
+def expm1(x: Any, **_: Any) -> Any:
+    count = _terms(x, 9, 18)
+    near = x * polynomial(x, [1 / math.factorial(n) for n in range(1, count + 1)])
+    return jnp.where(jnp.abs(x) < 0.5, near, jnp.exp(x) - 1)
+
+
+@decomposes("log1p", single=True)
+def log1p(x: Any, **_: Any) -> Any:
+    """Near 0 by the series of the inverse hyperbolic tangent."""
+    close = jnp.abs(x) < 0.3
+    part = jnp.where(close, x, 0)
+    part = part / (2 + part)
+    count = _terms(x, 7, 12)
+    near = 2 * part * polynomial(part * part, [1 / (2 * n + 1) for n in range(count)])
+    return jnp.where(close, near, jnp.log(1 + x))
+
+
+@decomposes("tan", single=True)
+def tan(x: Any, **_: Any) -> Any:
+    return jnp.sin(x) / jnp.cos(x)
+
+
+@decomposes("sinh", single=True)
+def sinh(x: Any, **_: Any) -> Any:
+    odd = range(1, 2 * _terms(x, 6, 10), 2)
+    near = x * polynomial(x * x, [1 / math.factorial(n) for n in odd])
+    # exp(x) may be infinite where its half is not.
+    half, other = jnp.exp(x * 0.5), jnp.exp(x * -0.5)
+    far = 0.5 * half * half - 0.5 * other * other
+    return jnp.where(jnp.abs(x) < 1, near, far)
+
+
+@decomposes("cosh", single=True)
+def cosh(x: Any, **_: Any) -> Any:
+    half = jnp.exp(jnp.abs(x) * 0.5)
+    return 0.5 * half * half + 0.5 / half / half
+
+
+#: Beyond this the square of a number plus 1 is its square.
+_LARGE = 1e9
+
+
+@decomposes("asinh", single=True)
+def asinh(x: Any, **_: Any) -> Any:
+    size = jnp.abs(x)
+    bounded = jnp.minimum(size, _LARGE)
+    squared = bounded * bounded
+    near = jnp.log1p(bounded + squared / (1 + jnp.sqrt(squared + 1)))
+    far = jnp.log(size) + math.log(2)
+    return jnp.sign(x) * jnp.where(size > _LARGE, far, near)
+
+
+@decomposes("acosh", single=True)
+def acosh(x: Any, **_: Any) -> Any:
+    above = jnp.minimum(x, _LARGE) - 1
+    near = jnp.log1p(above + jnp.sqrt(above * (above + 2)))
+    far = jnp.log(x) + math.log(2)
+    return jnp.where(x < 1, jnp.nan, jnp.where(x > _LARGE, far, near))
+
+
+@decomposes("atanh", single=True)
+def atanh(x: Any, **_: Any) -> Any:
+    return 0.5 * jnp.log1p(2 * x / (1 - x))
+
+
+@decomposes("asin", single=True)
+def asin(x: Any, **_: Any) -> Any:
+    return lax.atan2(x, jnp.sqrt((1 - x) * (1 + x)))
+
+
+@decomposes("acos", single=True)
+def acos(x: Any, **_: Any) -> Any:
+    return lax.atan2(jnp.sqrt((1 - x) * (1 + x)), x)
+
+
+@decomposes("atan", single=True)
+def atan(x: Any, **_: Any) -> Any:
+    return lax.atan2(x, jnp.ones_like(x))
+
+
+@decomposes("atan2", single=True)
+def atan2(y: Any, x: Any) -> Any:
+    """Two zeros have no quotient, nor have two infinities; the signs of zeros choose the side."""
+    rise, run = jnp.abs(y), jnp.abs(x)
+    angle = lax.atan(jnp.where(rise == run, jnp.sign(rise), rise / run))
+    angle = jnp.where(_is_negative(x), jnp.pi - angle, angle)
+    return angle * jnp.where(_is_negative(y), -1, 1)
+
+
+def _is_negative(x: Any) -> Any:
+    """Also of zeros: one divided by the negative one is below zero."""
+    return (x < 0) | (1 / x < 0)

@@ -1,0 +1,230 @@
+"""Matrix factorizations and solvers, by loops over columns or rows.
+
+Shapes: a matrix is [..., rows, columns]; loops run over the last two axes and broadcast over
+the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+
+
+def transposed(x: Any) -> Any:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def require_static(matrix: Any) -> None:
+    """Refuses matrices whose rows or columns have a symbolic size."""
+    if not all(isinstance(size, int) for size in matrix.shape[-2:]):
+        raise NotDecomposedError("of matrices of symbolic size")
+
+
+def _row(matrix: Any, index: Any) -> Any:
+    return lax.dynamic_index_in_dim(matrix, index, matrix.ndim - 2, keepdims=False)
+
+
+def _column(matrix: Any, index: Any) -> Any:
+    return lax.dynamic_index_in_dim(matrix, index, matrix.ndim - 1, keepdims=False)
+
+
+def _entry(vector: Any, index: Any) -> Any:
+    """One number of each vector, as an axis of size 1."""
+    return lax.dynamic_index_in_dim(vector, index, vector.ndim - 1, keepdims=True)
+
+
+@decomposes("cholesky")
+def cholesky(a: Any, **_: Any) -> Any:
+    """Column by column, from the lower half; NaN where the matrix is not positive definite."""
+    places = jnp.arange(a.shape[-1])
+
+    def step(j: Any, lower: Any) -> Any:
+        column = _column(a, j) - (lower * _row(lower, j)[..., None, :]).sum(-1)
+        pivot = jnp.sqrt(_entry(column, j))
+        column = jnp.where(places >= j, column / pivot, 0)
+        return jnp.where(places == j, column[..., None], lower)
+
+    lower = lax.fori_loop(0, a.shape[-1], step, jnp.zeros_like(a))
+    failed = jnp.isnan(jnp.diagonal(lower, axis1=-2, axis2=-1)).any(-1)
+    return jnp.where(failed[..., None, None], jnp.nan, lower)
+
+
+@decomposes("triangular_solve")
+def triangular_solve(
+    a: Any,
+    b: Any,
+    *,
+    left_side: bool,
+    lower: bool,
+    transpose_a: bool,
+    unit_diagonal: bool,
+    **_: Any,
+) -> Any:
+    if transpose_a:
+        a, lower = transposed(a), not lower
+    if left_side:
+        return _substitute(a, b, lower, unit_diagonal)
+    # x a = b is a' x' = b'
+    return transposed(_substitute(transposed(a), transposed(b), not lower, unit_diagonal))
+
+
+def _substitute(a: Any, b: Any, lower: bool, unit: bool) -> Any:
+    """Forward substitution of a lower triangle, backward substitution of an upper one."""
+    size = a.shape[-1]
+    places = jnp.arange(size)
+
+    def step(count: Any, x: Any) -> Any:
+        i = count if lower else size - 1 - count
+        row = _row(a, i)
+        known = jnp.where(places < i if lower else places > i, row, 0)
+        rest = _row(b, i) - (known[..., :, None] * x).sum(-2)
+        if not unit:
+            rest = rest / _entry(row, i)
+        return jnp.where((places == i)[:, None], rest[..., None, :], x)
+
+    return lax.fori_loop(0, size, step, jnp.zeros_like(b))
+
+
+@decomposes("lu")
+def lu(a: Any, **_: Any) -> tuple[Any, Any, Any]:
+    """With the largest number of each column as its pivot."""
+    rows, columns = a.shape[-2:]
+    steps = rows if rows == columns else min(rows, columns)
+    numbers, across = jnp.arange(rows), jnp.arange(columns)
+
+    def step(j: Any, state: Any) -> Any:
+        a, pivots, order = state
+        size = jnp.where(numbers >= j, jnp.abs(_column(a, j)), -1)
+        pivot = jnp.argmax(size, -1).astype(jnp.int32)[..., None]
+        pivots = jnp.where(jnp.arange(steps) == j, pivot, pivots)
+        a = _exchanged(a, j, pivot, numbers)
+        order = _exchanged(order[..., None], j, pivot, numbers)[..., 0]
+        row, column = _row(a, j), _column(a, j)
+        top = _entry(row, j)
+        factors = jnp.where(numbers > j, column / jnp.where(top == 0, 1, top), 0)
+        a = a - factors[..., :, None] * jnp.where(across > j, row, 0)[..., None, :]
+        below = (numbers > j)[:, None] & (across == j)
+        return jnp.where(below, factors[..., :, None], a), pivots, order
+
+    pivots = jnp.zeros((*a.shape[:-2], steps), jnp.int32)
+    order = jnp.broadcast_to(numbers.astype(jnp.int32), a.shape[:-1])
+    return lax.fori_loop(0, steps, step, (a, pivots, order))
+
+
+def _exchanged(a: Any, j: Any, pivot: Any, numbers: Any) -> Any:
+    """A matrix with row j and row `pivot` in each other's place."""
+    is_pivot = (numbers == pivot)[..., None]
+    here = lax.dynamic_index_in_dim(a, j, a.ndim - 2)
+    there = jnp.where(is_pivot, a, 0).sum(-2, keepdims=True).astype(a.dtype)
+    return jnp.where((numbers == j)[:, None], there, jnp.where(is_pivot, here, a))
+
+
+@decomposes("lu_pivots_to_permutation")
+def lu_pivots_to_permutation(pivots: Any, *, permutation_size: Any) -> Any:
+    numbers = jnp.arange(permutation_size, dtype=jnp.int32)
+
+    def step(j: Any, order: Any) -> Any:
+        return _exchanged(order[..., None], j, _entry(pivots, j), numbers)[..., 0]
+
+    start = jnp.broadcast_to(numbers, (*pivots.shape[:-1], permutation_size))
+    return lax.fori_loop(0, pivots.shape[-1], step, start)
+
+
+@decomposes("geqrf")
+def geqrf(a: Any, **_: Any) -> tuple[Any, Any]:
+    """Householder reflections below the diagonal, and their factors, as LAPACK stores them."""
+    require_static(a)
+    rows, columns = a.shape[-2:]
+    steps = min(rows, columns)
+    numbers, across = jnp.arange(rows), jnp.arange(columns)
+
+    def step(j: Any, state: Any) -> Any:
+        a, taus = state
+        column = _column(a, j)
+        alpha = _entry(column, j)
+        below = jnp.where(numbers > j, column, 0)
+        norm = _norm(below)
+        done = norm == 0
+        beta = -jnp.where(alpha < 0, -1, 1) * _norm(jnp.concatenate([alpha, norm], -1))
+        tau = jnp.where(done, 0, (beta - alpha) / jnp.where(done, 1, beta))
+        vector = below / jnp.where(done, 1, alpha - beta)
+        whole = jnp.where(numbers == j, 1, vector)
+        seen = jnp.where(across > j, (whole[..., :, None] * a).sum(-2), 0)
+        a = a - tau[..., None] * whole[..., :, None] * seen[..., None, :]
+        new = jnp.where(numbers == j, jnp.where(done, alpha, beta), vector)
+        new = jnp.where(numbers < j, column, new)
+        a = jnp.where(across == j, new[..., :, None], a)
+        return a, jnp.where(jnp.arange(steps) == j, tau, taus)
+
+    taus = jnp.zeros((*a.shape[:-2], steps), a.dtype)
+    return lax.fori_loop(0, steps, step, (a, taus))
+
+
+def _norm(vector: Any) -> Any:
+    """The length of vectors; scaled, so that large and small numbers have finite squares."""
+    largest = jnp.abs(vector).max(-1, keepdims=True)
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    scaled = vector / scale
+    return scale * jnp.sqrt((scaled * scaled).sum(-1, keepdims=True))
+
+
+@decomposes("householder_product")
+def householder_product(a: Any, taus: Any, **_: Any) -> Any:
+    """The product of reflections that `geqrf` stored."""
+    require_static(a)
+    rows, columns = a.shape[-2:]
+    steps = taus.shape[-1]
+    numbers = jnp.arange(rows)
+
+    def step(count: Any, made: Any) -> Any:
+        j = steps - 1 - count
+        vector = jnp.where(numbers > j, _column(a, j), jnp.where(numbers == j, 1, 0))
+        vector = vector.astype(a.dtype)
+        seen = (vector[..., :, None] * made).sum(-2)
+        tau = _entry(taus, j)
+        return made - tau[..., None] * vector[..., :, None] * seen[..., None, :]
+
+    whole = jnp.broadcast_to(jnp.eye(rows, columns, dtype=a.dtype), a.shape)
+    return lax.fori_loop(0, steps, step, whole)
+
+
+@decomposes("qr")
+def qr(a: Any, *, full_matrices: bool = False, pivoting: bool = False, **_: Any) -> tuple[Any, Any]:
+    require_static(a)
+    if pivoting:
+        raise NotDecomposedError("with pivots")
+    rows, columns = a.shape[-2:]
+    reflectors, taus = geqrf(a)
+    steps = rows if full_matrices else min(rows, columns)
+    wide = reflectors[..., :steps]
+    if steps > columns:
+        wide = jnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, steps - columns)])
+    return householder_product(wide, taus), jnp.triu(reflectors)[..., :steps, :]
+
+
+@decomposes("tridiagonal_solve")
+def tridiagonal_solve(low: Any, middle: Any, high: Any, b: Any, **_: Any) -> Any:
+    """Thomas' algorithm: eliminates the lower diagonal forwards, the upper one backwards."""
+    rows = [jnp.moveaxis(each, -1, 0) for each in (low, middle, high)]
+    right_sides = jnp.moveaxis(b, -2, 0)
+
+    def forwards(state: Any, row: Any) -> Any:
+        ratio, x = state
+        below, here, above, right = row
+        pivot = here - below * ratio
+        new = above / pivot, (right - below[..., None] * x) / pivot[..., None]
+        return new, new
+
+    def backwards(x: Any, row: Any) -> Any:
+        ratio, right = row
+        x = right - ratio[..., None] * x
+        return x, x
+
+    zero = jnp.zeros_like(rows[0][0]), jnp.zeros_like(right_sides[0])
+    _, both = lax.scan(forwards, zero, (*rows, right_sides))
+    _, found = lax.scan(backwards, jnp.zeros_like(right_sides[0]), both, reverse=True)
+    return jnp.moveaxis(found, 0, -2)

@@ -1,0 +1,87 @@
+"""Reductions over whole axes, by products and by functions of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import eval_jaxpr
+
+from pax_export.export.portable.decompositions.registry import decomposes
+
+Arrays = tuple[Any, ...]
+_KNOWN = {
+    "add": jnp.sum,
+    "mul": jnp.prod,
+    "max": jnp.max,
+    "min": jnp.min,
+    "and": jnp.all,
+    "or": jnp.any,
+}
+#: Up to so many elements are combined in pairs, more than that or unknown ones by a loop.
+_PAIRED = 4096
+
+
+@decomposes("reduce_prod")
+def reduce_prod(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
+    for axis in sorted(axes, reverse=True):
+        if x.shape[axis] == 0:
+            x = jnp.ones((*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype)
+        else:
+            x = lax.index_in_dim(lax.cumprod(x, axis, reverse=True), 0, axis, keepdims=False)
+    return x
+
+
+@decomposes("reduce")
+def reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **_: Any) -> Arrays:
+    """By any function of two arrays; by one operation where it is one."""
+    values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
+    function = of_arrays(jaxpr, values[0].ndim - len(dimensions))
+    name = _operation(jaxpr)
+    is_logical = name in ("and", "or")
+    if len(values) == 1 and name in _KNOWN and (values[0].dtype == jnp.bool_) == is_logical:
+        found = (_KNOWN[name](values[0], axis=tuple(dimensions)).astype(values[0].dtype),)
+        return function(found, tuple(jnp.broadcast_to(s, x.shape) for s, x in zip(starts, found)))
+    rest = [axis for axis in range(values[0].ndim) if axis not in dimensions]
+    shape = [values[0].shape[axis] for axis in rest]
+    rows = tuple(jnp.transpose(x, (*dimensions, *rest)).reshape(-1, *shape) for x in values)
+    begun = tuple(jnp.broadcast_to(start, shape) for start in starts)
+    count = rows[0].shape[0]
+    if not isinstance(count, int) or count > _PAIRED or not count:
+        return lax.scan(lambda total, row: (function(total, row), None), begun, rows)[0]
+    return function(begun, _paired(rows, of_arrays(jaxpr, len(shape) + 1)))
+
+
+def _operation(jaxpr: Any) -> str:
+    equations = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    return equations[0].primitive.name if len(equations) == 1 else ""
+
+
+def of_arrays(jaxpr: Any, rank: int, consts: Sequence[Any] = ()) -> Callable[..., Arrays]:
+    """A function of two tuples of numbers, given as a program, as one of arrays of a rank."""
+
+    def combine(one: Arrays, other: Arrays) -> Arrays:
+        def of_numbers(*given: Any) -> Arrays:
+            held = getattr(jaxpr, "consts", None) or consts
+            return tuple(eval_jaxpr(getattr(jaxpr, "jaxpr", jaxpr), held, *given))
+
+        for _ in range(rank):
+            of_numbers = jax.vmap(of_numbers)
+        return of_numbers(*one, *other)
+
+    return combine
+
+
+def _paired(rows: Arrays, function: Callable[[Arrays, Arrays], Arrays]) -> Arrays:
+    """All rows as one: neighbors in pairs, again and again."""
+    count = rows[0].shape[0]
+    while count > 1:
+        half = count // 2
+        joined = function(*(tuple(x[at : 2 * half : 2] for x in rows) for at in range(2)))
+        if count % 2:
+            joined = tuple(jnp.concatenate([x, y[-1:]]) for x, y in zip(joined, rows))
+        rows, count = joined, count - half
+    return tuple(x[0] for x in rows)

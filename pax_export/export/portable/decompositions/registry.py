@@ -1,0 +1,70 @@
+"""The table of decompositions: by the name of a primitive, a function of jax that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from pax_export.export.portable.sizes import trace
+
+Decomposition = Callable[..., Any]
+
+#: By the name of the primitive: ``function(*operands, **parameters)``.
+DECOMPOSITIONS: dict[str, Decomposition] = {}
+
+_HALVES = ("float16", "bfloat16")
+
+
+class NotDecomposedError(Exception):
+    """A primitive has no decomposition for these operands; the message says why."""
+
+
+def decomposes(
+    *names: str, single: bool = False, double: bool = True, any_dtype: bool = False
+) -> Callable[[Decomposition], Decomposition]:
+    """Registers a function as the decomposition of these primitives.
+
+    The function takes the operands, and the parameters of the primitive by name; it
+    returns the only result, or a sequence of them.
+
+    Args:
+        names: of the primitives.
+        single: compute in float32 what has fewer bits, and round the result.
+        double: whether the result is as exact as float64.
+        any_dtype: take complex numbers too.
+    """
+
+    def register(function: Decomposition) -> Decomposition:
+        def run(*operands: Any, **parameters: Any) -> Any:
+            dtypes = {str(each.dtype) for each in operands}
+            if not any_dtype and any(name.startswith("complex") for name in dtypes):
+                raise NotDecomposedError("of complex numbers")
+            if "float64" in dtypes and not double:
+                raise NotDecomposedError("of float64")
+            if not single or dtypes.isdisjoint(_HALVES):
+                return function(*operands, **parameters)
+            wide = [each.astype(jnp.float32) for each in operands]
+            return function(*wide, **parameters).astype(operands[0].dtype)
+
+        DECOMPOSITIONS.update(dict.fromkeys(names, run))
+        return function
+
+    return register
+
+
+def decomposition(
+    name: str, operands: Sequence[Any], parameters: dict[str, Any]
+) -> Callable[..., Any]:
+    """Returns the traced decomposition of a primitive.
+
+    Args:
+        name: of the primitive, a key of `DECOMPOSITIONS`.
+        operands: their shapes and dtypes.
+        parameters: of the primitive.
+
+    Raises:
+        NotDecomposedError: the decomposition is for other operands.
+    """
+    return trace(DECOMPOSITIONS[name], operands, parameters)

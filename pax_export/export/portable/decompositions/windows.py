@@ -1,0 +1,126 @@
+"""Reductions over windows: pools, and any other function of neighbors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pax_export.export.portable.decompositions.reductions import of_arrays
+from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+
+Arrays = tuple[Any, ...]
+
+
+def least(dtype: Any) -> Any:
+    """What changes no maximum."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.array(-jnp.inf, dtype)
+    return jnp.array(False if dtype == jnp.bool_ else jnp.iinfo(dtype).min, dtype)
+
+
+def greatest(dtype: Any) -> Any:
+    """What changes no minimum."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.array(jnp.inf, dtype)
+    return jnp.array(True if dtype == jnp.bool_ else jnp.iinfo(dtype).max, dtype)
+
+
+def _reduced(
+    arrays: Arrays,
+    neutral: Arrays,
+    combine: Callable[[Arrays, Arrays], Arrays],
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[Any, Any]],
+    base_dilation: Sequence[int],
+    window_dilation: Sequence[int],
+) -> Arrays:
+    """One axis after the other: as many slices as a window is wide, combined."""
+    edges = [(low, high, gap - 1) for (low, high), gap in zip(padding, base_dilation)]
+    arrays = tuple(lax.pad(x, zero, edges) for x, zero in zip(arrays, neutral))
+    for axis, width in enumerate(window_dimensions):
+        if not isinstance(width, int):
+            raise NotDecomposedError("with windows of symbolic size")
+        step, apart = window_strides[axis], window_dilation[axis]
+        if width > 1:
+            arrays = _slid(arrays, combine, axis, width, apart, step)
+        elif step > 1:
+            arrays = _every(arrays, axis, 0, arrays[0].shape[axis], step)
+    return arrays
+
+
+def _slid(
+    arrays: Arrays, combine: Callable, axis: int, width: int, apart: int, step: int
+) -> Arrays:
+    """Windows along one axis; wide ones of windows of twice the width in each step."""
+    size = arrays[0].shape[axis]
+    count = size - (width - 1) * apart  # with a stride of 1
+    is_wide = width > 4 and step < width
+    if not is_wide and isinstance(count, int):
+        last = (count - 1) // step * step + 1
+        starts = range(0, width * apart, apart)
+        return reduce(combine, [_every(arrays, axis, at, at + last, step) for at in starts])
+    found, start, reach, length = None, 0, 1, size
+    while True:
+        if width & reach:
+            piece = _every(arrays, axis, start, start + count, 1)
+            found = piece if found is None else combine(found, piece)
+            start += reach * apart
+        if 2 * reach > width:
+            break
+        length = length - reach * apart
+        left = _every(arrays, axis, 0, length, 1)
+        right = _every(arrays, axis, reach * apart, reach * apart + length, 1)
+        arrays, reach = combine(left, right), 2 * reach
+    return found if step == 1 else _every(found, axis, 0, count, step)
+
+
+def _every(arrays: Arrays, axis: int, start: int, stop: Any, step: int) -> Arrays:
+    # Not `slice_in_dim`, which compares symbolic sizes with 0.
+    shape = arrays[0].shape
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    starts[axis], stops[axis], steps[axis] = start, stop, step
+    return tuple(lax.slice(x, starts, stops, steps) for x in arrays)
+
+
+def _pool(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable:
+    def pool(x: Any, **window: Any) -> Any:
+        def both(one: Arrays, other: Arrays) -> Arrays:
+            return (combine(one[0], other[0]),)
+
+        return _reduced((x,), (neutral(x.dtype),), both, **window)[0]
+
+    return pool
+
+
+decomposes("reduce_window_sum", single=True)(_pool(lax.add, lambda dtype: jnp.zeros((), dtype)))
+decomposes("reduce_window_max")(_pool(lax.max, least))
+decomposes("reduce_window_min")(_pool(lax.min, greatest))
+
+
+@decomposes("reduce_window")
+def reduce_window(*operands: Any, jaxpr: Any, consts: Any = (), **window: Any) -> Arrays:
+    """By any function of two arrays.
+
+    A window begins with the start, which need not be neutral; so padding has no part in it.
+    """
+    values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
+    function = of_arrays(jaxpr, values[0].ndim, consts)
+
+    def both(one: Arrays, other: Arrays) -> Arrays:
+        (*first, is_first), (*second, is_second) = one, other
+        joined = function(tuple(first), tuple(second))
+        chosen = (
+            jnp.where(is_first, jnp.where(is_second, new, left), right)
+            for new, left, right in zip(joined, first, second)
+        )
+        return (*chosen, is_first | is_second)
+
+    taken = (*values, jnp.ones(values[0].shape, bool))
+    *found, some = _reduced(taken, (*starts, jnp.array(False)), both, **window)
+    begun = [jnp.broadcast_to(start, each.shape) for start, each in zip(starts, found)]
+    return both((*begun, jnp.ones_like(some)), (*found, some))[:-1]

@@ -1,0 +1,68 @@
+"""Tracing with symbolic sizes of which a program takes for granted what jax cannot decide."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import export as jax_export
+
+from pax_export._jax import scope_constraints
+
+_COMPARISON = re.compile(r"comparison '(.+)' (>=|<) '(.+)' is inconclusive")
+#: So many comparisons are taken for granted at most.
+_MOST = 20
+
+
+def trace(function: Callable[..., Any], operands: Sequence[Any], parameters: Any) -> Any:
+    """Traces ``function(*operands, **parameters)`` as `jax.make_jaxpr` does.
+
+    A program whose sizes make sense may be rewritten to one in which jax asks whether
+    ``h - 2 >= 0``.  It is assumed: the sizes of the result have the same text as before.
+
+    Args:
+        function: what to trace.
+        operands: shapes and dtypes.
+        parameters: by name; sizes in them may be symbolic too.
+    """
+    assumed: list[str] = []
+    for _ in range(_MOST):
+        again = _Again(assumed) if assumed else None
+        structs = [_struct(each, again) for each in operands]
+        given = {k: again.value(v) for k, v in parameters.items()} if again else parameters
+        try:
+            return jax.make_jaxpr(lambda *values: function(*values, **given))(*structs)  # noqa: B023
+        except jax.errors.InconclusiveDimensionOperation as error:
+            found = _COMPARISON.search(str(error))
+            condition = f"{found[1]} >= {found[3]}" if found else ""
+            if not condition or condition in assumed:
+                raise
+            assumed.append(condition)
+    raise RecursionError("too many comparisons of symbolic sizes")
+
+
+def _struct(operand: Any, again: _Again | None) -> jax.ShapeDtypeStruct:
+    shape = tuple(map(again.value, operand.shape)) if again else operand.shape
+    return jax.ShapeDtypeStruct(shape, operand.dtype)
+
+
+class _Again:
+    """Symbolic sizes in a scope of their own, which knows more about them."""
+
+    def __init__(self, assumed: Sequence[str]):
+        self._assumed = assumed
+        self._scope: Any = None
+
+    def value(self, value: Any) -> Any:
+        """A parameter, with symbolic sizes inside of tuples and lists in the new scope."""
+        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+            return type(value)(map(self.value, value))
+        if not jax_export.is_symbolic_dim(value):
+            return value
+        if self._scope is None:
+            known = (*scope_constraints(value.scope), *self._assumed)
+            self._scope = jax_export.SymbolicScope(known)
+        (size,) = jax_export.symbolic_shape(str(value), scope=self._scope)
+        return size
