@@ -14,7 +14,7 @@ from gguf import GGUFReader
 from jinja2.sandbox import ImmutableSandboxedEnvironment  # a chat template is others' program
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-ROOM, CHUNK, MOST = 2048, 64, 256  # tokens of a conversation, of a step of prompts, of an answer
+ROOM, MOST = 2048, 256  # tokens of a conversation, of an answer
 
 
 def tokenizer_of(path):
@@ -44,9 +44,8 @@ def in_jax(pax, lm):
 
     def answer(ids, stop):
         nonlocal cache
-        padded = [ids + [0] * (-len(ids) % CHUNK)]  # a few lengths, so a few compilations
         options = {"max_new_tokens": MOST, "stop": stop, "cache": cache, "max_length": ROOM}
-        stream = pax.generate.stream(lm, padded, [len(ids)], **options)
+        stream = pax.generate.stream(lm, [ids], **options)
         yield from (int(token[0]) for token in stream)
         cache = stream.cache
 

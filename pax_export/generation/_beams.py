@@ -12,6 +12,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.generation._batch_axes import batch_axes, map_rows
+from pax_export.generation._buckets import cut, sized
 from pax_export.generation._prompt import (
     check_vocabulary,
     checked_chunk,
@@ -58,6 +59,7 @@ class _Search(NamedTuple):
 
 class _Rules(NamedTuple):
     penalty: Any  # float32
+    limit: Any  # how many tokens a text has at most
     stop: tuple[int, ...]
     early_stopping: EarlyStopping
 
@@ -118,18 +120,23 @@ def beam_search(
     lm = checked_net(lm, where)
     tokens, lengths = checked_prompt(lm, tokens, lengths, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
-    return _searched(
+    penalty = _checked_penalty(length_penalty, count)
+    sizes = sized([lm], tokens, lengths, count)
+    found = _searched(
         lm,
-        tokens,
-        lengths,
-        _checked_penalty(length_penalty, count),
-        count=count,
+        sizes.tokens,
+        sizes.lengths,
+        penalty,
+        sizes.limit,
+        count=sizes.count,
+        room=sizes.room,
         beams=checked_count(beams, "beams", where),
         stop=checked_stop(stop, where),
         pad=checked_pad(pad, where),
         early_stopping=_checked_early_stopping(early_stopping),
         chunk=checked_chunk(prefill_chunk, where),
     )
+    return found._replace(tokens=cut(found.tokens, sizes.limit))
 
 
 def _checked_penalty(value: Any, count: int) -> float:
@@ -169,21 +176,25 @@ def _checked_early_stopping(value: Any) -> EarlyStopping:
     )
 
 
-@partial(jax.jit, static_argnames=("count", "beams", "stop", "pad", "early_stopping", "chunk"))
+@partial(
+    jax.jit, static_argnames=("count", "room", "beams", "stop", "pad", "early_stopping", "chunk")
+)
 def _searched(
     lm: Any,
     tokens: Any,
     lengths: Any,
     penalty: Any,
+    limit: Any,
     *,
     count: int,
+    room: int,
     beams: int,
     stop: tuple[int, ...],
     pad: int,
     early_stopping: EarlyStopping,
     chunk: int | None,
 ) -> Beams:
-    batch, room = tokens.shape[0], tokens.shape[1] + count
+    batch = tokens.shape[0]
     cache = lm.init_cache(batch, room, dtype=None)
     logits, cache = read_prompt(lm, tokens, lengths, cache, chunk)
     logits = of_real_prompts(logits, tokens, lengths)
@@ -197,7 +208,8 @@ def _searched(
             write=f"beams={size} or fewer",
         )
     axes = batch_axes(lm, room, None)
-    rules = _Rules(jnp.asarray(penalty, jnp.float32), stop, early_stopping)
+    limit = count if limit is None else limit
+    rules = _Rules(jnp.asarray(penalty, jnp.float32), limit, stop, early_stopping)
     texts = jnp.full((batch, beams, count), pad, jnp.int32)
     none = jnp.full((batch, beams), -jnp.inf)
     nothing = jnp.zeros((batch, beams), jnp.int32)
@@ -212,7 +224,7 @@ def _searched(
     )
     search = _extended(search, logits.repeat(beams, 0), axes, rules)
     search = jax.lax.while_loop(
-        lambda search: (search.step < count) & jnp.any(search.is_open),
+        lambda search: (search.step < limit) & jnp.any(search.is_open),
         lambda search: _extended(*_read_newest(lm, search), axes, rules),
         search,
     )
@@ -231,7 +243,7 @@ def _read_newest(lm: Any, search: _Search) -> tuple[_Search, jax.Array]:
 
 def _extended(search: _Search, logits: jax.Array, axes: list[Any], rules: _Rules) -> _Search:
     """Keeps the best of what can follow the beams, and the best of what ends with it."""
-    batch, beams, count = search.texts.shape
+    batch, beams, _ = search.texts.shape
     size = logits.shape[-1]
     more = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1).reshape(batch, beams, size)
     totals = (search.total[:, :, None] + more).reshape(batch, -1)
@@ -245,7 +257,7 @@ def _extended(search: _Search, logits: jax.Array, axes: list[Any], rules: _Rules
     step = search.step + 1
     ends = is_any(token, rules.stop)
     # Only what is among the best ends; candidates behind are there to go on.
-    new = jnp.where((ends | (step == count)) & search.is_open[:, None], total, -jnp.inf)
+    new = jnp.where((ends | (step == rules.limit)) & search.is_open[:, None], total, -jnp.inf)
     length = step.astype(jnp.float32)
     new = Beams(texts, jnp.full_like(token, step), new / length**rules.penalty)
     ended = _best(search.ended, Beams(*(x[:, :beams] for x in new)))
@@ -257,7 +269,7 @@ def _extended(search: _Search, logits: jax.Array, axes: list[Any], rules: _Rules
         _of_beams(token, kept),
         total,
         ended,
-        search.is_open & _goes_on(total, ended.scores, length, count, rules),
+        search.is_open & _goes_on(total, ended.scores, length, rules),
         step,
         cache,
     )
@@ -270,15 +282,13 @@ def _best(ended: Beams, new: Beams) -> Beams:
     return Beams(_of_beams(tokens, kept), _of_beams(lengths, kept), scores)
 
 
-def _goes_on(
-    total: jax.Array, scores: jax.Array, length: jax.Array, count: int, rules: _Rules
-) -> jax.Array:
+def _goes_on(total: jax.Array, scores: jax.Array, length: jax.Array, rules: _Rules) -> jax.Array:
     """``[batch]``: whether a text that ends later may be better than one that has ended."""
     has_room = ~jnp.all(scores > -jnp.inf, axis=1)
     if rules.early_stopping is True:
         return has_room
     if rules.early_stopping == "never":  # a sum that grows no more, over the largest length
-        length = jnp.where(rules.penalty > 0, float(count), length)
+        length = jnp.where(rules.penalty > 0, jnp.float32(rules.limit), length)
     return has_room | (total[:, 0] / length**rules.penalty > scores[:, -1])
 
 

@@ -15,8 +15,8 @@ from pax_export import export as exporters
 from pax_export._errors import InvalidArgumentError
 from pax_export._texts import texts
 from pax_export.generation._batch_axes import shapes_of_cache
-from pax_export.generation._generate import whole
 from pax_export.generation._new_cache import new_cache
+from pax_export.generation._programs import finish
 from pax_export.generation._prompt import (
     check_new_room,
     check_vocabulary,
@@ -30,7 +30,7 @@ from pax_export.generation._prompt import (
     row_keys,
     vocabulary_of,
 )
-from pax_export.generation._steps import Settings, last_logits
+from pax_export.generation._steps import Settings, begin, last_logits
 from pax_export.generation.samplers import Sampler, greedy
 
 FORMATS = {
@@ -286,7 +286,8 @@ class _Served:
     def _generated(self, lm: Any, tokens: Any, lengths: Any, seed: Any) -> jax.Array:
         cache = self.empty(lm, tokens.shape[0], tokens.shape[1] + self.count)
         keys = row_keys(seed, tokens.shape[0], self.settings.sampler, "generate")
-        return whole(lm, tokens, lengths, cache, keys, self.settings, self.count)[0]
+        state = begin(lm, tokens, lengths, cache, keys, self.settings)
+        return finish(lm, state, self.settings, self.count)[0]
 
     def empty(self, lm: Any, batch: Any, room: Any) -> Any:
         return new_cache(lm, batch, room, self.dtype, listed=self.listed)

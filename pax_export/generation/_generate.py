@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
-import jax.numpy as jnp
 
+from pax_export.generation._buckets import Sizes, cut, sized
+from pax_export.generation._programs import begun, finished, settled, without_cache
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
@@ -22,7 +23,7 @@ from pax_export.generation._prompt import (
     checked_stop,
     row_keys,
 )
-from pax_export.generation._steps import Settings, State, advance, begin, settle
+from pax_export.generation._steps import Settings
 from pax_export.generation._stream import Stream
 from pax_export.generation.samplers import Sampler, greedy
 
@@ -132,10 +133,9 @@ def stream(
     """
     given = request(
         "generate.stream", lm, tokens, lengths, max_new_tokens, sampler, key, stop, pad, False,
-        cache, max_length, prefill_chunk,
+        cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
-    dtype = checked_cache_dtype(cache_dtype, "generate.stream")
-    return Stream(given.operands, given.settings, given.new, given.room, dtype)
+    return Stream(given.operands, given.settings, given.new, given.sizes.room, given.dtype)
 
 
 @WithStream.of(stream)
@@ -158,9 +158,10 @@ def generate(
 ) -> Any:
     """Continues each row of a batch of prompts.
 
-    One program reads the prompts and chooses all tokens; it is compiled once for
-    each shape, sampler, set of stops and number of tokens.  A row gives the tokens
-    that it gives alone, however long the others are.
+    A row gives the tokens that it gives alone, however long the others are.  Lengths
+    are rounded up and the numbers of samplers are operands, so texts of many lengths
+    share a few compiled programs: the guide on language models says what compiles
+    when.  In a function that is compiled, sizes are as they are.
 
     Args:
         lm: a net as `pax.nets.Decoder` is one: ``lm.init_cache(batch, max_length,
@@ -169,7 +170,8 @@ def generate(
             cache with ``lengths[row]`` tokens more in each row.  It runs in eval mode.
         tokens: ``[batch, length]`` token ids, or a list of lists of any lengths.
         lengths: ``[batch]``, how many tokens of each row are meant; all by default.
-            What stands behind may be anything.
+            What stands behind may be anything.  Prompts are filled up, so a net is always
+            given lengths that it has to heed.
         max_new_tokens: how many tokens to choose at most.
         sampler: how; of `pax_export.generation.samplers`.
         key: a random key, or one for each row, if the sampler draws.  Of one key each
@@ -181,7 +183,7 @@ def generate(
         cache: texts that were read before; the prompts continue these.  It stays
             as it is.
         max_length: how many tokens a new cache has room for; by default as many as
-            this call needs; of ``cache``, if there is one, no other number.
+            this call needs, rounded up; of ``cache``, if there is one, no other number.
         cache_dtype: of a new cache, if not the net's.
         prefill_chunk: read the prompts so many tokens at a time, with less memory.
         return_cache: whether to give the cache, too.
@@ -212,28 +214,27 @@ def generate(
     """
     given = request(
         "generate", lm, tokens, lengths, max_new_tokens, sampler, key, stop, pad, log_probs,
-        cache, max_length, prefill_chunk,
+        cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
-    tokens, lengths_new, log_probs_new, kept = _whole(
-        *given.operands,
-        settings=given.settings,
-        count=given.new,
-        room=given.room,
-        dtype=checked_cache_dtype(cache_dtype, "generate"),
-        keep=bool(return_cache),
+    lm, settings, sizes = given.operands[0], given.settings, given.sizes
+    state = begun(*given.operands, settings=settings, room=sizes.room, dtype=given.dtype)
+    columns, made, said, state = finished(
+        lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.count
     )
+    columns, said = cut(columns, sizes.limit), cut(said, sizes.limit)
     if not log_probs and not return_cache:
-        return tokens
-    return Generated(tokens, lengths_new, log_probs_new, kept)
+        return columns
+    return Generated(columns, made, said, settled(lm, state) if return_cache else None)
 
 
 class Request(NamedTuple):
     """What a caller wants, looked at."""
 
-    operands: tuple[Any, Any, Any, Any, Any]  # net, tokens, lengths, cache, keys
+    operands: tuple[Any, ...]  # net, tokens, lengths, cache, keys, numbers of the sampler
     settings: Settings
     new: int  # how many tokens at most
-    room: int
+    sizes: Sizes
+    dtype: Any  # of a new cache
 
 
 def request(
@@ -249,6 +250,7 @@ def request(
     log_probs: bool,
     cache: Any,
     max_length: int | None,
+    cache_dtype: Any,
     prefill_chunk: int | None,
 ) -> Request:
     """Refuses what cannot be done, before anything is computed."""
@@ -257,70 +259,22 @@ def request(
     tokens, lengths = checked_prompt(lm, tokens, lengths, where)
     sampler = checked_sampler(sampler, where)
     keys = row_keys(key, tokens.shape[0], sampler, where)
+    static, values = sampler._split()
     settings = Settings(
-        sampler,
+        static,
         checked_stop(stop, where),
         checked_pad(pad, where),
         bool(log_probs),
         checked_chunk(prefill_chunk, where),
         where,
     )
-    room = tokens.shape[1] + count
+    dtype = checked_cache_dtype(cache_dtype, where)
+    room = None
     if cache is not None:
         check_room(cache, lengths, count, where, max_length)
     elif max_length is not None:
         room = checked_count(max_length, "max_length", where)
         check_new_room(room, lengths, count, where)
-    return Request((lm, tokens, lengths, cache, keys), settings, count, room)
-
-
-@partial(jax.jit, static_argnames=("settings", "count", "room", "dtype", "keep"))
-def _whole(
-    lm: Any,
-    tokens: Any,
-    lengths: Any,
-    cache: Any,
-    keys: Any,
-    *,
-    settings: Settings,
-    count: int,
-    room: int,
-    dtype: Any,
-    keep: bool,
-) -> tuple[jax.Array, jax.Array, Any, Any]:
-    if cache is None:
-        cache = lm.init_cache(tokens.shape[0], room, dtype=dtype)
-    tokens, made, log_probs, state = whole(lm, tokens, lengths, cache, keys, settings, count)
-    return tokens, made, log_probs, settle(lm, state) if keep else None
-
-
-def whole(
-    lm: Any, tokens: Any, lengths: Any, cache: Any, keys: Any, settings: Settings, count: int
-) -> tuple[jax.Array, jax.Array, jax.Array | None, State]:
-    """Tokens, how many of each row are meant, log-probabilities, and the state at the end."""
-    state = begin(lm, tokens, lengths, cache, keys, settings)
-    batch = tokens.shape[0]
-    out = _put(jnp.full((batch, count), settings.pad, jnp.int32), state.token, 0)
-    said = state.log_prob
-    log_probs = None if said is None else _put(jnp.zeros((batch, count), said.dtype), said, 0)
-    made = state.alive.astype(jnp.int32)
-
-    def goes_on(carried: Any) -> jax.Array:
-        state = carried[0]
-        more = state.step < count
-        return more & ~jnp.all(state.done) if settings.stop else more
-
-    def step(carried: Any) -> Any:
-        state, out, log_probs, made = carried
-        place, state = state.step, advance(lm, state, settings)
-        if log_probs is not None:
-            log_probs = _put(log_probs, state.log_prob, place)
-        return state, _put(out, state.token, place), log_probs, made + state.alive
-
-    carried = state, out, log_probs, made
-    state, out, log_probs, made = jax.lax.while_loop(goes_on, step, carried)
-    return out, made, log_probs, state
-
-
-def _put(columns: jax.Array, column: Any, place: Any) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], place, axis=1)
+    sizes = sized([lm], tokens, lengths, count, cache=cache, room=room, dtype=dtype)
+    operands = lm, sizes.tokens, sizes.lengths, cache, keys, values
+    return Request(operands, settings, count, sizes, dtype)

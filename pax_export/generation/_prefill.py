@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pax_export.generation._batch_axes import batch_axes, map_rows
+from pax_export.generation._buckets import sized
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
@@ -74,6 +75,7 @@ def prefill(
         room = 0
         check_room(cache, lengths, 0, where, max_length)
     dtype = checked_cache_dtype(cache_dtype, where)
+    tokens, lengths, *_ = sized([lm], tokens, lengths, cache=cache, room=room, dtype=dtype)
     return _read(lm, tokens, lengths, cache, chunk=chunk, room=room, dtype=dtype, copies=copies)
 
 

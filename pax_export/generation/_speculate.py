@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.generation._new_cache import new_cache
+from pax_export.generation._buckets import cut, sized
 from pax_export.generation._prompt import (
     check_vocabulary,
     checked_chunk,
@@ -87,33 +88,41 @@ def speculate(
     where = "speculate"
     lm, draft = checked_net(lm, where), checked_net(draft, f"{where}: draft")
     tokens, lengths = checked_prompt(lm, tokens, lengths, where)
-    return _speculated(
+    count = checked_count(max_new_tokens, "max_new_tokens", where)
+    ahead = checked_count(ahead, "ahead", where)
+    sizes = sized([lm, draft], tokens, lengths, count, spare=ahead + 1)
+    made = _speculated(
         lm,
         draft,
-        tokens,
-        lengths,
-        count=checked_count(max_new_tokens, "max_new_tokens", where),
-        ahead=checked_count(ahead, "ahead", where),
+        sizes.tokens,
+        sizes.lengths,
+        sizes.limit,
+        count=sizes.count,
+        room=sizes.room,
+        ahead=ahead,
         stop=checked_stop(stop, where),
         pad=checked_pad(pad, where),
         chunk=checked_chunk(prefill_chunk, where),
     )
+    return cut(made, sizes.limit)
 
 
-@partial(jax.jit, static_argnames=("count", "ahead", "stop", "pad", "chunk"))
+@partial(jax.jit, static_argnames=("count", "room", "ahead", "stop", "pad", "chunk"))
 def _speculated(
     lm: Any,
     draft: Any,
     tokens: Any,
     lengths: Any,
+    limit: Any,
     *,
     count: int,
+    room: int,
     ahead: int,
     stop: tuple[int, ...],
     pad: int,
     chunk: int | None,
 ) -> jax.Array:
-    batch, room = tokens.shape[0], tokens.shape[1] + count + ahead + 1
+    batch, limit = tokens.shape[0], count if limit is None else limit
     logits, cache = read_prompt(lm, tokens, lengths, _cache(lm, batch, room), chunk)
     check_vocabulary(stop, pad, logits.shape[-1], "speculate")
     _, draft_cache = read_prompt(draft, tokens, lengths, _cache(draft, batch, room), chunk)
@@ -122,14 +131,14 @@ def _speculated(
         jnp.full((batch, count), pad, jnp.int32).at[:, 0].set(newest),
         jnp.ones(batch, jnp.int32),
         newest,
-        ends(newest, stop) | (count == 1),
+        ends(newest, stop) | (limit == 1),
         cache,
         draft_cache,
     )
 
     def step(texts: _Texts) -> _Texts:
         proposed, draft_cache = _proposed(draft, texts, ahead, logits.shape[-1])
-        return _accepted(lm, texts._replace(draft_cache=draft_cache), proposed, stop)
+        return _accepted(lm, texts._replace(draft_cache=draft_cache), proposed, stop, limit)
 
     return jax.lax.while_loop(lambda texts: ~jnp.all(texts.done), step, texts).tokens
 
@@ -169,7 +178,9 @@ def _likeliest(logits: jax.Array) -> jax.Array:
     return unless_nan(jnp.argmax(logits, -1).astype(jnp.int32), logits)
 
 
-def _accepted(lm: Any, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...]) -> _Texts:
+def _accepted(
+    lm: Any, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...], limit: Any
+) -> _Texts:
     """Keeps of the proposals what the net itself would have said, and one token of its own."""
     ahead, count = proposed.shape[1], texts.tokens.shape[1]
     alive = ~texts.done
@@ -183,12 +194,12 @@ def _accepted(lm: Any, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...]
     # A text ends with its first stop, and when it is as long as was asked for.
     before = jnp.cumsum(is_end.astype(jnp.int32), axis=1) - is_end
     place = texts.made[:, None] + step
-    new = alive[:, None] & (step <= right[:, None]) & (before == 0) & (place < count)
+    new = alive[:, None] & (step <= right[:, None]) & (before == 0) & (place < limit)
     rows = jnp.arange(own.shape[0])[:, None]
     tokens = texts.tokens.at[rows, jnp.where(new, place, count)].set(own, mode="drop")
     made = texts.made + new.sum(axis=1, dtype=jnp.int32)
     newest = jnp.take_along_axis(own, right[:, None], axis=1)[:, 0]
-    done = texts.done | (made >= count) | (new & is_end).any(axis=1)
+    done = texts.done | (made >= limit) | (new & is_end).any(axis=1)
     too_many = jnp.where(alive, ahead - right, 0)
     return _Texts(
         tokens,

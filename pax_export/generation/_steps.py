@@ -8,7 +8,7 @@ each row at the row's own place.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import jax
@@ -36,10 +36,10 @@ class Settings:
     pad: int = 0
     log_probs: bool = False
     chunk: int | None = None
-    where: str = "generate"
+    where: str = field(default="generate", compare=False)  # which errors name
 
     def __post_init__(self) -> None:
-        key = static_key(tuple([getattr(self, field.name) for field in fields(self)]))
+        key = static_key(tuple([getattr(self, x.name) for x in fields(self) if x.compare]))
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))
 
@@ -63,6 +63,7 @@ class State(NamedTuple):
     step: jax.Array  # how many tokens have been chosen
     keys: jax.Array | None  # [batch]
     seen: jax.Array | None  # [batch, vocabulary]
+    numbers: Any  # of the sampler, where its settings leave them out
     cache: Any
 
 
@@ -72,28 +73,24 @@ def read_prompt(
     """Puts prompts into a cache; gives the logits after the last token of each row.
 
     With a chunk the prompt is read so many tokens at a time, by one program in a loop: memory
-    for activations is that of a chunk.
+    for activations is that of a chunk.  The loop ends with the longest row.
     """
     length = tokens.shape[1]
     if chunk is None or not isinstance(length, int) or chunk >= length:
         return last_logits(lm, tokens, cache, lengths)
-    count = -(-length // chunk)
-    padded = jnp.pad(jnp.asarray(tokens), ((0, 0), (0, count * chunk - length)))
-    chunks = padded.reshape(-1, count, chunk).swapaxes(0, 1)
+    padded = jnp.pad(jnp.asarray(tokens), ((0, 0), (0, -length % chunk)))
 
-    def part(start: Any) -> jax.Array:
-        return jnp.clip(lengths - start, 0, chunk)
+    def read(carried: tuple[Any, jax.Array, Any]) -> tuple[Any, jax.Array, Any]:
+        start, logits, cache = carried
+        here = jnp.clip(lengths - start, 0, chunk)
+        part = jax.lax.dynamic_slice_in_dim(padded, start, chunk, axis=1)
+        new, cache = last_logits(lm, part, cache, here)
+        return start + chunk, jnp.where((here > 0)[:, None], new, logits), cache
 
-    def read(carried: tuple[jax.Array, Any], each: tuple[Any, Any]) -> tuple[Any, None]:
-        logits, cache = carried
-        start, tokens = each
-        here = part(start)
-        new, cache = last_logits(lm, tokens, cache, here)
-        return (jnp.where((here > 0)[:, None], new, logits), cache), None
-
-    begun = last_logits(lm, chunks[0], cache, part(0))
-    starts = jnp.arange(1, count, dtype=jnp.int32) * chunk
-    return jax.lax.scan(read, begun, (starts, chunks[1:]))[0]
+    shape = jax.eval_shape(lambda: last_logits(lm, padded[:, :chunk], cache, lengths)[0])
+    begun = jnp.zeros((), jnp.int32), jnp.zeros(shape.shape, shape.dtype), cache
+    longest = jnp.max(lengths)
+    return jax.lax.while_loop(lambda carried: carried[0] < longest, read, begun)[1:]
 
 
 def last_logits(lm: Any, tokens: Any, cache: Any, lengths: Any) -> tuple[jax.Array, Any]:
@@ -114,7 +111,13 @@ def _picks_last(lm: Any) -> bool:
 
 
 def begin(
-    lm: Any, tokens: Any, lengths: Any, cache: Any, keys: jax.Array | None, settings: Settings
+    lm: Any,
+    tokens: Any,
+    lengths: Any,
+    cache: Any,
+    keys: jax.Array | None,
+    settings: Settings,
+    numbers: Any = None,
 ) -> State:
     """Reads the prompts and chooses the first token of each row."""
     logits, cache = read_prompt(lm, tokens, lengths, cache, settings.chunk)
@@ -126,7 +129,7 @@ def begin(
     batch = logits.shape[0]
     nothing = jnp.zeros(batch, jnp.int32), jnp.ones(batch, bool), jnp.zeros(batch, bool)
     log_prob = jnp.zeros(batch, jnp.float32) if settings.log_probs else None
-    state = State(*nothing, log_prob, jnp.zeros((), jnp.int32), keys, seen, cache)
+    state = State(*nothing, log_prob, jnp.zeros((), jnp.int32), keys, seen, numbers, cache)
     return _chosen(state, logits, cache, settings)
 
 
@@ -167,7 +170,10 @@ def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> 
     keys = state.keys
     if keys is not None:
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)
-    chosen = unless_nan(settings.sampler.choose(logits, keys, state.seen), logits)
+    sampler = settings.sampler
+    if state.numbers is not None:
+        sampler = sampler._joined(state.numbers)
+    chosen = unless_nan(sampler.choose(logits, keys, state.seen), logits)
     alive = ~state.done & (chosen >= 0)
     token = jnp.where(state.done, settings.pad, chosen)
     log_prob, seen = state.log_prob, state.seen
@@ -179,7 +185,8 @@ def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> 
         new = jax.lax.broadcasted_iota(jnp.int32, seen.shape, 1) == chosen[:, None]
         seen = seen | (new & alive[:, None])
     done = state.done | ends(chosen, settings.stop)
-    return State(token, alive, done, log_prob, state.step + 1, state.keys, seen, cache)
+    step = state.step + 1
+    return State(token, alive, done, log_prob, step, state.keys, seen, state.numbers, cache)
 
 
 def unless_nan(chosen: jax.Array, logits: jax.Array) -> jax.Array:

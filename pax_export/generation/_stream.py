@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
-from pax_export.generation._steps import Settings, State, advance, begin, settle
+from pax_export.generation._programs import advanced, begun, settled, without_cache
+from pax_export.generation._steps import Settings, State
 
 
 class Stream(Iterator[np.ndarray]):
     """The tokens of a batch of texts, one after the other; `generate.stream` makes it.
 
     Args:
-        operands: the net, the prompts, their lengths, a cache or None, keys or None.
+        operands: the net, the prompts, their lengths, a cache or None, keys or None, and numbers
+            of the sampler.
         settings: what does not change.
         count: how many tokens at most.
         room: for how many tokens a new cache is made.
@@ -50,7 +50,7 @@ class Stream(Iterator[np.ndarray]):
             raise StopIteration
         self._left -= 1
         if self._state is None:
-            made = _begun(
+            made = begun(
                 self._lm,
                 *self._prompt,
                 settings=self._settings,
@@ -60,8 +60,7 @@ class Stream(Iterator[np.ndarray]):
         else:
             # Taken away first: after an error in between, the arrays belong to nobody.
             state, self._state = self._state, None
-            cache, rest = state.cache, state._replace(cache=None)
-            made = _advanced(self._lm, cache, rest, settings=self._settings)
+            made = advanced(self._lm, *without_cache(state), settings=self._settings)
         self._state = made
         self._over = bool(np.asarray(made.done).all())
         return np.asarray(made.token)
@@ -75,29 +74,4 @@ class Stream(Iterator[np.ndarray]):
         """
         if self._state is None:
             return self._prompt[2]
-        return _settled(self._lm, self._state)
-
-
-@partial(jax.jit, static_argnames=("settings", "room", "dtype"))
-def _begun(
-    lm: Any,
-    tokens: Any,
-    lengths: Any,
-    cache: Any,
-    keys: Any,
-    *,
-    settings: Settings,
-    room: int,
-    dtype: Any,
-) -> State:
-    if cache is None:
-        cache = lm.init_cache(tokens.shape[0], room, dtype=dtype)
-    return begin(lm, tokens, lengths, cache, keys, settings)
-
-
-@partial(jax.jit, static_argnames="settings", donate_argnames="cache")
-def _advanced(lm: Any, cache: Any, state: State, *, settings: Settings) -> State:
-    return advance(lm, state._replace(cache=cache), settings)
-
-
-_settled = jax.jit(settle)
+        return settled(self._lm, self._state)

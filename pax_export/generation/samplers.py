@@ -1,7 +1,7 @@
 """How the next token is chosen from logits: small rules, put together by ``|``.
 
-Each rule is a frozen dataclass without arrays, so equal samplers are equal static data: a jitted
-function that is given an equal one is not compiled again.
+Each rule is a frozen dataclass of numbers, so equal samplers are equal static data.  `generate`
+hands the numbers of these rules to its programs as arrays: other ones compile nothing again.
 
 Example:
     >>> from pax_export.generation import samplers
@@ -11,6 +11,7 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import numbers
@@ -35,6 +36,8 @@ __all__ = [
 
 #: Logits times or over such numbers are finite in float32.
 _LEAST, _MOST = 1e-20, 1e20
+#: So many tokens are looked for as fast as fewer.
+_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ class Sampler:
     Attributes:
         draws: whether a token is drawn at random; otherwise the likeliest is taken.
         looks_back: whether `adjust` is given which tokens have occurred.
+        traced: the names of fields that compiled programs take as arrays, so that another value
+            does not compile again: `adjust` finds traced scalars in them.  All other fields are
+            static.
 
     Example:
         >>> import dataclasses, jax.numpy as jnp
@@ -63,6 +69,20 @@ class Sampler:
 
     draws: ClassVar[bool] = True
     looks_back: ClassVar[bool] = False
+    traced: ClassVar[tuple[str, ...]] = ()
+
+    def _split(self) -> tuple[Sampler, Any]:
+        """What is static of the rule, and the values that `_joined` puts back."""
+        values = {name: getattr(self, name) for name in self.traced}
+        return self._joined(dict.fromkeys(values)), values
+
+    def _joined(self, values: Any) -> Sampler:
+        if not values:
+            return self
+        made = copy.copy(self)  # its own checks are for numbers
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
+        return made
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         """The logits after this rule; minus infinity for a token that is not to be chosen.
@@ -130,6 +150,13 @@ class _Chain(Sampler):
     def looks_back(self) -> bool:  # type: ignore[override]
         return any(part.looks_back for part in self.parts)
 
+    def _split(self) -> tuple[Sampler, Any]:
+        parts, values = zip(*[part._split() for part in self.parts])
+        return _Chain(parts), values
+
+    def _joined(self, values: Any) -> Sampler:
+        return _Chain(tuple([part._joined(each) for part, each in zip(self.parts, values)]))
+
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         for part in self.parts:
             logits = part.adjust(logits, seen)
@@ -178,6 +205,7 @@ class temperature(Sampler):
         [[0.0, 2.0]]
     """
 
+    traced: ClassVar[tuple[str, ...]] = ("value",)
     value: float
 
     def __post_init__(self) -> None:
@@ -215,6 +243,7 @@ class top_k(Sampler):
         [[-inf, 2.0, 1.0]]
     """
 
+    _traced_count: ClassVar[Any] = None  # of a sampler that a program puts together
     count: int
 
     def __post_init__(self) -> None:
@@ -228,10 +257,18 @@ class top_k(Sampler):
             )
         object.__setattr__(self, "count", int(self.count))
 
+    def _split(self) -> tuple[Sampler, Any]:
+        # How many are looked for is static, a power of two; the last that is kept is not.
+        most = max(_FEW, 1 << (self.count - 1).bit_length())
+        return top_k(most), {"_traced_count": min(self.count, 2**31 - 1)}
+
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         """Minus infinity for the others."""
         kept = jax.lax.top_k(logits, min(self.count, logits.shape[-1]))[0]
-        return _at_least(logits, kept[:, -1:])
+        if self._traced_count is None:
+            return _at_least(logits, kept[:, -1:])
+        last = jnp.minimum(self._traced_count, kept.shape[-1]) - 1
+        return _at_least(logits, jax.lax.dynamic_slice_in_dim(kept, last, 1, axis=-1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -255,6 +292,7 @@ class top_p(Sampler):
         [[True, False, True]]
     """
 
+    traced: ClassVar[tuple[str, ...]] = ("part",)
     part: float
 
     def __post_init__(self) -> None:
@@ -289,6 +327,7 @@ class min_p(Sampler):
         [[True, False, True]]
     """
 
+    traced: ClassVar[tuple[str, ...]] = ("part",)
     part: float
 
     def __post_init__(self) -> None:
@@ -296,7 +335,9 @@ class min_p(Sampler):
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
         """Minus infinity for the others."""
-        return _at_least(logits, jnp.max(logits, -1, keepdims=True) + math.log(self.part))
+        part = self.part
+        log = math.log(part) if isinstance(part, float) else jnp.log(part)
+        return _at_least(logits, jnp.max(logits, -1, keepdims=True) + log)
 
 
 @dataclass(frozen=True, repr=False)
@@ -323,6 +364,7 @@ class repetition_penalty(Sampler):
     """
 
     looks_back: ClassVar[bool] = True
+    traced: ClassVar[tuple[str, ...]] = ("penalty",)
     penalty: float
 
     def __post_init__(self) -> None:

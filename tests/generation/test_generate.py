@@ -267,7 +267,7 @@ def test_keys_of_another_number_than_the_rows_are_named():
 
 
 def test_a_cache_without_room_is_named_and_stays_as_it_was():
-    made = pax.generate(LM, ROWS, max_new_tokens=4, return_cache=True)
+    made = pax.generate(LM, ROWS, max_new_tokens=4, max_length=11, return_cache=True)
     before = jax.tree.map(np.array, made.cache)
     text = refused([[1, 2], [1], [1], [1]], cache=made.cache)
     assert "The cache has no room" in text

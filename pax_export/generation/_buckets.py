@@ -1,0 +1,125 @@
+"""Lengths rounded up, so that texts of many lengths share a few compiled programs.
+
+Prompts are filled up, and their lengths say what counts; new tokens have places for more than are
+asked for, and the number that is asked for is an operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pax_export._jax import is_tracer
+from pax_export.generation._prompt import room_of
+
+#: Shorter prompts take hardly less time.  New tokens take a place of the cache each, and no time.
+_FEWEST_READ, _FEWEST_NEW = 16, 64
+#: From here on a step is half a power of two: filling up to a whole one doubles the time.
+_MANY = 512
+
+
+class Sizes(NamedTuple):
+    """Prompts, and for how many tokens a program has places."""
+
+    tokens: Any  # [batch, width]
+    lengths: Any  # [batch]
+    count: int  # places for new tokens
+    limit: int | None  # how many of them are chosen; None for all
+    room: int  # of a new cache
+
+
+def bucket(size: int, least: int) -> int:
+    """The next power of two; above 512 also what is halfway between two of them.
+
+    Example:
+        >>> [bucket(size, 16) for size in (2, 16, 17, 100, 600, 800)]
+        [16, 16, 32, 128, 768, 1024]
+    """
+    power = max(least, 1 << (size - 1).bit_length())
+    between = power * 3 // 4
+    return between if size <= between and between > _MANY else power
+
+
+def sized(
+    nets: Sequence[Any],
+    tokens: Any,
+    lengths: Any,
+    count: int = 0,
+    *,
+    cache: Any = None,
+    room: int | None = None,
+    spare: int = 0,
+    dtype: Any = None,
+) -> Sizes:
+    """Prompts and sizes in buckets; as they are where values are not known or lie on many devices.
+
+    Args:
+        nets: those that read them, which may have a longest text.
+        tokens: ``[batch, length]``.
+        lengths: ``[batch]``.
+        count: how many new tokens at most.
+        cache: that the prompts continue, if any.
+        room: of a new cache, if a caller says it.
+        spare: how many places a cache has besides.
+        dtype: of a new cache.
+    """
+    if not all(map(_is_at_hand, jax.tree.leaves((nets, tokens, lengths, cache)))):
+        exact = tokens.shape[1] + count + spare
+        return Sizes(tokens, lengths, count, None, exact if room is None else room)
+    batch, longest = len(lengths), int(np.max(lengths))
+    places = bucket(count, _FEWEST_NEW) if count else 0
+    width = 1 if longest == 1 else bucket(longest, _FEWEST_READ)
+    if cache is not None:
+        room, most = 0, room_of(cache)
+    elif room is None:
+        needed = longest + count + spare
+        most = room = width + places + spare
+        for lm in nets:
+            most = room = _room(lm, batch, room, needed, dtype)
+    else:
+        most = room
+    if most is not None:
+        width = max(longest, min(width, most))
+    return Sizes(_of_width(tokens, width), lengths, places, count, room)
+
+
+def _is_at_hand(leaf: Any) -> bool:
+    """Whether the values of an array are known, and it need not be moved to be changed."""
+    if is_tracer(leaf):
+        return False
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def _of_width(tokens: Any, width: int) -> Any:
+    if tokens.shape[1] == width:
+        return tokens
+    if isinstance(tokens, jax.Array) and len(tokens.sharding.device_set) > 1:
+        return jax.numpy.pad(tokens[:, :width], ((0, 0), (0, max(0, width - tokens.shape[1]))))
+    tokens = np.asarray(tokens)[:, :width]
+    return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+
+
+def _room(lm: Any, batch: int, wanted: int, needed: int, dtype: Any) -> int:
+    """The room of a new cache: what is wanted, if the net has so many positions."""
+    most = getattr(getattr(lm, "config", None), "max_positions", None)
+    if isinstance(most, int):
+        return max(needed, min(wanted, most))
+    try:
+        jax.eval_shape(lambda: lm.init_cache(batch, wanted, dtype=dtype))
+    except Exception:  # a net of a user may refuse it in any way
+        return needed
+    return wanted
+
+
+def cut(made: Any, count: int | None) -> Any:
+    """What was made, without the places behind the last; None stays None."""
+    if made is None or count is None or made.shape[-1] == count:
+        return made
+    if not _is_at_hand(made):
+        return made[..., :count]
+    # jax compiles a slice for each size, which numpy does not.
+    where = made.sharding if made.committed else None
+    return jax.device_put(np.asarray(made)[..., :count], where)

@@ -1,0 +1,100 @@
+"""The compiled programs of `generate` and its streams.
+
+Prompts are read by one, so that a prompt of another size compiles nothing else; all tokens after
+the first are chosen by another, or each by one call of a third.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.generation._steps import Settings, State, advance, begin, settle
+
+#: Tokens, how many of each row are meant, log-probabilities, and the state at the end.
+Made = tuple[jax.Array, jax.Array, Any, State]
+
+
+@partial(jax.jit, static_argnames=("settings", "room", "dtype"))
+def begun(
+    lm: Any,
+    tokens: Any,
+    lengths: Any,
+    cache: Any,
+    keys: Any,
+    numbers: Any,
+    *,
+    settings: Settings,
+    room: int,
+    dtype: Any,
+) -> State:
+    """The state after the prompts and the first token."""
+    if cache is None:
+        cache = lm.init_cache(tokens.shape[0], room, dtype=dtype)
+    return begin(lm, tokens, lengths, cache, keys, settings, numbers)
+
+
+# The cache of a state is given away: what comes is written into it.
+
+
+@partial(jax.jit, static_argnames="settings", donate_argnames="cache")
+def advanced(lm: Any, cache: Any, state: State, *, settings: Settings) -> State:
+    """The state one token later."""
+    return advance(lm, state._replace(cache=cache), settings)
+
+
+@partial(jax.jit, static_argnames=("settings", "count"), donate_argnames="cache")
+def finished(
+    lm: Any, cache: Any, state: State, limit: Any, *, settings: Settings, count: int
+) -> Made:
+    """All tokens, the first one among them."""
+    return finish(lm, state._replace(cache=cache), settings, count, limit)
+
+
+settled = jax.jit(settle)
+
+
+def without_cache(state: State) -> tuple[Any, State]:
+    """The cache of a state, and the rest of it."""
+    return state.cache, state._replace(cache=None)
+
+
+def finish(lm: Any, state: State, settings: Settings, count: int, limit: Any = None) -> Made:
+    """Chooses tokens until all rows have ended.
+
+    Args:
+        lm: the net.
+        state: after the first token.
+        settings: what does not change.
+        count: for how many tokens there are places.
+        limit: how many are chosen at most; None for as many.
+    """
+    limit = count if limit is None else limit
+    batch = state.token.shape[0]
+    out = _put(jnp.full((batch, count), settings.pad, jnp.int32), state.token, 0)
+    said = state.log_prob
+    log_probs = None if said is None else _put(jnp.zeros((batch, count), said.dtype), said, 0)
+    made = state.alive.astype(jnp.int32)
+
+    def goes_on(carried: Any) -> jax.Array:
+        state = carried[0]
+        more = state.step < limit
+        return more & ~jnp.all(state.done) if settings.stop else more
+
+    def step(carried: Any) -> Any:
+        state, out, log_probs, made = carried
+        place, state = state.step, advance(lm, state, settings)
+        if log_probs is not None:
+            log_probs = _put(log_probs, state.log_prob, place)
+        return state, _put(out, state.token, place), log_probs, made + state.alive
+
+    carried = state, out, log_probs, made
+    state, out, log_probs, made = jax.lax.while_loop(goes_on, step, carried)
+    return out, made, log_probs, state
+
+
+def _put(columns: jax.Array, column: Any, place: Any) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], place, axis=1)
