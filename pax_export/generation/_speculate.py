@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.generation._new_cache import new_cache
 from pax_export.generation._buckets import cut, sized
+from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
     check_vocabulary,
     checked_chunk,
