@@ -17,7 +17,7 @@ from pax_export.precision import apply_mp_policy, policy_of
 M = TypeVar("M", bound=Module)
 
 _IN_HALF = (nn.Linear, nn.Conv1D, nn.Conv2D, nn.Conv1DTranspose, nn.Conv2DTranspose)
-_IN_FULL = (nn.BatchNorm1D, nn.BatchNorm2D, nn.GroupNorm, nn.LayerNorm)
+_IN_FULL = (nn.BatchNorm1D, nn.BatchNorm2D, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def default_mp_policy(module: M) -> M:

@@ -11,6 +11,7 @@ from pax_export.nn._conv import Convolution
 from pax_export.nn._initializers import Initializer, normal, ones, zeros
 from pax_export.nn._linear import Embed, Linear
 from pax_export.nn._norm import GroupNorm, LayerNorm
+from pax_export.nn._rms_norm import RMSNorm
 
 
 def _of_linear(layer: Any) -> Initializer:
@@ -22,8 +23,13 @@ def _of_kernel(layer: Any) -> Initializer:
     return normal(1 / math.sqrt(math.prod(layer.kernel_shape) * inputs))
 
 
+def _of_rms_norm(layer: Any) -> Initializer:
+    return lambda key, shape: ones(key, shape) - layer.scale_offset
+
+
 register_initial(Linear, {"weight": _of_linear, "bias": _of_linear})
 register_initial(Embed, {"weight": lambda layer: normal(0.01)})
 register_initial(Convolution, {"weight": _of_kernel, "bias": lambda layer: zeros})
 for _norm in (BatchNorm1D, BatchNorm2D, LayerNorm, GroupNorm):
     register_initial(_norm, {"scale": lambda layer: ones, "offset": lambda layer: zeros})
+register_initial(RMSNorm, {"scale": _of_rms_norm})

@@ -32,6 +32,7 @@ class MyLinear(pax.Linear):
         (lambda: pax.BatchNorm2D(2), FFF),
         (lambda: pax.LayerNorm(2, -1, True, True), FFF),
         (lambda: pax.GroupNorm(1, 2), FFF),
+        (lambda: pax.RMSNorm(2), FFF),
         (lambda: pax.Dropout(0.5), None),
         (lambda: pax.Embed(2, 2), None),
         (lambda: pax.Sequential(pax.Linear(2, 2)), None),

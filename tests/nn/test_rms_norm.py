@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,3 +55,10 @@ def test_an_unknown_activation_is_named():
     with pytest.raises(pax.errors.InvalidArgumentError) as raised:
         pax.GatedDense(5, 7, "swish")
     assert "where: GatedDense.activation\n  got: 'swish'" in str(raised.value)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_it_begins_anew_as_it_began(offset):
+    layer = pax.RMSNorm(3, scale_offset=offset)
+    trained = layer.replace(scale=layer.scale + 5)
+    assert_close(trained.at("scale").init(jax.random.key(0)).scale, layer.scale)

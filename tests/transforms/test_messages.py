@@ -240,7 +240,13 @@ def grow(carry, layer):
     return carry, None
 
 
-@pytest.mark.parametrize("name", CALLS)
+def called(name):
+    """A mistake under the transforms that it calls, so that `-k` finds it by them."""
+    names = set(T.__all__).intersection(CALLS[name][0].__code__.co_names)
+    return f"{' '.join(sorted(names))}: {name}"
+
+
+@pytest.mark.parametrize("name", CALLS, ids=called)
 def test_message(name):
     call, message = CALLS[name]
     with pytest.raises(ValueError) as error:
@@ -270,7 +276,7 @@ def test_a_value_of_the_wrong_kind_is_a_type_error(name):
     assert isinstance(error.value, pax._errors.PaxError)
 
 
-def test_an_ambient_key_under_jit_warns_once():
+def test_jit_warns_once_of_an_ambient_key():
     @T.jit
     def draw(x):
         return x + pax.next_rng_key()[0]
@@ -281,6 +287,6 @@ def test_an_ambient_key_under_jit_warns_once():
     assert "Pass a key as an argument" in str(caught[0].message)
 
 
-def test_jax_has_no_abstracted_axes():
+def test_jit_has_no_abstracted_axes():
     with pytest.raises(NotImplementedError, match="jax has no abstracted axes any more"):
         T.jit(both, abstracted_axes=("n",))

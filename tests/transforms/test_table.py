@@ -43,7 +43,7 @@ def selected(grads):
 # --- grad -------------------------------------------------------------------------------
 
 
-def test_g1_structure_and_aux():
+def test_grad_g1_structure_and_aux():
     model = Block(4)
     grads, new = T.grad(loss_and_module, has_aux=True)(model, x)
     assert tree_structure(grads) == tree_structure(model.parameters())
@@ -52,7 +52,7 @@ def test_g1_structure_and_aux():
     assert (model.bn.ema_mean.averages == 0).all()
 
 
-def test_g2_names_classes_and_their_combinations():
+def test_grad_g2_names_classes_and_their_combinations():
     def names(wrt):
         return selected(T.grad(loss_and_module, has_aux=True, wrt=wrt)(Block(4), x)[0])
 
@@ -66,7 +66,7 @@ def test_g2_names_classes_and_their_combinations():
     assert selected(floats(Block(4), x)[0]) == in_bn
 
 
-def test_g3_predicates_paths_masks_frozen_parts():
+def test_grad_g3_predicates_paths_masks_frozen_parts():
     net = pax.Sequential(pax.Linear(4, 4), pax.freeze_parameters(pax.Linear(4, 4)))
     mask = jax.tree_util.tree_map(lambda leaf: leaf.ndim == 1, net)
 
@@ -83,7 +83,7 @@ def test_g3_predicates_paths_masks_frozen_parts():
     assert names(T.Param) == {"modules.0.weight", "modules.0.bias"}
 
 
-def test_g4_several_arguments():
+def test_grad_g4_several_arguments():
     def loss(x, a, y, b):
         return jnp.sum(a(x) * b(y))
 
@@ -96,7 +96,7 @@ def test_g4_several_arguments():
     assert_trees_close(of_x, jax.grad(loss)(x, a, x, b))
 
 
-def test_g5_the_same_module_twice():
+def test_grad_g5_the_same_module_twice():
     layer = pax.Linear(4, 4)
     first, second = T.grad(lambda a, b: b(jnp.tanh(a(x))).sum(), (0, 1))(layer, layer)
     tied = T.grad(lambda layer: layer(jnp.tanh(layer(x))).sum())(layer)
@@ -104,7 +104,7 @@ def test_g5_the_same_module_twice():
 
 
 @pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0)], ids=["legacy", "typed"])
-def test_g6_random_keys(key):
+def test_grad_g6_random_keys(key):
     model = Block(4)
     model = model.replace(dropout=model.dropout.replace(rng_key=key))
     grad = T.grad(loss_and_module, has_aux=True, wrt=T.RngState, allow_int=True)
@@ -115,7 +115,7 @@ def test_g6_random_keys(key):
         T.grad(loss_and_module, has_aux=True, wrt=...)(model, x)
 
 
-def test_g7_no_filter_and_no_reduce_axes():
+def test_grad_g7_no_filter_and_no_reduce_axes():
     with pytest.raises(TypeError, match="This is no filter of leaves"):
         T.grad(loss_and_module, wrt=3.5)
     with pytest.raises(NotImplementedError, match="reduce_axes"):
@@ -125,7 +125,7 @@ def test_g7_no_filter_and_no_reduce_axes():
 # --- jit --------------------------------------------------------------------------------
 
 
-def test_j1_traces():
+def test_jit_j1_traces():
     traces = []
 
     @T.jit
@@ -141,7 +141,7 @@ def test_j1_traces():
     assert counts == [1, 1, 2, 2]
 
 
-def test_j2_donated_state():
+def test_jit_j2_donated_state():
     model, array = pax.Linear(4, 4), x + 0
     step = T.jit(lambda model, x: (model.map(lambda w: w + 1), x), donate_state=True)
     step(model, array)
@@ -205,7 +205,7 @@ assert {shard.data.shape for shard in placed.addressable_shards} == {(3, 8, 8)}
 """
 
 
-def test_j3_constrained_state():
+def test_jit_j3_constrained_state():
     root = Path(__file__).parent.parent.parent
     code = f"import jax; jax.config.update('jax_num_cpu_devices', 8)\n{ON_A_MESH}"
     done = subprocess.run(
@@ -217,7 +217,7 @@ def test_j3_constrained_state():
 # --- vmap -------------------------------------------------------------------------------
 
 
-def test_v1_layers_are_those_built_one_by_one():
+def test_vmap_v1_layers_are_those_built_one_by_one():
     seeded()
     layers = T.Vmap(pax.Linear, axis_size=5)(3, 4)
     assert isinstance(layers, T.Vmap)
@@ -230,12 +230,12 @@ def test_v1_layers_are_those_built_one_by_one():
             assert_trees_close(at(layers.vmap_module, i), pax.Linear(3, 4))
 
 
-def test_v2_one_key_for_all():
+def test_vmap_v2_one_key_for_all():
     weight = T.Vmap(pax.Linear, axis_size=5, split_rngs=None)(3, 4).vmap_module.weight
     assert_close(weight, jnp.broadcast_to(weight[0], weight.shape), rtol=1e-6)
 
 
-def test_v3_axes_of_single_leaves():
+def test_vmap_v3_axes_of_single_leaves():
     layers = T.Vmap(
         pax.Linear, axis_size=3, state_axes={"weight": 2, "bias": 1}, in_axes=(0, None)
     )(3, 4)
@@ -248,7 +248,7 @@ def test_v3_axes_of_single_leaves():
     assert_trees_close(layers(xs)[1], one(xs))
 
 
-def test_v5_state_that_no_axis_covers():
+def test_vmap_v5_state_that_no_axis_covers():
     net, xs = Block(4), batch(5, 3, 4)
 
     def call(net, x):
@@ -272,7 +272,7 @@ def test_v5_state_that_no_axis_covers():
     assert_trees_close(new.ema_mean, expected.ema_mean)
 
 
-def test_v9_calls_outside_of_pure():
+def test_vmap_v9_calls_outside_of_pure():
     norms = T.Vmap(pax.BatchNorm1D, axis_size=5)(4)
     xs = batch(5, 2, 3, 4)
     with pytest.raises(ValueError, match="immutable module"):
@@ -286,7 +286,7 @@ def test_v9_calls_outside_of_pure():
     assert norms.eval()(xs).shape == xs.shape
 
 
-def test_v11_typed_and_legacy_keys():
+def test_vmap_v11_typed_and_legacy_keys():
     def typed():
         return pax.RngSeq(rng_key=jax.random.wrap_key_data(pax.next_rng_key()))
 
@@ -310,7 +310,7 @@ def distinct(keys):
 # --- scan -------------------------------------------------------------------------------
 
 
-def test_s1_equal_to_the_loop():
+def test_scan_s1_equal_to_the_loop():
     net = T.Scan(Carry, length=5)(4)
     new, (y, nothing) = net % x
     layers, expected = in_a_loop([at(net.scan_module, i) for i in range(5)], x)
@@ -319,7 +319,7 @@ def test_s1_equal_to_the_loop():
     assert_trees_close(new.scan_module, stacked(layers))
 
 
-def test_s2_shared_state():
+def test_scan_s2_shared_state():
     net = T.Scan(Carry, length=5, state_axes={T.Param: 0})(4)
     inner = net.scan_module
     assert inner.linear.weight.shape == (5, 4, 4)
@@ -349,7 +349,7 @@ class WithNode(pax.Module):
         return x, (x, x)
 
 
-def test_s3_axes_of_inputs_and_outputs():
+def test_scan_s3_axes_of_inputs_and_outputs():
     net = T.Scan(
         WithNode,
         length=5,
@@ -370,7 +370,7 @@ def test_s3_axes_of_inputs_and_outputs():
 
 
 @pytest.mark.parametrize("options", [{"reverse": True}, {"unroll": 4}, {"unroll": True}])
-def test_s6_reverse_and_unroll(options):
+def test_scan_s6_reverse_and_unroll(options):
     net = T.Scan(Carry, length=5, **options)(4)
     new, (y, _) = net % x
     order = range(5)[::-1] if options.get("reverse") else range(5)
@@ -379,7 +379,7 @@ def test_s6_reverse_and_unroll(options):
     assert_trees_close(new.scan_module, stacked([layers[i] for i in order]))
 
 
-def test_s9_names_of_the_stacked_axis():
+def test_scan_s9_names_of_the_stacked_axis():
     inside = []
 
     class Layer(pax.Module):
@@ -403,7 +403,7 @@ def test_s9_names_of_the_stacked_axis():
     assert set(inside) == {PartitionSpec("din", "dout")}
 
 
-def test_s11_a_training_loop():
+def test_scan_s11_a_training_loop():
     import optax
 
     adam = pax.optim.from_optax(optax.adam(0.1))
@@ -424,7 +424,7 @@ def test_s11_a_training_loop():
     assert_trees_close(stacked_totals, jnp.stack(totals))
 
 
-def test_s12_vmap_of_scan():
+def test_scan_s12_vmap_of_scan():
     nets = T.Vmap(T.Scan(Carry, length=3), axis_size=2)(4)
     inner = nets.vmap_module.scan_module
     assert inner.linear.weight.shape == (2, 3, 4, 4) and inner.dropout.rng_key.shape == (2, 3, 2)
@@ -444,7 +444,7 @@ class Sine(pax.Linear):
         return jnp.sin(super().__call__(x))
 
 
-def test_r1_what_is_computed_again():
+def test_remat_r1_what_is_computed_again():
     def products(ctor):
         program = jax.make_jaxpr(T.grad(lambda layer, x: layer(x).sum()))(ctor(4, 4), x)
         return str(program).count("dot_general[")
@@ -453,7 +453,7 @@ def test_r1_what_is_computed_again():
     assert [products(ctor) for ctor in (Sine, T.Remat(Sine), keep_all(Sine))] == [2, 3, 2]
 
 
-def test_r2_scan_of_remat():
+def test_remat_r2_scan_of_remat():
     results = []
     for ctor in (Carry, T.Remat(Carry)):
         seeded()
@@ -481,7 +481,7 @@ class Deep(pax.Module):
         return jnp.sin(self.linear(x)), None
 
 
-def test_r4_decorated_methods():
+def test_remat_r4_decorated_methods():
     net, x = Deep(), batch(2, 3)
     assert net.linear.weight.shape == (5, 3, 3)
     expected = x

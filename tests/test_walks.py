@@ -1,0 +1,284 @@
+"""The walks of CONTRIBUTING, step by step: who forgets one is told which."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import pax_export as pax
+from pax_export.adapters._kinds import is_adaptable
+from pax_export.core import flatten, is_array, is_node
+from pax_export.export.artifact import formats
+from pax_export.precision import policy_of
+from pax_export.weights.adoption._layers import wanted
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "pax_export"
+
+#: For each step of a walk, what says whether it is done for a name.
+Steps = dict[str, Callable[[str], Any]]
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def words(path: str) -> set[str]:
+    return set(re.findall(r"\w+", read(path)))
+
+
+def keys(path: str, table: str) -> set[str]:
+    """The keys of a dict that is written in a file."""
+    for node in ast.walk(ast.parse(read(path))):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == table:
+            return {key.value for key in node.value.keys}
+    raise LookupError(f"{path} has no {table}")
+
+
+def public(room: str) -> set[str]:
+    return set(importlib.import_module(f"pax_export.{room}").__all__)
+
+
+def forgotten(steps: Steps, name: str) -> list[str]:
+    return [step for step, is_done in steps.items() if not is_done(name)]
+
+
+# --- a layer ----------------------------------------------------------------------------------
+
+#: Classes of `nn` that are for other rooms: bases, and parts of nets.
+NOT_PUBLIC = {"Convolution", "DenseBlock", "PlainDense"}
+#: CHANGELOG begins where PAX ended.
+FROM_PAX = set(
+    "BatchNorm2D Conv1D Conv1DTranspose Conv2D Conv2DTranspose Dropout EMA GroupNorm Identity "
+    "VanillaRNN scan".split()
+)
+
+
+def layers() -> dict[str, type]:
+    """The modules of `nn` by name, whether somebody has listed them or not."""
+    found = {}
+    for info in pkgutil.iter_modules([str(PACKAGE / "nn")]):
+        file = importlib.import_module(f"pax_export.nn.{info.name}")
+        for name, value in vars(file).items():
+            is_layer = isinstance(value, type) and issubclass(value, pax.Module)
+            if is_layer and value.__module__ == file.__name__ and name[0] != "_":
+                found[name] = value
+    return {name: found[name] for name in sorted(found.keys() - NOT_PUBLIC)}
+
+
+LAYERS = layers()
+ROW_NAMES = set(re.findall(r'^ +Row\(\s*"(\w+)', read("tests/contract/table.py"), re.M))
+TESTED = {word for path in (ROOT / "tests" / "nn").glob("test_*.py") for word in words(str(path))}
+LAYER_STEPS: Steps = {
+    "2. pax_export/nn/__init__.py: its import, and its name in __all__": public("nn").__contains__,
+    '3. pax_export/__init__.py: its name in _NAMES["nn"]': lambda name: (
+        pax._HOMES.get(name) == "nn"
+    ),
+    "4. tests/contract/table.py: a row that begins with its name": ROW_NAMES.__contains__,
+    "5. tests/nn: a test of its numbers": TESTED.__contains__,
+    "6. docs/api/layers.md: its name": words("docs/api/layers.md").__contains__,
+    "7. CHANGELOG.md: a line with its name": (words("CHANGELOG.md") | FROM_PAX).__contains__,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer(name):
+    assert forgotten(LAYER_STEPS, name) == []
+
+
+def own_weights(layer: Any) -> dict[str, Any]:
+    """The trained arrays of a layer itself, without those of layers in it."""
+    children, moduledef = flatten(layer.parameters())
+    own = zip(moduledef.names, children)
+    return {name: x for name, x in own if is_array(x) and not is_node(x)}
+
+
+def is_split(layer: Any) -> bool:
+    """Whether tensor parallel rules know each weight, be it as one that is not split."""
+    net = pax.Sequential(pax.Linear(2, 2), layer)  # a rule must be for some leaf
+    mesh = pax.sharding.abstract_mesh(model=2)
+    table = pax.sharding.table(net, mesh, pax.sharding.tensor_parallel())
+    return not {f"modules.1.{name}" for name in own_weights(layer)} & set(table.unmatched)
+
+
+def can_begin_anew(layer: Any) -> bool:
+    try:
+        return bool(layer.at(list(own_weights(layer))).init(jax.random.key(0)))
+    except pax.errors.InvalidArgumentError:
+        return False
+
+
+#: As LAYER_STEPS, for a layer instead of its name.
+WEIGHT_STEPS: dict[str, Callable[[Any], Any]] = {
+    "pax_export/weights/adoption/_layers.py: _KINDS, _ROLES and _axes": lambda layer: (
+        not any(each.kind == "free" for each in wanted(layer).layers)
+    ),
+    "pax_export/nn/_initial_values.py: register_initial": can_begin_anew,
+    "pax_export/sharding/_presets.py: a kind of layout_of, or _WHOLE": is_split,
+    "pax_export/adapters/_kinds.py: is_adaptable, for a matrix": lambda layer: (
+        is_adaptable(layer) or not any(map(is_matrix, own_weights(layer).values()))
+    ),
+    "pax_export/experimental/_default_policy.py: _IN_HALF or _IN_FULL, or WITHOUT_POLICY here": (
+        lambda layer: policy_of(pax.experimental.default_mp_policy(layer)) or is_without(layer)
+    ),
+}
+
+WITHOUT_POLICY = (pax.Embed,)  # one row is read of it, in the dtype that it has
+
+
+def is_without(layer: Any) -> bool:
+    return isinstance(layer, WITHOUT_POLICY)
+
+
+def is_matrix(x: Any) -> bool:
+    return sum(size > 1 for size in x.shape) > 1
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() & ROW_NAMES))
+def test_layer_with_weights(name):
+    from tests.contract.table import ROWS  # needs all layers, `test_layer` none
+
+    layer = next(row for row in ROWS if row.name == name).build()
+    if own_weights(layer):
+        assert [step for step, is_done in WEIGHT_STEPS.items() if not is_done(layer)] == []
+
+
+# --- a transform ------------------------------------------------------------------------------
+
+
+def transforms() -> list[str]:
+    """The functions that have a file of their name."""
+    files = {path.stem[1:]: path for path in (PACKAGE / "transforms").glob("_*.py")}
+    return sorted(
+        name for name, path in files.items() if re.search(rf"^def {name}\(", path.read_text(), re.M)
+    )
+
+
+PAIRS = "tests/transforms/test_pairs.py"
+TRANSFORM_STEPS: Steps = {
+    "2. pax_export/transforms/__init__.py: its import, and its name in __all__": (
+        public("transforms").__contains__
+    ),
+    "3. tests/transforms/test_lift.py: an entry in ALONE": (
+        keys("tests/transforms/test_lift.py", "ALONE").__contains__
+    ),
+    "4. tests/transforms/test_pairs.py: an entry in TRANSFORMS": (
+        keys(PAIRS, "TRANSFORMS").__contains__
+    ),
+    "4. tests/transforms/test_pairs.py: an entry in BY_HAND": keys(PAIRS, "BY_HAND").__contains__,
+    "5. tests/transforms/test_table.py: a test whose name begins with it": lambda name: (
+        f"def test_{name}_" in read("tests/transforms/test_table.py")
+    ),
+    "6. tests/transforms/test_messages.py: its mistakes": lambda name: re.search(
+        rf"\bT\.{name}\(", read("tests/transforms/test_messages.py"), re.I
+    ),
+    "7. docs/api/transforms.md: its name": words("docs/api/transforms.md").__contains__,
+    "8. CHANGELOG.md: a line with its name": (words("CHANGELOG.md") | FROM_PAX).__contains__,
+}
+
+
+@pytest.mark.parametrize("name", transforms())
+def test_transform(name):
+    assert forgotten(TRANSFORM_STEPS, name) == []
+
+
+# --- a format ---------------------------------------------------------------------------------
+
+#: Formats whose package or page is called otherwise.
+EXTRAS = {"saved_model": "tensorflow"}
+PAGES = {"saved_model": "exporting"}
+
+
+def written_formats() -> list[str]:
+    """The formats that a file of the exporter can write, whether a table has them or not."""
+    texts = [path.read_text() for path in (PACKAGE / "export" / "formats").rglob("*.py")]
+    return sorted(name for text in texts for name in re.findall(r"^def to_(\w+)\(", text, re.M))
+
+
+SETTINGS = configparser.ConfigParser()
+SETTINGS.read(ROOT / "setup.cfg")
+EXPORT = "pax_export/export/__init__.py"
+FORMAT_STEPS: Steps = {
+    "2. pax_export/export/artifact/formats.py: a row in _FORMATS": lambda name: (
+        name in [row.name for row in formats._FORMATS]
+    ),
+    f"3. {EXPORT}: to_NAME in _HOMES": lambda name: f"to_{name}" in keys_of_homes(),
+    f"3. {EXPORT}: to_NAME in the imports for type checkers": lambda name: (
+        f"import to_{name}\n" in read(EXPORT)
+    ),
+    f"3. {EXPORT}: to_NAME in __all__": lambda name: f"to_{name}" in public("export"),
+    "4. setup.cfg: an extra": lambda name: (
+        EXTRAS.get(name, name) in SETTINGS["options.extras_require"]
+    ),
+    "4. setup.cfg: the contract `formats`": lambda name: (
+        f"pax_export.export.formats.{name}"
+        in SETTINGS["importlinter:contract:formats"]["modules"].split()
+    ),
+    "5. tests/export/test_to_NAME.py": lambda name: any(
+        (ROOT / "tests" / "export" / f"test_{to}{name}.py").exists() for to in ("to_", "")
+    ),
+    "6. docs/api/export.md: to_NAME": lambda name: f"to_{name}" in words("docs/api/export.md"),
+    "7. docs/guide/targets.md: to_NAME": lambda name: (
+        f"`to_{name}`" in read(f"docs/guide/{PAGES.get(name, 'targets')}.md")
+    ),
+    "8. CHANGELOG.md: a line with to_NAME": lambda name: f"to_{name}" in words("CHANGELOG.md"),
+}
+
+
+def keys_of_homes() -> set[str]:
+    return set(importlib.import_module("pax_export.export")._HOMES)
+
+
+@pytest.mark.parametrize("name", written_formats())
+def test_format(name):
+    assert forgotten(FORMAT_STEPS, name) == []
+
+
+# --- a reader of weights ----------------------------------------------------------------------
+
+SOURCES = PACKAGE / "weights" / "sources"
+READERS = sorted(
+    path.stem[1:]
+    for path in SOURCES.glob("_*.py")
+    if re.search(r"^def opened\(", path.read_text(), re.M)
+    and path.stem != "_sharded"  # hands each file to its own
+)
+READER_STEPS: Steps = {
+    "pax_export/weights/sources/_open.py: where it is asked": lambda name: (
+        len(re.findall(rf"\b_{name}\b", read("pax_export/weights/sources/_open.py"))) > 1
+    ),
+    "tests/weights/sources/test_NAME.py": lambda name: (
+        ROOT / "tests" / "weights" / "sources" / f"test_{name}.py"
+    ).exists(),
+    "docs/guide/bring_your_weights.md: a row of its table": lambda name: (
+        f"\n| `{name}` |" in read("docs/guide/bring_your_weights.md")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_reader(name):
+    assert forgotten(READER_STEPS, name) == []
+
+
+# --- the walks themselves ---------------------------------------------------------------------
+
+
+def test_the_walks_name_every_place():
+    """What is looked for here stands in CONTRIBUTING."""
+    text = read("CONTRIBUTING.md")
+    steps = [*LAYER_STEPS, *WEIGHT_STEPS, *TRANSFORM_STEPS, *FORMAT_STEPS]
+    places = {re.sub(r"^\d\. ", "", step).partition(":")[0] for step in steps}
+    assert [place for place in sorted(places) if f"`{place}" not in text] == []
+    for first, steps in (("layer", LAYER_STEPS), ("transform", TRANSFORM_STEPS)):
+        walk = text.partition(f"## Add a {first}\n")[2].partition("\n## ")[0]
+        assert re.findall(r"^(\d)\. ", walk, re.M)[-1] == list(steps)[-1][0]
