@@ -10,8 +10,8 @@ from typing import Any
 from pax_export._errors import InvalidArgumentError
 
 HELP = (
-    "a function without arguments that returns a module or a pair (params, function); "
-    "modules of the current directory are found"
+    "a function without arguments that returns a model: a module, a pair (params, function) or "
+    "anything else that to_onnx takes; modules of the current directory are found"
 )
 
 

@@ -137,12 +137,6 @@ def test_a_hidden_array(tmp_path):
     assert "table" in str(error)
 
 
-def test_nothing_that_can_be_exported(tmp_path):
-    error = refused(tmp_path, _errors.InvalidArgumentTypeError, 3, spec("n"))
-    assert error.what == "This is nothing that can be exported."
-    assert "a pair (params, function)" in error.write
-
-
 def test_a_module_without_call(tmp_path):
     error = refused(tmp_path, _errors.InvalidArgumentError, pax.Module(), spec("n"))
     assert error.what == "Module has no such method."

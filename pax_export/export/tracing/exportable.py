@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -37,7 +38,16 @@ from pax_export.core import (
 )
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.static import hold, is_no_array, release
+from pax_export.export.tracing.model_forms import (
+    CALL,
+    Entry,
+    ModelForm,
+    entry_of,
+    form_of,
+    hold_params,
+    unbind,
+)
+from pax_export.export.tracing.static import release
 from pax_export.transforms import All, Not, PathContains, PathIn
 from pax_export.transforms import Any as Any_
 
@@ -68,6 +78,7 @@ class Exportable:
     methods: tuple[Method, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
     is_module: bool = True  # of this package, which says what a call changes
+    form: ModelForm | None = None  # of a model that is no module of this package
 
     def run(
         self, method: Method, values: list[Any], args: tuple, kwargs: dict
@@ -91,63 +102,71 @@ class Exportable:
 
 
 def exportable(model: Any, methods: Mapping[str, Any] | None) -> Exportable:
-    if isinstance(model, Module):
-        return _of_module(model, methods)
-    if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
-        return _of_function(*model, methods)
-    raise InvalidArgumentTypeError(
-        "This is nothing that can be exported.",
-        got=type(model).__name__,
-        write="a pax_export Module, or a pair (params, function) with function(params, *inputs)",
-    )
+    owner, function = unbind(model)
+    if isinstance(owner, Module):
+        return _of_module(owner, methods, function)
+    return _of_form(form_of(model), methods)
 
 
-def _of_module(module: Module, methods: Mapping[str, Any] | None) -> Exportable:
+def _of_module(
+    module: Module, methods: Mapping[str, Any] | None, function: Callable | None
+) -> Exportable:
+    """A module, whose call is that of its class or another function of it."""
     module.scan_bugs()
     module = enable_eval_mode(module)
     paths, _ = jax.tree_util.tree_flatten_with_path(select_parameters(module))
     trainable = {path for path, _ in paths}
 
-    def find(given: Any) -> Any:
-        """The method of this name; not that of the metaclass, which makes instances."""
-        if not isinstance(given, str):
-            return given
-        owners = type(module).__mro__
-        return next((vars(owner)[given] for owner in owners if given in vars(owner)), None)
-
-    def run(function: Callable, model: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
-        after, output = module_and_value(function)(model, *args, **kwargs)
-        return output, after
+    def find(given: Any) -> Entry | None:
+        if given == CALL and function is not None:
+            given = function
+        elif isinstance(given, str):  # not a method of the metaclass, which makes instances
+            owners = type(module).__mro__
+            given = next((vars(owner)[given] for owner in owners if given in vars(owner)), None)
+        return Entry(_with_state(given), given) if callable(given) else None
 
     name = type(module).__name__
     leaves, tree = _leaves(module, trainable.__contains__)
-    made = _methods(methods, name, find, run)
+    made = _methods(methods, name, find)
     return Exportable(name, leaves, tree, made, tuple(hidden_arrays(module)))
 
 
-def _of_function(params: Any, function: Callable, methods: Mapping[str, Any] | None) -> Exportable:
-    def find(given: Any) -> Any:
-        return function if given == "__call__" else given
+def _with_state(function: Callable) -> Callable[..., tuple[Any, Any]]:
+    def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        after, output = module_and_value(function)(model, *args, **kwargs)
+        return output, after
 
-    def run(chosen: Callable, model: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
-        given = release(model)
-        output = chosen(given, *args, **kwargs)
-        after = hold(given, is_no_array)  # a module of another library changes in place
-        same = jax.tree_util.tree_structure(after) == jax.tree_util.tree_structure(model)
-        return output, after if same else model
+    return call
 
-    leaves, tree = _leaves(hold(params, is_no_array), lambda path: True)
-    name = getattr(function, "__name__", type(function).__name__)
-    made = _methods(methods, "(params, function)", find, run)
-    return Exportable(name, leaves, tree, made, is_module=False)
+
+def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
+    def find(given: Any) -> Entry | None:
+        found = form.method(given) if isinstance(given, str) else None
+        entry = entry_of(given) if callable(given) else found
+        return None if entry is None else replace(entry, call=partial(run, entry.call))
+
+    def run(call: Callable, tree: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        try:
+            output, after = call(form.to_model(tree), *args, **kwargs)
+        except Exception as error:
+            if form.advice and form.advice not in getattr(error, "__notes__", ()):
+                error.add_note(form.advice)
+            raise
+        after = form.to_tree(after)  # a module of another library changes in place
+        same = jax.tree_util.tree_structure(after) == jax.tree_util.tree_structure(tree)
+        return output, after if same else tree
+
+    leaves, tree = _leaves(form.tree, form.is_trainable)
+    made = _methods(methods, form.name, find)
+    return Exportable(form.name, leaves, tree, made, is_module=False, form=form)
 
 
 def _methods(
-    methods: Mapping[str, Any] | None, owner: str, find: Callable, run: Callable
+    methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], Entry | None]
 ) -> tuple[Method, ...]:
     def method(key: str, given: Any) -> Method:
-        function = find(given)
-        if not callable(function):
+        entry = find(given)
+        if entry is None:
             raise InvalidArgumentError(
                 f"{owner} has no such method.",
                 where=f"methods[{key!r}]",
@@ -155,13 +174,9 @@ def _methods(
                 write='methods={"serving_default": "__call__"}, with names of methods or '
                 "functions that take the model first",
             )
+        return Method(key, entry.call, entry.signature_of, entry.skip)
 
-        def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            return run(function, model, args, kwargs)
-
-        return Method(key, call, function, skip=1)
-
-    return tuple(method(key, given) for key, given in (methods or {DEFAULT: "__call__"}).items())
+    return tuple(method(key, given) for key, given in (methods or {DEFAULT: CALL}).items())
 
 
 def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Leaf, ...], Any]:
@@ -207,17 +222,19 @@ def with_step(
     mode already.
     """
     served = jax.tree_util.tree_unflatten(chosen.tree, [leaf.value for leaf in chosen.leaves])
-    if isinstance(model, Module):
-        training = jax.tree_util.tree_structure(model if model.training else model.train())
-        serving = enable_eval_mode
+    owner, _ = unbind(model)
+    if chosen.form is None:
+        training = jax.tree_util.tree_structure(owner if owner.training else owner.train())
+        opened, serving = (lambda model: model), enable_eval_mode
     else:
-        training, serving = chosen.tree, _held
+        training = chosen.tree
+        opened, serving = chosen.form.to_model, chosen.form.to_tree
     optimizer = _held(optimizer)
 
     def call(state: Any, *batch: Any) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
         given = jax.tree_util.tree_unflatten(training, leaves)
-        result = step(*_released(given, state[1]), *batch)
+        result = step(opened(given), _released(state[1]), *batch)
         if not (isinstance(result, tuple) and len(result) == 3):
             raise InvalidArgumentError(
                 "A step of training gives the new model, the new optimizer, and metrics.",
@@ -244,11 +261,11 @@ def with_step(
 
 def _held(tree: Any) -> Any:
     """A tree with what is no array hidden; a module keeps that in its static data itself."""
-    return tree if isinstance(tree, Module) else hold(tree, is_no_array)
+    return tree if isinstance(tree, Module) else hold_params(tree)
 
 
-def _released(*trees: Any) -> tuple[Any, ...]:
-    return tuple(tree if isinstance(tree, Module) else release(tree) for tree in trees)
+def _released(tree: Any) -> Any:
+    return tree if isinstance(tree, Module) else release(tree)
 
 
 def _beside_optimizer(method: Method) -> Method:

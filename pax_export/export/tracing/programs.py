@@ -225,7 +225,7 @@ def _statistics(model: Exportable, program: Program) -> list[int]:
     return [index for index, is_made in zip(program.changed, made) if is_made]
 
 
-_EVAL = "the net in eval mode (`net.eval()`), if it is in train mode; "
+_EVAL = "call model.eval() first, if the net is in train mode; "
 _UPDATE = 'state="update", so that every call of the exported model assigns its state'
 _KEEP = 'state="keep", so that every call begins with the state that is exported'
 

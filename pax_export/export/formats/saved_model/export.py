@@ -71,8 +71,10 @@ def to_saved_model(
     """Writes a model as a SavedModel that TensorFlow serves without jax.
 
     Args:
-        model: a `Module`, exported in eval mode, or a pair ``(params,
-            function)`` of any pytree and a function of it and the inputs.
+        model: a `Module`, exported in eval mode; a function; a pair ``(params,
+            function)`` of any pytree and a function of it and the inputs; a bound
+            method or a `functools.partial`; a module of equinox or flax.nnx;
+            ``(module, variables)`` of flax.linen; ``(transformed, params)`` of haiku.
         path: the directory to make.
         inputs: what the model is called with: a `spec`, an array, a
             `jax.ShapeDtypeStruct`, or a pytree of them.  A tuple is several

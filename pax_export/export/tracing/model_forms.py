@@ -1,0 +1,387 @@
+"""Everything that users call a model, as a pytree and functions of it.
+
+`form_of` gives the form of a model that is no module of this package: a function, a pair
+``(params, function)``, a model of another library.  These libraries are recognized by their
+objects' attributes, and are never imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core import is_array, path_name
+from pax_export.export.tracing.static import hold, is_no_array, release
+
+EXPECTED = (
+    "a Module, a function, (params, function), a bound method, a functools.partial, a module of "
+    "equinox or flax.nnx, (linen module, variables), or (haiku transform, params)"
+)
+CALL = "__call__"
+#: Their objects can be called, and not with arrays of jax.
+_NOT_JAX = ("keras", "tensorflow", "torch")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to call a model.
+
+    Attributes:
+        call: of the model and its inputs; gives the output, and the model after the call.
+        signature_of: a function whose parameters name the inputs ...
+        skip: ... after this many parameters that hold the model.
+    """
+
+    call: Callable[..., tuple[Any, Any]]
+    signature_of: Callable
+    skip: int = 1
+
+
+def entry_of(function: Callable) -> Entry:
+    """The entry of a function ``(model, *inputs)``."""
+
+    def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return function(model, *args, **kwargs), model
+
+    return Entry(call, function)
+
+
+def hold_params(tree: Any) -> Any:
+    """Hides what is neither an array nor a number."""
+    return hold(tree, is_no_array)
+
+
+def _hold_settings(tree: Any) -> Any:
+    """Hides what is no array: the numbers in a model are its settings."""
+    return hold(tree, lambda leaf: not is_array(leaf))
+
+
+@dataclass(frozen=True)
+class ModelForm:
+    """A model as a pytree, and functions of it.
+
+    Attributes:
+        name: of its class or function.
+        tree: its arrays; everything else is hidden in the structure.
+        method: gives the entry of a name, such as ``"__call__"``; None if there is none.
+        to_model: makes what functions of the model are given of such a tree.
+        to_tree: the tree of what a function was given, after it was called.
+        is_trainable: whether the leaf at a path is a parameter.
+        advice: what to say beside an error of a call.
+    """
+
+    name: str
+    tree: Any
+    method: Callable[[str], Entry | None]
+    to_model: Callable[[Any], Any] = release
+    to_tree: Callable[[Any], Any] = hold_params
+    is_trainable: Callable[[tuple], bool] = lambda path: True
+    advice: str = ""
+
+
+def form_of(model: Any) -> ModelForm:
+    """The form of a model that is no module of this package.
+
+    Raises:
+        InvalidArgumentTypeError: this is no model.
+    """
+    owner, function = unbind(model)
+    form = _form_of_object(owner)
+    return form if function is None else _called_by(form, function)
+
+
+def _form_of_object(model: Any) -> ModelForm:
+    if isinstance(model, tuple):
+        return _form_of_tuple(model)
+    if _is_nnx(model):
+        return _nnx_form(model)
+    if _is_linen(model) and model.scope is not None:
+        return _linen_form(*model.unbind())
+    if isinstance(model, type) or _is_linen(model) or _is_not_jax(model) or not callable(model):
+        raise _no_model(model)
+    if _is_partial(model):
+        return _partial_form(model)
+    return _pytree_form(model) if _is_pytree(model) else _function_form(model)
+
+
+def _form_of_tuple(model: tuple) -> ModelForm:
+    first, *rest = model or (None,)
+    if _is_transform(first) and len(rest) in (1, 2):
+        return _haiku_form(first, *rest)
+    if len(rest) != 1 or _is_transform(model):
+        raise _no_model(model)
+    if _is_linen(first):
+        return _linen_form(first, *rest)
+    if type(first).__name__ == "GraphDef":
+        return _nnx_form(sys.modules["flax.nnx"].merge(first, *rest))
+    if callable(rest[0]):
+        return _pair_form(first, *rest)
+    raise _no_model(model)
+
+
+def _no_model(model: Any) -> InvalidArgumentTypeError:
+    kind = got = type(model).__name__
+    write = 'to_onnx(net, "net.onnx", spec("batch, 8")) with one of these'
+    if isinstance(model, type):
+        kind, got = "class", f"the class {model.__name__}"
+        write = f"an instance: {model.__name__}(...)"
+    elif _is_linen(model):
+        write = f"({kind}(...), variables), with variables = {kind}(...).init(key, x)"
+    elif _is_transform(model):
+        write = "(transformed, params), with params = transformed.init(key, x)"
+    elif isinstance(model, tuple):
+        got = f"({', '.join(type(each).__name__ for each in model)})"
+    what = f"Cannot export an object of type {kind}; expected {EXPECTED}."
+    return InvalidArgumentTypeError(what, got=got, write=write)
+
+
+# --- functions, and what is bound to them -----------------------------------------------
+
+
+def unbind(model: Any) -> tuple[Any, Callable | None]:
+    """The model inside of a bound method, a partial or a jitted one, and the function of it.
+
+    The function takes the model first.  It is None for a model by itself, and for a function
+    with no model in it.
+    """
+    if _is_bound_method(model) and _is_model(model.__self__):
+        return model.__self__, model.__func__
+    if _is_partial(model):
+        owner, function = unbind(model.func)
+        if function is not None or _is_model(owner):
+            return owner, _with_bound(function or _call_itself, model)
+    if _is_jitted(model):
+        owner, function = unbind(model.__wrapped__)
+        if function is not None or _is_model(owner):
+            return owner, function
+    return model, None
+
+
+def _call_itself(model: Any, *args: Any, **kwargs: Any) -> Any:
+    return model(*args, **kwargs)
+
+
+def _with_bound(function: Callable, partial: Any) -> Callable:
+    """The function of a model and the inputs that a partial leaves open."""
+
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(model, *partial.args, *args, **{**partial.keywords, **kwargs})
+
+    model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_ONLY)
+    left = inspect.signature(functools.partial(partial.func, *partial.args, **partial.keywords))
+    call.__signature__ = left.replace(parameters=[model, *left.parameters.values()])  # type: ignore[attr-defined]
+    return call
+
+
+def _called_by(form: ModelForm, function: Callable) -> ModelForm:
+    """The form of a model that is called by another function of it."""
+    entry = entry_of(function)
+    method = lambda name: entry if name == CALL else form.method(name)  # noqa: E731
+    return dataclasses.replace(form, method=method)
+
+
+def _function_form(function: Callable) -> ModelForm:
+    """A function without params: what it closes over are constants of it."""
+
+    def call(_: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return function(*args, **kwargs), {}
+
+    return _with_one_entry(function_name(function), {}, Entry(call, function, skip=0))
+
+
+def _partial_form(partial: Any) -> ModelForm:
+    """The arrays that are bound in a partial are params, under the names of the arguments."""
+    first, named = partial.args, dict(partial.keywords)
+    names = _names_of_first(partial.func, len(first))
+
+    def call(bound: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        before = [bound[name] for name in names]
+        by_name = {name: bound[name] for name in named} | kwargs
+        return partial.func(*before, *args, **by_name), bound
+
+    left = functools.partial(partial.func, *first, **named)
+    tree = _hold_settings(dict(zip(names, first)) | named)
+    return _with_one_entry(function_name(partial), tree, Entry(call, left, skip=0))
+
+
+def _names_of_first(function: Callable, count: int) -> list[str]:
+    """The names of the first parameters of a function."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have none
+        parameters = ()
+    names = [each.name for each in parameters if each.kind in _BY_POSITION][:count]
+    return [*names, *(f"arg{index}" for index in range(len(names), count))]
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _pair_form(params: Any, function: Callable) -> ModelForm:
+    if _is_nnx(params):
+        return _called_by(_nnx_form(params), function)
+    name = function_name(function)
+    if name == _NAMELESS and callable(params):
+        name = type(params).__name__
+    return _with_one_entry(name, hold_params(params), entry_of(function))
+
+
+def _with_one_entry(name: str, tree: Any, entry: Entry) -> ModelForm:
+    return ModelForm(name, tree, lambda given: entry if given == CALL else None)
+
+
+_NAMELESS = "function"
+
+
+def function_name(function: Any) -> str:
+    """The name of a function, or of the class of what is called."""
+    if _is_bound_method(function):
+        return function_name(function.__self__)
+    inner = function.func if _is_partial(function) else getattr(function, "__wrapped__", None)
+    if inner is not None:
+        return function_name(inner)
+    name = getattr(function, "__name__", type(function).__name__)
+    return _NAMELESS if name == "<lambda>" else name
+
+
+# --- models of other libraries ----------------------------------------------------------
+
+
+def _pytree_form(model: Any) -> ModelForm:
+    """A pytree that can be called, as a module of equinox is."""
+    tree, name = _hold_settings(model), type(model).__name__
+    settings, _ = jax.tree_util.tree_flatten_with_path(model)
+    trains = any(value is False and path_name(path[-1:]) == "inference" for path, value in settings)
+    advice = _TRAIN_MODE if trains else ""
+    return ModelForm(name, tree, _methods_of(model), to_tree=_hold_settings, advice=advice)
+
+
+_TRAIN_MODE = (
+    "The model has layers in train mode; equinox.nn.inference_mode(model) gives it as it is served."
+)
+
+
+def _methods_of(model: Any) -> Callable[[str], Entry | None]:
+    def method(name: str) -> Entry | None:
+        function = getattr(type(model), name, None)
+        return entry_of(function) if callable(function) else None
+
+    return method
+
+
+def _nnx_form(model: Any) -> ModelForm:
+    """A module of flax.nnx, split: the graph is known, and the state is the tree."""
+    nnx = sys.modules["flax.nnx"]
+    graph, state = nnx.split(model)
+    kinds = jax.tree_util.tree_map(
+        lambda each: jax.tree_util.tree_map(lambda _: isinstance(each, nnx.Param), each),
+        state,
+        is_leaf=lambda each: isinstance(each, nnx.Variable),
+    )
+    trained = {path for path, kind in jax.tree_util.tree_flatten_with_path(kinds)[0] if kind}
+    return ModelForm(
+        type(model).__name__,
+        hold_params(state),
+        _methods_of(model),
+        to_model=lambda tree: nnx.merge(graph, release(tree)),
+        to_tree=lambda after: hold_params(nnx.split(after)[1]),
+        is_trainable=trained.__contains__,
+    )
+
+
+def _linen_form(module: Any, variables: Any) -> ModelForm:
+    """A module of flax.linen, which is given its variables in each call."""
+
+    def method(name: str) -> Entry | None:
+        function = getattr(type(module), name, None)
+        apply = functools.partial(module.apply, method=name)
+        return dataclasses.replace(entry_of(apply), signature_of=function) if function else None
+
+    tree, name = hold_params(variables), type(module).__name__
+    return ModelForm(name, tree, method, is_trainable=_is_in_params)
+
+
+def _is_in_params(path: tuple) -> bool:
+    return getattr(path[0], "key", None) == "params"
+
+
+def _haiku_form(transformed: Any, params: Any, *state: Any) -> ModelForm:
+    """A transform of haiku, which is given its params, its state, and no random key."""
+    apply = transformed.apply
+    parameters = list(inspect.signature(apply).parameters)
+    has_state = parameters[1:2] == ["state"]
+    if has_state and not state:
+        params, *state = params
+    key = (None,) if "rng" in parameters[1:3] else ()
+
+    def call(values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not has_state:
+            return apply(values, *key, *args, **kwargs), values
+        output, after = apply(values["params"], values["state"], *key, *args, **kwargs)
+        return output, {"params": values["params"], "state": after}
+
+    tree = {"params": params, "state": state[0]} if has_state else params
+    name = function_name(getattr(apply, "_original_fn", apply))
+    entry = Entry(call, apply, skip=1 + has_state + len(key))
+    form = _with_one_entry(name, hold_params(tree), entry)
+    return dataclasses.replace(form, is_trainable=_is_in_params) if has_state else form
+
+
+# --- what an object is -----------------------------------------------------------------
+
+
+def _is_pytree(value: Any) -> bool:
+    return not jax.tree_util.all_leaves([value])
+
+
+def _is_model(value: Any) -> bool:
+    """Whether an object holds the arrays of a model where they can be seen."""
+    return _is_pytree(value) or _is_nnx(value)
+
+
+def _is_nnx(value: Any) -> bool:
+    return _derives(value, "flax.nnx.", "Module")
+
+
+def _is_linen(value: Any) -> bool:
+    return _derives(value, "flax.linen.", "Module")
+
+
+def _derives(value: Any, package: str, name: str) -> bool:
+    bases = type(value).__mro__
+    return any(b.__name__ == name and b.__module__.startswith(package) for b in bases)
+
+
+def _is_not_jax(value: Any) -> bool:
+    return any(base.__module__.split(".")[0] in _NOT_JAX for base in type(value).__mro__)
+
+
+def _is_transform(value: Any) -> bool:
+    """Whether this is what `haiku.transform` gives."""
+    return isinstance(value, tuple) and hasattr(value, "init") and hasattr(value, "apply")
+
+
+def _is_bound_method(value: Any) -> bool:
+    return isinstance(value, types.MethodType) or (
+        hasattr(value, "__self__") and hasattr(value, "__func__")  # as in equinox
+    )
+
+
+def _is_partial(value: Any) -> bool:
+    return isinstance(value, functools.partial) or all(
+        hasattr(value, name)
+        for name in ("func", "args", "keywords")  # as in equinox
+    )
+
+
+def _is_jitted(value: Any) -> bool:
+    return hasattr(value, "__wrapped__") and hasattr(value, "lower")

@@ -1,0 +1,270 @@
+"""What people have goes to the exporters as it is: functions, methods, modules of other libraries.
+
+Stand-ins have the interface of equinox and haiku; `tests/oracles` has the libraries themselves.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import pax_export as pax
+from pax_export import _errors
+from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from tests.closeness import assert_close
+
+BATCH = spec("batch, 4")
+X = np.arange(12, dtype="float32").reshape(3, 4)
+W = np.linspace(-1, 1, 8, dtype="float32").reshape(4, 2)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Scaled:
+    """A pytree that can be called, as a module of equinox: its settings are leaves, too."""
+
+    weight: Any
+    function: Any = jnp.tanh
+    power: int = 2
+
+    def __call__(self, x):
+        return self.function(x @ self.weight) ** self.power
+
+    def twice(self, x):
+        return 2 * self(x)
+
+
+class Held:
+    """An object that jax does not know."""
+
+    def __init__(self):
+        self.weight = jnp.asarray(W)
+
+    def apply(self, x):
+        return x @ self.weight
+
+
+class Net(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropout = pax.Linear(4, 2), pax.Dropout(0.5)
+
+    def encode(self, x, scale=1.0):
+        return self.dropout(self.layer(x)) * scale
+
+    def __call__(self, x):
+        return self.encode(x) + 1
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(4, 2, rngs=rngs)
+        self.norm = nnx.BatchNorm(2, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(self.layer(x)))
+
+    def encode(self, x):
+        return self.layer(x)
+
+
+class LinenNet(linen.Module):
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        return linen.BatchNorm(use_running_average=not train)(linen.Dense(2)(x))
+
+
+class Transformed(NamedTuple):
+    """What `haiku.transform` gives."""
+
+    init: Any
+    apply: Any
+
+
+def _apply(params, rng, image):
+    assert rng is None
+    return image @ params["linear"]["w"]
+
+
+def _apply_with_state(params, state, rng, image):
+    return image @ params["w"] + state["seen"], {"seen": state["seen"] + 1}
+
+
+def affine(params, x, flip=False):
+    return x @ params["w"] * (-1 if flip else 1)
+
+
+SCALED, HELD, NET = Scaled(jnp.asarray(W)), Held(), Net()
+NNX = NnxNet(nnx.Rngs(0))
+NNX.eval()
+LINEN = LinenNet()
+VARIABLES = LINEN.init(jax.random.key(0), X)
+HAIKU = Transformed(None, _apply)
+PARAMS = {"linear": {"w": jnp.asarray(W)}}
+
+#: The model, its title, its leaves with those that are parameters, and what it gives.
+FORMS = {
+    "function": (jnp.sin, "sin", {}, lambda: np.sin(X)),
+    "jitted": (jax.jit(lambda x: 2 * x), "function", {}, lambda: 2 * X),
+    "ufunc": (jnp.square, "square", {}, lambda: X**2),
+    "method": (NET.encode, "Net", {"layer.weight": True}, lambda: NET.eval().encode(X)),
+    "jitted module": (jax.jit(NET), "Net", {"layer.weight": True}, lambda: NET.eval()(X)),
+    "method of a pytree": (SCALED.twice, "Scaled", {"weight": True}, lambda: SCALED.twice(X)),
+    "method of an object": (HELD.apply, "Held", {}, lambda: X @ W),
+    "partial": (
+        functools.partial(affine, {"w": W}, flip=True),
+        "affine",
+        {"params.w": True},
+        lambda: -(X @ W),
+    ),
+    "partial of a module": (
+        functools.partial(NET.encode, scale=3.0),
+        "Net",
+        {"layer.weight": True},
+        lambda: NET.eval().encode(X, 3.0),
+    ),
+    "pytree": (SCALED, "Scaled", {"weight": True}, lambda: SCALED(X)),
+    "vmap of a pytree": (jax.vmap(SCALED), "Scaled", {}, lambda: SCALED(X)),
+    "pair with a lambda": (
+        (SCALED, lambda model, x: jax.vmap(model)(x)),
+        "Scaled",
+        {"weight": True},
+        lambda: SCALED(X),
+    ),
+    "nnx": (NNX, "NnxNet", {"layer.kernel": True, "norm.mean": False}, lambda: NNX(X)),
+    "nnx, split": (nnx.split(NNX), "NnxNet", {"layer.kernel": True}, lambda: NNX(X)),
+    "nnx, a method": (NNX.encode, "NnxNet", {"layer.kernel": True}, lambda: NNX.encode(X)),
+    "linen": (
+        (LINEN, VARIABLES),
+        "LinenNet",
+        {"params.Dense_0.kernel": True, "batch_stats.BatchNorm_0.mean": False},
+        lambda: LINEN.apply(VARIABLES, X),
+    ),
+    "linen, bound": (
+        LINEN.bind(VARIABLES),
+        "LinenNet",
+        {"params.Dense_0.kernel": True},
+        lambda: LINEN.apply(VARIABLES, X),
+    ),
+    "haiku": ((HAIKU, PARAMS), "_apply", {"linear.w": True}, lambda: X @ W),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form(name, tmp_path):
+    model, title, leaves, expected = FORMS[name]
+    report = to_stablehlo(model, tmp_path / "net", BATCH)
+    assert report.model == title
+    stored = {v.name.removesuffix(".value"): v.trainable for v in report.variables}
+    assert leaves.items() <= stored.items(), stored
+    assert_close(load(tmp_path / "net")(X), expected())
+
+
+@pytest.mark.parametrize(
+    "export, suffix",
+    [(to_saved_model, ""), (to_stablehlo, ""), (to_tflite, ".tflite"), (to_onnx, ".onnx")],
+)
+def test_every_format(export, suffix, tmp_path):
+    path = tmp_path / f"net{suffix}"
+    report = export((LINEN, VARIABLES), path, BATCH)
+    assert report.model == "LinenNet"
+    assert_close(load(path)(X), LINEN.apply(VARIABLES, X))
+
+
+def test_names_of_inputs(tmp_path):
+    """Those of the parameters, without what is bound and what holds the model."""
+    for model, names in [
+        (NET.encode, ["x"]),
+        (functools.partial(affine, {"w": W}), ["x"]),
+        ((HAIKU, PARAMS), ["image"]),
+        ((LINEN, VARIABLES), ["x"]),
+    ]:
+        report = to_onnx(model, tmp_path / "net.onnx", BATCH, validate=False, overwrite=True)
+        assert [each.name for each in report.signatures["serving_default"].inputs] == names
+
+
+def test_settings_stay_what_they_are(tmp_path):
+    """A number of a pytree, or bound in a partial, is Python's."""
+
+    def repeated(x, *, times):
+        return jnp.concatenate([x] * times)
+
+    to_onnx(functools.partial(repeated, times=2), tmp_path / "net.onnx", BATCH)
+    assert load(tmp_path / "net.onnx")(X).shape == (6, 4)
+    report = to_onnx(SCALED, tmp_path / "scaled.onnx", BATCH, validate=False)
+    assert [each.name for each in report.variables] == ["weight"]
+
+
+@pytest.mark.parametrize(
+    "model, name",
+    [(SCALED, "twice"), (NNX, "encode"), ((LINEN, VARIABLES), "__call__")],
+    ids=["pytree", "nnx", "linen"],
+)
+def test_methods_by_name(model, name, tmp_path):
+    methods = {"serving_default": "__call__", "other": name}
+    inputs = dict.fromkeys(methods, BATCH)
+    to_stablehlo(model, tmp_path / "net", inputs, methods=methods)
+    with pytest.raises(_errors.InvalidArgumentError, match="has no such method"):
+        to_stablehlo(model, tmp_path / "no", {"a": BATCH}, methods={"a": "missing"})
+
+
+def test_a_net_in_train_mode(tmp_path):
+    with pytest.raises(_errors.StateChangeError) as caught:
+        to_onnx(NnxNet(nnx.Rngs(0)), tmp_path / "net.onnx", BATCH)
+    assert "norm.mean" in caught.value.where and "model.eval()" in caught.value.write
+
+
+def test_state_of_a_transform(tmp_path):
+    model = Transformed(None, _apply_with_state), {"w": W}, {"seen": np.float32(0)}
+    with pytest.raises(_errors.StateChangeError, match="state.seen"):
+        to_stablehlo(model, tmp_path / "net", BATCH)
+    report = to_stablehlo(model, tmp_path / "net", BATCH, state="keep")
+    assert {v.name: v.trainable for v in report.variables} == {
+        "params.w": True,
+        "state.seen": False,
+    }
+    report = to_stablehlo((model[0], model[1:]), tmp_path / "pair", BATCH, state="keep")
+    assert_close(load(tmp_path / "pair")(X), X @ W)
+
+
+@pytest.mark.parametrize(
+    "model, kind, write",
+    [
+        (3, "int", "one of these"),
+        (pax.Linear, "class", "an instance: Linear(...)"),
+        (LINEN, "LinenNet", "(LinenNet(...), variables)"),
+        (HAIKU, "Transformed", "(transformed, params)"),
+        ((3, 4), "tuple", "one of these"),
+    ],
+    ids=["number", "class", "linen", "haiku", "tuple"],
+)
+def test_no_model(model, kind, write, tmp_path):
+    with pytest.raises(_errors.InvalidArgumentTypeError) as caught:
+        to_onnx(model, tmp_path / "net.onnx", BATCH)
+    expected = f"Cannot export an object of type {kind}; expected a Module, a function, "
+    assert caught.value.what.startswith(expected + "(params, function)")
+    assert write in caught.value.write
+
+
+def test_a_step_of_training(tmp_path):
+    """The step is given the module itself."""
+
+    def step(model, count, x):
+        loss, slope = nnx.value_and_grad(lambda m: jnp.mean(m(x) ** 2))(model)
+        nnx.update(
+            model, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(model, nnx.Param), slope)
+        )
+        return model, count + 1, {"loss": loss}
+
+    options = {"train_step": step, "optimizer": jnp.zeros(()), "train_inputs": BATCH}
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    to_saved_model(model, tmp_path / "net", BATCH, **options)
+    train = load(tmp_path / "net").signatures["train_step"]
+    losses = [float(train(X / 10)["loss"]) for _ in range(3)]
+    assert losses[2] < losses[0]
