@@ -458,7 +458,7 @@ def in_tflite(planter: Planter) -> Iterator[None]:
         inside[0] += 1
         try:
             for kind, change in _TFLITE.items():
-                done = change(graph.tf, equation, operands)
+                done = change(equation, operands)
                 if done is not None and planter.meets(kind, like, counter, source):
                     equation, operands, after = done()
                     return after(operate(self, equation, operands))
@@ -474,7 +474,7 @@ def _same(results: Any) -> Any:
     return results
 
 
-def _lite_constant(tf: Any, equation: Any, operands: list[Any]) -> Any:
+def _lite_constant(equation: Any, operands: list[Any]) -> Any:
     if equation.primitive.name not in ("mul", "add", "sub", "div", "max", "min"):
         return None
     where = [
@@ -493,7 +493,7 @@ def _lite_constant(tf: Any, equation: Any, operands: list[Any]) -> Any:
     return change
 
 
-def _lite_padding(tf: Any, equation: Any, operands: list[Any]) -> Any:
+def _lite_padding(equation: Any, operands: list[Any]) -> Any:
     padding = equation.params.get("padding")
     if equation.primitive.name not in ("conv_general_dilated", "reduce_window_max",
                                        "reduce_window_sum", "pad"):  # fmt: skip
@@ -512,7 +512,7 @@ def _lite_padding(tf: Any, equation: Any, operands: list[Any]) -> Any:
     return change
 
 
-def _lite_axis(tf: Any, equation: Any, operands: list[Any]) -> Any:
+def _lite_axis(equation: Any, operands: list[Any]) -> Any:
     if not equation.primitive.name.startswith("reduce_") or "axes" not in equation.params:
         return None
     shape, axes = equation.invars[0].aval.shape, equation.params["axes"]
@@ -527,7 +527,7 @@ def _lite_axis(tf: Any, equation: Any, operands: list[Any]) -> Any:
     return change
 
 
-def _lite_dtype(tf: Any, equation: Any, operands: list[Any]) -> Any:
+def _lite_dtype(equation: Any, operands: list[Any]) -> Any:
     names = ("dot_general", "mul", "add", "exp", "div", "conv_general_dilated", "reduce_sum",
              "tanh", "sub", "logistic", "rsqrt")  # fmt: skip
     if equation.primitive.name not in names or equation.outvars[0].aval.dtype != np.float32:
@@ -535,9 +535,11 @@ def _lite_dtype(tf: Any, equation: Any, operands: list[Any]) -> Any:
 
     def change() -> Any:
         def after(results: Any) -> Any:
+            from pax_export.export.formats.tflite.builder import operators as lite
+
             value, *rest = results
-            step = tf.reduce_max(tf.abs(value)) * 0.01 + 1e-20  # as of eight bits
-            return [tf.round(value / step) * step, *rest]
+            step = lite.reduce_max(lite.abs(value)) * 0.01 + 1e-20  # as of eight bits
+            return [lite.round(value / step) * step, *rest]
 
         return equation, operands, after
 

@@ -173,22 +173,3 @@ def test_damaged_and_foreign_files(tmp_path, path):
     embedded.append_zip(foreign, json.dumps(report))
     with pytest.raises(_errors.ExportPathError, match="LiteRT cannot read"):
         load(foreign)
-
-
-def test_what_the_converter_complains_of_is_named(tmp_path, monkeypatch):
-    from pax_export.export.formats.tflite import export
-
-    convert = export._convert
-
-    def complaining(store, programs, quantize, scopes=None):
-        convert(store, programs, quantize, scopes)
-        names = {chain[-1].primitive.name: scope for scope, chain in (scopes or {}).items()}
-        raise RuntimeError(f'loc(fused["Tanh:", "while/{names.get("tanh")}/Tanh@f_1"]): no use')
-
-    monkeypatch.setattr(export, "_convert", complaining)
-    model = ({}, lambda params, x: jnp.tanh(x) + 1)
-    with pytest.raises(
-        _errors.UnsupportedOperationError, match="it has no tanh like this"
-    ) as caught:
-        to_tflite(model, tmp_path / "m.tflite", spec("n, 2"))
-    assert "test_to_tflite.py:" in str(caught.value)

@@ -9,7 +9,6 @@ import pytest
 from pax_export._errors import MissingPackageError, NotDifferentiableError, StateChangeError
 from pax_export.export import spec, to_saved_model, to_tflite
 from pax_export.export.formats.saved_model import export as saved_model
-from pax_export.export.formats.tflite import export as tflite
 from tests.export.models import Counter, affine, affine_params
 
 
@@ -20,7 +19,6 @@ def slow(*_):
 @pytest.fixture(autouse=True)
 def no_tensorflow(monkeypatch):
     monkeypatch.setattr(saved_model, "tensorflow", slow)
-    monkeypatch.setattr(tflite, "tensorflow", slow)
 
 
 @pytest.mark.parametrize("export", [to_saved_model, to_tflite])
@@ -36,11 +34,13 @@ def test_nor_does_one_without_the_gradient_that_was_asked_for(tmp_path):
         to_saved_model(({}, lambda p, n: n), tmp_path / "m", spec("k", "int32"), vjp_order=1)
 
 
-@pytest.mark.parametrize("export", [to_saved_model, to_tflite])
-def test_a_missing_package_is_said_before_any_work(tmp_path, monkeypatch, export):
+@pytest.mark.parametrize(
+    ("export", "package"), [(to_saved_model, "tensorflow"), (to_tflite, "flatbuffers")]
+)
+def test_a_missing_package_is_said_before_any_work(tmp_path, monkeypatch, export, package):
     def trace(*_):
         raise AssertionError("it was traced")
 
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(MissingPackageError, match="needs the package 'tensorflow'"):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=f"needs the package '{package}'"):
         export(({}, trace), tmp_path / "m", spec("n"))

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
-from pax_export._files import checksums, leftovers
+from pax_export._files import checksums
 from pax_export._optional import find, require
-from pax_export._tensorflow_log import quiet_save, quiet_start
+from pax_export._tensorflow_log import quiet_start
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
-from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.loaded_file import LoadedFile
-from pax_export.export.formats.tf_functions import make_variables, tensorflow
-from pax_export.export.formats.tflite.graph import Scopes, make_function
+from pax_export.export.formats.tflite.builder.encode import encode
+from pax_export.export.formats.tflite.builder.graph import constants_shared
+from pax_export.export.formats.tflite.builder.quantize import store_small
+from pax_export.export.formats.tflite.builder.simplify import simplify
+from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.known_differences import differences
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
@@ -28,7 +29,6 @@ from pax_export.export.pipeline.arguments import by_signature, check_choice, sig
 from pax_export.export.pipeline.run_export import Request, Writer, not_finite, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import placed
 from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.serve import Run
 from pax_export.export.validation.validate import Case
@@ -38,9 +38,6 @@ _LITERT = "ai_edge_litert.interpreter"
 _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
 #: How much farther from jax than rounding the numbers of a quantised model are.
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
-_OPERATION = re.compile(r"\btf\.(?!Const\b)(\w+)")
-#: A scope that `make_function` gave to an operation of jax: the innermost of a name.
-_SCOPE = re.compile(r"(jax_operation_\d+_)(?=/(?!jax_operation_)|@)")
 
 
 def to_tflite(
@@ -61,7 +58,8 @@ def to_tflite(
 ) -> Report:
     """Writes a model as a TFLite file, which LiteRT runs on phones and small computers.
 
-    TensorFlow's converter makes it, of TFLite's built-in operations only.
+    It is made of TFLite's built-in operators only.  Neither TensorFlow nor its converter takes
+    part.
 
     Args:
         model: as for `to_saved_model`.
@@ -116,7 +114,6 @@ def to_tflite(
 
 class _TfliteWriter(Writer):
     format = TFLITE
-    loads = "TensorFlow"
     one_by_one = True
 
     def __init__(self, quantize: str | None, examples: Mapping[str, Sequence[Any]]):
@@ -125,14 +122,9 @@ class _TfliteWriter(Writer):
         self.factor = _FACTORS[quantize]
 
     def find(self, request: Request) -> None:
-        find("tensorflow", "tensorflow", "to_tflite")
+        find("flatbuffers", "tflite", "to_tflite")
         if request.validate:
             find("ai_edge_litert", "tflite", "to_tflite")
-
-    def load(self, request: Request) -> None:
-        tensorflow("to_tflite")
-        if request.validate:
-            require(_LITERT, "tflite", "to_tflite")
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         self._programs = programs
@@ -147,7 +139,6 @@ class _TfliteWriter(Writer):
 
     def write(self, place: Path) -> None:
         if self._quantize == "dynamic" and (names := not_finite(self.stored())):
-            # TensorFlow's converter would end the process, or write numbers that mean nothing.
             raise UnsupportedOperationError(
                 "Weights that are NaN or infinite cannot be stored as int8.",
                 where=names,
@@ -173,7 +164,7 @@ class _TfliteWriter(Writer):
             "signatures": {each.key: signature_info(each) for each in self._programs},
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu",),
-            "versions": package_versions("tensorflow"),
+            "versions": package_versions("flatbuffers"),
             "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
             | ({"quantize": self._quantize} if self._quantize else {}),
             "known_differences": self._known,
@@ -184,66 +175,19 @@ class _TfliteWriter(Writer):
 
 
 #: A TFLite model, and where its operations are known to differ from jax.
-_Converted = tuple[bytes, tuple[str, ...]]
+_Converted = tuple[Any, tuple[str, ...]]
 
 
 def _converted(store: Store, programs: Sequence[Program], quantize: str | None) -> _Converted:
-    """Converts programs to one TFLite model, with nothing but built-in operations."""
-    try:
-        return _convert(store, programs, quantize)
-    except UnsupportedOperationError:
-        raise
-    except Exception as error:  # the converter has classes of its own for this
-        refused = error
-    # Once more, and slower: with names by which its complaint leads to an operation of jax.
-    scopes: Scopes = {}
-    try:
-        return _convert(store, programs, quantize, scopes)
-    except Exception as error:
-        raise _refused(error, scopes) from refused
-
-
-def _convert(
-    store: Store, programs: Sequence[Program], quantize: str | None, scopes: Scopes | None = None
-) -> _Converted:
-    tf = tensorflow("to_tflite")
-    variables = make_variables(store)
-    root = tf.Module()
-    root.leaves = variables
-    functions = {
-        each.key: make_function(each, store, variables, scopes).get_concrete_function()
-        for each in programs
-    }
-    with leftovers.scratch() as place, generated_files_removed():
-        folder = str(place)
-        with quiet_save():
-            tf.saved_model.save(root, folder, signatures=functions)
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))
-        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-        # Infinity would become the largest number.
-        converter.canonicalizing_inf_as_min_max_float = False
-        if quantize is not None:
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        if quantize == "float16":
-            converter.target_spec.supported_types = [tf.float16]
-        with quiet_start(failures_tell=False):  # its errors hold what it would write
-            return converter.convert(), differences(functions)
-
-
-def _refused(error: Exception, scopes: Scopes) -> UnsupportedOperationError:
-    """Names the operations, out of a text of many lines of MLIR."""
-    text = str(error)
-    blamed = [scopes[each] for each in dict.fromkeys(_SCOPE.findall(text)) if each in scopes]
-    blamed_names = (chain[-1].primitive.name for chain in blamed)
-    names = dict.fromkeys(_OPERATION.findall(text)) or dict.fromkeys(blamed_names)
-    refusal = UnsupportedOperationError(
-        "TFLite cannot express this model"
-        + (f": it has no {', '.join(names)} like this." if names else "."),
-        got=re.sub(r"\s+", " ", text)[:500],
-        write="the same in other operations of jax.numpy and jax.lax, or float32 numbers; "
-        "a size instead of a symbolic dimension; or another target, e.g. to_saved_model",
-    )
-    return placed(refusal, blamed)
+    """Makes one TFLite model of programs, of nothing but built-in operators."""
+    with constants_shared():
+        weights = Weights(store)
+        signatures = [make_signature(each, weights) for each in programs]
+    for each in signatures:
+        simplify(each.graph)
+    if quantize is not None:
+        store_small([each.graph for each in signatures], quantize)
+    return encode(signatures), differences([each.graph for each in signatures])
 
 
 def load(path: Path, report: Report) -> LoadedFile:

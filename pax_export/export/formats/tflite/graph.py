@@ -1,4 +1,4 @@
-"""A traced program as a TensorFlow function of operations that TFLite has."""
+"""A traced program as a graph of operators that TFLite has."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import numpy as np
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jaxpr import bound, evaluate, wrapped_program
 from pax_export.export.formats.tflite import rules
+from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.encode import Signature
+from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
 from pax_export.export.formats.tflite.rule import (
     COMPLEX_RULES,
     RULES,
@@ -32,63 +35,47 @@ from pax_export.export.formats.tflite.tensors import (
     given,
     is_static,
     taken,
-    tf,
 )
 from pax_export.export.lowering.variables import Store
 from pax_export.export.portable import decompose, not_decomposed
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import Chain, placed
+from pax_export.export.tracing.source_lines import placed
 
 _WRITE = (
     "the same in other operations of jax.numpy and jax.lax, or another target, e.g. to_saved_model"
 )
 
 
-#: The operations, by the scopes that their tensors are named in.
-Scopes = dict[str, Chain]
-
-
-def make_function(
-    program: Program, store: Store, variables: Sequence[Any], scopes: Scopes | None = None
-) -> Any:
-    """A `tf.function` of the inputs of a program, by position; gives the outputs by name.
-
-    With `scopes`, to be filled, each operation has a scope of its own: the converter names those
-    in its complaints.
-    """
+def make_signature(program: Program, weights: Weights) -> Signature:
+    """A graph of the inputs of a program, by position, and its outputs."""
     traced, entries = program.traced, program.inputs.flat
-    places = [store.of_constant(value) for value in traced.constants]
+    places = [weights.store.of_constant(value) for value in traced.constants]
     leaves = len(traced.structs) - len(entries)
-    names = program.output_names
-
-    def function(*inputs: Any) -> dict[str, Any]:
-        structs = traced.structs[leaves:]
-        _check_places(program)
+    structs = traced.structs[leaves:]
+    _check_places(program)
+    graph = Graph(program.key)
+    with graph.active():
+        inputs = [_input(graph, entry) for entry in entries]
         sizes = sizes_of([struct.shape for struct in structs], inputs)
-        read = _Weights(variables)
         constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
-        graph = _Graph(sizes, constants, read, scopes)
-        operands = [functools.partial(read, place) for place in store.of_leaf[:leaves]]
+        operands = [functools.partial(weights, place) for place in weights.store.of_leaf[:leaves]]
         arrays = [taken(tensor, kind(dtypes.stored(s))) for tensor, s in zip(inputs, structs)]
-        results = graph.run(decompose(traced.program, has), [*operands, *arrays])[: len(names)]
-        outputs = {}
-        for name, value, struct in zip(names, results, traced.results):
-            dtype = kind(dtypes.stored(struct))
-            value = full(_now(value), struct.shape, sizes)
+        evaluator = _Graph(sizes, constants, weights)
+        results = evaluator.run(decompose(traced.program, has), [*operands, *arrays])
+        for value, struct in zip(results[: len(program.output_names)], traced.results):
+            found = full(_now(value), struct.shape, sizes)
+            found = graph.own(given(found, kind(dtypes.stored(struct))))
             # A result that is an input or a weight needs a tensor of its own.
-            outputs[name] = tf.identity(given(value, dtype))
-        return outputs
+            graph.outputs.append(found if found.operator else lite.identity(found))
+    names = [entry.name for entry in entries]
+    return Signature(program.key, graph, names, list(program.output_names))
 
-    specs = [
-        tf.TensorSpec(
-            [size if is_static(size) else None for size in entry.struct.shape],
-            tf.as_dtype(dtypes.name_of(dtypes.stored(entry.struct).dtype)),
-            name=entry.name,
-        )
-        for entry in entries
-    ]
-    return tf.function(function, input_signature=specs, autograph=False)
+
+def _input(graph: Graph, entry: Any) -> Tensor:
+    sizes = [size if is_static(size) else None for size in entry.struct.shape]
+    dtype = np.dtype(dtypes.name_of(dtypes.stored(entry.struct).dtype))
+    return graph.placeholder(sizes, dtype, entry.name)
 
 
 def _check_places(program: Program) -> None:
@@ -124,31 +111,24 @@ def _now(value: Any) -> Any:
     return value() if callable(value) else value
 
 
-class _Weights:
-    """Variables, each read once and only if something needs it."""
+class Weights:
+    """The arrays of a store as constants of graphs, each made once and only if it is needed."""
 
-    def __init__(self, variables: Sequence[Any]):
-        self._variables = variables
-        self._graph = tf.compat.v1.get_default_graph()
+    def __init__(self, store: Store):
+        self.store = store
         self._read: dict[int, Any] = {}
 
     def __call__(self, place: int) -> Any:
         if place not in self._read:
-            with self._graph.as_default():
-                variable = self._variables[place]
-                self._read[place] = taken(variable.read_value(), variable.dtype.name)
+            variable = self.store.variables[place]
+            tensor = lite.constant(np.asarray(variable.value))
+            tensor.name = variable.name
+            self._read[place] = taken(tensor, tensor.dtype.name)
         return self._read[place]
 
 
 class _Graph:
-    def __init__(
-        self,
-        sizes: Sizes,
-        constants: Mapping[int, tuple[int, Any]],
-        read: _Weights,
-        scopes: Scopes | None,
-    ):
-        self._scopes = scopes
+    def __init__(self, sizes: Sizes, constants: Mapping[int, tuple[int, Any]], read: Weights):
         self._sizes = sizes
         self._constants = constants
         self._read = read
@@ -177,11 +157,7 @@ class _Graph:
         return constant(value)
 
     def _operate(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
-        if self._scopes is None:
-            return self._operated(equation, operands)
-        scope = f"jax_operation_{len(self._scopes)}_"
-        self._scopes[scope] = (*self._callers, equation)
-        with tf.name_scope(scope):
+        with of_source((*self._callers, equation)):
             return self._operated(equation, operands)
 
     def _operated(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
@@ -214,7 +190,7 @@ class _Graph:
             if isinstance(error, UnsupportedOperationError):
                 raise
             raise self._refused(
-                name, f"TensorFlow does not take it: {type(error).__name__}: {str(error)[:300]}"
+                name, f"it is not taken: {type(error).__name__}: {str(error)[:300]}"
             ) from error
         finally:
             self._callers.pop()
@@ -327,7 +303,7 @@ def _rounded(value: Any, struct: Any) -> Any:
     name = kind(struct)
     if name not in ("float16", "bfloat16"):
         return value
-    return tf.cast(tf.cast(value, name), tf.float32)
+    return lite.cast(lite.cast(value, name), lite.float32)
 
 
 def _part(value: Any, name: str) -> Any:

@@ -7,30 +7,24 @@ report names them instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-#: What becomes of an operation from which argument on, by TensorFlow's operation in the graph.
+from pax_export.export.formats.tflite.builder.encode import graphs_of
+from pax_export.export.formats.tflite.builder.graph import Graph
+
+#: What becomes of an operation from which argument on, by operator.
 KNOWN_DIFFERENCES = {
-    "Exp": "exp is infinite from 88.376 on (in jax from 88.723)",
-    "Log": "log is infinite from 2.4e38 on",
-    "Sigmoid": "logistic is NaN beyond ±4e26",
-    "Sin": "sin is off by 2e-5 at 1e7, beyond ±1 from 2e8 on",
-    "Cos": "cos is off by 2e-5 at 1e7, beyond ±1 from 2e8 on",
-    "Sqrt": "sqrt is 1.5 times as large from 8.5e37 on",
-    "Rsqrt": "rsqrt is 1.5 times as large from 8.5e37 on",
+    "EXP": "exp is infinite from 88.376 on (in jax from 88.723)",
+    "LOG": "log is infinite from 2.4e38 on",
+    "LOGISTIC": "logistic is NaN beyond ±4e26",
+    "SIN": "sin is off by 2e-5 at 1e7, beyond ±1 from 2e8 on",
+    "COS": "cos is off by 2e-5 at 1e7, beyond ±1 from 2e8 on",
+    "SQRT": "sqrt is 1.5 times as large from 8.5e37 on",
+    "RSQRT": "rsqrt is 1.5 times as large from 8.5e37 on",
 }
 
 
-def differences(functions: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is known of the operations of TensorFlow functions, the bodies of loops among them."""
-    used: set[str] = set()
-    for function in functions.values():
-        graph = function.graph.as_graph_def()
-        for nodes in (graph.node, *(each.node_def for each in graph.library.function)):
-            used.update(_operations(nodes))
+def differences(graphs: Iterable[Graph]) -> tuple[str, ...]:
+    """What is known of the operators of graphs, those of the bodies of loops among them."""
+    used = {operator.name for graph in graphs_of(graphs) for operator in graph.operators}
     return tuple(text for name, text in KNOWN_DIFFERENCES.items() if name in used)
-
-
-def _operations(nodes: Iterable[Any]) -> set[str]:
-    return {node.op for node in nodes}

@@ -1,4 +1,4 @@
-"""Symbolic sizes as scalars of a TensorFlow graph, found in the shapes of its inputs."""
+"""Symbolic sizes as scalars of a graph, found in the shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pax_export.export.artifact import dimensions
-from pax_export.export.formats.tflite.tensors import Sizes, is_static, tf
+from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import current
+from pax_export.export.formats.tflite.tensors import Sizes, is_static
 
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "neg": lambda _, x: -x,
     "mul": lambda x, y: x * y,
-    "floordiv": lambda x, y: tf.math.floordiv(x, y),
-    "mod": lambda x, y: tf.math.floormod(x, y),
-    "max": lambda x, y: tf.maximum(x, y),
-    "min": lambda x, y: tf.minimum(x, y),
+    "floordiv": lambda x, y: lite.floordiv(x, y),
+    "mod": lambda x, y: lite.floormod(x, y),
+    "max": lambda x, y: lite.maximum(x, y),
+    "min": lambda x, y: lite.minimum(x, y),
 }
 
 
 def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sizes:
     """The sizes of arrays in a graph whose inputs have these symbolic shapes."""
-    graph = tf.compat.v1.get_default_graph()
+    graph = current()
     known: dict[str, Any] = {}
     pending = [
         (str(size), tensor, axis)
@@ -41,7 +43,7 @@ def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sizes:
         text = str(size)
         if text not in found:
             # In the outermost graph: the bodies of loops take it from there.
-            with graph.as_default():
+            with graph.active():
                 found[text] = _value(text, known)
         return found[text]
 
@@ -54,7 +56,7 @@ def _solved(text: str, tensor: Any, axis: int, known: dict[str, Any]) -> bool:
     if len(unknown) > 1:
         return False
     if unknown:
-        size, (name,) = tf.shape(tensor)[axis], unknown
+        size, (name,) = lite.shape(tensor)[axis], unknown
         if text == name:
             known[name] = size
             return True

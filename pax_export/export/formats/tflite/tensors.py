@@ -1,4 +1,4 @@
-"""TensorFlow tensors that stand for jax's arrays, in dtypes that TFLite computes with.
+"""Tensors of TFLite that stand for jax's arrays, in dtypes that TFLite computes with.
 
 A tensor is *thin* where a dimension of the array that all its slices share is left at 1; what
 operates on each element alone broadcasts it, and `full` writes it out for all others.  Arrays
@@ -13,17 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._optional import require
-
-
-class _TensorFlow:
-    """TensorFlow, imported when a model is converted."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(require("tensorflow", "tflite", "to_tflite"), name)
-
-
-tf: Any = _TensorFlow()
+from pax_export.export.formats.tflite.builder import operators as lite
 
 #: What TFLite computes with, for each dtype of jax; halves are computed as float32, unsigned
 #: numbers of 32 bits as the signed ones with these bits.
@@ -56,39 +46,37 @@ def constant(value: Any, dtype: Any = None) -> Any:
     array = np.asarray(value) if dtype is None else np.asarray(value, dtype)
     if array.dtype.kind == "c":
         parts = (np.real(array), np.imag(array))
-        return Pair(*(tf.constant(part.astype("f")) for part in parts))
+        return Pair(*(lite.constant(part.astype("f")) for part in parts))
     carrier = CARRIERS[array.dtype.name]
     if array.dtype.name == "uint32":
-        return tf.constant(array.view(np.int32))
-    return tf.constant(array.astype(carrier))
+        return lite.constant(array.view(np.int32))
+    return lite.constant(array.astype(carrier))
 
 
 def taken(tensor: Any, dtype: str) -> Any:
     """An input or a weight, as what is computed with."""
     if dtype == "complex64":
-        return Pair(tf.math.real(tensor), tf.math.imag(tensor))
+        return Pair(lite.real(tensor), lite.imag(tensor))
     carrier = CARRIERS[dtype]
-    return tensor if dtype == carrier else tf.cast(tensor, carrier)
+    return tensor if dtype == carrier else lite.cast(tensor, carrier)
 
 
 def given(tensor: Any, dtype: str) -> Any:
     """A result, in its own dtype."""
-    return tensor if dtype == CARRIERS[dtype] else tf.cast(tensor, dtype)
+    return tensor if dtype == CARRIERS[dtype] else lite.cast(tensor, dtype)
 
 
 def wrapped(tensor: Any, dtype: Any) -> Any:
     """What is left of numbers in a dtype with fewer bits than what carries it."""
     name = np.dtype(dtype).name
-    return tf.cast(tf.cast(tensor, name), tf.int32) if name in NARROW else tensor
+    return lite.cast(lite.cast(tensor, name), lite.int32) if name in NARROW else tensor
 
 
 def single(tensor: Any) -> Any:
     """The number in a tensor of one element that is known now, or None."""
-    shape = tensor.shape
-    if shape.rank is None or any(size != 1 for size in shape):
+    if any(size != 1 for size in tensor.shape) or tensor.value is None:
         return None
-    found = tf.get_static_value(tensor)
-    return None if found is None else np.ravel(found)[0]
+    return np.ravel(tensor.value)[0]
 
 
 class Sizes:
@@ -104,20 +92,17 @@ class Sizes:
         sizes = [self.of(size) for size in shape]
         if all(map(is_static, sizes)):
             return np.array(sizes, np.int32)
-        return tf.stack([tf.constant(s, tf.int32) if is_static(s) else s for s in sizes])
+        return lite.stack([lite.constant(s, lite.int32) if is_static(s) else s for s in sizes])
 
 
 def reshape(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
-    if tensor.op.type == "Const" and all(map(is_static, shape)):
-        # So that what looks for numbers that are known now finds it.
-        return tf.constant(np.reshape(tf.get_static_value(tensor), [int(s) for s in shape]))
     unknown = [index for index, size in enumerate(shape) if not is_static(size)]
     static = [int(size) if is_static(size) else None for size in shape]
     if tensor.shape.rank == len(static) and tensor.shape.as_list() == static and len(unknown) < 2:
         return tensor
     if len(unknown) == 1 and 0 not in static:
-        return tf.reshape(tensor, [-1 if size is None else size for size in static])
-    result = tf.reshape(tensor, sizes.vector(shape))
+        return lite.reshape(tensor, [-1 if size is None else size for size in static])
+    result = lite.reshape(tensor, sizes.vector(shape))
     result.set_shape(static)
     return result
 
@@ -131,10 +116,10 @@ def full(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
     if isinstance(tensor, Pair):
         return Pair(full(tensor.real, shape, sizes), full(tensor.imag, shape, sizes))
     if tensor.shape.rank != len(shape):
-        tensor = tf.reshape(tensor, [1] * (len(shape) - tensor.shape.rank) + _sizes(tensor))
+        tensor = lite.reshape(tensor, [1] * (len(shape) - tensor.shape.rank) + _sizes(tensor))
     if not any(is_thin(tensor, axis, size) for axis, size in enumerate(shape)):
         return tensor
-    result = tf.broadcast_to(tensor, sizes.vector(shape))
+    result = lite.broadcast_to(tensor, sizes.vector(shape))
     result.set_shape([int(size) if is_static(size) else None for size in shape])
     return result
 
@@ -143,7 +128,7 @@ def _sizes(tensor: Any) -> list[Any]:
     found = tensor.shape.as_list()
     if sum(size is None for size in found) <= 1 and 0 not in found:
         return [-1 if size is None else size for size in found]
-    whole = tf.shape(tensor)
+    whole = lite.shape(tensor)
     return [whole[axis] if size is None else size for axis, size in enumerate(found)]
 
 
@@ -169,7 +154,7 @@ def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:
     for axis in range(rank):
         widest = next((t for t in several if t.shape[axis] != 1), several[0])
         size = widest.shape[axis]
-        pieces.append(tf.shape(widest)[axis] if size is None else size)
+        pieces.append(lite.shape(widest)[axis] if size is None else size)
     return _shaped(result, pieces)
 
 
@@ -184,8 +169,8 @@ def _join(tensor: Any, groups: Sequence[Sequence[int]]) -> Any:
         if None not in found:
             sizes.append(int(np.prod(found)))
             continue
-        whole = tf.shape(tensor) if whole is None else whole
-        sizes.append(tf.reduce_prod(whole[group[0] : group[-1] + 1]))
+        whole = lite.shape(tensor) if whole is None else whole
+        sizes.append(lite.reduce_prod(whole[group[0] : group[-1] + 1]))
     return _shaped(tensor, sizes)
 
 
@@ -193,8 +178,8 @@ def _shaped(tensor: Any, sizes: Sequence[Any]) -> Any:
     static = [int(size) if is_static(size) else None for size in sizes]
     unknown = static.count(None)
     if not unknown or (unknown == 1 and 0 not in static):
-        return tf.reshape(tensor, [-1 if size is None else size for size in static])
-    result = tf.reshape(tensor, tf.stack(list(sizes)))
+        return lite.reshape(tensor, [-1 if size is None else size for size in static])
+    result = lite.reshape(tensor, lite.stack(list(sizes)))
     result.set_shape(static)
     return result
 
@@ -221,23 +206,14 @@ def joined(
     for index, group in enumerate(groups):
         if group[0] in touched:
             size = result.shape[index]
-            sizes.append(tf.shape(result)[index] if size is None else size)
+            sizes.append(lite.shape(result)[index] if size is None else size)
         else:
             sizes.extend(
-                tf.shape(tensor)[axis] if tensor.shape[axis] is None else tensor.shape[axis]
+                lite.shape(tensor)[axis] if tensor.shape[axis] is None else tensor.shape[axis]
                 for axis in group
             )
     return _shaped(result, sizes)
 
 
 def transpose(tensor: Any, permutation: Sequence[int]) -> Any:
-    if list(permutation) == list(range(len(permutation))):
-        return tensor
-    found = tensor.shape.as_list()
-    wide = [axis for axis in permutation if found[axis] != 1]
-    if wide == sorted(wide) and found.count(None) > 1:
-        # TensorFlow's converter makes a reshape of it, and that errs for several unknown sizes.
-        whole = tf.shape(tensor)
-        sizes = [whole[a] if found[a] is None else found[a] for a in permutation]
-        return _shaped(tensor, sizes)
-    return tf.transpose(tensor, list(permutation))
+    return lite.transpose(tensor, permutation)

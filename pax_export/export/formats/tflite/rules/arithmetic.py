@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import current
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
-from pax_export.export.formats.tflite.swaps import minus, over
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
     Sizes,
@@ -15,7 +16,6 @@ from pax_export.export.formats.tflite.tensors import (
     constant,
     is_static,
     single,
-    tf,
     wrapped,
 )
 
@@ -27,22 +27,22 @@ def is_float(op: Operation) -> bool:
 
 
 def like(x: Any, value: float) -> Any:
-    return tf.constant(value, x.dtype)
+    return lite.constant(value, x.dtype)
 
 
 @rule("add", "add_any", thin=True)
 def add(op: Operation, x: Any, y: Any) -> Any:
-    return wrapped(broadcast(tf.add, x, y), op.dtype)
+    return wrapped(broadcast(lite.add, x, y), op.dtype)
 
 
 @rule("sub", thin=True)
 def sub(op: Operation, x: Any, y: Any) -> Any:
-    return wrapped(broadcast(minus, x, y), op.dtype)
+    return wrapped(broadcast(lite.subtract, x, y), op.dtype)
 
 
 @rule("mul", thin=True)
 def mul(op: Operation, x: Any, y: Any) -> Any:
-    return wrapped(broadcast(tf.multiply, x, y), op.dtype)
+    return wrapped(broadcast(lite.multiply, x, y), op.dtype)
 
 
 @rule("neg", thin=True)
@@ -51,31 +51,28 @@ def neg(op: Operation, x: Any) -> Any:
 
 
 def negated(x: Any) -> Any:
-    """By a product: TFLite's own makes 0 of 0 and not -0.
-
-    And a sum with what is negated is a difference to the converter, see `swaps`.
-    """
-    return tf.multiply(x, like(x, -1))
+    """By a product: TFLite's own makes 0 of 0 and not -0."""
+    return lite.multiply(x, like(x, -1))
 
 
 @rule("abs", thin=True)
 def absolute(op: Operation, x: Any) -> Any:
-    return wrapped(tf.abs(x), op.dtype)
+    return wrapped(lite.abs(x), op.dtype)
 
 
 @rule("sign", thin=True)
 def sign(op: Operation, x: Any) -> Any:
     if op.dtype.startswith("uint"):
-        return tf.where(tf.equal(x, 0), x, tf.ones_like(x))
+        return lite.where(lite.equal(x, 0), x, lite.ones_like(x))
     # NaN is neither, and stays.
-    positive = tf.where(tf.greater(x, like(x, 0)), like(x, 1), x)
-    return tf.where(tf.less(x, like(x, 0)), like(x, -1), positive)
+    positive = lite.where(lite.greater(x, like(x, 0)), like(x, 1), x)
+    return lite.where(lite.less(x, like(x, 0)), like(x, -1), positive)
 
 
 @rule("div", thin=True)
 def div(op: Operation, x: Any, y: Any) -> Any:
     if is_float(op):
-        return broadcast(over, x, y)
+        return broadcast(lite.divide, x, y)
     return wrapped(_quotient(op, x, y)[0], op.dtype)
 
 
@@ -83,18 +80,18 @@ def div(op: Operation, x: Any, y: Any) -> Any:
 def rem(op: Operation, x: Any, y: Any) -> Any:
     if is_float(op):
         # Of positive numbers it is exact; the sign is that of x.
-        size = broadcast(tf.math.floormod, tf.abs(x), tf.abs(y))
-        finite = tf.logical_and(tf.math.is_finite(x), _is_infinite(y))
-        size = broadcast(tf.where, finite, tf.abs(x), size)
-        return broadcast(tf.where, tf.less(x, like(x, 0)), negated(size), size)
+        size = broadcast(lite.floormod, lite.abs(x), lite.abs(y))
+        finite = lite.logical_and(lite.is_finite(x), _is_infinite(y))
+        size = broadcast(lite.where, finite, lite.abs(x), size)
+        return broadcast(lite.where, lite.less(x, like(x, 0)), negated(size), size)
     if op.dtype == "uint32" and single(y) is None:
         return _unsigned_rest(x, y)
     quotient, divisor = _quotient(op, x, y)
-    return broadcast(tf.where, tf.equal(y, like(y, 0)), x, x - quotient * divisor)
+    return broadcast(lite.where, lite.equal(y, like(y, 0)), x, x - quotient * divisor)
 
 
 def _is_infinite(y: Any) -> Any:
-    return tf.equal(tf.abs(y), like(y, np.inf))
+    return lite.equal(lite.abs(y), like(y, np.inf))
 
 
 def _quotient(op: Operation, x: Any, y: Any) -> tuple[Any, Any]:
@@ -107,14 +104,16 @@ def _quotient(op: Operation, x: Any, y: Any) -> tuple[Any, Any]:
     if op.dtype == "uint32":
         raise NotInTfliteError("unsigned numbers are divided by a constant only.")
     # The least number by -1 ends it, too.
-    safe = tf.where(tf.logical_or(tf.equal(y, like(y, 0)), tf.equal(y, like(y, -1))), like(y, 1), y)
+    safe = lite.where(
+        lite.logical_or(lite.equal(y, like(y, 0)), lite.equal(y, like(y, -1))), like(y, 1), y
+    )
     quotient = _divided(x, safe)
-    quotient = broadcast(tf.where, tf.equal(y, like(y, -1)), -quotient, quotient)
-    return broadcast(tf.where, tf.equal(y, like(y, 0)), like(x, -1), quotient), y
+    quotient = broadcast(lite.where, lite.equal(y, like(y, -1)), -quotient, quotient)
+    return broadcast(lite.where, lite.equal(y, like(y, 0)), like(x, -1), quotient), y
 
 
 def _divided(x: Any, y: Any) -> Any:
-    return broadcast(lambda a, b: tf.raw_ops.Div(x=a, y=b), x, y)
+    return broadcast(lambda a, b: lite.divide(a, b), x, y)
 
 
 def _unsigned_quotient(x: Any, value: int) -> Any:
@@ -125,20 +124,20 @@ def _unsigned_quotient(x: Any, value: int) -> Any:
     quotient = 2 * _divided(half, like(x, value))
     rest = x - quotient * value  # below 2 * value
     rest_half = logical_shift(rest, 1)
-    over = tf.logical_or(
-        tf.greater(rest_half, like(x, (value - 1) // 2)),
-        tf.logical_and(
-            tf.equal(rest_half, like(x, value // 2)), tf.greater_equal(bit, like(x, value % 2))
+    over = lite.logical_or(
+        lite.greater(rest_half, like(x, (value - 1) // 2)),
+        lite.logical_and(
+            lite.equal(rest_half, like(x, value // 2)), lite.greater_equal(bit, like(x, value % 2))
         ),
     )
-    return quotient + tf.cast(over, tf.int32)
+    return quotient + lite.cast(over, lite.int32)
 
 
 def _unsigned_rest(x: Any, y: Any) -> Any:
     wide_x, wide_y = (converted(each, "uint32", "int64") for each in (x, y))
-    safe = tf.where(tf.equal(wide_y, like(wide_y, 0)), like(wide_y, 1), wide_y)
-    rest = tf.cast(broadcast(tf.math.floormod, wide_x, safe), tf.int32)
-    return broadcast(tf.where, tf.equal(y, 0), x, rest)
+    safe = lite.where(lite.equal(wide_y, like(wide_y, 0)), like(wide_y, 1), wide_y)
+    rest = lite.cast(broadcast(lite.floormod, wide_x, safe), lite.int32)
+    return broadcast(lite.where, lite.equal(y, 0), x, rest)
 
 
 def logical_shift(x: Any, bits: int) -> Any:
@@ -146,10 +145,10 @@ def logical_shift(x: Any, bits: int) -> Any:
     if bits == 0:
         return x
     if bits > 31:
-        return tf.zeros_like(x)
-    shifted = tf.bitwise.right_shift(x, like(x, bits))
+        return lite.zeros_like(x)
+    shifted = lite.right_shift(x, like(x, bits))
     fill = like(x, 1 << (32 - bits)) if bits > 1 else like(x, -(1 << 31))
-    return tf.where(tf.less(x, like(x, 0)), shifted + fill, shifted)
+    return lite.where(lite.less(x, like(x, 0)), shifted + fill, shifted)
 
 
 @rule("pow", thin=True)
@@ -158,12 +157,12 @@ def power(op: Operation, x: Any, y: Any) -> Any:
     if exponent is not None and float(exponent).is_integer():
         # TFLite's own power with such an exponent ends at the largest number.
         return _whole_power(op, x, int(exponent))
-    return broadcast(tf.pow, x, tf.cast(y, x.dtype))
+    return broadcast(lite.pow, x, lite.cast(y, x.dtype))
 
 
 def _whole_power(op: Operation, x: Any, exponent: int) -> Any:
     if exponent == 0:
-        return tf.ones_like(x)
+        return lite.ones_like(x)
     result, base, left = None, x, abs(exponent)
     while left:
         if left & 1:
@@ -172,7 +171,7 @@ def _whole_power(op: Operation, x: Any, exponent: int) -> Any:
         if left:
             base = base * base
     result = wrapped(result, op.dtype)
-    return over(like(x, 1), result) if exponent < 0 else result
+    return lite.divide(like(x, 1), result) if exponent < 0 else result
 
 
 @rule("max", thin=True)
@@ -186,28 +185,39 @@ def minimum(op: Operation, x: Any, y: Any) -> Any:
 
 
 def larger(op: Operation, x: Any, y: Any) -> Any:
-    return _chosen(op, tf.less, tf.logical_or, x, y)
+    return _chosen(op, lite.less, lite.logical_or, x, y)
 
 
 def smaller(op: Operation, x: Any, y: Any) -> Any:
-    return _chosen(op, tf.greater, tf.logical_and, x, y)
+    return _chosen(op, lite.greater, lite.logical_and, x, y)
 
 
 def _chosen(op: Operation, before: Any, of_truth: Any, x: Any, y: Any) -> Any:
     if op.dtype == "bool":
         return broadcast(of_truth, x, y)
     if op.dtype == "uint32":
-        return broadcast(tf.where, broadcast(before, signed(x), signed(y)), y, x)
+        return broadcast(lite.where, broadcast(before, signed(x), signed(y)), y, x)
     if not is_float(op):
-        # Not by TFLite's own, of which the converter makes ReLU6, which it has not for integers.
-        return broadcast(lambda a, b: tf.where(before(a, b), b, a), x, y)
+        return broadcast(lite.maximum if before is lite.less else lite.minimum, x, y)
     # TFLite loses NaN, or not, by the side that it stands on.
     if (value := single(x)) is not None and not np.isnan(value):
         x, y = y, x
-    chosen = broadcast(lambda a, b: tf.where(before(a, b), b, a), x, y)
+    number = single(y)
+    if number is not None and (found := _rectified(x, float(number), before)) is not None:
+        return found
+    chosen = broadcast(lambda a, b: lite.where(before(a, b), b, a), x, y)
     if (value := single(y)) is not None and not np.isnan(value):
         return chosen
-    return broadcast(lambda b, c: tf.where(tf.not_equal(b, b), b, c), y, chosen)
+    return broadcast(lambda b, c: lite.where(lite.not_equal(b, b), b, c), y, chosen)
+
+
+def _rectified(x: Any, bound: float, before: Any) -> Any:
+    """Bounds that TFLite has operators for, whose kernels keep NaN."""
+    if before is lite.less and bound == 0:
+        return lite.relu(x)
+    if before is lite.greater and bound == 6 and x.made_by == "RELU" and x.graph is current():
+        return lite.relu6(x.operator.inputs[0])
+    return None
 
 
 def signed(x: Any) -> Any:
@@ -223,25 +233,25 @@ def clamp(op: Operation, low: Any, x: Any, high: Any) -> Any:
 @rule("round", thin=True)
 def rounded(op: Operation, x: Any) -> Any:
     if int(op.params["rounding_method"]) == 1:
-        return tf.round(x)
-    whole = tf.floor(tf.abs(x))
-    away = whole + tf.cast(tf.greater_equal(tf.abs(x) - whole, like(x, 0.5)), x.dtype)
-    return tf.where(tf.less(x, like(x, 0)), negated(away), away)
+        return lite.round(x)
+    whole = lite.floor(lite.abs(x))
+    away = whole + lite.cast(lite.greater_equal(lite.abs(x) - whole, like(x, 0.5)), x.dtype)
+    return lite.where(lite.less(x, like(x, 0)), negated(away), away)
 
 
 @rule("floor", thin=True)
 def floor(op: Operation, x: Any) -> Any:
-    return tf.floor(x)
+    return lite.floor(x)
 
 
 @rule("ceil", thin=True)
 def ceil(op: Operation, x: Any) -> Any:
-    return tf.math.ceil(x)
+    return lite.ceil(x)
 
 
 @rule("is_finite", thin=True)
 def is_finite(op: Operation, x: Any) -> Any:
-    return tf.less(tf.abs(x), like(x, np.inf))
+    return lite.less(lite.abs(x), like(x, np.inf))
 
 
 @rule(
@@ -267,7 +277,7 @@ def same(op: Operation, *xs: Any) -> list[Any]:
 @rule("shape_assertion", "create_token", thin=True)
 def nothing(op: Operation, *xs: Any) -> list[Any]:
     """Of the sizes, `load` checks what was promised before it calls the model."""
-    return [tf.constant(0) for _ in op.results]
+    return [lite.constant(0) for _ in op.results]
 
 
 @rule("convert_element_type", thin=True)
@@ -279,46 +289,49 @@ def converted(x: Any, old: str, new: str) -> Any:
     if old == new:
         return x
     if new == "bool":
-        return tf.not_equal(x, like(x, 0)) if old != "bool" else x
+        return lite.not_equal(x, like(x, 0)) if old != "bool" else x
     if old == "bool":
-        return tf.cast(x, _carrier(new))
+        return lite.cast(x, _carrier(new))
     if new in _FLOATS:
         if old == "uint32":
-            wide = tf.cast(x, tf.float32)
-            return tf.where(tf.less(x, like(x, 0)), wide + 4294967296.0, wide)
+            wide = lite.cast(x, lite.float32)
+            return lite.where(lite.less(x, like(x, 0)), wide + 4294967296.0, wide)
         if old in _FLOATS and new == "float32":
             return _unrounded(x)
-        x = x if x.dtype == tf.float32 else tf.cast(x, tf.float32)
-        return tf.cast(tf.cast(x, new), tf.float32) if new != "float32" else x
+        x = x if x.dtype == lite.float32 else lite.cast(x, lite.float32)
+        return lite.cast(lite.cast(x, new), lite.float32) if new != "float32" else x
     if old in _FLOATS:
         return _whole(x, new)
     if new in NARROW:
-        return wrapped(tf.cast(x, tf.int32), new)
+        return wrapped(lite.cast(x, lite.int32), new)
     if new == "int64":
-        wide = tf.cast(x, tf.int64)
+        wide = lite.cast(x, lite.int64)
         return (
-            tf.where(tf.less(wide, like(wide, 0)), wide + (1 << 32), wide)
+            lite.where(lite.less(wide, like(wide, 0)), wide + (1 << 32), wide)
             if old == "uint32"
             else wide
         )
-    return tf.cast(x, tf.int32)
+    return lite.cast(x, lite.int32)
 
 
 def _unrounded(x: Any) -> Any:
     """A product of halves that becomes float32 is one at once, as XLA has it."""
-    if x.op.type != "Cast" or x.op.inputs[0].op.type != "Cast":
+    if x.made_by != "CAST" or x.operator.inputs[0].made_by != "CAST":
         return x
-    exact = x.op.inputs[0].op.inputs[0]
-    source = exact.op
-    while source.type in ("Reshape", "Transpose"):
-        source = source.inputs[0].op
-    return exact if source.type in ("MatMul", "BatchMatMulV2", "Conv2D") else x
+    exact = x.operator.inputs[0].operator.inputs[0]
+    source = exact
+    while source.made_by in ("RESHAPE", "TRANSPOSE"):
+        source = source.operator.inputs[0]
+    return exact if source.made_by in _PRODUCTS else x
+
+
+_PRODUCTS = ("FULLY_CONNECTED", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV")
 
 
 def _carrier(name: str) -> Any:
     if name in _FLOATS:
-        return tf.float32
-    return tf.int64 if name == "int64" else tf.int32
+        return lite.float32
+    return lite.int64 if name == "int64" else lite.int32
 
 
 def _whole(x: Any, new: str) -> Any:
@@ -326,20 +339,24 @@ def _whole(x: Any, new: str) -> Any:
     limits = np.iinfo(new)
     if new == "int64":
         raise NotInTfliteError("float numbers become int32, and no int64.")
-    x = tf.where(tf.not_equal(x, x), like(x, 0), x)
+    x = lite.where(lite.not_equal(x, x), like(x, 0), x)
     if new in NARROW:
-        bounded = tf.minimum(tf.maximum(x, like(x, float(limits.min))), like(x, float(limits.max)))
-        return tf.cast(bounded, tf.int32)
+        bounded = lite.minimum(
+            lite.maximum(x, like(x, float(limits.min))), like(x, float(limits.max))
+        )
+        return lite.cast(bounded, lite.int32)
     if new == "uint32":
-        low = tf.maximum(x, like(x, 0))
-        upper = tf.greater_equal(low, like(x, 2.0**31))
-        shifted = tf.where(upper, tf.minimum(low, like(x, 2.0**32 - 256)) - 2.0**31, low)
-        whole = tf.cast(shifted, tf.int32)
-        whole = tf.where(upper, whole + like(whole, -(1 << 31)), whole)
-        return tf.where(tf.greater_equal(x, like(x, 2.0**32)), like(whole, -1), whole)
+        low = lite.maximum(x, like(x, 0))
+        upper = lite.greater_equal(low, like(x, 2.0**31))
+        shifted = lite.where(upper, lite.minimum(low, like(x, 2.0**32 - 256)) - 2.0**31, low)
+        whole = lite.cast(shifted, lite.int32)
+        whole = lite.where(upper, whole + like(whole, -(1 << 31)), whole)
+        return lite.where(lite.greater_equal(x, like(x, 2.0**32)), like(whole, -1), whole)
     largest = float(np.nextafter(np.float32(2.0**31), np.float32(0)))
-    whole = tf.cast(tf.minimum(tf.maximum(x, like(x, -(2.0**31))), like(x, largest)), tf.int32)
-    return tf.where(tf.greater_equal(x, like(x, 2.0**31)), like(whole, 2**31 - 1), whole)
+    whole = lite.cast(
+        lite.minimum(lite.maximum(x, like(x, -(2.0**31))), like(x, largest)), lite.int32
+    )
+    return lite.where(lite.greater_equal(x, like(x, 2.0**31)), like(whole, 2**31 - 1), whole)
 
 
 @rule("reduce_precision", thin=True)

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift, signed
-from pax_export.export.formats.tflite.swaps import minus
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
     broadcast,
     constant,
     is_static,
     single,
-    tf,
     wrapped,
 )
 
@@ -24,112 +23,112 @@ def _compared(op: Operation, function: Any, x: Any, y: Any) -> Any:
     if op.dtype == "uint32":
         x, y = signed(x), signed(y)
     if op.dtype == "bool":
-        x, y = tf.cast(x, tf.int32), tf.cast(y, tf.int32)
+        x, y = lite.cast(x, lite.int32), lite.cast(y, lite.int32)
     return broadcast(function, x, y)
 
 
 @rule("eq", thin=True)
 def equal(op: Operation, x: Any, y: Any) -> Any:
-    return broadcast(tf.equal, x, y)
+    return broadcast(lite.equal, x, y)
 
 
 @rule("ne", thin=True)
 def not_equal(op: Operation, x: Any, y: Any) -> Any:
-    return broadcast(tf.not_equal, x, y)
+    return broadcast(lite.not_equal, x, y)
 
 
 @rule("lt", thin=True)
 def less(op: Operation, x: Any, y: Any) -> Any:
-    return _compared(op, tf.less, x, y)
+    return _compared(op, lite.less, x, y)
 
 
 @rule("le", thin=True)
 def less_equal(op: Operation, x: Any, y: Any) -> Any:
-    return _compared(op, tf.less_equal, x, y)
+    return _compared(op, lite.less_equal, x, y)
 
 
 @rule("gt", thin=True)
 def greater(op: Operation, x: Any, y: Any) -> Any:
-    return _compared(op, tf.greater, x, y)
+    return _compared(op, lite.greater, x, y)
 
 
 @rule("ge", thin=True)
 def greater_equal(op: Operation, x: Any, y: Any) -> Any:
-    return _compared(op, tf.greater_equal, x, y)
+    return _compared(op, lite.greater_equal, x, y)
 
 
 @rule("lt_to", thin=True)
 def less_in_order(op: Operation, x: Any, y: Any) -> Any:
-    return broadcast(tf.less, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
+    return broadcast(lite.less, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
 
 
 @rule("le_to", thin=True)
 def less_equal_in_order(op: Operation, x: Any, y: Any) -> Any:
-    return broadcast(tf.less_equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
+    return broadcast(lite.less_equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
 
 
 @rule("eq_to", thin=True)
 def equal_in_order(op: Operation, x: Any, y: Any) -> Any:
-    return broadcast(tf.equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
+    return broadcast(lite.equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
 
 
 def ordered(x: Any, dtype: str, equal_zeros: bool = True) -> Any:
     """Integers in the order of these values; NaN is the largest, and both zeros may be one."""
     if dtype == "bool":
-        return tf.cast(x, tf.int32)
+        return lite.cast(x, lite.int32)
     if dtype == "uint32":
         return signed(x)
-    if x.dtype != tf.float32:
+    if x.dtype != lite.float32:
         return x
     if equal_zeros:
-        x = tf.where(tf.equal(x, like(x, 0)), like(x, 0), x)
-    bits = tf.bitcast(tf.where(tf.not_equal(x, x), like(x, np.nan), x), tf.int32)
+        x = lite.where(lite.equal(x, like(x, 0)), like(x, 0), x)
+    bits = lite.bitcast(lite.where(lite.not_equal(x, x), like(x, np.nan), x), lite.int32)
     # Those of negative numbers count downwards.
-    return tf.where(tf.less(bits, like(bits, 0)), like(bits, -(1 << 31)) - bits - 1, bits)
+    return lite.where(lite.less(bits, like(bits, 0)), like(bits, -(1 << 31)) - bits - 1, bits)
 
 
 @rule("select_n", thin=True, parts=True)
 def select(op: Operation, which: Any, *cases: Any) -> Any:
-    if which.dtype == tf.bool:
+    if which.dtype == lite.bool_:
         return _where(which, cases[1], cases[0])
     result = cases[0]
     for number, case in enumerate(cases[1:], 1):
-        result = _where(tf.equal(which, like(which, number)), case, result)
+        result = _where(lite.equal(which, like(which, number)), case, result)
     return result
 
 
 def _where(which: Any, yes: Any, no: Any) -> Any:
-    return broadcast(tf.where, which, yes, no)
+    return broadcast(lite.where, which, yes, no)
 
 
 @rule("and", thin=True)
 def logical_and(op: Operation, x: Any, y: Any) -> Any:
-    return broadcast(tf.logical_and, x, y) if op.dtype == "bool" else bits_of_both(op, x, y)
+    return broadcast(lite.logical_and, x, y) if op.dtype == "bool" else bits_of_both(op, x, y)
 
 
 @rule("or", thin=True)
 def logical_or(op: Operation, x: Any, y: Any) -> Any:
     if op.dtype == "bool":
-        return broadcast(tf.logical_or, x, y)
+        return broadcast(lite.logical_or, x, y)
     return _xor(op, x, y) + bits_of_both(op, x, y)
 
 
 @rule("xor", thin=True)
 def exclusive_or(op: Operation, x: Any, y: Any) -> Any:
-    return broadcast(tf.not_equal, x, y) if op.dtype == "bool" else _xor(op, x, y)
+    return broadcast(lite.not_equal, x, y) if op.dtype == "bool" else _xor(op, x, y)
 
 
 @rule("not", thin=True)
 def negation(op: Operation, x: Any) -> Any:
     if op.dtype == "bool":
-        return tf.logical_not(x)
-    return wrapped(minus(-1, x), op.dtype)
+        return lite.logical_not(x)
+    return wrapped(lite.subtract(-1, x), op.dtype)
 
 
 def _xor(op: Operation, x: Any, y: Any) -> Any:
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
-    return broadcast(tf.bitwise.bitwise_xor, x, y)
+    return broadcast(lite.bitwise_xor, x, y)
 
 
 def bits_of_both(op: Operation, x: Any, y: Any) -> Any:
@@ -137,13 +136,13 @@ def bits_of_both(op: Operation, x: Any, y: Any) -> Any:
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
     half_x, half_y = _shifted(x, 1), _shifted(y, 1)
-    both = half_x + half_y - broadcast(tf.bitwise.bitwise_xor, half_x, half_y)
+    both = half_x + half_y - broadcast(lite.bitwise_xor, half_x, half_y)
     return both + (x - 2 * half_x) * (y - 2 * half_y)
 
 
 def _shifted(x: Any, bits: Any) -> Any:
     bits = like(x, bits) if is_static(bits) else bits
-    return broadcast(tf.bitwise.right_shift, x, bits)
+    return broadcast(lite.right_shift, x, bits)
 
 
 _POWERS = np.array([*(1 << bit for bit in range(31)), -(1 << 31), 0], np.int64).astype(np.int32)
@@ -155,8 +154,8 @@ def shift_left(op: Operation, x: Any, y: Any) -> Any:
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
     bits = _distance(y, 32)
     known = is_static(bits)
-    factor = like(x, int(_POWERS[bits])) if known else tf.gather(constant(_POWERS), bits)
-    return wrapped(broadcast(tf.multiply, x, factor), op.dtype)
+    factor = like(x, int(_POWERS[bits])) if known else lite.gather(constant(_POWERS), bits)
+    return wrapped(broadcast(lite.multiply, x, factor), op.dtype)
 
 
 def _distance(y: Any, most: int) -> Any:
@@ -167,7 +166,7 @@ def _distance(y: Any, most: int) -> Any:
     known = single(y)
     if known is not None:
         return min(int(known) & 0xFFFFFFFF, most)
-    return tf.where(tf.less(y, 0), like(y, most), tf.minimum(y, like(y, most)))
+    return lite.where(lite.less(y, 0), like(y, most), lite.minimum(y, like(y, most)))
 
 
 @rule("shift_right_arithmetic", thin=True)
@@ -184,17 +183,17 @@ def shift_right_logical(op: Operation, x: Any, y: Any) -> Any:
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
     bits = _distance(y, 32)
     if op.dtype in NARROW:
-        last = min(bits, 31) if is_static(bits) else tf.minimum(bits, 31)
+        last = min(bits, 31) if is_static(bits) else lite.minimum(bits, 31)
         return wrapped(_shifted(_unsigned(op, x), last), op.dtype)
     if is_static(bits):
         return logical_shift(x, bits)
 
     def shift(x: Any, bits: Any) -> Any:
-        shifted = tf.bitwise.right_shift(x, tf.minimum(bits, 31))
+        shifted = lite.right_shift(x, lite.minimum(bits, 31))
         # The zeros that come from the left, in the place of the signs.
-        fill = tf.gather(constant(_POWERS), minus(32, bits))
-        result = tf.where(tf.less(x, 0), shifted + fill, shifted)
-        return tf.where(tf.greater(bits, 31), tf.zeros_like(result), result)
+        fill = lite.gather(constant(_POWERS), lite.subtract(32, bits))
+        result = lite.where(lite.less(x, 0), shifted + fill, shifted)
+        return lite.where(lite.greater(bits, 31), lite.zeros_like(result), result)
 
     return broadcast(shift, x, bits)
 
@@ -213,7 +212,7 @@ def bitcast(op: Operation, x: Any) -> Any:
     if new in NARROW and new.removeprefix("u") == op.dtype.removeprefix("u"):
         return wrapped(x, new)
     if op.dtype == "float32" and new in words:
-        return tf.bitcast(x, tf.int32)
+        return lite.bitcast(x, lite.int32)
     if op.dtype in words and new == "float32":
-        return tf.bitcast(x, tf.float32)
+        return lite.bitcast(x, lite.float32)
     raise NotInTfliteError(f"it does not read {op.dtype} as {new}.")

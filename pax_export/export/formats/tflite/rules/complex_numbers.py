@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import layers
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import (
     NotInTfliteError,
     Operation,
@@ -24,13 +26,12 @@ from pax_export.export.formats.tflite.tensors import (
     constant,
     is_static,
     reshape,
-    tf,
     transpose,
 )
 
 
 def _pair(x: Any) -> Pair:
-    return x if isinstance(x, Pair) else Pair(x, tf.zeros_like(x))
+    return x if isinstance(x, Pair) else Pair(x, lite.zeros_like(x))
 
 
 @complex_rule("complex", thin=True)
@@ -42,8 +43,8 @@ def _alike(x: Any, y: Any) -> tuple[Any, Any]:
     """Both parts thin in the same dimensions."""
     if x.shape.as_list() == y.shape.as_list():
         return x, y
-    return broadcast(lambda a, b: a + tf.zeros_like(b), x, y), broadcast(
-        lambda a, b: tf.zeros_like(a) + b, x, y
+    return broadcast(lambda a, b: a + lite.zeros_like(b), x, y), broadcast(
+        lambda a, b: lite.zeros_like(a) + b, x, y
     )
 
 
@@ -71,13 +72,13 @@ def neg(op: Operation, x: Any) -> Pair:
 @complex_rule("add", "add_any", thin=True)
 def add(op: Operation, x: Any, y: Any) -> Pair:
     x, y = _pair(x), _pair(y)
-    return Pair(broadcast(tf.add, x.real, y.real), broadcast(tf.add, x.imag, y.imag))
+    return Pair(broadcast(lite.add, x.real, y.real), broadcast(lite.add, x.imag, y.imag))
 
 
 @complex_rule("sub", thin=True)
 def sub(op: Operation, x: Any, y: Any) -> Pair:
     x, y = _pair(x), _pair(y)
-    return Pair(broadcast(tf.subtract, x.real, y.real), broadcast(tf.subtract, x.imag, y.imag))
+    return Pair(broadcast(lite.subtract, x.real, y.real), broadcast(lite.subtract, x.imag, y.imag))
 
 
 @complex_rule("mul", thin=True)
@@ -87,17 +88,17 @@ def mul(op: Operation, x: Any, y: Any) -> Pair:
 
 def times(x: Pair, y: Pair) -> Pair:
     def part(function: Callable, a: Any, b: Any, c: Any, d: Any) -> Any:
-        return function(broadcast(tf.multiply, a, b), broadcast(tf.multiply, c, d))
+        return function(broadcast(lite.multiply, a, b), broadcast(lite.multiply, c, d))
 
     return Pair(
-        part(tf.subtract, x.real, y.real, x.imag, y.imag),
-        part(tf.add, x.real, y.imag, x.imag, y.real),
+        part(lite.subtract, x.real, y.real, x.imag, y.imag),
+        part(lite.add, x.real, y.imag, x.imag, y.real),
     )
 
 
 def _inverse(x: Pair) -> Pair:
     # Scaled by the larger part, whose square might be infinite.
-    scale = tf.maximum(tf.abs(x.real), tf.abs(x.imag))
+    scale = lite.maximum(lite.abs(x.real), lite.abs(x.imag))
     a, b = x.real / scale, x.imag / scale
     size = (a * a + b * b) * scale
     return Pair(a / size, -b / size)
@@ -114,52 +115,52 @@ def absolute(op: Operation, x: Any) -> Any:
 
 
 def _size(x: Pair) -> Any:
-    larger = tf.maximum(tf.abs(x.real), tf.abs(x.imag))
-    scale = tf.where(tf.equal(larger, 0.0), tf.ones_like(larger), larger)
+    larger = lite.maximum(lite.abs(x.real), lite.abs(x.imag))
+    scale = lite.where(lite.equal(larger, 0.0), lite.ones_like(larger), larger)
     a, b = x.real / scale, x.imag / scale
-    return scale * tf.sqrt(a * a + b * b) * tf.cast(tf.not_equal(larger, 0.0), tf.float32)
+    return scale * lite.sqrt(a * a + b * b) * lite.cast(lite.not_equal(larger, 0.0), lite.float32)
 
 
 @complex_rule("exp", thin=True)
 def exp(op: Operation, x: Any) -> Pair:
     size = real_exp(x.real)
-    return Pair(size * tf.cos(x.imag), size * tf.sin(x.imag))
+    return Pair(size * lite.cos(x.imag), size * lite.sin(x.imag))
 
 
 @complex_rule("log", thin=True)
 def log(op: Operation, x: Any) -> Pair:
-    return Pair(real_log(_size(x)), tf.math.atan2(x.imag, x.real))
+    return Pair(real_log(_size(x)), lite.atan2(x.imag, x.real))
 
 
 @complex_rule("log1p", thin=True)
 def log_1p(op: Operation, x: Any) -> Pair:
     part = x.real * (2.0 + x.real) + x.imag * x.imag
-    return Pair(0.5 * log1p(part), tf.math.atan2(x.imag, 1.0 + x.real))
+    return Pair(0.5 * log1p(part), lite.atan2(x.imag, 1.0 + x.real))
 
 
 @complex_rule("sqrt", thin=True)
 def sqrt(op: Operation, x: Any) -> Pair:
     size = _size(x)
-    real_part = tf.sqrt(tf.maximum(0.5 * (size + x.real), 0.0))
-    imag_part = tf.sqrt(tf.maximum(0.5 * (size - x.real), 0.0))
-    return Pair(real_part, tf.where(tf.less(x.imag, 0.0), -imag_part, imag_part))
+    real_part = lite.sqrt(lite.maximum(0.5 * (size + x.real), 0.0))
+    imag_part = lite.sqrt(lite.maximum(0.5 * (size - x.real), 0.0))
+    return Pair(real_part, lite.where(lite.less(x.imag, 0.0), -imag_part, imag_part))
 
 
 @complex_rule("eq", thin=True)
 def equal(op: Operation, x: Any, y: Any) -> Any:
     x, y = _pair(x), _pair(y)
-    same = broadcast(tf.equal, x.real, y.real)
-    return broadcast(tf.logical_and, same, broadcast(tf.equal, x.imag, y.imag))
+    same = broadcast(lite.equal, x.real, y.real)
+    return broadcast(lite.logical_and, same, broadcast(lite.equal, x.imag, y.imag))
 
 
 @complex_rule("ne", thin=True)
 def not_equal(op: Operation, x: Any, y: Any) -> Any:
-    return tf.logical_not(equal(op, x, y))
+    return lite.logical_not(equal(op, x, y))
 
 
 @complex_rule("is_finite", thin=True)
 def is_finite(op: Operation, x: Any) -> Any:
-    return tf.logical_and(*(tf.less(tf.abs(each), np.inf) for each in (x.real, x.imag)))
+    return lite.logical_and(*(lite.less(lite.abs(each), np.inf) for each in (x.real, x.imag)))
 
 
 @complex_rule("convert_element_type", thin=True)
@@ -168,7 +169,7 @@ def convert(op: Operation, x: Any) -> Any:
         if np.dtype(op.params["new_dtype"]).name == "complex64":
             return x
         raise NotInTfliteError("complex numbers become no others.")
-    return _pair(tf.cast(x, tf.float32))
+    return _pair(lite.cast(x, lite.float32))
 
 
 @complex_rule("dot_general")
@@ -227,7 +228,9 @@ def fft(op: Operation, x: Any) -> Any:
     if sign < 0:
         return found
     count = product(lengths)
-    scale = 1.0 / (float(count) if is_static(count) else tf.cast(op.sizes.of(count), tf.float32))
+    scale = 1.0 / (
+        float(count) if is_static(count) else lite.cast(op.sizes.of(count), lite.float32)
+    )
     if isinstance(found, Pair):
         return Pair(found.real * scale, found.imag * scale)
     return found * scale
@@ -237,20 +240,22 @@ def _to_real(op: Operation, x: Pair, shape: Sequence[Any], length: Any) -> Any:
     """The half that is stored, and what it says of the other half, as real numbers."""
     count = op.sizes.of(shape[-1])
     sizes = op.sizes
-    even = tf.cast(tf.equal(_scalar(sizes.of(length)) % 2, 0), tf.float32)
-    numbers = tf.range(count)
-    ends = tf.cast(tf.equal(numbers, 0), tf.float32)
-    ends = ends + even * tf.cast(tf.equal(numbers, _scalar(sizes.of(length)) // 2), tf.float32)
-    weight = 2.0 - tf.minimum(ends, 1.0)
+    even = lite.cast(lite.equal(_scalar(sizes.of(length)) % 2, 0), lite.float32)
+    numbers = lite.range(count)
+    ends = lite.cast(lite.equal(numbers, 0), lite.float32)
+    ends = ends + even * lite.cast(
+        lite.equal(numbers, _scalar(sizes.of(length)) // 2), lite.float32
+    )
+    weight = 2.0 - lite.minimum(ends, 1.0)
     cosine, sine = _matrix(shape[-1], length, length, sizes)
     x = Pair(x.real * weight, x.imag * weight)
     rows = [reshape(p, [product(shape[:-1]), shape[-1]], sizes) for p in (x.real, x.imag)]
-    found = tf.matmul(rows[0], cosine) - tf.matmul(rows[1], sine)
+    found = layers.matmul(rows[0], cosine) - layers.matmul(rows[1], sine)
     return reshape(found, [*shape[:-1], length], sizes)
 
 
 def _scalar(value: Any) -> Any:
-    return tf.constant(value) if is_static(value) else value
+    return lite.constant(value) if is_static(value) else value
 
 
 def _matrix(rows: Any, columns: Any, length: Any, sizes: Sizes) -> tuple[Any, Any]:
@@ -258,11 +263,13 @@ def _matrix(rows: Any, columns: Any, length: Any, sizes: Sizes) -> tuple[Any, An
     if all(map(is_static, (rows, columns, length))):
         angle = 2 * math.pi * np.mod(np.outer(np.arange(rows), np.arange(columns)), length) / length
         return constant(np.cos(angle).astype("f")), constant(np.sin(angle).astype("f"))
-    row, column = (tf.range(sizes.of(size)) for size in (rows, columns))
+    row, column = (lite.range(sizes.of(size)) for size in (rows, columns))
     # The product is reduced before it becomes a float, which holds 24 bits only.
-    place = tf.math.floormod(row[:, None] * column[None, :], _scalar(sizes.of(length)))
-    angle = tf.cast(place, tf.float32) * (2 * math.pi / tf.cast(sizes.of(length), tf.float32))
-    return tf.cos(angle), tf.sin(angle)
+    place = lite.floormod(row[:, None] * column[None, :], _scalar(sizes.of(length)))
+    angle = lite.cast(place, lite.float32) * (
+        2 * math.pi / lite.cast(sizes.of(length), lite.float32)
+    )
+    return lite.cos(angle), lite.sin(angle)
 
 
 def _along(
@@ -289,7 +296,7 @@ def _transform(x: Pair, rows: Any, length: Any, sign: float, sizes: Sizes) -> Pa
     inner = [_swapped(p, rows, one, two, sizes) for p in (x.real, x.imag)]
     found = _transform(Pair(*inner), rows * two, one, sign, sizes)
     cosine, sine = _matrix(two, one, length, sizes)
-    cosine, sine = tf.reshape(cosine, [1, two, one]), sign * tf.reshape(sine, [1, two, one])
+    cosine, sine = lite.reshape(cosine, [1, two, one]), sign * lite.reshape(sine, [1, two, one])
     parts = [reshape(p, [rows, two, one], sizes) for p in (found.real, found.imag)]
     found = times(Pair(*parts), Pair(cosine, sine))
     outer = [
@@ -319,6 +326,6 @@ def _factor(length: Any) -> int:
 
 def _multiplied(x: Pair, cosine: Any, sine: Any) -> Pair:
     return Pair(
-        tf.matmul(x.real, cosine) - tf.matmul(x.imag, sine),
-        tf.matmul(x.real, sine) + tf.matmul(x.imag, cosine),
+        layers.matmul(x.real, cosine) - layers.matmul(x.imag, sine),
+        layers.matmul(x.real, sine) + layers.matmul(x.imag, cosine),
     )

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from pax_export._jax import scan_operands
+from pax_export.export.formats.tflite.builder import loops
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, kind, rule
 from pax_export.export.formats.tflite.rules.indexing import updated
 from pax_export.export.formats.tflite.tensors import (
@@ -18,7 +20,6 @@ from pax_export.export.formats.tflite.tensors import (
     full,
     is_static,
     single,
-    tf,
 )
 from pax_export.export.tracing import dtypes
 
@@ -63,9 +64,7 @@ def _invariants(flat: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
             if dtypes.is_key(struct.dtype):
                 found.append(tensor.shape)
             else:
-                found.append(
-                    tf.TensorShape([int(n) if is_static(n) else None for n in struct.shape])
-                )
+                found.append([int(n) if is_static(n) else None for n in struct.shape])
     return found
 
 
@@ -84,7 +83,7 @@ def while_loop(op: Operation, *given: Any) -> list[Any]:
         return full(found() if callable(found) else found, each, op.sizes)
 
     def holds(*state: Any) -> Any:
-        return tf.reduce_any(going(state))
+        return lite.reduce_any(going(state))
 
     def body(*state: Any) -> Any:
         values = _values(state, structs)
@@ -99,15 +98,15 @@ def while_loop(op: Operation, *given: Any) -> list[Any]:
     if not start:
         return []
     shapes = _invariants(start, structs)
-    results = tf.while_loop(holds, body, start, shape_invariants=shapes)
+    results = loops.while_loop(holds, body, start, shape_invariants=shapes)
     return _values(results, structs)
 
 
 def _where_going(going: Any, new: Any, old: Any) -> Any:
-    shape = tf.concat([tf.shape(going), [1] * (new.shape.rank - going.shape.rank)], 0)
-    thin = tf.reshape(going, shape)
+    shape = lite.concat([lite.shape(going), [1] * (new.shape.rank - going.shape.rank)], 0)
+    thin = lite.reshape(going, shape)
     thin.set_shape([*going.shape, *[1] * (new.shape.rank - going.shape.rank)])
-    return broadcast(tf.where, thin, new, old)
+    return broadcast(lite.where, thin, new, old)
 
 
 @rule("scan", thin=True)
@@ -122,7 +121,7 @@ def scan(op: Operation, *given: Any) -> list[Any]:
     whole = _flat(op, inputs, input_structs)
     count = op.sizes.of(length)
     # A loop of no step is prepared, too, and then there must be a place for what it would write.
-    room = count if is_static(count) else tf.maximum(count, 1)
+    room = count if is_static(count) else lite.maximum(count, 1)
     buffers = [_zeros(op, struct, room) for struct in rows for _ in _parts(struct)]
 
     def body(step: Any, *state: Any) -> Any:
@@ -134,7 +133,9 @@ def scan(op: Operation, *given: Any) -> list[Any]:
         after = _flat(op, results[: len(carry)], carried)
         ys = _flat(op, results[len(carry) :], made[len(carry) :])
         written = [
-            updated(old, tf.expand_dims(new, 0), [place, *[tf.constant(0)] * (old.shape.rank - 1)])
+            updated(
+                old, lite.expand_dims(new, 0), [place, *[lite.constant(0)] * (old.shape.rank - 1)]
+            )
             for old, new in zip(state[len(start) :], ys)
         ]
         return (step + 1, *after, *written)
@@ -142,15 +143,15 @@ def scan(op: Operation, *given: Any) -> list[Any]:
     structs = op.results
     flat = [*start, *buffers]
     if is_static(count) and count <= _UNROLLED:
-        state = (tf.constant(0), *flat)
+        state = (lite.constant(0), *flat)
         for number in range(count):
-            state = body(tf.constant(number), *state[1:])
+            state = body(lite.constant(number), *state[1:])
         return _values(state[1:], structs)
-    shapes = [tf.TensorShape([]), *_invariants(flat, structs)]
-    results = tf.while_loop(
-        lambda step, *_: tf.less(step, count),
+    shapes = [[], *_invariants(flat, structs)]
+    results = loops.while_loop(
+        lambda step, *_: lite.less(step, count),
         body,
-        [tf.constant(0), *flat],
+        [lite.constant(0), *flat],
         shape_invariants=shapes,
     )
     results = list(results[1:])
@@ -168,7 +169,7 @@ def _parts(struct: Any) -> tuple[str, ...]:
 
 
 def _row(x: Any, place: Any) -> Any:
-    return tf.gather(x, place)
+    return lite.gather(x, place)
 
 
 def _zeros(op: Operation, struct: Any, room: Any) -> Any:
@@ -176,10 +177,10 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
         raise NotInTfliteError("it collects no random keys.")
     carrier = CARRIERS[kind(struct)]
     if all(map(is_static, struct.shape)):
-        return tf.zeros([int(size) for size in struct.shape], carrier)
+        return lite.zeros([int(size) for size in struct.shape], carrier)
     sizes = [room, *(op.sizes.of(size) for size in struct.shape[1:])]
-    sizes = tf.stack([tf.constant(n, tf.int32) if is_static(n) else n for n in sizes])
-    result = tf.fill(sizes, constant(0, np.dtype(carrier)))
+    sizes = lite.stack([lite.constant(n, lite.int32) if is_static(n) else n for n in sizes])
+    result = lite.fill(sizes, constant(0, np.dtype(carrier)))
     result.set_shape([int(n) if is_static(n) else None for n in struct.shape])
     return result
 
@@ -193,9 +194,9 @@ def cond(op: Operation, which: Any, *given: Any) -> list[Any]:
 
     if not op.results:
         return []
-    which = tf.reshape(which, [])
-    if which.dtype == tf.bool:
-        which = tf.cast(which, tf.int32)
+    which = lite.reshape(which, [])
+    if which.dtype == lite.bool_:
+        which = lite.cast(which, lite.int32)
     known = single(which)
     if known is not None:
         return op.run(branches[min(max(int(known), 0), len(branches) - 1)], list(given))
@@ -206,4 +207,4 @@ def cond(op: Operation, which: Any, *given: Any) -> list[Any]:
 
 
 def _either(which: Any, number: int, here: Any, after: Any) -> Any:
-    return lambda: tf.cond(tf.less_equal(which, number), here, after)
+    return lambda: loops.cond(lite.less_equal(which, number), here, after)

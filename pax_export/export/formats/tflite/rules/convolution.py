@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from pax_export.export.formats.tflite.builder import layers
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.rules.layout import padded
@@ -13,7 +15,6 @@ from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     is_static,
     reshape,
-    tf,
     transpose,
     wrapped,
 )
@@ -43,7 +44,7 @@ def convolution(op: Operation, x: Any, kernel: Any) -> Any:
         *((low, high, step - 1) for (low, high), step in zip(params["padding"], spread)),
         (0, 0, 0),
     ]
-    x = padded(op, x, tf.constant(0.0), shape, widths)
+    x = padded(op, x, lite.constant(0.0), shape, widths)
     shape = [_padded(size, width) for size, width in zip(shape, widths)]
     found = _grouped(op, x, kernel, shape, window)
     found = wrapped(found, result_kind)
@@ -79,7 +80,7 @@ def _grouped(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[
         part = x[..., group * each : (group + 1) * each]
         filters = kernel[..., group * made : (group + 1) * made]
         pieces.append(_convolved(op, part, filters, [*shape[:-1], each], [*window[:-1], made]))
-    return tf.concat(pieces, -1)
+    return lite.concat(pieces, -1)
 
 
 def _by_position(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[Any]) -> Any:
@@ -104,7 +105,7 @@ def _by_position(op: Operation, x: Any, kernel: Any, shape: list[Any], window: l
             part = part[tuple(index)]
         part = transpose(reshape(part, [many, groups, inner], op.sizes), [1, 0, 2])
         filters = transpose(reshape(kernel[place], [inner, groups, made], op.sizes), [1, 0, 2])
-        found = tf.matmul(part, filters)
+        found = layers.matmul(part, filters)
         total = found if total is None else total + found
     total = transpose(total, [1, 0, 2])
     return reshape(total, [shape[0], *sizes, window[-1]], op.sizes)
@@ -124,7 +125,7 @@ def _by_batch(op: Operation, x: Any, kernel: Any, shape: Any, window: Any, group
         )
         for group in range(groups)
     ]
-    return tf.concat(pieces, -1)
+    return lite.concat(pieces, -1)
 
 
 def _steps(op: Operation) -> tuple[list[int], list[int]]:
@@ -136,45 +137,34 @@ def _steps(op: Operation) -> tuple[list[int], list[int]]:
 def _convolved(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> Any:
     strides, dilation = _steps(op)
     if len(strides) == 0:
-        return tf.matmul(x, kernel)
+        return layers.matmul(x, kernel)
     if len(strides) == 1:
         x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
-        kernel = tf.expand_dims(kernel, 0)
+        kernel = lite.expand_dims(kernel, 0)
         strides, dilation = [1, *strides], [1, *dilation]
     if len(strides) == 2:
-        found = tf.nn.conv2d(x, kernel, strides, "VALID", dilations=dilation)
-        return tf.squeeze(found, 1) if len(window) == 3 else found
+        found = layers.conv2d(x, kernel, strides, dilation)
+        return lite.squeeze(found, 1) if len(window) == 3 else found
     if len(strides) == 3:
         if any(each > 1 for each in dilation):
             kernel = _dilated(op, kernel, window, dilation)
-        return tf.nn.conv3d(x, kernel, [1, *strides, 1], "VALID")
+        return layers.conv3d(x, kernel, strides)
     raise NotInTfliteError(f"it convolves three dimensions at most, and here are {len(strides)}.")
 
 
 def _dilated(op: Operation, kernel: Any, window: Any, dilation: Sequence[int]) -> Any:
     """A kernel with zeros between its elements."""
     widths = [*((0, 0, step - 1) for step in dilation), (0, 0, 0), (0, 0, 0)]
-    return padded(op, kernel, tf.constant(0.0), window, widths)
+    return padded(op, kernel, lite.constant(0.0), window, widths)
 
 
 def _depthwise(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> Any:
     strides, dilation = _steps(op)
     if len(strides) == 1:
         x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
-        kernel = tf.expand_dims(kernel, 0)
-        strides, dilation = [strides[0], strides[0]], [1, *dilation]
+        kernel = lite.expand_dims(kernel, 0)
+        strides, dilation = [1, *strides], [1, *dilation]
     channels = int(shape[-1])
-    kernel = tf.reshape(kernel, [*kernel.shape[:2], channels, int(window[-1]) // channels])
-    plain = strides[0] == strides[1] and (strides[0] == 1 or max(dilation) == 1)
-    # TensorFlow wants equal strides, and none beside a dilation: others leave results out.
-    step = strides[0] if plain else 1
-    found = tf.raw_ops.DepthwiseConv2dNative(
-        input=x,
-        filter=kernel,
-        strides=[1, step, step, 1],
-        padding="VALID",
-        dilations=[1, *dilation, 1],
-    )
-    if not plain:
-        found = found[:, :: strides[0], :: strides[1], :]
-    return tf.squeeze(found, 1) if len(window) == 3 else found
+    kernel = lite.reshape(kernel, [*kernel.shape[:2], channels, int(window[-1]) // channels])
+    found = layers.depthwise_conv2d(x, kernel, strides, dilation)
+    return lite.squeeze(found, 1) if len(window) == 3 else found

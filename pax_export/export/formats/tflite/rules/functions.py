@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like
-from pax_export.export.formats.tflite.tensors import broadcast, tf
+from pax_export.export.formats.tflite.tensors import broadcast
 
 
 def _plain(name: str, function: Callable[[Any], Any]) -> None:
@@ -18,27 +19,27 @@ def _plain(name: str, function: Callable[[Any], Any]) -> None:
 
 def exp(x: Any) -> Any:
     """LiteRT's fast kernel makes 0 of NaN."""
-    return tf.where(tf.not_equal(x, x), x, tf.exp(x))
+    return lite.where(lite.not_equal(x, x), x, lite.exp(x))
 
 
 def log(x: Any) -> Any:
     """LiteRT's fast kernel makes 88 of infinity and NaN, where a processor has no AVX-512."""
-    return tf.where(tf.less(x, like(x, np.inf)), tf.math.log(x), x)
+    return lite.where(lite.less(x, like(x, np.inf)), lite.log(x), x)
 
 
 def rsqrt(x: Any) -> Any:
     """LiteRT's fast kernel makes NaN of 0."""
-    return tf.where(tf.equal(x, like(x, 0)), like(x, np.inf), tf.math.rsqrt(x))
+    return lite.where(lite.equal(x, like(x, 0)), like(x, np.inf), lite.rsqrt(x))
 
 
 for _name, _function in {
     "exp": lambda x: exp(x),
     "log": lambda x: log(x),
-    "tanh": lambda x: tf.tanh(x),
-    "logistic": lambda x: tf.sigmoid(x),
-    "sin": lambda x: tf.sin(x),
-    "cos": lambda x: tf.cos(x),
-    "sqrt": lambda x: tf.sqrt(x),
+    "tanh": lambda x: lite.tanh(x),
+    "logistic": lambda x: lite.sigmoid(x),
+    "sin": lambda x: lite.sin(x),
+    "cos": lambda x: lite.cos(x),
+    "sqrt": lambda x: lite.sqrt(x),
     "rsqrt": lambda x: rsqrt(x),
 }.items():
     _plain(_name, _function)
@@ -53,10 +54,10 @@ def horner(x: Any, coefficients: Sequence[float]) -> Any:
 
 
 def log1p(x: Any) -> Any:
-    small = tf.less(tf.abs(x), like(x, 0.3))
-    part = tf.where(small, x, like(x, 0)) / (2.0 + tf.where(small, x, like(x, 0)))
+    small = lite.less(lite.abs(x), like(x, 0.3))
+    part = lite.where(small, x, like(x, 0)) / (2.0 + lite.where(small, x, like(x, 0)))
     near = 2.0 * part * horner(part * part, [1 / n for n in range(13, 0, -2)])
-    return tf.where(small, near, log(1.0 + x))
+    return lite.where(small, near, log(1.0 + x))
 
 
 @rule("atan2", thin=True)
@@ -66,9 +67,9 @@ def atan2(op: Operation, y: Any, x: Any) -> Any:
 
 def _atan2(y: Any, x: Any) -> Any:
     # Its kernel broadcasts nothing.
-    zero = broadcast(lambda a, b: tf.zeros_like(a) * tf.zeros_like(b), y, x)
+    zero = broadcast(lambda a, b: lite.zeros_like(a) * lite.zeros_like(b), y, x)
     if y.shape.as_list() != zero.shape.as_list():
         y = y + zero
     if x.shape.as_list() != zero.shape.as_list():
         x = x + zero
-    return tf.math.atan2(y, x)
+    return lite.atan2(y, x)

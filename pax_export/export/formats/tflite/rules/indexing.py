@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._optional import require
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
 from pax_export.export.formats.tflite.tensors import (
@@ -18,7 +18,6 @@ from pax_export.export.formats.tflite.tensors import (
     is_static,
     joined,
     reshape,
-    tf,
     transpose,
     wrapped,
 )
@@ -26,8 +25,8 @@ from pax_export.export.formats.tflite.tensors import (
 
 def _at_least_zero(start: Any, most: Any) -> Any:
     # Not by minimum and maximum, of which the converter may make a ReLU6 of integers.
-    below = tf.where(tf.less(start, most), start, most)
-    return tf.where(tf.less(below, 0), tf.zeros_like(below), below)
+    below = lite.where(lite.less(start, most), start, most)
+    return lite.where(lite.less(below, 0), lite.zeros_like(below), below)
 
 
 def _starts(op: Operation, given: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
@@ -39,7 +38,7 @@ def _starts(op: Operation, given: Sequence[Any], sizes: Sequence[Any]) -> list[A
             found.append(0)
         else:
             found.append(
-                _at_least_zero(tf.cast(tf.reshape(start, []), tf.int32), op.sizes.of(most))
+                _at_least_zero(lite.cast(lite.reshape(start, []), lite.int32), op.sizes.of(most))
             )
     return found
 
@@ -53,17 +52,17 @@ def dynamic_slice(op: Operation, x: Any, *starts: Any) -> Any:
             continue
         if is_static(size) and size == 1:
             # One slice of a loop's inputs, mostly.
-            x = tf.gather(x, tf.reshape(start, [1]), axis=axis)
+            x = lite.gather(x, lite.reshape(start, [1]), axis=axis)
             continue
 
         def cut(tensor: Any, axes: list[int], start: Any = start, size: Any = size) -> Any:
             begin: list[Any] = [0] * tensor.shape.rank
             ends = [-1 if n is None else n for n in tensor.shape.as_list()]
             if -1 in ends:
-                whole = tf.shape(tensor)
+                whole = lite.shape(tensor)
                 ends = [whole[i] if n == -1 else n for i, n in enumerate(ends)]
             begin[axes[0]], ends[axes[0]] = start, op.sizes.of(size)
-            result = tf.slice(tensor, tf.stack(begin), tf.stack(ends))
+            result = lite.slice_(tensor, lite.stack(begin), lite.stack(ends))
             static = tensor.shape.as_list()
             static[axes[0]] = int(size) if is_static(size) else None
             result.set_shape(static)
@@ -76,16 +75,13 @@ def dynamic_slice(op: Operation, x: Any, *starts: Any) -> Any:
 @rule("dynamic_update_slice", parts=True)
 def dynamic_update_slice(op: Operation, x: Any, update: Any, *starts: Any) -> Any:
     places = _starts(op, starts[: len(op.shape)], op.operands[1].shape)
-    return updated(x, update, [tf.convert_to_tensor(each) for each in places])
+    return updated(x, update, [lite.tensor(each) for each in places])
 
 
 def updated(x: Any, update: Any, starts: Sequence[Any]) -> Any:
     if not starts:
         return update
-    xla = require("tensorflow.compiler.tf2xla.python.xla", "tflite", "to_tflite")
-    result = xla.dynamic_update_slice(x, update, tf.stack(list(starts)))
-    result.set_shape(x.shape)
-    return result
+    return lite.dynamic_update_slice(x, update, lite.stack(list(starts)))
 
 
 class _Indices:
@@ -124,8 +120,8 @@ class _Indices:
         for axis in self._checked:
             most = self._sizes.of(self._shape[axis] - self._widths.get(axis, 1))
             start = self._starts[axis]
-            inside = tf.logical_and(tf.greater_equal(start, 0), tf.less_equal(start, most))
-            result = inside if result is None else tf.logical_and(result, inside)
+            inside = lite.logical_and(lite.greater_equal(start, 0), lite.less_equal(start, most))
+            result = inside if result is None else lite.logical_and(result, inside)
         return result
 
     def first(self) -> list[Any]:
@@ -134,10 +130,10 @@ class _Indices:
         for axis, size in enumerate(self._shape):
             start = self._starts.get(axis)
             if start is None:
-                found.append(tf.constant(0))
+                found.append(lite.constant(0))
                 continue
             most = self._sizes.of(size - self._widths.get(axis, 1))
-            found.append(_at_least_zero(tf.reshape(start, []), most))
+            found.append(_at_least_zero(lite.reshape(start, []), most))
         return found
 
     def places(self) -> Any:
@@ -158,7 +154,7 @@ class _Indices:
             size = self._sizes.of(self._shape[axis])
             total = start if total is None else total * size + start
         if total is None:
-            total = tf.zeros([1] * (rank + len(self.windows)), tf.int32)
+            total = lite.zeros([1] * (rank + len(self.windows)), lite.int32)
         return full(
             total, [*self.shape, *(self._widths[axis] for axis in self.windows)], self._sizes
         )
@@ -171,7 +167,7 @@ def _component(indices: Any, number: int) -> Any:
 def _numbers(size: Any, sizes: Sizes) -> Any:
     if is_static(size):
         return constant(np.arange(int(size), dtype=np.int32))
-    return tf.range(sizes.of(size))
+    return lite.range(sizes.of(size))
 
 
 def _product(shape: Sequence[Any]) -> Any:
@@ -182,7 +178,7 @@ def _product(shape: Sequence[Any]) -> Any:
 
 
 def _index(indices: Any) -> Any:
-    return tf.cast(indices, tf.int32) if indices.dtype != tf.int32 else indices
+    return lite.cast(indices, lite.int32) if indices.dtype != lite.int32 else indices
 
 
 @rule("gather", parts=True)
@@ -196,13 +192,13 @@ def gather(op: Operation, x: Any, indices: Any) -> Any:
     indices = _index(indices)
     if "CLIP" in mode.upper() and op.operands[1].dtype == "uint32":
         # From 2**31 on they look negative.
-        indices = tf.where(tf.less(indices, 0), tf.constant(2**31 - 1), indices)
+        indices = lite.where(lite.less(indices, 0), lite.constant(2**31 - 1), indices)
     index = _Indices(op, indices, batches, numbers.start_index_map, windows)
     rest = [axis for axis in range(len(shape)) if axis not in index.axes]
     for axis in rest:  # never indexed, so slices of it begin at 0
         if axis in hidden or widths[axis] != shape[axis]:
             end = op.sizes.of(widths[axis])
-            x = tf.gather(x, tf.range(end), axis=axis)
+            x = lite.gather(x, lite.range(end), axis=axis)
     kept = [axis for axis in rest if axis not in hidden]
     sizes = [widths[axis] for axis in rest]
     found = _looked_up(op, x, index, rest, sizes)
@@ -229,7 +225,7 @@ def _looked_up(op: Operation, x: Any, index: _Indices, rest: Sequence[int], size
     if len(index.axes) == 1:
         axis = index.axes[0]
         ahead = len([each for each in rest if each < axis])
-        found = tf.gather(x, places, axis=axis)
+        found = lite.gather(x, places, axis=axis)
         if ahead:  # the axes in front of it stand in front of what was found
             count = places.shape.rank
             order = [
@@ -241,18 +237,18 @@ def _looked_up(op: Operation, x: Any, index: _Indices, rest: Sequence[int], size
         return found
     flat = transpose(x, [*index.axes, *rest])
     flat = reshape(flat, [_product([shape[axis] for axis in index.axes]), *sizes], op.sizes)
-    return tf.gather(flat, places)
+    return lite.gather(flat, places)
 
 
 def _filled(op: Operation, found: Any, index: _Indices) -> Any:
     valid = index.valid()
-    known = None if valid is None else tf.get_static_value(valid)
+    known = None if valid is None else lite.static_value(valid)
     if valid is None or (known is not None and bool(np.all(known))):
         return found
     extra = found.shape.rank - len(index.shape)
     shape = [1 if valid.shape[i] == 1 else size for i, size in enumerate(index.shape)]
     valid = reshape(valid, [*shape, *[1] * extra], op.sizes)
-    return broadcast(tf.where, valid, found, _filling(op))
+    return broadcast(lite.where, valid, found, _filling(op))
 
 
 def _filling(op: Operation) -> Any:
@@ -299,7 +295,7 @@ def scatter(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
     partial = [axis for axis in inner if axis not in indexed and widths[axis] != shape[axis]]
     index = _index(indices)
     if partial:
-        index = tf.concat([index, *(tf.zeros_like(index[..., :1]) for _ in partial)], -1)
+        index = lite.concat([index, *(lite.zeros_like(index[..., :1]) for _ in partial)], -1)
     windows = {axis: widths[axis] for axis in (*indexed, *partial) if axis in widths}
     places_of = _Indices(op, index, batches, (*axes, *partial), windows)
     rest = [axis for axis in range(len(shape)) if axis not in places_of.axes]
@@ -328,7 +324,7 @@ def scatter(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
         whole = [*places_of.shape, *(widths[a] for a in places_of.windows)]
         valid = reshape(full(valid, whole, op.sizes), [many], op.sizes)
         # What lies outside goes to a row behind the last.
-        places = tf.where(valid, places, tf.fill(tf.shape(places), op.sizes.of(count)))
+        places = lite.where(valid, places, lite.fill(lite.shape(places), op.sizes.of(count)))
     result = _combined(op, flat, places, rows, op.sizes.of(count), op.sizes.of(many))
     result = reshape(result, moved, op.sizes)
     return transpose(result, [order.index(axis) for axis in range(len(order))])
@@ -340,39 +336,39 @@ def _written(op: Operation, x: Any, update: Any, index: _Indices, widths: dict[i
     update = reshape(update, [widths.get(axis, 1) for axis in range(rank)], op.sizes)
     new = updated(x, update, index.first())
     valid = index.valid()
-    known = None if valid is None else tf.get_static_value(valid)
+    known = None if valid is None else lite.static_value(valid)
     if valid is None or (known is not None and bool(np.all(known))):
         return new
-    return tf.where(tf.reshape(valid, [1] * rank), new, x)
+    return lite.where(lite.reshape(valid, [1] * rank), new, x)
 
 
 def _combined(op: Operation, flat: Any, places: Any, rows: Any, count: Any, many: Any) -> Any:
     name = op.name.replace("-", "_")
-    if name in ("scatter_add", "scatter_sub") and flat.dtype != tf.bool:
-        shape = tf.stack([tf.convert_to_tensor(count + 1), tf.shape(flat)[1]])
-        sums = tf.scatter_nd(places[:, None], rows, shape)[:-1]
+    if name in ("scatter_add", "scatter_sub") and flat.dtype != lite.bool_:
+        shape = lite.stack([lite.tensor(count + 1), lite.shape(flat)[1]])
+        sums = lite.scatter_nd(places[:, None], rows, shape)[:-1]
         return wrapped(flat + sums if name == "scatter_add" else flat - sums, op.dtype)
     written, last = _last(places, count, many)
     if name == "scatter":
         if not is_static(many):  # nothing to look up in no update
-            rows = tf.concat([rows, flat[:1]], 0)
-        return tf.where(written, tf.gather(rows, last), flat)
-    if op.dtype == "uint32" or flat.dtype == tf.bool:
+            rows = lite.concat([rows, flat[:1]], 0)
+        return lite.where(written, lite.gather(rows, last), flat)
+    if op.dtype == "uint32" or flat.dtype == lite.bool_:
         raise NotInTfliteError(f"it has none for {op.dtype}.")
     if name == "scatter_mul":
-        return wrapped(flat * tf.math.unsorted_segment_prod(rows, places, count + 1)[:-1], op.dtype)
+        return wrapped(flat * lite.unsorted_segment_prod(rows, places, count + 1)[:-1], op.dtype)
     largest = name == "scatter_max"
-    segment = tf.math.unsorted_segment_max if largest else tf.math.unsorted_segment_min
-    found = tf.where(written, segment(rows, places, count + 1)[:-1], flat)
+    segment = lite.unsorted_segment_max if largest else lite.unsorted_segment_min
+    found = lite.where(written, segment(rows, places, count + 1)[:-1], flat)
     if is_float(op):  # which kernels lose
-        nan = tf.cast(tf.not_equal(rows, rows), tf.float32)
-        counts = tf.math.unsorted_segment_sum(nan, places, count + 1)[:-1]
-        found = tf.where(tf.greater(counts, 0.0), tf.constant(np.nan, tf.float32), found)
+        nan = lite.cast(lite.not_equal(rows, rows), lite.float32)
+        counts = lite.unsorted_segment_sum(nan, places, count + 1)[:-1]
+        found = lite.where(lite.greater(counts, 0.0), lite.constant(np.nan, lite.float32), found)
     return larger(op, flat, found) if largest else smaller(op, flat, found)
 
 
 def _last(places: Any, count: Any, many: Any) -> tuple[Any, Any]:
     """Which rows are written, and the number of the last update of each."""
-    order = constant(np.arange(many, dtype=np.int32)) if is_static(many) else tf.range(many)
-    last = tf.math.unsorted_segment_max(order, places, count + 1)[:-1]
-    return tf.greater_equal(last, 0)[:, None], tf.maximum(last, 0)
+    order = constant(np.arange(many, dtype=np.int32)) if is_static(many) else lite.range(many)
+    last = lite.unsorted_segment_max(order, places, count + 1)[:-1]
+    return lite.greater_equal(last, 0)[:, None], lite.maximum(last, 0)

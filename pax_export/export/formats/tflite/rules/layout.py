@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
@@ -14,7 +15,6 @@ from pax_export.export.formats.tflite.tensors import (
     is_static,
     joined,
     reshape,
-    tf,
     transpose,
 )
 
@@ -68,7 +68,7 @@ def transposed(op: Operation, x: Any) -> Any:
 @rule("concatenate", parts=True)
 def concatenate(op: Operation, *xs: Any) -> Any:
     axis = int(op.params["dimension"])
-    return xs[0] if len(xs) == 1 else tf.concat(list(xs), axis)
+    return xs[0] if len(xs) == 1 else lite.concat(list(xs), axis)
 
 
 @rule("stack", parts=True)
@@ -76,7 +76,7 @@ def stacked(op: Operation, *xs: Any) -> Any:
     axis = op.params.get("axis", 0)
     shape = list(op.operands[0].shape)
     shape.insert(axis, 1)
-    return tf.concat([reshape(x, shape, op.sizes) for x in xs], axis)
+    return lite.concat([reshape(x, shape, op.sizes) for x in xs], axis)
 
 
 @rule("unstack", parts=True)
@@ -91,7 +91,7 @@ def unstacked(op: Operation, x: Any) -> list[Any]:
 
 @rule("tile", parts=True)
 def tiled(op: Operation, x: Any) -> Any:
-    return tf.tile(x, op.sizes.vector(op.params["reps"]))
+    return lite.tile(x, op.sizes.vector(op.params["reps"]))
 
 
 @rule("split", parts=True)
@@ -131,7 +131,7 @@ def sliced(op: Operation, x: Any) -> Any:
 @rule("rev", parts=True)
 def reverse(op: Operation, x: Any) -> Any:
     for axis in op.params["dimensions"]:
-        x = joined(x, [axis], 5, lambda tensor, places: tf.reverse(tensor, places))
+        x = joined(x, [axis], 5, lambda tensor, places: lite.reverse(tensor, places))
     return x
 
 
@@ -172,21 +172,21 @@ def _low(size: Any, least: int | None = None) -> Any:
 
 
 def _padded_axis(op: Operation, x: Any, value: Any, axis: int, low: Any, high: Any) -> Any:
-    logical = x.dtype == tf.bool
+    logical = x.dtype == lite.bool_
     if logical:
-        x, value = tf.cast(x, tf.int32), tf.cast(value, tf.int32)
-    value = tf.reshape(value, [])
+        x, value = lite.cast(x, lite.int32), lite.cast(value, lite.int32)
+    value = lite.reshape(value, [])
 
     def pad(tensor: Any, places: list[int]) -> Any:
         widths: list[Any] = [[0, 0] for _ in range(tensor.shape.rank)]
         widths[places[0]] = [op.sizes.of(low), op.sizes.of(high)]
         if all(is_static(each) for pair in widths for each in pair):
-            return tf.pad(tensor, np.array(widths, np.int32), constant_values=value)
-        rows = [tf.stack([tf.cast(each, tf.int32) for each in pair]) for pair in widths]
-        return tf.pad(tensor, tf.stack(rows), constant_values=value)
+            return lite.pad(tensor, np.array(widths, np.int32), constant_values=value)
+        rows = [lite.stack([lite.cast(each, lite.int32) for each in pair]) for pair in widths]
+        return lite.pad(tensor, lite.stack(rows), constant_values=value)
 
     x = joined(x, [axis], 4, pad)
-    return tf.cast(x, tf.bool) if logical else x
+    return lite.cast(x, lite.bool_) if logical else x
 
 
 @rule("iota")
@@ -198,11 +198,11 @@ def iota(op: Operation, *sizes: Any) -> Any:
     if is_static(size):
         kind = "float32" if name in ("bfloat16", "float16") else name
         return constant(np.arange(size).astype(kind).reshape([int(each) for each in thin]))
-    numbers = tf.range(op.sizes.of(size))
-    return reshape(tf.cast(numbers, CARRIERS[name]), thin, op.sizes)
+    numbers = lite.range(op.sizes.of(size))
+    return reshape(lite.cast(numbers, CARRIERS[name]), thin, op.sizes)
 
 
 @rule("empty", "empty2")
 def empty(op: Operation, *sizes: Any) -> Any:
-    zero = tf.constant(0, CARRIERS[np.dtype(op.params["dtype"]).name])
+    zero = lite.constant(0, CARRIERS[np.dtype(op.params["dtype"]).name])
     return reshape(zero, [1] * len(op.shape), op.sizes)

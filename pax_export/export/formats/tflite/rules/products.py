@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pax_export.export.formats.tflite.builder import layers
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     is_static,
     reshape,
-    tf,
     transpose,
     wrapped,
 )
@@ -93,7 +94,7 @@ def product(shape: Sequence[Any]) -> Any:
 
 def _matmul(x: _Side, y: _Side) -> Any:
     y = y.flat()
-    return tf.matmul(x.tensor, y.tensor, transpose_a=x.columns, transpose_b=not y.columns)
+    return layers.matmul(x.tensor, y.tensor, transpose_a=x.columns, transpose_b=not y.columns)
 
 
 def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
@@ -103,11 +104,13 @@ def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
     if small and is_static(inner):
         total = None
         for start in range(0, max(int(inner), 1), _EXACT):
-            pieces = [tf.cast(e[..., start : start + _EXACT], tf.float32) for e in (left, right)]
-            part = tf.cast(tf.matmul(*pieces, transpose_b=True), left.dtype)
+            pieces = [
+                lite.cast(e[..., start : start + _EXACT], lite.float32) for e in (left, right)
+            ]
+            part = lite.cast(layers.matmul(*pieces, transpose_b=True), left.dtype)
             total = part if total is None else total + part
         return total
-    return tf.reduce_sum(left[..., :, None, :] * right[..., None, :, :], -1)
+    return lite.reduce_sum(left[..., :, None, :] * right[..., None, :, :], -1)
 
 
 @rule("ragged_dot_general")
@@ -116,10 +119,10 @@ def ragged_dot(op: Operation, x: Any, y: Any, counts: Any) -> Any:
     if len(op.operands[0].shape) != 2 or len(op.operands[1].shape) != 3:
         raise NotInTfliteError("groups of rows only, without a batch.")
     rows = op.operands[0].shape[0]
-    ends = tf.cumsum(counts)
-    every = tf.matmul(tf.expand_dims(x, 0), y)  # group, row, column
-    numbers = tf.reshape(tf.range(op.sizes.of(rows)), [1, -1, 1])
-    first = tf.reshape(ends - counts, [-1, 1, 1])
-    last = tf.reshape(ends, [-1, 1, 1])
-    mine = tf.logical_and(tf.greater_equal(numbers, first), tf.less(numbers, last))
-    return tf.reduce_sum(tf.where(mine, every, tf.zeros_like(every)), 0)
+    ends = lite.cumsum(counts)
+    every = layers.matmul(lite.expand_dims(x, 0), y)  # group, row, column
+    numbers = lite.reshape(lite.range(op.sizes.of(rows)), [1, -1, 1])
+    first = lite.reshape(ends - counts, [-1, 1, 1])
+    last = lite.reshape(ends, [-1, 1, 1])
+    mine = lite.logical_and(lite.greater_equal(numbers, first), lite.less(numbers, last))
+    return lite.reduce_sum(lite.where(mine, every, lite.zeros_like(every)), 0)

@@ -7,24 +7,25 @@ from typing import Any
 
 import jax
 
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import logical_shift
-from pax_export.export.formats.tflite.tensors import broadcast, tf
+from pax_export.export.formats.tflite.tensors import broadcast
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 @rule("threefry2x32", thin=True)
 def threefry(op: Operation, key_1: Any, key_2: Any, x: Any, y: Any) -> list[Any]:
-    third = tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(key_1, key_2), tf.constant(0x1BD11BDA))
+    third = lite.bitwise_xor(lite.bitwise_xor(key_1, key_2), lite.constant(0x1BD11BDA))
     keys = [key_1, key_2, third]
-    x, y = broadcast(tf.add, x, key_1), broadcast(tf.add, y, key_2)
+    x, y = broadcast(lite.add, x, key_1), broadcast(lite.add, y, key_2)
     for block in range(5):
         for bits in _ROTATIONS[block % 2]:
-            x = broadcast(tf.add, x, y)
-            y = tf.bitwise.bitwise_xor(x, _rotated(y, bits))
-        x = broadcast(tf.add, x, keys[(block + 1) % 3])
-        y = broadcast(tf.add, y, keys[(block + 2) % 3]) + (block + 1)
+            x = broadcast(lite.add, x, y)
+            y = lite.bitwise_xor(x, _rotated(y, bits))
+        x = broadcast(lite.add, x, keys[(block + 1) % 3])
+        y = broadcast(lite.add, y, keys[(block + 2) % 3]) + (block + 1)
     return [x, y]
 
 
@@ -101,5 +102,5 @@ def counters(op: Operation) -> list[Any]:
     count: Any = 1
     for size in op.shape:
         count = count * op.sizes.of(size)
-    low = op.reshape(tf.range(count), op.shape)
-    return [tf.zeros_like(low), low]
+    low = op.reshape(lite.range(count), op.shape)
+    return [lite.zeros_like(low), low]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import (
     is_float,
@@ -14,30 +15,29 @@ from pax_export.export.formats.tflite.rules.arithmetic import (
     signed,
 )
 from pax_export.export.formats.tflite.rules.comparison import ordered
-from pax_export.export.formats.tflite.swaps import minus
-from pax_export.export.formats.tflite.tensors import tf, wrapped
+from pax_export.export.formats.tflite.tensors import wrapped
 
 
 @rule("reduce_sum", parts=True)
 def reduce_sum(op: Operation, x: Any, **_: Any) -> Any:
     axes = [int(axis) for axis in op.params["axes"]]
-    return wrapped(tf.reduce_sum(x, axes), op.dtype) if axes else x
+    return wrapped(lite.reduce_sum(x, axes), op.dtype) if axes else x
 
 
 @rule("reduce_prod")
 def reduce_prod(op: Operation, x: Any) -> Any:
     axes = [int(axis) for axis in op.params["axes"]]
-    return wrapped(tf.reduce_prod(x, axes), op.dtype) if axes else x
+    return wrapped(lite.reduce_prod(x, axes), op.dtype) if axes else x
 
 
 @rule("reduce_max")
 def reduce_max(op: Operation, x: Any) -> Any:
-    return _largest(op, x, tf.reduce_max, tf.reduce_any)
+    return _largest(op, x, lite.reduce_max, lite.reduce_any)
 
 
 @rule("reduce_min")
 def reduce_min(op: Operation, x: Any) -> Any:
-    return _largest(op, x, tf.reduce_min, tf.reduce_all)
+    return _largest(op, x, lite.reduce_min, lite.reduce_all)
 
 
 def _largest(op: Operation, x: Any, function: Callable, of_truth: Callable) -> Any:
@@ -52,24 +52,24 @@ def _largest(op: Operation, x: Any, function: Callable, of_truth: Callable) -> A
     if not is_float(op):
         return found
     # Which NaN wins is left to chance in TFLite.
-    return tf.where(tf.reduce_any(tf.not_equal(x, x), axes), like(x, np.nan), found)
+    return lite.where(lite.reduce_any(lite.not_equal(x, x), axes), like(x, np.nan), found)
 
 
 @rule("reduce_or")
 def reduce_or(op: Operation, x: Any) -> Any:
-    return _of_truth(op, x, tf.reduce_any)
+    return _of_truth(op, x, lite.reduce_any)
 
 
 @rule("reduce_and")
 def reduce_and(op: Operation, x: Any) -> Any:
-    return _of_truth(op, x, tf.reduce_all)
+    return _of_truth(op, x, lite.reduce_all)
 
 
 @rule("reduce_xor")
 def reduce_xor(op: Operation, x: Any) -> Any:
     def odd(x: Any, axes: Any) -> Any:
-        count = tf.reduce_sum(tf.cast(x, tf.int32), axes)
-        return tf.equal(tf.math.floormod(count, 2), 1)
+        count = lite.reduce_sum(lite.cast(x, lite.int32), axes)
+        return lite.equal(lite.floormod(count, 2), 1)
 
     return _of_truth(op, x, odd)
 
@@ -88,19 +88,23 @@ def argmax(op: Operation, x: Any) -> Any:
 
 @rule("argmin")
 def argmin(op: Operation, x: Any) -> Any:
-    keys = minus(-1, ordered(x, op.dtype))
+    keys = lite.subtract(-1, ordered(x, op.dtype))
     if is_float(op):  # NaN is found first here, too
-        keys = tf.where(tf.not_equal(x, x), like(keys, 2**31 - 1), keys)
+        keys = lite.where(lite.not_equal(x, x), like(keys, 2**31 - 1), keys)
     return _place(op, keys)
 
 
 def _place(op: Operation, keys: Any) -> Any:
     (axis,) = op.params["axes"]
-    found = tf.argmax(keys, int(axis), output_type=tf.int32)
-    return tf.cast(found, tf.int64) if np.dtype(op.params["index_dtype"]).name == "int64" else found
+    found = lite.argmax(keys, int(axis))
+    return (
+        lite.cast(found, lite.int64)
+        if np.dtype(op.params["index_dtype"]).name == "int64"
+        else found
+    )
 
 
 @rule("cumsum")
 def cumsum(op: Operation, x: Any) -> Any:
     axis, reverse = op.params["axis"], op.params["reverse"]
-    return wrapped(tf.cumsum(x, axis, reverse=reverse), op.dtype)
+    return wrapped(lite.cumsum(x, axis, reverse=reverse), op.dtype)

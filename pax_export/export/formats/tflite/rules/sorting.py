@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.comparison import ordered
-from pax_export.export.formats.tflite.swaps import minus
-from pax_export.export.formats.tflite.tensors import (
-    reshape,
-    tf,
-    transpose,
-)
+from pax_export.export.formats.tflite.tensors import reshape, transpose
 
 
 @rule("sort")
@@ -27,7 +23,7 @@ def sort(op: Operation, *xs: Any) -> list[Any]:
     rows = _rows([shape[each] for each in order])
     flat = [reshape(transpose(x, order), rows, op.sizes) for x in xs]
     for place in reversed(range(keys)):  # the last key first, and each is stable
-        places = _sorted_places(minus(-1, ordered(flat[place], _kind(op, place))), count)
+        places = _sorted_places(lite.subtract(-1, ordered(flat[place], _kind(op, place))), count)
         flat = [at_places(x, places) for x in flat]
     back = [order.index(each) for each in range(rank)]
     moved = [shape[each] for each in order]
@@ -47,12 +43,12 @@ def _rows(shape: Sequence[Any]) -> list[Any]:
 
 def _sorted_places(keys: Any, count: Any) -> Any:
     """The places of the largest first, in each row."""
-    return tf.math.top_k(keys, count).indices
+    return lite.top_k(keys, count)[1]
 
 
 def at_places(x: Any, places: Any) -> Any:
     """From each row, the elements at its places."""
-    return tf.gather(x, places, batch_dims=1, axis=1)
+    return lite.gather(x, places, batch_dims=1, axis=1)
 
 
 @rule("top_k", "approx_top_k")
@@ -66,12 +62,12 @@ def top_k(op: Operation, x: Any) -> list[Any]:
     rows = reshape(transpose(x, order), _rows([shape[each] for each in order]), op.sizes)
     keys = ordered(rows, op.dtype, equal_zeros=False)
     if not params.get("is_max_k", True):
-        keys = minus(-1, keys)
+        keys = lite.subtract(-1, keys)
     count = op.sizes.of(op.shape[axis])
     places = _sorted_places(keys, count)
     values = at_places(rows, places)
     moved = [op.shape[each] for each in order]
     back = [order.index(each) for each in range(rank)]
     kind = np.dtype(op.results[1].dtype).name
-    places = tf.cast(places, tf.int64) if kind == "int64" else places
+    places = lite.cast(places, lite.int64) if kind == "int64" else places
     return [transpose(reshape(each, moved, op.sizes), back) for each in (values, places)]

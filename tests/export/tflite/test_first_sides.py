@@ -1,4 +1,4 @@
-"""TensorFlow's converter exchanges the sides of ``1 - x.T`` and ``1 / x.T``: not in our files."""
+"""``1 - x.T`` and ``1 / x.T`` keep their sides, whatever is moved or folded on the way."""
 
 from __future__ import annotations
 

@@ -1,0 +1,221 @@
+"""Tensors and operators of TFLite, as they are before they become bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+#: Arrays of so many bytes at most are compared, so that equal constants are one.
+_SMALL = 1024
+
+_here = threading.local()
+
+
+class Shape(tuple):
+    """The sizes of a tensor; None for those that are known when it is called."""
+
+    __slots__ = ()
+
+    @property
+    def rank(self) -> int:
+        return len(self)
+
+    def as_list(self) -> list[Any]:
+        return list(self)
+
+    @property
+    def known(self) -> bool:
+        return None not in self
+
+    @property
+    def size(self) -> int:
+        """The number of elements, of a shape that is known."""
+        return int(np.prod(self, dtype=np.int64))
+
+
+def _dunder(name: str, turned: bool = False) -> Callable[..., Any]:
+    def operate(x: Tensor, y: Any) -> Any:
+        return ARITHMETIC[name](y, x) if turned else ARITHMETIC[name](x, y)
+
+    return operate
+
+
+#: What Python's operators do, by name; filled by `operators`.
+ARITHMETIC: dict[str, Callable[..., Any]] = {}
+
+
+class Tensor:
+    """An array of a graph: a constant, an input, or the result of an operator.
+
+    Attributes:
+        shape: its sizes.
+        dtype: of numpy.
+        value: the array, of a constant.
+        operator: whose result it is.
+        graph: where it is an input or a result; constants belong to all.
+        scale: of a constant that is stored as int8, by the index of `axis`.
+    """
+
+    __slots__ = ("axis", "dtype", "graph", "name", "operator", "scale", "shape", "value")
+
+    def __init__(self, shape: Sequence[Any], dtype: Any, graph: Graph | None, value: Any = None):
+        self.shape = Shape(shape)
+        self.dtype = np.dtype(dtype)
+        self.graph = graph
+        self.value = value
+        self.operator: Operator | None = None
+        self.name = ""
+        self.scale: Any = None
+        self.axis = 0
+
+    def set_shape(self, shape: Sequence[Any]) -> None:
+        """Adds sizes that are known from elsewhere."""
+        if self.value is None:
+            self.shape = Shape(o if n is None else n for n, o in zip(shape, self.shape))
+
+    @property
+    def made_by(self) -> str:
+        """The name of the operator whose result it is; of a constant and an input none."""
+        return self.operator.name if self.operator else ""
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.made_by or 'constant'}, {list(self.shape)}, {self.dtype})"
+
+    __add__ = _dunder("add")
+    __radd__ = _dunder("add", True)
+    __sub__ = _dunder("subtract")
+    __rsub__ = _dunder("subtract", True)
+    __mul__ = _dunder("multiply")
+    __rmul__ = _dunder("multiply", True)
+    __truediv__ = _dunder("divide")
+    __rtruediv__ = _dunder("divide", True)
+    __floordiv__ = _dunder("floordiv")
+    __mod__ = _dunder("floormod")
+    __getitem__ = _dunder("getitem")
+
+    def __neg__(self) -> Any:
+        return ARITHMETIC["multiply"](self, -1)
+
+
+@dataclass(eq=False)
+class Operator:
+    """One operator of a graph."""
+
+    name: str
+    inputs: list[Any]  # tensors, or None for what is left out
+    outputs: list[Tensor]
+    options: dict[str, Any]
+    source: Any = None  # the operations of jax that it is part of, the innermost last
+    graphs: dict[str, Graph] = field(default_factory=dict)  # of loops and branches
+
+
+class Graph:
+    """Operators in the order in which they run, as they are appended."""
+
+    def __init__(self, name: str = "", parent: Graph | None = None):
+        self.name = name
+        self.parent = parent
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.operators: list[Operator] = []
+        #: Tensors of graphs around this one, and the inputs that stand for them here.
+        self.captured: list[tuple[Tensor, Tensor]] = []
+        self.source: Any = parent.source if parent else None
+        self._made: dict[Any, list[Tensor]] = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Operators are appended here."""
+        before = getattr(_here, "graph", None)
+        _here.graph = self
+        try:
+            yield
+        finally:
+            _here.graph = before
+
+    def placeholder(self, shape: Sequence[Any], dtype: Any, name: str = "") -> Tensor:
+        """One more input."""
+        tensor = Tensor(shape, dtype, self)
+        tensor.name = name
+        self.inputs.append(tensor)
+        return tensor
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A tensor as it is known here: what a graph around this one has becomes an input."""
+        if tensor.value is not None or tensor.graph is self:
+            return tensor
+        for outer, inner in self.captured:
+            if outer is tensor:
+                return inner
+        if self.parent is None:
+            raise ValueError(f"a tensor of another graph: {tensor!r}")
+        self.parent.own(tensor)
+        inner = Tensor(tensor.shape, tensor.dtype, self)
+        self.captured.append((tensor, inner))
+        return inner
+
+    def append(
+        self,
+        name: str,
+        inputs: Sequence[Any],
+        results: Sequence[tuple[Sequence[Any], Any]],
+        options: dict[str, Any],
+    ) -> list[Tensor]:
+        """Appends an operator, or finds the same one; gives its results."""
+        inputs = [each if each is None else self.own(each) for each in inputs]
+        key = (name, tuple(map(id, inputs)), tuple(sorted(options.items())))
+        if key in self._made:
+            return self._made[key]
+        outputs = [Tensor(shape, dtype, self) for shape, dtype in results]
+        operator = Operator(name, list(inputs), outputs, options, _source())
+        for each in outputs:
+            each.operator = operator
+        self.operators.append(operator)
+        self._made[key] = outputs
+        return outputs
+
+
+def current() -> Graph:
+    """The graph to which operators are appended."""
+    return _here.graph
+
+
+def _source() -> Any:
+    return getattr(_here, "source", None)
+
+
+@contextmanager
+def of_source(source: Any) -> Iterator[None]:
+    """What operators that are appended meanwhile are part of."""
+    before = _source()
+    _here.source = source
+    try:
+        yield
+    finally:
+        _here.source = before
+
+
+@contextmanager
+def constants_shared() -> Iterator[None]:
+    """Equal small constants that are made meanwhile are one tensor."""
+    before = getattr(_here, "constants", None)
+    _here.constants = {}
+    try:
+        yield
+    finally:
+        _here.constants = before
+
+
+def constant_tensor(value: np.ndarray) -> Tensor:
+    known = getattr(_here, "constants", None)
+    if known is None or value.nbytes > _SMALL:
+        return Tensor(value.shape, value.dtype, None, value)
+    key = value.dtype.name, value.shape, value.tobytes()
+    if key not in known:
+        known[key] = Tensor(value.shape, value.dtype, None, value)
+    return known[key]

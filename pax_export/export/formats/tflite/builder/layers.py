@@ -1,0 +1,125 @@
+"""Operators with weights: products of matrices, and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.tflite.builder import operators
+from pax_export.export.formats.tflite.builder.graph import Tensor
+from pax_export.export.formats.tflite.builder.operators import constant, emit, tensor, transpose
+
+
+def matmul(x: Any, y: Any, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """A product of matrices, or of batches of them; one with fixed weights is a layer."""
+    x, y = tensor(x), tensor(y)
+    if len(y.shape) == 2 and y.value is not None and 0 not in y.shape:
+        if transpose_a:
+            x = transpose(x, _swapped(x))
+        weights = y if transpose_b else transpose(y, [1, 0])
+        shape = [*x.shape[:-1], weights.shape[0]]
+        return emit(
+            "FULLY_CONNECTED", [x, weights, None], [(shape, x.dtype)],
+            lambda a, b: np.matmul(a, b.T), keep_num_dims=len(shape) > 2,
+        )[0]  # fmt: skip
+    rows = x.shape[-1 if transpose_a else -2]
+    columns = y.shape[-2 if transpose_b else -1]
+    shape = [*operators.together(x.shape[:-2], y.shape[:-2]), rows, columns]
+
+    def fold(a: Any, b: Any) -> Any:
+        a = np.swapaxes(a, -1, -2) if transpose_a else a
+        return np.matmul(a, np.swapaxes(b, -1, -2) if transpose_b else b)
+
+    return emit(
+        "BATCH_MATMUL", [x, y], [(shape, x.dtype)], fold, adj_x=transpose_a, adj_y=transpose_b
+    )[0]
+
+
+def _swapped(x: Tensor) -> list[int]:
+    rank = len(x.shape)
+    return [*range(rank - 2), rank - 1, rank - 2]
+
+
+def conv2d(x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequence[int]) -> Tensor:
+    """A convolution with a kernel of height, width, inputs, outputs."""
+    weights = transpose(kernel, [3, 0, 1, 2])
+    x, padding = unpadded(x, kernel.shape, strides, dilations)
+    sizes = _windows(x, kernel, strides, padding, dilations)
+    return emit(
+        "CONV_2D", [x, weights, _no_bias(weights.shape[0])],
+        [([x.shape[0], *sizes, weights.shape[0]], x.dtype)], **_steps(strides, padding, dilations),
+    )[0]  # fmt: skip
+
+
+def depthwise_conv2d(
+    x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequence[int]
+) -> Tensor:
+    """A convolution of each channel alone, by a kernel of height, width, channels, multiples."""
+    height, width, channels, multiple = kernel.shape
+    weights = operators.reshape(kernel, [1, height, width, channels * multiple])
+    x, padding = unpadded(x, kernel.shape, strides, dilations)
+    sizes = _windows(x, kernel, strides, padding, dilations)
+    return emit(
+        "DEPTHWISE_CONV_2D", [x, weights, _no_bias(weights.shape[3])],
+        [([x.shape[0], *sizes, weights.shape[3]], x.dtype)],
+        depth_multiplier=int(multiple), **_steps(strides, padding, dilations),
+    )[0]  # fmt: skip
+
+
+def conv3d(x: Tensor, kernel: Tensor, strides: Sequence[int]) -> Tensor:
+    """A convolution of three dimensions, without padding."""
+    sizes = _windows(x, kernel, strides, "VALID", (1, 1, 1))
+    options = dict(zip(("stride_d", "stride_h", "stride_w"), map(int, strides)))
+    return emit(
+        "CONV_3D", [x, kernel], [([x.shape[0], *sizes, kernel.shape[-1]], x.dtype)],
+        padding="VALID", dilation_d=1, dilation_h=1, dilation_w=1, **options,
+    )[0]  # fmt: skip
+
+
+def unpadded(
+    x: Tensor, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[Tensor, str]:
+    """What an operator reads, without the zeros that it would add by itself."""
+    if x.made_by != "PAD" or x.operator is None:
+        return x, "VALID"
+    source, widths = x.operator.inputs
+    if widths.value is None or widths.value[[0, -1]].any():
+        return x, "VALID"
+    rest = zip(source.shape[1:-1], window, strides, dilations)
+    for (low, high), (size, width, step, apart) in zip(widths.value[1:-1].tolist(), rest):
+        reach = (width - 1) * apart + 1
+        if size is None:
+            total = reach - 1 if step == 1 else -1
+        else:
+            total = max((-(-size // step) - 1) * step + reach - size, 0)
+        if (low, high) != (total // 2, total - total // 2):
+            return x, "VALID"
+    return source, "SAME"
+
+
+def _no_bias(channels: int) -> Tensor:
+    # Delegates take no convolution without one.
+    return constant(np.zeros(channels, np.float32))
+
+
+def _steps(strides: Sequence[int], padding: str, dilations: Sequence[int]) -> dict[str, Any]:
+    return {
+        "padding": padding,
+        "stride_h": int(strides[0]),
+        "stride_w": int(strides[1]),
+        "dilation_h": int(dilations[0]),
+        "dilation_w": int(dilations[1]),
+    }
+
+
+def _windows(
+    x: Tensor, kernel: Tensor, strides: Sequence[int], padding: str, dilations: Sequence[int]
+) -> list[Any]:
+    """In each dimension, how many places a kernel has."""
+    found: list[Any] = []
+    for size, width, step, apart in zip(x.shape[1:-1], kernel.shape, strides, dilations):
+        reach = 0 if padding == "SAME" else (width - 1) * apart
+        found.append(None if size is None else max(-(-(size - reach) // step), 0))
+    return found

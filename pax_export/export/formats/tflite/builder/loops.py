@@ -1,0 +1,76 @@
+"""Loops and branches: graphs of their own, which take what they read from around them as inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, current
+from pax_export.export.formats.tflite.builder.operators import identity, tensor
+
+
+def while_loop(
+    going: Callable[..., Tensor],
+    body: Callable[..., Sequence[Any]],
+    start: Sequence[Any],
+    shape_invariants: Sequence[Sequence[Any]],
+) -> list[Tensor]:
+    """The last state of a loop; the shapes are those that every state has."""
+    outer = current()
+    start = [tensor(each) for each in start]
+    test, step = Graph("while_cond", outer), Graph("while_body", outer)
+    for graph in (test, step):
+        for each, shape in zip(start, shape_invariants):
+            graph.placeholder(shape, each.dtype)
+    with test.active():
+        test.outputs = [test.own(tensor(going(*test.inputs)))]
+    with step.active():
+        results = [step.own(tensor(each)) for each in body(*step.inputs)]
+        # The next state is written over this one, so what moves to another place is copied.
+        step.outputs = [
+            each if each is here or each.operator else identity(each)
+            for each, here in zip(results, step.inputs)
+        ]
+    given = [*start, *_captured(outer, (test, step))]
+    step.outputs += step.inputs[len(start) :]
+    shapes = [(shape, each.dtype) for each, shape in zip(start, shape_invariants)]
+    shapes += [(each.shape, each.dtype) for each in given[len(start) :]]
+    graphs = {"cond_graph": test, "body_graph": step}
+    return _append(outer, "WHILE", given, shapes, graphs)[: len(start)]
+
+
+def cond(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
+    """What one of two functions gives: of the same dtypes and numbers of axes."""
+    if which.value is not None:
+        return list(here() if bool(which.value) else there())
+    outer = current()
+    graphs = {"then_graph": Graph("then", outer), "else_graph": Graph("else", outer)}
+    for graph, function in zip(graphs.values(), (here, there)):
+        with graph.active():
+            results = [graph.own(tensor(each)) for each in function()]
+            graph.outputs = [each if each.operator else identity(each) for each in results]
+    given = [which, *_captured(outer, tuple(graphs.values()))]
+    first, second = (graph.outputs for graph in graphs.values())
+    shapes = [
+        ([n if n == m else None for n, m in zip(one.shape, other.shape)], one.dtype)
+        for one, other in zip(first, second)
+    ]
+    return _append(outer, "IF", given, shapes, graphs)
+
+
+def _captured(outer: Graph, graphs: Sequence[Graph]) -> list[Tensor]:
+    """What graphs read from around them, which becomes inputs of all of them."""
+    found = list(dict.fromkeys(each for graph in graphs for each, _ in graph.captured))
+    for graph in graphs:
+        graph.inputs += [graph.own(each) for each in found]
+    return [outer.own(each) for each in found]
+
+
+def _append(
+    outer: Graph, name: str, given: list[Tensor], shapes: Any, graphs: dict[str, Graph]
+) -> list[Tensor]:
+    results = outer.append(name, given, shapes, {"number": len(outer.operators)})
+    operator = results[0].operator
+    assert isinstance(operator, Operator)
+    operator.graphs, operator.options = graphs, {}
+    return results

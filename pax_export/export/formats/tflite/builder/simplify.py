@@ -1,0 +1,170 @@
+"""Fewer operators: what nothing reads goes, scales and shifts go into weights, activations join.
+
+A convolution or product that is followed by arithmetic with a number for each channel, as
+BatchNorm is when it does not train, has this in its own weights; kernels apply ReLU to what they
+have just computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
+
+#: Along which axis of its weights an operator has its results.
+_CHANNELS = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}
+_ACTIVATED = (*_CHANNELS, "ADD", "SUB", "MUL", "DIV")
+_ACTIVATIONS = ("RELU", "RELU6")
+
+
+def simplify(graph: Graph) -> None:
+    """Takes operators out of a graph, and of those of its loops and branches."""
+    for operator in graph.operators:
+        for each in operator.graphs.values():
+            simplify(each)
+    _drop_unread(graph)
+    _Fusion(graph).run()
+    _drop_unread(graph)
+
+
+def _drop_unread(graph: Graph) -> None:
+    read = {id(each) for each in graph.outputs}
+    kept = []
+    for operator in reversed(graph.operators):
+        if any(id(each) in read for each in operator.outputs):
+            read.update(id(each) for each in operator.inputs if each is not None)
+            kept.append(operator)
+    graph.operators[:] = reversed(kept)
+
+
+class _Fusion:
+    """One pass over the operators of a graph, in their order."""
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._reads: dict[int, int] = {}
+        for each in (*graph.outputs, *(e for o in graph.operators for e in o.inputs)):
+            self._reads[id(each)] = self._reads.get(id(each), 0) + 1
+        self._instead: dict[int, Tensor] = {}
+
+    def run(self) -> None:
+        kept = []
+        for operator in self._graph.operators:
+            operator.inputs = [self._now(each) for each in operator.inputs]
+            found = self._fused(operator)
+            if found is None:
+                kept.append(operator)
+                continue
+            (old,) = operator.outputs
+            self._instead[id(old)] = found
+            self._reads[id(found)] = self._reads.get(id(old), 0)
+        self._graph.operators[:] = kept
+        self._graph.outputs = [self._now(each) for each in self._graph.outputs]
+
+    def _now(self, tensor: Any) -> Any:
+        return self._instead.get(id(tensor), tensor)
+
+    def _fused(self, operator: Operator) -> Tensor | None:
+        """A tensor that is the result of this operator from now on, if it is not needed."""
+        if operator.name in _ACTIVATIONS:
+            return self._activated(operator)
+        if operator.name in ("MUL", "DIV") and self._becomes_mean(operator):
+            return None
+        if operator.name in ("ADD", "SUB", "MUL", "DIV") and not operator.options.get("activation"):
+            return self._scaled(operator)
+        return None
+
+    def _producer(self, tensor: Tensor) -> Operator | None:
+        """What made a tensor that nothing else reads, behind reshapes that keep the channels."""
+        while self._reads.get(id(tensor)) == 1 and tensor.operator and tensor.graph is self._graph:
+            made = tensor.operator
+            if made.name != "RESHAPE":
+                return made
+            source = made.inputs[0]
+            if not (source.shape and tensor.shape and source.shape[-1] == tensor.shape[-1]):
+                return None
+            tensor = source
+        return None
+
+    def _activated(self, operator: Operator) -> Tensor | None:
+        (x,) = operator.inputs
+        made = self._producer(x)
+        if made is None or made.name not in _ACTIVATED or made.options.get("activation"):
+            return None
+        if x.dtype != np.float32:
+            return None
+        made.options = {**made.options, "activation": operator.name}
+        return x
+
+    def _becomes_mean(self, operator: Operator) -> bool:
+        """Makes a mean of a sum that is divided by how many there are."""
+        x, other = operator.inputs
+        if x.value is not None and operator.name == "MUL":
+            x, other = other, x
+        made = x.operator
+        if made is None or made.name != "SUM" or x.graph is not self._graph:
+            return False
+        if other.value is None or other.value.size != 1 or x.dtype != np.float32:
+            return False
+        source, axes = made.inputs
+        sizes = [source.shape[int(axis)] for axis in axes.value]
+        if None in sizes or list(x.shape) != list(operator.outputs[0].shape):
+            return False
+        count = int(np.prod(sizes, dtype=np.int64))
+        wanted = np.float32(count) if operator.name == "DIV" else np.float32(1) / np.float32(count)
+        if np.ravel(other.value)[0] != wanted:
+            return False
+        operator.name, operator.inputs, operator.options = "MEAN", list(made.inputs), made.options
+        return True
+
+    def _scaled(self, operator: Operator) -> Tensor | None:
+        x, other = operator.inputs
+        turned = x.value is not None
+        if turned:
+            x, other = other, x
+        if other.value is None or x.dtype != np.float32 or (turned and operator.name == "DIV"):
+            return None
+        made = self._producer(x)
+        if made is None or made.name not in _CHANNELS or made.options.get("activation"):
+            return None
+        weights, bias = made.inputs[1], made.inputs[2]
+        if weights.value is None or (bias is not None and bias.value is None):
+            return None
+        axis = _CHANNELS[made.name]
+        channels = weights.shape[axis]
+        number = other.value
+        if number.size not in (1, channels) or number.size != (number.shape or (1,))[-1]:
+            return None
+        if list(x.shape) != list(operator.outputs[0].shape) or x.shape[-1] != channels:
+            return None
+        number = np.broadcast_to(number.reshape(-1), (channels,))
+        found = _folded(operator.name, turned, weights.value, bias, number, axis)
+        if found is None:
+            return None
+        made.inputs = [made.inputs[0], *found]
+        return x
+
+
+def _folded(
+    name: str, turned: bool, weights: Any, bias: Tensor | None, number: Any, axis: int
+) -> list[Tensor] | None:
+    """Weights and a bias with which a result is multiplied and shifted already."""
+    shape = [1] * weights.ndim
+    shape[axis] = -1
+    shift = np.zeros(number.shape, np.float32) if bias is None else bias.value
+    with np.errstate(all="ignore"):
+        if name in ("ADD", "SUB"):
+            if turned and name == "SUB":
+                weights, shift = -weights, number - shift
+            else:
+                shift = shift + number if name == "ADD" else shift - number
+        elif name == "MUL":
+            weights, shift = weights * number.reshape(shape), shift * number
+        else:
+            weights, shift = weights / number.reshape(shape), shift / number
+    if not (np.isfinite(weights).all() and np.isfinite(shift).all()):
+        return None
+    made = [np.ascontiguousarray(each, np.float32) for each in (weights, shift)]
+    return [Tensor(each.shape, each.dtype, None, each) for each in made]
