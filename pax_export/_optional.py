@@ -24,7 +24,7 @@ PACKAGES = {
     "safetensors": (_SAFETENSORS,),
     "checkpoint": ("orbax-checkpoint>=0.12",),
     "stablehlo": (_SAFETENSORS, "flatbuffers>=24.3.25"),
-    "tflite": (_TENSORFLOW, "ai-edge-litert>=2.1"),
+    "tflite": ("ai-edge-litert>=2.1", "flatbuffers>=24.3.25"),
     "onnx": ("onnx>=1.20", "onnxruntime>=1.24"),
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),

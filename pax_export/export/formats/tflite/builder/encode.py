@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._errors import UnsupportedOperationError
 from pax_export._optional import require
 from pax_export._wire import TFLITE_MARK
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
@@ -63,6 +64,12 @@ class _File:
         operators = sum(len(graph.operators) for graph in self._graphs)
         self._tensors = [self._numbered(graph) for graph in self._graphs]
         size = sum(array.nbytes + 64 for _, array in self._arrays.values())
+        if size > LARGEST:
+            raise UnsupportedOperationError(
+                "A TFLite file has no more than 2 GiB.",
+                got=f"{size / 2**30:.1f} GiB of constants",
+                write='quantize="float16" or "dynamic", or another target, e.g. to_saved_model',
+            )
         flatbuffers = require("flatbuffers", "tflite", "to_tflite")
         self._to = flatbuffers.Builder(min(size + 512 * operators + 65536, LARGEST))
 

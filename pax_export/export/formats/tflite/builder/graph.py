@@ -202,13 +202,26 @@ def of_source(source: Any) -> Iterator[None]:
 
 @contextmanager
 def constants_shared() -> Iterator[None]:
-    """Equal small constants that are made meanwhile are one tensor."""
-    before = getattr(_here, "constants", None)
-    _here.constants = {}
+    """Equal small constants that are made meanwhile are one tensor, and what is made of one is."""
+    before = getattr(_here, "constants", None), getattr(_here, "computed", None)
+    _here.constants, _here.computed = {}, {}
     try:
         yield
     finally:
-        _here.constants = before
+        _here.constants, _here.computed = before
+
+
+def computed_once(
+    what: tuple[Any, ...], given: Sequence[Tensor], compute: Callable[[], list[Tensor]]
+) -> list[Tensor]:
+    """What is computed of constants; the same of the same is one tensor."""
+    known = getattr(_here, "computed", None)
+    if known is None:
+        return compute()
+    key = (*what, *map(id, given))
+    if key not in known:
+        known[key] = compute(), given  # which keeps their ids
+    return known[key][0]
 
 
 def constant_tensor(value: np.ndarray) -> Tensor:

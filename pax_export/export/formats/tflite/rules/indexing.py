@@ -24,9 +24,7 @@ from pax_export.export.formats.tflite.tensors import (
 
 
 def _at_least_zero(start: Any, most: Any) -> Any:
-    # Not by minimum and maximum, of which the converter may make a ReLU6 of integers.
-    below = lite.where(lite.less(start, most), start, most)
-    return lite.where(lite.less(below, 0), lite.zeros_like(below), below)
+    return lite.maximum(lite.minimum(start, most), 0)
 
 
 def _starts(op: Operation, given: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:

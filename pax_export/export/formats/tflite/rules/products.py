@@ -36,7 +36,7 @@ def dot_general(op: Operation, x: Any, y: Any) -> Any:
         return _whole_numbers(left, right, small)
 
     if not x_batch and one.is_static and not other.is_static:
-        # A fixed matrix stands behind in TFLite, and the converter errs where it must turn it.
+        # A fixed matrix stands behind in TFLite.
         turned = reshape(multiplied(other, one), [*other.outer, *one.outer], op.sizes)
         count = len(other.outer)
         rank = count + len(one.outer)

@@ -1,0 +1,76 @@
+"""Appending an operator to the current graph, or computing at once what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.tflite.builder.graph import (
+    Tensor,
+    computed_once,
+    constant_tensor,
+    current,
+)
+
+float32, int32, int64, bool_ = map(np.dtype, ("float32", "int32", "int64", "bool"))
+#: A constant of more bytes than this, and than what it is made of, is made when the file runs.
+_LARGEST_FOLDED = 1 << 22
+
+
+def constant(value: Any, dtype: Any = None) -> Tensor:
+    array = np.asarray(value) if dtype is None else np.asarray(value).astype(np.dtype(dtype))
+    if dtype is None and not hasattr(value, "dtype"):
+        array = array.astype(
+            {"float64": "float32", "int64": "int32"}.get(array.dtype.name, array.dtype)
+        )
+    return constant_tensor(array)
+
+
+def tensor(value: Any, dtype: Any = None) -> Tensor:
+    """A tensor, or the constant of a number or an array."""
+    return value if isinstance(value, Tensor) else constant(value, dtype)
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def static_value(value: Any) -> np.ndarray | None:
+    """The array of a constant."""
+    return value.value if isinstance(value, Tensor) else np.asarray(value)
+
+
+def emit(
+    name: str,
+    inputs: Sequence[Any],
+    results: Sequence[tuple[Sequence[Any], Any]],
+    fold: Callable[..., Any] | None = None,
+    **options: Any,
+) -> list[Tensor]:
+    """The results of an operator, or of `fold` where all inputs are constants."""
+    given = [each for each in inputs if each is not None]
+    if fold is not None and all(each.value is not None for each in given):
+        limit = max(_LARGEST_FOLDED, *(each.value.nbytes for each in given), 0)
+        if all(_bytes(shape, dtype) <= limit for shape, dtype in results):
+            return computed_once(
+                (name, *options.items(), *((tuple(s), np.dtype(d)) for s, d in results)),
+                given,
+                lambda: _folded(fold, given, results),
+            )
+    return current().append(name, inputs, results, options)
+
+
+def _folded(fold: Callable[..., Any], given: Sequence[Tensor], results: Any) -> list[Tensor]:
+    with np.errstate(all="ignore"):
+        found = fold(*(each.value for each in given))
+    found = found if isinstance(found, list) else [found]
+    pairs = zip(found, results)
+    return [constant_tensor(np.asarray(v).astype(d, copy=False)) for v, (_, d) in pairs]
+
+
+def _bytes(shape: Sequence[Any], dtype: Any) -> float:
+    if None in shape:
+        return float("inf")
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
