@@ -2,3 +2,4 @@
 
 from pax_export.export.portable.decompose import decompose as decompose
 from pax_export.export.portable.decompose import not_decomposed as not_decomposed
+from pax_export.export.portable.decompositions import NotDecomposedError as NotDecomposedError

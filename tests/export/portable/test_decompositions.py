@@ -237,6 +237,7 @@ def test_each_primitive_has_a_test():
     # Those that are parts of others, or of newer versions of jax, are tested in the runtimes.
     others = {"geqrf", "householder_product", "lu_pivots_to_permutation", "custom_linear_solve"}
     others |= {"linear_solve", "platform_index", "one_minus_square", "polynomial"}
+    others |= {"threefry2x32", "iota_2x32_shape"}
     others |= {"reduce_window_sum", "reduce_window_min"}  # made of their kind
     assert not [each for each in DECOMPOSITIONS.keys() - others if f'"{each}"' not in text]
 

@@ -9,23 +9,29 @@ from typing import Any
 import numpy as np
 
 from pax_export._jaxpr import is_literal, wrapped_program
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import Writer, flat, together
+from pax_export.export.formats.onnx.keys import keys_of_words, words_of_keys
 from pax_export.export.formats.onnx.registry import (
     BY_ORDER,
     COMPLEX_RULES,
     PART_BY_PART,
     RULES,
     Refused,
+    has,
 )
 from pax_export.export.formats.onnx.values import (
     AnyValue,
     Parts,
     Value,
     carrier,
+    is_complex,
+    is_key,
     is_number,
     part_dtype,
 )
-from pax_export.export.portable import not_decomposed
+from pax_export.export.portable import NotDecomposedError, decompose, not_decomposed
+from pax_export.export.portable.complex_numbers import COMPLEX, on_pairs
+from pax_export.export.portable.random_keys import KEYS, on_words
 
 
 class NotInOnnxError(Exception):
@@ -63,6 +69,19 @@ class Converter:
             values.update(zip(equation.outvars, self._written(equation, operands, used)))
         return [read(atom) if i in wished else None for i, atom in enumerate(jaxpr.outvars)]
 
+    def _results(self, equation: Any, operands: list[Any]) -> list[Any]:
+        name, writer = equation.primitive.name, self.writer
+        results = [variable.aval for variable in equation.outvars]
+        if name in KEYS:
+            words = [words_of_keys(writer, x) if is_key(x.dtype) else x for x in operands]
+            (made,) = self.inline(decompose(on_words(equation), has), words)
+            is_made = is_key(results[0].dtype)
+            return [keys_of_words(writer, made, results[0].dtype) if is_made else made]
+        if name in COMPLEX and _has_complex(equation) and not has(equation):
+            names = self.inline(decompose(on_pairs(equation), has), flat(operands))
+            return together(results, [each.name for each in names])
+        return _by_rule(writer, equation, operands)
+
     def _constant(self, value: Any) -> AnyValue:
         found = self._constants.get(id(value))
         return self.writer.literal(value) if found is None else found
@@ -75,10 +94,10 @@ class Converter:
             if inner is not None:
                 return self.inline(inner, operands, used)
             self.writer.operation = name
-            return _by_rule(self.writer, equation, operands)
+            return self._results(equation, operands)
         except NotInOnnxError:
             raise
-        except Refused as error:
+        except (Refused, NotDecomposedError) as error:
             raise NotInOnnxError(str(error), equation, self._callers[:-1]) from error
         except Exception as error:  # a rule that meets what it does not know
             reason = f"{type(error).__name__}: {error}"
@@ -97,6 +116,10 @@ def _needed(jaxpr: Any, wished: Collection[int]) -> list[tuple[Any, list[int]]]:
             used.update(atom for atom in equation.invars if not is_literal(atom))
             kept.append((equation, live))
     return kept[::-1]
+
+
+def _has_complex(equation: Any) -> bool:
+    return any(is_complex(atom.aval.dtype) for atom in (*equation.invars, *equation.outvars))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.values import carrier, part_dtype
+from pax_export.export.formats.onnx.values import carrier, is_number, part_dtype
 
 Rule = Callable[..., Any]
 
@@ -28,6 +28,10 @@ BY_ORDER = frozenset(
     "lt le gt ge lt_to le_to max min clamp sort top_k approx_top_k argmax argmin reduce_max "
     "reduce_min scatter-max scatter-min scatter_max scatter_min".split()
 )
+
+
+#: Up to this length a Fourier transform is a product with a matrix.
+_BY_PRODUCT = 512
 
 
 class Refused(Exception):
@@ -63,6 +67,9 @@ def has(equation: Any) -> bool:
     atoms = (*equation.invars, *equation.outvars)
     dtypes = [atom.aval.dtype for atom in atoms if hasattr(atom.aval, "dtype")]
     if any(map(part_dtype, dtypes)):
+        if name == "fft":  # a short transform is a product, which rounds less than `DFT` does
+            lengths = equation.params["fft_lengths"]
+            return not all(is_number(each) and each <= _BY_PRODUCT for each in lengths)
         return name in COMPLEX_RULES or name in PART_BY_PART
     if name == "reduce_prod":  # onnxruntime's is one of float64 for whole numbers
         return carrier(dtypes[0]) == np.float32

@@ -18,7 +18,6 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.encode import Signature
 from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
 from pax_export.export.formats.tflite.rule import (
-    COMPLEX_RULES,
     RULES,
     NotInTfliteError,
     Operation,
@@ -37,7 +36,9 @@ from pax_export.export.formats.tflite.tensors import (
     taken,
 )
 from pax_export.export.lowering.variables import Store
-from pax_export.export.portable import decompose, not_decomposed
+from pax_export.export.portable import NotDecomposedError, decompose, not_decomposed
+from pax_export.export.portable.complex_numbers import COMPLEX, on_pairs
+from pax_export.export.portable.random_keys import KEYS, on_words
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import placed
@@ -174,17 +175,20 @@ class _Graph:
         )
         self._callers.append(equation)
         try:
-            found = _rule(operation)
-            if _moves_keys(operation):
+            if name in KEYS:
+                results = self.run(decompose(on_words(equation), has), operands)
+            elif name in COMPLEX and _has_complex(equation):
+                results = self._of_pairs(equation, operands)
+            elif _moves_keys(operation):
                 results = self._of_words(equation, operands)
-            elif found is not None:
+            elif (found := _rule(operation)) is not None:
                 _check_dtypes(operation)
                 results = _applied(found, operation, [_now(value) for value in operands])
             elif (inner := wrapped_program(equation)) is not None:
                 results = self.run(inner, operands)
             else:
                 raise NotInTfliteError(not_decomposed(equation))
-        except NotInTfliteError as error:
+        except (NotInTfliteError, NotDecomposedError) as error:
             raise self._refused(name, str(error)) from error
         except (ValueError, TypeError, NotImplementedError, KeyError, IndexError) as error:
             if isinstance(error, UnsupportedOperationError):
@@ -195,6 +199,17 @@ class _Graph:
         finally:
             self._callers.pop()
         return results
+
+    def _of_pairs(self, equation: Any, operands: list[Any]) -> list[Any]:
+        """Complex numbers by their real and imaginary parts."""
+        flat: list[Any] = []
+        for value in map(_now, operands):
+            flat.extend((value.real, value.imag) if isinstance(value, Pair) else (value,))
+        parts = iter(self.run(decompose(on_pairs(equation), has), flat))
+        return [
+            Pair(next(parts), next(parts)) if kind(each.aval) == "complex64" else next(parts)
+            for each in equation.outvars
+        ]
 
     def _of_words(self, equation: Any, operands: list[Any]) -> list[Any]:
         """Moves random keys as it moves arrays: each of their words alike."""
@@ -232,21 +247,19 @@ _ANY = ("scan", "while", "cond")
 def has(equation: Any) -> bool:
     """Whether TFLite has the operation of an equation, by a rule."""
     name = equation.primitive.name
-    if any(kind(a.aval) == "complex64" for a in _arrays(equation)):
-        return name in COMPLEX_RULES or name in _ANY or (name in RULES and RULES[name].parts)
+    if _has_complex(equation):
+        return name in COMPLEX or name in _ANY or (name in RULES and RULES[name].parts)
     return name in RULES
 
 
-def _arrays(equation: Any) -> list[Any]:
-    return [a for a in (*equation.invars, *equation.outvars) if hasattr(a.aval, "dtype")]
+def _has_complex(equation: Any) -> bool:
+    atoms = (*equation.invars, *equation.outvars)
+    return any(kind(a.aval) == "complex64" for a in atoms if hasattr(a.aval, "dtype"))
 
 
 def _rule(operation: Operation) -> Rule | None:
     structs = [*operation.operands, *operation.results]
     if any(kind(struct) == "complex64" for struct in structs if hasattr(struct, "dtype")):
-        found = COMPLEX_RULES.get(operation.name)
-        if found is not None:
-            return found
         found = RULES.get(operation.name)
         if found is not None and not found.parts and operation.name not in _ANY:
             raise NotInTfliteError("it has none for complex numbers.")

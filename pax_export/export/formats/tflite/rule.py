@@ -22,8 +22,6 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-#: Rules of operations of which an operand or a result is complex.
-COMPLEX_RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str, thin: bool = False, parts: bool = False) -> Callable[[Callable], Callable]:
@@ -34,16 +32,6 @@ def rule(*names: str, thin: bool = False, parts: bool = False) -> Callable[[Call
 
     def register(function: Callable) -> Callable:
         RULES.update(dict.fromkeys(names, Rule(function, thin, parts)))
-        return function
-
-    return register
-
-
-def complex_rule(*names: str, thin: bool = False) -> Callable[[Callable], Callable]:
-    """The same, for operations of which an operand or a result is complex."""
-
-    def register(function: Callable) -> Callable:
-        COMPLEX_RULES.update(dict.fromkeys(names, Rule(function, thin, False)))
         return function
 
     return register

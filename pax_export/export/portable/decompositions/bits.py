@@ -21,7 +21,7 @@ def _repeated(byte: int, x: Any) -> Any:
 
 
 @decomposes("population_count")
-def population_count(x: Any) -> Any:
+def population_count(x: Any, **_: Any) -> Any:
     """Sums of neighboring bits, pairs and nibbles; then of bytes."""
     count = _unsigned(x)
     count = count - ((count >> 1) & _repeated(0x55, count))
@@ -36,7 +36,7 @@ def population_count(x: Any) -> Any:
 
 
 @decomposes("clz")
-def clz(x: Any) -> Any:
+def clz(x: Any, **_: Any) -> Any:
     """The bits that are not set when all below the highest one are."""
     filled, shift = _unsigned(x), 1
     while shift < 8 * x.dtype.itemsize:
@@ -46,7 +46,7 @@ def clz(x: Any) -> Any:
 
 
 @decomposes("mulhi")
-def mulhi(x: Any, y: Any) -> Any:
+def mulhi(x: Any, y: Any, **_: Any) -> Any:
     """The upper half of a product, by products of the halves of both."""
     half = 4 * x.dtype.itemsize
     one, other = _unsigned(x), _unsigned(y)
@@ -62,7 +62,7 @@ def mulhi(x: Any, y: Any) -> Any:
 
 
 @decomposes("nextafter")
-def nextafter(x: Any, y: Any) -> Any:
+def nextafter(x: Any, y: Any, **_: Any) -> Any:
     """The bits of a number without its sign are a whole number in the order of sizes."""
     dtype = jnp.dtype(x.dtype)
     whole = f"int{8 * dtype.itemsize}"

@@ -28,12 +28,12 @@ def _terms(x: Any, single: int, double: int) -> int:
 
 
 @decomposes("square", any_dtype=True)
-def square(x: Any) -> Any:
+def square(x: Any, **_: Any) -> Any:
     return x * x
 
 
 @decomposes("one_minus_square", any_dtype=True)
-def one_minus_square(x: Any) -> Any:
+def one_minus_square(x: Any, **_: Any) -> Any:
     return (1 - x) * (1 + x)
 
 
@@ -46,7 +46,7 @@ def polynomial_of_operands(x: Any, *coefficients: Any, **_: Any) -> Any:
 
 
 @decomposes("integer_pow", any_dtype=True)
-def integer_pow(x: Any, *, y: int) -> Any:
+def integer_pow(x: Any, *, y: int, **_: Any) -> Any:
     """By squares of squares."""
     if y < 0 and not jnp.issubdtype(x.dtype, jnp.inexact):
         raise NotDecomposedError("of whole numbers with a negative exponent")
@@ -163,7 +163,7 @@ def atan(x: Any, **_: Any) -> Any:
 
 
 @decomposes("atan2", single=True)
-def atan2(y: Any, x: Any) -> Any:
+def atan2(y: Any, x: Any, **_: Any) -> Any:
     """Two zeros have no quotient, nor have two infinities; the signs of zeros choose the side."""
     rise, run = jnp.abs(y), jnp.abs(x)
     angle = lax.atan(jnp.where(rise == run, jnp.sign(rise), rise / run))

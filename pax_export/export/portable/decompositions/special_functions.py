@@ -89,7 +89,7 @@ def _erfc_tail(size: Any) -> Any:
 
 
 @decomposes("erf_inv", single=True, double=False)
-def erf_inv(x: Any) -> Any:
+def erf_inv(x: Any, **_: Any) -> Any:
     w = -jnp.log((1 - x) * (1 + x))
     near = polynomial(w - 2.5, _ERF_INV_CENTRAL)
     far = polynomial(jnp.sqrt(jnp.maximum(w, 5)) - 3, _ERF_INV_TAIL)
@@ -139,7 +139,7 @@ def digamma(x: Any, **_: Any) -> Any:
 
 
 @decomposes("bessel_i0e", single=True, double=False)
-def bessel_i0e(x: Any) -> Any:
+def bessel_i0e(x: Any, **_: Any) -> Any:
     size = jnp.abs(x)
     inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
     near = polynomial((inside / 3.75) ** 2, _I0_NEAR) * jnp.exp(-inside)
@@ -148,7 +148,7 @@ def bessel_i0e(x: Any) -> Any:
 
 
 @decomposes("bessel_i1e", single=True, double=False)
-def bessel_i1e(x: Any) -> Any:
+def bessel_i1e(x: Any, **_: Any) -> Any:
     size = jnp.abs(x)
     inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
     near = inside * polynomial((inside / 3.75) ** 2, _I1_NEAR) * jnp.exp(-inside)
@@ -224,7 +224,7 @@ def _gamma_parts(a: Any, x: Any) -> tuple[Any, Any]:
 
 
 @decomposes("regularized_incomplete_beta", single=True, double=False)
-def regularized_incomplete_beta(a: Any, b: Any, x: Any) -> Any:
+def regularized_incomplete_beta(a: Any, b: Any, x: Any, **_: Any) -> Any:
     bad = (a <= 0) | (b <= 0) | (x < 0) | (x > 1) | jnp.isnan(a + b + x)
     none, whole = x == 0, x == 1
     plain = bad | none | whole
@@ -248,7 +248,7 @@ def regularized_incomplete_beta(a: Any, b: Any, x: Any) -> Any:
 
 
 @decomposes("zeta", single=True, double=False)
-def zeta(s: Any, q: Any) -> Any:
+def zeta(s: Any, q: Any, **_: Any) -> Any:
     """Hurwitz' zeta by nine terms, and Euler's and Maclaurin's sum of the rest."""
     total = sum((jnp.power(q + k, -s) for k in range(9)), jnp.zeros_like(q))
     far = q + 9
@@ -264,7 +264,7 @@ def zeta(s: Any, q: Any) -> Any:
 
 
 @decomposes("polygamma", single=True, double=False)
-def polygamma(order: Any, x: Any) -> Any:
+def polygamma(order: Any, x: Any, **_: Any) -> Any:
     sign = jnp.where(order % 2 == 1, 1.0, -1.0)
     found = sign * jnp.exp(lax.lgamma(order + 1)) * zeta(jnp.maximum(order, 1) + 1, x)
     found = jnp.where(order == 0, lax.digamma(x), found)
@@ -272,10 +272,10 @@ def polygamma(order: Any, x: Any) -> Any:
 
 
 @decomposes("igamma", single=True, double=False)
-def igamma(a: Any, x: Any) -> Any:
+def igamma(a: Any, x: Any, **_: Any) -> Any:
     return _gamma_parts(a, x)[0]
 
 
 @decomposes("igammac", single=True, double=False)
-def igammac(a: Any, x: Any) -> Any:
+def igammac(a: Any, x: Any, **_: Any) -> Any:
     return _gamma_parts(a, x)[1]

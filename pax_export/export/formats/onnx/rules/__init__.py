@@ -2,7 +2,6 @@
 
 from pax_export.export.formats.onnx.rules import arithmetic as arithmetic
 from pax_export.export.formats.onnx.rules import bits as bits
-from pax_export.export.formats.onnx.rules import complex_numbers as complex_numbers
 from pax_export.export.formats.onnx.rules import control as control
 from pax_export.export.formats.onnx.rules import conversions as conversions
 from pax_export.export.formats.onnx.rules import convolutions as convolutions
@@ -11,7 +10,6 @@ from pax_export.export.formats.onnx.rules import functions as functions
 from pax_export.export.formats.onnx.rules import gathering as gathering
 from pax_export.export.formats.onnx.rules import ordering as ordering
 from pax_export.export.formats.onnx.rules import products as products
-from pax_export.export.formats.onnx.rules import random_keys as random_keys
 from pax_export.export.formats.onnx.rules import reductions as reductions
 from pax_export.export.formats.onnx.rules import scattering as scattering
 from pax_export.export.formats.onnx.rules import shapes as shapes

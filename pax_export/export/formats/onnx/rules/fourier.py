@@ -1,4 +1,4 @@
-"""Fourier transforms, over one axis after the other."""
+"""Long Fourier transforms, over one axis after the other; short ones are products."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import numpy as np
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import Refused, complex_rule
 from pax_export.export.formats.onnx.rules.slices import backwards
-from pax_export.export.formats.onnx.values import AnyValue, Parts, Value, is_number, part_dtype
+from pax_export.export.formats.onnx.values import AnyValue, Parts, Value, part_dtype
 
 Results = Sequence[Any]
 #: ``DFT`` has its axis as an operand from here on.
 _AXIS_IS_OPERAND = 20
-#: Up to this size a transform is a product with a matrix, which rounds less than `DFT` does.
-_BY_MATRIX = 512
 
 
 @complex_rule("fft")
@@ -33,19 +31,19 @@ def fft(
     inverse = name in ("IFFT", "IRFFT")
     if name == "RFFT":
         last = axes[-1]
-        parts = _transformed(writer, parts, last, sizes[last], rank, False, half)
+        parts = _transformed(writer, parts, last, sizes[last], rank, False)
         parts = [writer.slice(each, last, 0, result.shape[last]) for each in parts]
         axes = axes[:-1]
     elif name == "IRFFT":
         for axis in axes[:-1]:
-            parts = _transformed(writer, parts, axis, sizes[axis], rank, True, half)
+            parts = _transformed(writer, parts, axis, sizes[axis], rank, True)
         last = axes[-1]
         parts = _mirrored(writer, parts, last, sizes[last])
         axes = [last]
     elif name not in ("FFT", "IFFT"):
         raise Refused(f"of the kind {name}")
     for axis in axes:
-        parts = _transformed(writer, parts, axis, sizes[axis], rank, inverse, half)
+        parts = _transformed(writer, parts, axis, sizes[axis], rank, inverse)
     if name == "IRFFT":
         return parts[0]
     one, other = (Value(each, half, tuple(result.shape)) for each in parts)
@@ -64,10 +62,8 @@ def _mirrored(writer: Writer, parts: list[str], axis: int, size: Any) -> list[st
 
 
 def _transformed(
-    writer: Writer, parts: list[str], axis: int, size: Any, rank: int, inverse: bool, half: Any
+    writer: Writer, parts: list[str], axis: int, size: Any, rank: int, inverse: bool
 ) -> list[str]:
-    if is_number(size) and 0 < size <= _BY_MATRIX:
-        return _by_matrix(writer, parts, axis, int(size), rank, inverse, half)
     apart = [writer.unsqueeze(each, [rank]) for each in parts]
     pair = writer("Concat", *apart, axis=rank) if len(apart) > 1 else apart[0]
     if writer.opset >= _AXIS_IS_OPERAND:
@@ -75,21 +71,3 @@ def _transformed(
     else:
         made = writer("DFT", pair, axis=axis, inverse=int(inverse))
     return [writer("Gather", made, np.array(index, np.int64), axis=rank) for index in range(2)]
-
-
-def _by_matrix(
-    writer: Writer, parts: list[str], axis: int, size: int, rank: int, inverse: bool, half: Any
-) -> list[str]:
-    numbers = np.arange(size, dtype=np.int64)
-    turns = np.outer(numbers, numbers) % size * (2 * np.pi / size)
-    scale = 1 / size if inverse else 1.0
-    cosine = (np.cos(turns) * scale).astype(half)
-    sine = (np.sin(turns) * (scale if inverse else -scale)).astype(half)
-    order = [each for each in range(rank) if each != axis] + [axis]
-    turned = [writer.transpose(each, order) for each in parts]
-    made = [writer("MatMul", turned[0], matrix) for matrix in (cosine, sine)]
-    if len(turned) > 1:
-        others = [writer("MatMul", turned[1], matrix) for matrix in (sine, cosine)]
-        made = [writer("Sub", made[0], others[0]), writer("Add", made[1], others[1])]
-    back = [int(each) for each in np.argsort(order)]
-    return [writer.transpose(each, back) for each in made]

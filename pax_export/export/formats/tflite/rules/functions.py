@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,21 +43,6 @@ for _name, _function in {
     "rsqrt": lambda x: rsqrt(x),
 }.items():
     _plain(_name, _function)
-
-
-def horner(x: Any, coefficients: Sequence[float]) -> Any:
-    """A polynomial, its highest coefficient first."""
-    result = like(x, coefficients[0])
-    for each in coefficients[1:]:
-        result = result * x + each
-    return result
-
-
-def log1p(x: Any) -> Any:
-    small = lite.less(lite.abs(x), like(x, 0.3))
-    part = lite.where(small, x, like(x, 0)) / (2.0 + lite.where(small, x, like(x, 0)))
-    near = 2.0 * part * horner(part * part, [1 / n for n in range(13, 0, -2)])
-    return lite.where(small, near, log(1.0 + x))
 
 
 @rule("atan2", thin=True)

@@ -1,0 +1,352 @@
+"""Operations on complex numbers, as functions of jax on their real and imaginary parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pax_export.export.portable.sizes import trace
+
+
+class ComplexPair(NamedTuple):
+    """Complex numbers as two arrays of one shape."""
+
+    real: Any
+    imag: Any
+
+
+#: By the name of the primitive: ``function(*operands, **parameters)``.  Operands and results are
+#: arrays, or pairs where they are complex.
+COMPLEX: dict[str, Callable[..., Any]] = {}
+
+
+def half_dtype(dtype: Any) -> Any:
+    """The dtype of the parts of a complex dtype; None for any other."""
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return None
+    return jnp.finfo(dtype).dtype
+
+
+def on_pairs(equation: Any) -> Any:
+    """Traces what an operation on complex numbers does to pairs.
+
+    Each complex operand and result of the traced program is two arrays, the real part first.
+    """
+    function = COMPLEX[equation.primitive.name]
+    operands = [atom.aval for atom in equation.invars]
+    halves = [half_dtype(each.dtype) for each in operands]
+    structs = [
+        jax.ShapeDtypeStruct(each.shape, half or each.dtype)
+        for each, half in zip(operands, halves)
+        for _ in range(2 if half else 1)
+    ]
+
+    def run(*parts: Any, **parameters: Any) -> Any:
+        left = iter(parts)
+        given = [ComplexPair(next(left), next(left)) if half else next(left) for half in halves]
+        return jax.tree.leaves(function(*given, **parameters))
+
+    return trace(run, structs, equation.params)
+
+
+def _of_complex(*names: str) -> Callable[[Callable], Callable]:
+    def register(function: Callable) -> Callable:
+        COMPLEX.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def _pair(x: Any) -> ComplexPair:
+    return x if isinstance(x, ComplexPair) else ComplexPair(x, jnp.zeros_like(x))
+
+
+def _scaled(x: ComplexPair, factor: Any) -> ComplexPair:
+    return ComplexPair(x.real * factor, x.imag * factor)
+
+
+# --- parts and arithmetic -----------------------------------------------------
+
+
+@_of_complex("complex")
+def _complex(x: Any, y: Any, **_: Any) -> ComplexPair:
+    return ComplexPair(*jnp.broadcast_arrays(x, y))
+
+
+@_of_complex("real")
+def _real(x: ComplexPair, **_: Any) -> Any:
+    return x.real
+
+
+@_of_complex("imag")
+def _imag(x: ComplexPair, **_: Any) -> Any:
+    return x.imag
+
+
+@_of_complex("conj")
+def _conj(x: Any, **_: Any) -> ComplexPair:
+    x = _pair(x)
+    return ComplexPair(x.real, -x.imag)
+
+
+@_of_complex("neg")
+def _neg(x: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(-x.real, -x.imag)
+
+
+@_of_complex("add", "add_any")
+def _add(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(x.real + y.real, x.imag + y.imag)
+
+
+@_of_complex("sub")
+def _sub(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(x.real - y.real, x.imag - y.imag)
+
+
+@_of_complex("mul")
+def _mul(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+
+
+@_of_complex("div")
+def _div(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
+    """By the conjugate, with the divisor scaled so that its square neither over- nor underflows."""
+    size = jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag))
+    size = jnp.where(size > 0, size, 1)
+    small = _scaled(y, 1 / size)
+    norm = small.real * small.real + small.imag * small.imag
+    top = _mul(x, _conj(small))
+    return ComplexPair(top.real / norm / size, top.imag / norm / size)
+
+
+@_of_complex("abs")
+def _abs(x: ComplexPair, **_: Any) -> Any:
+    """Scaled by the larger part, whose square might overflow."""
+    one, other = jnp.abs(x.real), jnp.abs(x.imag)
+    large, small = jnp.maximum(one, other), jnp.minimum(one, other)
+    ratio = small / jnp.where(large == 0, 1, large)
+    return jnp.where(jnp.isinf(large), large, large * jnp.sqrt(1 + ratio * ratio))
+
+
+@_of_complex("sign")
+def _sign(x: ComplexPair, **_: Any) -> ComplexPair:
+    size = _abs(x)
+    size = jnp.where(size == 0, 1, size)
+    return ComplexPair(x.real / size, x.imag / size)
+
+
+@_of_complex("eq")
+def _eq(x: ComplexPair, y: ComplexPair, **_: Any) -> Any:
+    return (x.real == y.real) & (x.imag == y.imag)
+
+
+@_of_complex("ne")
+def _ne(x: ComplexPair, y: ComplexPair, **_: Any) -> Any:
+    return ~_eq(x, y)
+
+
+@_of_complex("is_finite")
+def _is_finite(x: ComplexPair, **_: Any) -> Any:
+    return jnp.isfinite(x.real) & jnp.isfinite(x.imag)
+
+
+@_of_complex("convert_element_type")
+def _convert(x: Any, *, new_dtype: Any, **_: Any) -> Any:
+    half = half_dtype(new_dtype)
+    if half is None:  # the imaginary part is dropped, as jax does
+        return x.real.astype(new_dtype)
+    if not isinstance(x, ComplexPair):
+        x = x.astype(half)
+    x = _pair(x)
+    return ComplexPair(x.real.astype(half), x.imag.astype(half))
+
+
+@_of_complex("dot_general")
+def _dot_general(x: Any, y: Any, *, dimension_numbers: Any, **_: Any) -> ComplexPair:
+    def times(left: Any, right: Any) -> Any:
+        return lax.dot_general(left, right, dimension_numbers)
+
+    if not isinstance(x, ComplexPair):
+        return ComplexPair(times(x, y.real), times(x, y.imag))
+    if not isinstance(y, ComplexPair):
+        return ComplexPair(times(x.real, y), times(x.imag, y))
+    real = times(x.real, y.real) - times(x.imag, y.imag)
+    return ComplexPair(real, times(x.real, y.imag) + times(x.imag, y.real))
+
+
+# --- functions ----------------------------------------------------------------
+
+
+@_of_complex("exp")
+def _exp(x: ComplexPair, **_: Any) -> ComplexPair:
+    size = jnp.exp(x.real)
+    return ComplexPair(size * jnp.cos(x.imag), _times(size, jnp.sin(x.imag)))
+
+
+def _times(size: Any, share: Any) -> Any:
+    """A product that is 0 where the share is, however large the size."""
+    return jnp.where(share == 0, share, size * share)
+
+
+@_of_complex("log")
+def _log(x: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(jnp.log(_abs(x)), lax.atan2(x.imag, x.real))
+
+
+@_of_complex("log1p")
+def _log1p(x: ComplexPair, **_: Any) -> ComplexPair:
+    moved = ComplexPair(1 + x.real, x.imag)
+    near = 0.5 * jnp.log1p(x.real * (2 + x.real) + x.imag * x.imag)
+    size = jnp.where(_abs(x) < 0.5, near, jnp.log(_abs(moved)))
+    return ComplexPair(size, lax.atan2(moved.imag, moved.real))
+
+
+@_of_complex("sqrt")
+def _sqrt(x: ComplexPair, **_: Any) -> ComplexPair:
+    """The larger part by a root, the other one by a quotient that loses no digits."""
+    root = jnp.sqrt(0.5 * _abs(x) + 0.5 * jnp.abs(x.real))
+    rest = x.imag / (2 * jnp.where(root == 0, 1, root))
+    left = x.real < 0
+    signed = jnp.where(x.imag < 0, -root, root)
+    return ComplexPair(jnp.where(left, jnp.abs(rest), root), jnp.where(left, signed, rest))
+
+
+@_of_complex("rsqrt")
+def _rsqrt(x: ComplexPair, **_: Any) -> ComplexPair:
+    root = _sqrt(x)
+    return _div(ComplexPair(jnp.ones_like(root.real), jnp.zeros_like(root.imag)), root)
+
+
+@_of_complex("pow")
+def _pow(x: Any, y: Any, **_: Any) -> ComplexPair:
+    return _exp(_mul(_log(_pair(x)), _pair(y)))
+
+
+@_of_complex("sin")
+def _sin(x: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(
+        _times(jnp.cosh(x.imag), jnp.sin(x.real)), jnp.cos(x.real) * jnp.sinh(x.imag)
+    )
+
+
+@_of_complex("cos")
+def _cos(x: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(
+        jnp.cos(x.real) * jnp.cosh(x.imag), -_times(jnp.sinh(x.imag), jnp.sin(x.real))
+    )
+
+
+@_of_complex("sinh")
+def _sinh(x: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(
+        jnp.sinh(x.real) * jnp.cos(x.imag), _times(jnp.cosh(x.real), jnp.sin(x.imag))
+    )
+
+
+@_of_complex("cosh")
+def _cosh(x: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(
+        jnp.cosh(x.real) * jnp.cos(x.imag), _times(jnp.sinh(x.real), jnp.sin(x.imag))
+    )
+
+
+@_of_complex("tanh")
+def _tanh(x: ComplexPair, **_: Any) -> ComplexPair:
+    """By tangents, which are bounded where the hyperbolic sine is not."""
+    one, other = jnp.tanh(x.real), jnp.tan(x.imag)
+    return _div(ComplexPair(one, other), ComplexPair(jnp.ones_like(one), one * other))
+
+
+# --- Fourier transforms -------------------------------------------------------
+
+#: A transform of so many elements is a product with one matrix; a longer one is split in two.
+_LONGEST = 128
+_FORWARD, _BACKWARD = -1.0, 1.0
+
+
+@_of_complex("fft")
+def _fft(x: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_: Any) -> Any:
+    """As products with matrices of cosines and sines, one axis after the other."""
+    kind = str(getattr(fft_type, "name", fft_type)).rsplit(".", 1)[-1].upper()
+    found = _pair(x)
+    *outer, last = range(found.real.ndim - len(fft_lengths), found.real.ndim)
+    direction = _BACKWARD if kind.startswith("I") else _FORWARD
+    if kind != "IRFFT":
+        found = _along(found, last, direction)
+    if kind == "RFFT":
+        kept = fft_lengths[-1] // 2 + 1
+        found = ComplexPair(*(lax.slice_in_dim(each, 0, kept, axis=last) for each in found))
+    for axis in outer:
+        found = _along(found, axis, direction)
+    if kind == "IRFFT":
+        found = _to_real(found, fft_lengths[-1])
+    if direction == _FORWARD:
+        return found
+    dtype = jax.tree.leaves(found)[0].dtype
+    scale = 1 / jnp.asarray(math.prod(fft_lengths)).astype(dtype)
+    return jax.tree.map(lambda part: part * scale, found)
+
+
+def _to_real(x: ComplexPair, length: Any) -> Any:
+    """Real numbers, from the half of their frequencies that is stored."""
+    count = x.real.shape[-1]
+    numbers = jnp.arange(count)
+    is_end = (numbers == 0) | (2 * numbers == length)
+    x = _scaled(x, jnp.where(is_end, 1, 2).astype(x.real.dtype))
+    cosine, sine = _matrix(count, length, length, x.real.dtype)
+    return x.real @ cosine - x.imag @ sine
+
+
+def _matrix(rows: Any, columns: Any, length: Any, dtype: Any) -> tuple[Any, Any]:
+    """Cosines and sines of 2 * pi * row * column / length."""
+    # The product is reduced before it becomes a float, which holds few bits.
+    place = jnp.arange(rows)[:, None] * jnp.arange(columns)[None, :] % length
+    angle = place.astype(dtype) * (2 * math.pi / jnp.asarray(length).astype(dtype))
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def _along(x: ComplexPair, axis: int, direction: float) -> ComplexPair:
+    moved = ComplexPair(*(jnp.moveaxis(each, axis, -1) for each in x))
+    found = _transform(moved, direction)
+    return ComplexPair(*(jnp.moveaxis(each, -1, axis) for each in found))
+
+
+def _transform(x: ComplexPair, direction: float) -> ComplexPair:
+    """Along the last axis, without a scale."""
+    length = x.real.shape[-1]
+    two = _factor(length)
+    if two == 1:
+        cosine, sine = _matrix(length, length, length, x.real.dtype)
+        return _product(x, cosine, direction * sine)
+    # Columns first, then a twist, then rows: as Cooley and Tukey do it.
+    one = length // two
+    columns = ComplexPair(*(_swapped(each, one, two) for each in x))
+    found = _transform(columns, direction)
+    cosine, sine = _matrix(two, one, length, x.real.dtype)
+    found = _mul(found, ComplexPair(cosine, direction * sine))
+    rows = ComplexPair(*(jnp.swapaxes(each, -1, -2) for each in found))
+    found = _transform(rows, direction)
+    turned = (jnp.swapaxes(each, -1, -2) for each in found)
+    return ComplexPair(*(each.reshape(*each.shape[:-2], length) for each in turned))
+
+
+def _swapped(x: Any, one: int, two: int) -> Any:
+    """Every `two`-th element in a row: [..., two, one]."""
+    return jnp.swapaxes(x.reshape(*x.shape[:-1], one, two), -1, -2)
+
+
+def _factor(length: Any) -> int:
+    """The factor of a length next to its root, if it is long and has one."""
+    if not isinstance(length, int) or length <= _LONGEST:
+        return 1
+    return max(each for each in range(1, math.isqrt(length) + 1) if length % each == 0)
+
+
+def _product(x: ComplexPair, cosine: Any, sine: Any) -> ComplexPair:
+    return ComplexPair(x.real @ cosine - x.imag @ sine, x.real @ sine + x.imag @ cosine)

@@ -1,0 +1,165 @@
+"""Operations on complex numbers and random keys, in jax alone, by parts and by words."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+from pax_export._jaxpr import inner_programs
+from pax_export.export.portable.complex_numbers import COMPLEX, on_pairs
+from pax_export.export.portable.decompositions import NotDecomposedError
+from pax_export.export.portable.random_keys import on_words
+from tests.closeness import assert_close
+
+PARTS = np.float32([0, -0.0, 1, -1, 0.5, -3, 1e-8, 1e9])
+RANDOM = np.random.default_rng(0)
+
+
+def complex_of(real, imag):
+    found = np.empty(np.shape(real), np.complex64)
+    found.real, found.imag = real, imag
+    return found
+
+
+GRID = complex_of(*(np.ravel(each) for each in np.meshgrid(PARTS, PARTS)))
+DRAWN = complex_of(RANDOM.normal(size=(3, 24, 10)), RANDOM.normal(size=(3, 24, 10)))
+
+
+def equation_of(function, *operands):
+    """The last operation of a function, inside of whatever jax wraps around it."""
+    equation = jax.make_jaxpr(function)(*operands).eqns[-1]
+    for inner in inner_programs(equation):
+        equation = getattr(inner, "jaxpr", inner).eqns[-1]
+    return equation
+
+
+def both(function, *operands):
+    flat = []
+    for each in operands:
+        each = np.asarray(each)
+        flat.extend((each.real, each.imag) if each.dtype.kind == "c" else (each,))
+    found = jaxpr_as_fun(on_pairs(equation_of(function, *operands)))(*flat)
+    expected = np.asarray(jax.jit(function)(*operands))
+    return expected, complex_of(*found) if expected.dtype.kind == "c" else np.asarray(found[0])
+
+
+ONE = ["neg", "conj", "abs", "sign", "exp", "log", "log1p", "sqrt", "sin", "cos", "cosh", "tanh"]
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_functions_of_one_number(name):
+    for expected, found, x in zip(*both(getattr(lax, name), GRID), GRID):
+        assert_close([found.real, found.imag], [expected.real, expected.imag], 1e-5, 1e-30, str(x))
+
+
+@pytest.mark.parametrize("name", ["sinh", "rsqrt"])
+def test_functions_of_one_drawn_number(name):
+    expected, found = both(getattr(lax, name), DRAWN)
+    assert_close(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow", "eq", "ne"])
+def test_functions_of_two_numbers(name):
+    expected, found = both(getattr(lax, name), DRAWN, DRAWN[::-1])
+    assert_close(found, expected, rtol=1e-5)
+
+
+def test_a_quotient_by_large_numbers_is_finite():
+    x, y = complex_of([1e30, 1e-30], [1e30, 1e-30]), complex_of([3e30, 3e-30], [1e30, 1e-30])
+    expected, found = both(lax.div, x, y)
+    assert_close(found, expected, rtol=1e-5)
+
+
+def test_parts_and_conversions():
+    for function in (lax.real, lax.imag):
+        expected, found = both(function, DRAWN)
+        assert_close(found, expected)
+    expected, found = both(lambda x: lax.convert_element_type(x, jnp.complex64), PARTS)
+    assert_close(found, expected)
+    expected, found = both(lax.complex, PARTS, PARTS[::-1])
+    assert_close(found, expected)
+
+
+def test_products():
+    numbers = (((1,), (1,)), ((0,), (0,)))
+    expected, found = both(lambda x, y: lax.dot_general(x, y, numbers), DRAWN, DRAWN[::-1])
+    assert_close(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [(10,), (24, 10)])
+@pytest.mark.parametrize("kind", ["fft", "ifft", "rfft", "irfft"])
+def test_fourier_transforms(kind, lengths):
+    for last in (10, 11) if kind == "irfft" else (10,):
+        whole = (*lengths[:-1], last)
+        x = {"rfft": DRAWN.real, "irfft": DRAWN[..., : last // 2 + 1]}.get(kind, DRAWN)
+        expected, found = both(lambda x, k=kind, n=whole: lax.fft(x, k, n), x)
+        assert_close(found, expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("length", [131, 1024, 1500])
+def test_long_fourier_transforms(length):
+    x = complex_of(RANDOM.normal(size=(2, length)), RANDOM.normal(size=(2, length)))
+    expected, found = both(lambda x: lax.fft(x, "fft", (length,)), x)
+    assert_close(found, expected, rtol=2e-6)
+
+
+def test_each_operation_has_a_test():
+    import inspect
+    import sys
+
+    text = inspect.getsource(sys.modules[__name__])
+    # jax has these for floating point numbers only, or makes them of others.
+    others = {"add_any", "is_finite", "convert_element_type", "dot_general", "real", "imag"}
+    assert not [name for name in COMPLEX.keys() - others - {"complex"} if f'"{name}"' not in text]
+
+
+def words(keys):
+    is_key = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(keys) if is_key else keys
+
+
+KEY = {
+    "seed": (jax.random.key, (7,)),
+    "bits": (lambda k: jax.random.bits(k, (5, 3)), (jax.random.key(3),)),
+    "bits of several": (
+        jax.vmap(lambda k: jax.random.bits(k, (4,), "uint8")),
+        (jax.random.split(jax.random.key(3), 2),),
+    ),
+    "split": (lambda k: jax.random.split(k, 3), (jax.random.key(2**31),)),
+    "folded": (jax.random.fold_in, (jax.random.key(1), np.uint32(9))),
+    "wrapped": (jax.random.wrap_key_data, (np.uint32([[1, 2], [3, 4]]),)),
+    "unwrapped": (jax.random.key_data, (jax.random.key(5),)),
+}
+
+
+@pytest.mark.parametrize("name", KEY)
+def test_random_keys(name):
+    function, operands = KEY[name]
+    equation = next(
+        each
+        for each in flat_equations(jax.make_jaxpr(function)(*operands))
+        if each.primitive.name.startswith("random_")
+    )
+    given = [words(jnp.asarray(each)) for each in operands]
+    given = [x.astype(a.aval.dtype) if x.ndim == 0 else x for x, a in zip(given, equation.invars)]
+    (found,) = jaxpr_as_fun(on_words(equation))(*given)
+    assert_close(found, words(function(*operands)))
+
+
+def flat_equations(program):
+    for equation in getattr(program, "jaxpr", program).eqns:
+        inner = list(inner_programs(equation))
+        for each in inner:
+            yield from flat_equations(each)
+        if not inner:
+            yield equation
+
+
+def test_keys_of_another_generator_are_refused():
+    equation = equation_of(jax.random.key_data, jax.random.key(0, impl="rbg"))
+    with pytest.raises(NotDecomposedError, match="threefry"):
+        on_words(equation)
