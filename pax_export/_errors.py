@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from pax_export._tracebacks import hide_frames
+
 _PUBLIC = "pax_export.errors"
 
 
@@ -68,6 +70,7 @@ class PaxError(Exception):
         # Only `what` goes into `args`: the rest travels in `__dict__`, so
         # that an error raised in a worker process can be pickled.
         super().__init__(what)
+        hide_frames()
         self.what = what
         self.where = where
         self.got = got

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pax_export._tracebacks import hide_frames
 from pax_export.core._labels import SAYS_PATH, called
 from pax_export.core._moduledef import Label
 from pax_export.core._sharding_notes import explain_sharding
@@ -51,6 +52,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
                 return called(call, self, args, kwargs)
             return call(self, *args, **kwargs)
         except Exception as error:
+            hide_frames(error)
             if isinstance(self, Node):  # else a view of one, whose own call is around this
                 _note(error, self)
                 explain_sharding(error, [self])

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._tracebacks import hide_frames
 from pax_export.core._check import check_sharing
 from pax_export.core._mutable import opened, refresh
 from pax_export.core._numpy_leaves import Copies, give_back, with_own_arrays
@@ -118,6 +119,7 @@ def open_copies(tree: Any, copies: Copies | None = None) -> Iterator[None]:
             traced = static_before(modules, scope.trace)
             yield
     except Exception as error:
+        hide_frames(error)
         explain_sharding(error, roots)
         raise
     finally:

@@ -24,6 +24,7 @@ from pax_export._errors import (
 )
 from pax_export._jax import symbolic_rules
 from pax_export._jaxpr import jaxpr_constants
+from pax_export._tracebacks import hide_frames
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import dropped_state, made_of_inputs
@@ -282,6 +283,7 @@ def symbolic_errors(
     except PaxError:
         raise
     except Exception as error:
+        hide_frames(error)
         if type(error).__name__ == "TraceContextError":  # of flax.nnx
             raise _changed_from_inside(error) from error
         guilty = [name for name in inputs.dimensions if _fails(function, structs, inputs, {name})]

@@ -1,0 +1,39 @@
+"""Leaves frames of this package out of tracebacks in notebooks, as jax does with its own.
+
+IPython and pytest leave out a frame with a local ``__tracebackhide__``, but for the last one.
+jax's setting is ours as well: ``jax.config.update("jax_traceback_filtering", "off")``, or
+``JAX_TRACEBACK_FILTERING=off`` in the environment, shows all frames.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import traceback
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def hide_frames(error: BaseException | None = None) -> None:
+    """Marks the frames of this package that lead here, and those that an error came through.
+
+    Whoever passes an error on calls this once: frames further out are marked before the error
+    comes through them.
+    """
+    if not _are_hidden():
+        return
+    inner = traceback.walk_tb(error and error.__traceback__)
+    for frame, _ in itertools.chain(traceback.walk_stack(sys._getframe(1)), inner):
+        code = frame.f_code
+        if code.co_filename.startswith(_PACKAGE) and code.co_name != "<module>":
+            frame.f_locals["__tracebackhide__"] = True
+
+
+def _are_hidden() -> bool:
+    config = getattr(sys.modules.get("jax"), "config", None)
+    mode = getattr(config, "jax_traceback_filtering", None) or "auto"
+    if mode != "auto":
+        return mode == "tracebackhide"
+    shell = sys.modules.get("IPython")
+    return shell is not None and shell.get_ipython() is not None
