@@ -21,7 +21,7 @@ setup(
             py_limited_api=stable,
             optional=True,
         )
-        for name in ("core._round_trip", "weights._crc32")
+        for name in ("core._round_trip", "_wire._crc32")
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable else {},
 )

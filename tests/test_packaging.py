@@ -68,7 +68,7 @@ def test_wheel_holds_the_compiled_files_for_every_python(wheel):
         pytest.skip("no compiler here, or no headers of Python: the wheel goes without")
     first, second = sorted(compiled_names(wheel))
     assert first.startswith("pax_export/core/_round_trip.")
-    assert second.startswith("pax_export/weights/_crc32.")
+    assert second.startswith("pax_export/_wire/_crc32.")
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
         assert "-cp311-abi3-" in Path(wheel.filename).name
 
@@ -103,7 +103,7 @@ def release(tmp_path_factory):
 def test_a_source_release_builds_without_a_compiler(release):
     _, _, inside, names = release
     ends = {name.split("/", 1)[-1] for name in inside}
-    c_files = {"pax_export/core/_round_trip.c", "pax_export/weights/_crc32.c"}
+    c_files = {"pax_export/core/_round_trip.c", "pax_export/_wire/_crc32.c"}
     assert {"setup.py"} | c_files <= ends
     assert "pax_export/core/_tree.py" in names
     assert not [name for name in names if contents.is_compiled(name)]

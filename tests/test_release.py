@@ -123,8 +123,8 @@ VERSION = "0.2.0"
 PACKAGE = {"pax_export/__init__.py", "pax_export/py.typed", "pax_export/core/_tree.py"}
 C_FILE = "pax_export/core/_round_trip.c"
 SHARED = "pax_export/core/_round_trip.abi3.so"
-OTHER_C_FILE = "pax_export/weights/_crc32.c"
-OTHER_SHARED = "pax_export/weights/_crc32.abi3.so"
+OTHER_C_FILE = "pax_export/_wire/_crc32.c"
+OTHER_SHARED = "pax_export/_wire/_crc32.abi3.so"
 METADATA = (
     f"Name: pax-export\nVersion: {VERSION}\n"
     "License-Expression: Apache-2.0\nRequires-Python: >=3.11\n"

@@ -1,9 +1,15 @@
-"""What the bytes of files mean: bytes at places in; protocol buffers and flat buffers out."""
+"""What the bytes of files mean: protocol buffers, flat buffers, numbers and checksums."""
 
+from pax_export._wire.checksums import crc32, fast, masked_crc32c
 from pax_export._wire.flatbuffer import Table, root
+from pax_export._wire.leveldb import MAGIC as LEVELDB_MAGIC
+from pax_export._wire.leveldb import table, table_entries
 from pax_export._wire.onnx import DTYPES as ONNX_DTYPES
 from pax_export._wire.places import Memory, Places
 from pax_export._wire.protobuf import Message, message, signed, whole
+from pax_export._wire.schema import Map, Schema
+from pax_export._wire.tensorflow import DTYPES as TENSORFLOW_DTYPES
+from pax_export._wire.tensorflow import SavedTensor
 from pax_export._wire.tflite import DTYPES as TFLITE_DTYPES
 from pax_export._wire.tflite import MARK as TFLITE_MARK
-from pax_export._wire.varint import varint
+from pax_export._wire.varint import encode_varint, varint

@@ -24,3 +24,17 @@ def varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
     if end - at < LONGEST:
         raise ValueError("a whole number without an end")
     raise ValueError("a whole number of more than 64 bits")
+
+
+def encode_varint(number: int) -> bytes:
+    r"""A whole number in as few bytes as it needs; a negative one as 64 bits say it.
+
+    Example:
+        >>> encode_varint(5), encode_varint(128), len(encode_varint(-1))
+        (b'\x05', b'\x80\x01', 10)
+    """
+    parts, number = [], number & _BITS
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])

@@ -10,18 +10,17 @@ A file without the entry has no checksums.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from pax_export._wire import crc32, fast  # noqa: F401  `fast` for who reads files
 from pax_export.weights._leaves import RESERVED
 
 ENTRY = "pax_export_crc32"
@@ -32,25 +31,6 @@ _THREADS = min(8, os.cpu_count() or 1)
 #: How the entry begins, as text and as it stands in the file; no other text of ours does so.
 _BEGIN = '{"": "'
 _RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
-
-
-def _found() -> tuple[Callable[[Any, int], int], bool]:
-    """The CRC-32 of bytes behind others, and whether it is as fast as memory is read.
-
-    ``_crc32.c`` is compiled when the package is installed, where that can be done; on
-    processors for which it has no instructions, and without it, zlib does the same.
-    """
-    try:
-        if os.environ.get("PAX_EXPORT_PURE_PYTHON", "0") in ("", "0"):
-            compiled = importlib.import_module("pax_export.weights._crc32")
-            if compiled.fast:
-                return compiled.crc32, True
-    except ImportError:  # not compiled, or for another kind of machine
-        pass
-    return zlib.crc32, False
-
-
-crc32, fast = _found()
 
 
 def of(content: Any) -> str:

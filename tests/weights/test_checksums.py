@@ -60,7 +60,7 @@ def test_parts_one_after_the_other_and_many_threads():
 @pytest.mark.parametrize("wrong", [(), (1,), ("text",), (b"", 0, 0), (b"", "a")])
 def test_wrong_arguments(wrong):
     with pytest.raises(TypeError):
-        importlib.import_module("pax_export.weights._crc32").crc32(*wrong)
+        importlib.import_module("pax_export._wire._crc32").crc32(*wrong)
 
 
 @pytest.mark.parametrize("fast", [True, False])

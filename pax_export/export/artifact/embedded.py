@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from pax_export._files import checksums
+from pax_export._wire import encode_varint
 from pax_export.export.artifact import limits
 
 NAME = "pax_export.json"
@@ -98,9 +99,9 @@ def _metadata(content: bytes) -> bytes:
 
 
 def _entry(key: bytes, value: bytes) -> bytes:
-    entry = b"\x0a" + _varint(len(key)) + key + b"\x12" + _varint(len(value)) + value
-    tag = _varint(_METADATA_PROPS << 3 | _LENGTH_DELIMITED)
-    return tag + _varint(len(entry)) + entry
+    entry = b"\x0a" + encode_varint(len(key)) + key + b"\x12" + encode_varint(len(value)) + value
+    tag = encode_varint(_METADATA_PROPS << 3 | _LENGTH_DELIMITED)
+    return tag + encode_varint(len(entry)) + entry
 
 
 def is_whole(path: Path, text: str, digest: str) -> bool:
@@ -174,15 +175,7 @@ def _check_size(size: int) -> None:
         raise ValueError("a report of such a size is none")
 
 
-def _varint(number: int) -> bytes:
-    parts = []
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
-
-
-def _read_varint(file: IO[bytes]) -> int | None:
+def _readencode_varint(file: IO[bytes]) -> int | None:
     number = shift = 0
     while byte := file.read(1):
         number |= (byte[0] & 0x7F) << shift
@@ -199,11 +192,11 @@ def _fields(file: IO[bytes], wanted: Collection[int]) -> Iterator[tuple[int, byt
     end = file.seek(0, 2)
     file.seek(0)
     for _ in range(_MOST_FIELDS):
-        if (tag := _read_varint(file)) is None:
+        if (tag := _readencode_varint(file)) is None:
             return
         field, kind = tag >> 3, tag & 7
         if kind == _LENGTH_DELIMITED:
-            length = _read_varint(file)
+            length = _readencode_varint(file)
             if length is None or file.tell() + length > end:
                 return
             if field in wanted:
@@ -212,7 +205,7 @@ def _fields(file: IO[bytes], wanted: Collection[int]) -> Iterator[tuple[int, byt
             else:
                 file.seek(length, 1)
         elif kind == 0:
-            _read_varint(file)
+            _readencode_varint(file)
         elif kind in _FIXED:
             file.seek(_FIXED[kind], 1)
         else:

@@ -220,23 +220,22 @@ def _call(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
     # TensorFlow exports no public name for the operation that it made for jax.
     xla = require("tensorflow.compiler.tf2xla.python.xla", "tensorflow", "to_saved_model")
     given = [operands[index] for index in lowered.kept]
-    attributes = module_attributes(lowered)
+    attributes = module_attributes(lowered, [tensor_spec(None, each) for each in lowered.results])
     return list(
         xla.call_module(given, **attributes, function_list=(), has_token_input_output=False)
     )
 
 
-def module_attributes(lowered: Lowered) -> dict[str, Any]:
-    """What an XlaCallModule operation says of the module that it runs."""
-    specs = [tensor_spec(None, struct) for struct in lowered.results]
+def module_attributes(lowered: Lowered, results: Sequence[Any]) -> dict[str, Any]:
+    """What an XlaCallModule operation says of the module that it runs, and of its results."""
     # Several platforms mean a module that is told on which of them it runs.
     platforms = lowered.platforms[: 1 if lowered.neutral else None]
     unchecked = lowered.neutral and len(lowered.platforms) > 1
     return {
         "version": lowered.calling_convention,
         "module": lowered.portable.module,
-        "Tout": [spec.dtype for spec in specs],
-        "Sout": [spec.shape for spec in specs],
+        "Tout": [spec.dtype for spec in results],
+        "Sout": [spec.shape for spec in results],
         "platforms": [name.upper().encode() for name in platforms],
         "disabled_checks": [b"platform"] if unchecked else [],
     }

@@ -11,28 +11,31 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export._wire import Memory, Message, message, signed, varint, whole
-from pax_export.weights.sources import _crc32c
+from pax_export._wire import (
+    LEVELDB_MAGIC,
+    TENSORFLOW_DTYPES,
+    Memory,
+    Message,
+    SavedTensor,
+    masked_crc32c,
+    message,
+    table_entries,
+    varint,
+    whole,
+)
 from pax_export.weights.sources._binary_file import BinaryFile
-from pax_export.weights.sources._leveldb import entries as table_entries
 from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
 
 KIND = "checkpoint of TensorFlow"
 _INDEX, _GRAPH = ".index", b"_CHECKPOINTABLE_OBJECT_GRAPH"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _STRING = 7
-_DTYPES = {
-    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64",
-    9: "int64", 10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16",
-    22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn",
-}  # fmt: skip
+_DTYPES = {number: name for number, name in TENSORFLOW_DTYPES.items() if number != _STRING}
 _MOST_SHARDS = 10_000
-_MOST_DIMENSIONS = 64
 _LONGEST_VARINT = 10
 
 
@@ -62,13 +65,13 @@ def of_prefix(path: Path) -> Path | None:
 def recognises(file: BinaryFile) -> bool:
     """Whether a file ends as a table of LevelDB does."""
     end = file.read(file.size - 8, 8) if file.size >= 48 else b""
-    return end == bytes.fromhex("57fb808b247547db")
+    return end == LEVELDB_MAGIC
 
 
 def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
     """The variables of a checkpoint, by the names that they were given."""
     with refusing(file.where, KIND):
-        saved: dict[str, _Saved] = {}
+        saved: dict[str, SavedTensor] = {}
         names: list[tuple[str, str]] = []
         shards = 1
         for key, content in table_entries(file):
@@ -76,9 +79,9 @@ def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) ->
             if key == b"":
                 shards = _shards(value)
             elif key == _GRAPH:
-                names = _given_names(_Saved(value), file, shards, opened)
+                names = _given_names(SavedTensor(value), file, shards, opened)
             else:
-                saved[key.decode()] = _Saved(value)
+                saved[key.decode()] = SavedTensor(value)
         files = _Shards(file.path, shards, opened)
         found = _named(saved, names)
         entries = {}
@@ -88,42 +91,6 @@ def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) ->
         tied = _tied(names, found, saved)
         metadata = {"keys": {name: found[name] for name in entries}}
     return Source("tensorflow", file.where, entries, metadata=metadata, tied=tied)
-
-
-class _Saved:
-    """What the index says of an array."""
-
-    def __init__(self, value: Message):
-        self.dtype = self.shard = self.offset = self.size = 0
-        self.shape: list[int] = []
-        self.crc: int | None = None
-        for number, field in value.fields():
-            if number == 1:
-                self.dtype = whole(field)
-            elif number == 2:
-                self.shape = _shape(message(field))
-            elif number in (3, 4, 5):
-                setattr(self, ("shard", "offset", "size")[number - 3], whole(field))
-            elif number == 6:
-                self.crc = int.from_bytes(message(field).content(), "little")
-            elif number == 7:
-                raise ValueError("a variable that is kept in slices, which is not read")
-
-    @property
-    def same(self) -> tuple[Any, ...]:
-        """Equal for two that hold the same array."""
-        return self.dtype, tuple(self.shape), self.size, self.crc
-
-
-def _shape(value: Message) -> list[int]:
-    shape = []
-    for number, dimension in value.fields():
-        if number == 2:
-            sizes = [signed(size) for at, size in message(dimension).fields() if at == 1]
-            shape.append(sizes[-1] if sizes else 0)
-        if len(shape) > _MOST_DIMENSIONS or any(size < 0 for size in shape):
-            raise ValueError(f"the shape {shape!r:.100}")
-    return shape
 
 
 def _shards(header: Message) -> int:
@@ -154,7 +121,7 @@ class _Shards:
         return self._files[number]
 
 
-def _entry(where: str, saved: _Saved, files: _Shards, note: str) -> Entry:
+def _entry(where: str, saved: SavedTensor, files: _Shards, note: str) -> Entry:
     if saved.dtype not in _DTYPES:
         raise UnsupportedDtypeError(
             "This variable has a dtype that is not read.",
@@ -170,7 +137,7 @@ def _entry(where: str, saved: _Saved, files: _Shards, note: str) -> Entry:
 
     def read() -> np.ndarray:
         array = file.array(dtype, saved.shape, saved.offset)
-        if saved.crc not in (None, _crc32c.masked(array.reshape(-1).view(np.uint8))):
+        if saved.crc not in (None, masked_crc32c(array.reshape(-1).view(np.uint8))):
             raise damaged(where, KIND, "its numbers differ from their checksum")
         return array
 
@@ -181,7 +148,7 @@ def _entry(where: str, saved: _Saved, files: _Shards, note: str) -> Entry:
 
 
 def _given_names(
-    graph: _Saved, index: BinaryFile, shards: int, opened: ExitStack
+    graph: SavedTensor, index: BinaryFile, shards: int, opened: ExitStack
 ) -> list[tuple[str, str]]:
     """Pairs of a variable's key and the name it was given, in the order of the graph."""
     file = _Shards(index.path, shards, opened).file(graph.shard)
@@ -189,7 +156,7 @@ def _given_names(
     return list(_names(_string(file, graph)))
 
 
-def _string(file: BinaryFile, saved: _Saved) -> Message:
+def _string(file: BinaryFile, saved: SavedTensor) -> Message:
     """The one text of an array of texts: its length, a checksum of that, and the text."""
     head = file.read(saved.offset, min(saved.size, _LONGEST_VARINT))
     length, begin = varint(head, 0, len(head))
@@ -210,7 +177,7 @@ def _names(graph: Message) -> Iterator[tuple[str, str]]:
                 yield texts.get(3, ""), texts.get(2, "")
 
 
-def _named(saved: dict[str, _Saved], names: list[tuple[str, str]]) -> dict[str, str]:
+def _named(saved: dict[str, SavedTensor], names: list[tuple[str, str]]) -> dict[str, str]:
     """The keys by names: that which a variable was given, or its key where two have one name."""
     by_name: dict[str, list[str]] = {}
     for key, name in names:
@@ -231,7 +198,7 @@ def _named(saved: dict[str, _Saved], names: list[tuple[str, str]]) -> dict[str, 
 
 
 def _tied(
-    names: list[tuple[str, str]], found: dict[str, str], saved: dict[str, _Saved]
+    names: list[tuple[str, str]], found: dict[str, str], saved: dict[str, SavedTensor]
 ) -> dict[str, str]:
     """One variable that an export holds twice: its key -> its name."""
     given = {key: name for key, name in names if name in found}

@@ -8,7 +8,6 @@ import pytest
 from pax_export._errors import WeightsFileError
 from pax_export.export import spec, to_saved_model
 from pax_export.weights import open_source
-from pax_export.weights.sources._crc32c import crc32c, masked
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params
 

@@ -14,11 +14,13 @@ from pax_export._optional import require
 from pax_export._tensorflow_log import quiet_save
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.checkpoint import write_checkpoint
+from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.functions import SignatureWriter
+from pax_export.export.formats.saved_model.proto.nodes import Message
 from pax_export.export.formats.saved_model.proto.objects import (
-    write_checkpoint_objects,
-    write_graph,
-    write_objects,
+    meta_graph,
+    saved_objects,
+    tracked_objects,
 )
 from pax_export.export.formats.tf_functions import (
     make_function,
@@ -35,22 +37,16 @@ from pax_export.export.lowering.variables import Store, Variable
 def write(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
     if any(each.processing for each in signatures):
         return _save_with_tensorflow(directory, store, signatures)
-    tf = tensorflow("to_saved_model")
-    messages = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
-    model = messages.SavedModel(saved_model_schema_version=1)
-    graph = model.meta_graphs.add()
-    graph.meta_info_def.tags.append("serve")
-    graph.meta_info_def.tensorflow_version = tf.version.VERSION
-    graph.meta_info_def.tensorflow_git_version = tf.version.GIT_VERSION
-    graph.meta_info_def.stripped_default_attrs = True
-    library, variables = graph.graph_def.library, store.variables
+    library: Message = {"function": [], "registered_gradients": []}
     functions = {each.key: SignatureWriter(library, each, store).write() for each in signatures}
-    write_graph(graph, variables, functions)
-    write_objects(graph.object_graph_def, variables, functions)
+    objects = saved_objects(store.variables, functions)
+    graph = meta_graph(library, store.variables, functions) | {"object_graph_def": objects}
     folder = directory / "variables"
     folder.mkdir()
-    write_checkpoint(folder, variables, write_checkpoint_objects(variables, graph.object_graph_def))
-    (directory / "saved_model.pb").write_bytes(model.SerializeToString(deterministic=True))
+    write_checkpoint(folder, store.variables, tracked_objects(store.variables, objects))
+    model = {"saved_model_schema_version": 1, "meta_graphs": [graph]}
+    with (directory / "saved_model.pb").open("wb") as file:
+        file.writelines(schemas.SAVED_MODEL.pieces(model))
     return None
 
 

@@ -16,14 +16,16 @@ gradient: else this is lost when TensorFlow saves the loaded model again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pax_export.export.formats.tf_functions import module_attributes, tensor_spec, tensorflow
+import numpy as np
+
+from pax_export.export.artifact.dtypes import is_inexact
+from pax_export.export.formats.saved_model.proto.nodes import ANY, Body, Message, Spec
+from pax_export.export.formats.tf_functions import module_attributes
 from pax_export.export.lowering.lower import Lowered, Signature
 from pax_export.export.lowering.variables import Store
-from pax_export.export.tracing.dtypes import struct_of
 
 #: What TensorFlow says where a gradient is asked for that is not there, by the order of the last.
 _NO_GRADIENT = (
@@ -54,8 +56,8 @@ class Function:
     """A function of the library, and how it is called."""
 
     name: str
-    arguments: dict[str, Any]  # a tf.TensorSpec for each, by name
-    results: dict[str, Any]  # likewise; None for what has no gradient
+    arguments: dict[str, Spec]
+    results: dict[str, Spec | None]  # None for what has no gradient
     captured: tuple[Operand, ...]  # what it takes after its arguments
     captured_from: str | None = None  # the function whose tensors these are; or variables
     by_keyword: bool = False
@@ -99,14 +101,15 @@ def _modules(signature: Signature) -> list[_Module]:
 
 
 class SignatureWriter:
-    """Adds functions of a signature, with no TensorFlow around it, to a `FunctionDefLibrary`."""
+    """Adds functions of a signature, with no TensorFlow around it, to a library of functions."""
 
-    def __init__(self, library: Any, signature: Signature, store: Store):
-        self._library = library
+    def __init__(self, library: Message, signature: Signature, store: Store):
+        self._functions: list[Message] = library["function"]
+        self._gradients: list[Message] = library["registered_gradients"]
         self._signature = signature
         self._store = store
         self._modules = _modules(signature)
-        word, number = re.sub(r"\W", "_", signature.key), len(library.function)
+        word, number = re.sub(r"\W", "_", signature.key), len(self._functions)
         self._names = [
             f"__inference_{word}{'_gradient' * order}_{number}"
             for order in range(len(self._modules))
@@ -124,7 +127,7 @@ class SignatureWriter:
 
     def _forward(self) -> Function:
         """Reads variables, calls the module, and assigns new state to variables."""
-        signature, body = self._signature, Body(self._library, self._names[0])
+        signature, body = self._signature, Body(self._functions, self._names[0])
         # TensorFlow sorts what is given, and what is given back, by name.
         inputs = sorted((name, Operand("input", i)) for i, name in enumerate(signature.input_names))
         outputs = sorted((name, place) for place, name in enumerate(signature.output_names))
@@ -143,21 +146,16 @@ class SignatureWriter:
             body.result(f"output_{place}", results[place], self._result(0, place))
         return Function(
             self._names[0],
-            {name: self._spec(operand, name) for name, operand in inputs},
-            {name: self._result(0, place, name) for name, place in outputs},
+            {name: self._spec(operand) for name, operand in inputs},
+            {name: self._result(0, place) for name, place in outputs},
             tuple(captured),
             by_keyword=True,
         )
 
     def _read(self, body: Body, operand: Operand) -> str:
-        spec = self._spec(operand)
-        body.node(
-            operand.name,
-            "ReadVariableOp",
-            [_resource(operand)],
-            dtype=spec.dtype,
-            _output_shapes=[spec.shape],
-        )
+        dtype, shape = self._spec(operand)
+        given = [_resource(operand)]
+        body.node(operand.name, "ReadVariableOp", given, dtype=dtype, _output_shapes=[shape])
         return f"{operand.name}:value:0"
 
     def _assign(self, body: Body, operand: Operand, value: str, read: set[Operand]) -> None:
@@ -169,20 +167,20 @@ class SignatureWriter:
     def _plain_gradient(self, order: int) -> Function:
         """Runs the module of a gradient; takes all that is needed for it and for those after it."""
         name, module = f"{self._names[order]}_module", self._modules[order]
-        body, tensors = Body(self._library, name), {each: each.name for each in module.needed}
+        body, tensors = Body(self._functions, name), {each: each.name for each in module.needed}
         for operand in tensors:
             body.argument(operand.name, self._spec(operand))
         results: dict[str, Any] = {}
         for place, tensor in enumerate(self._call(body, order, tensors)):
             result = f"gradient_{place}"
-            results[result] = self._result(order, place, result)
+            results[result] = self._result(order, place)
             body.result(result, tensor, results[result])
-        arguments = {each.name: self._spec(each, each.name) for each in tensors}
+        arguments = {each.name: self._spec(each) for each in tensors}
         return Function(name, arguments, results, (), kept=bool(module.wrt))
 
     def _gradient(self, order: int, plain: Function, before: Function) -> Function:
         """Takes cotangents, and gives gradients, for all that stands behind the module before."""
-        module, body = self._modules[order - 1], Body(self._library, self._names[order])
+        module, body = self._modules[order - 1], Body(self._functions, self._names[order])
         given = [Operand("cotangent", place, order) for place in module.of]
         given += [Operand("passed", place, order) for place in range(len(module.wrt))]
         captured = [each for each in self._modules[order].needed if each not in given]
@@ -193,7 +191,7 @@ class SignatureWriter:
             body.result(name, f"gradient:output:{place}", spec)
         return Function(
             self._names[order],
-            {operand.name: self._spec(operand, operand.name) for operand in given},
+            {operand.name: self._spec(operand) for operand in given},
             {**{f"none_{place}": None for place in module.of}, **plain.results},
             tuple(captured),
             captured_from=before.name,
@@ -204,7 +202,8 @@ class SignatureWriter:
         module = self._modules[order]
         given = [tensors[operand] for operand in module.operands]
         dtypes = [self._spec(operand).dtype for operand in module.operands]
-        body.node("call", "XlaCallModule", given, Tin=dtypes, **module_attributes(module.lowered))
+        attributes = module_attributes(module.lowered, list(map(Spec.of, module.lowered.results)))
+        body.node("call", "XlaCallModule", given, Tin=dtypes, **attributes)
         results = [f"call:output:{place}" for place in range(len(module.lowered.results))]
         if order + 1 == len(self._modules):
             return [self._last(body, order, place, name) for place, name in enumerate(results)]
@@ -213,128 +212,34 @@ class SignatureWriter:
         given = [*(results[place] for place in module.of), *(tensors[each] for each in module.wrt)]
         function = self._names[order + 1]
         kind = f"{function}_type"
-        node = body.node("differentiable", "IdentityN", given, T=dtypes)
-        node.attr["_gradient_op_type"].s = kind.encode()
-        self._library.registered_gradients.add(registered_op_type=kind, gradient_func=function)
+        body.node("differentiable", "IdentityN", given, T=dtypes, _gradient_op_type=kind.encode())
+        self._gradients.append({"registered_op_type": kind, "gradient_func": function})
         for number, place in enumerate(module.of):
             results[place] = f"differentiable:output:{number}"
         return results
 
     def _last(self, body: Body, order: int, place: int, tensor: str) -> str:
         """A result that no gradient goes beyond: whoever asks for one is told what to do."""
-        spec = self._result(order, place)
-        if not (spec.dtype.is_floating or spec.dtype.is_complex):
+        struct = self._modules[order].lowered.results[place]
+        if not is_inexact(np.dtype(struct.dtype)):
             return tensor
         name, message = f"last_{place}", _NO_GRADIENT[order].encode()
-        body.node(name, "PreventGradient", [tensor], T=spec.dtype, message=message)
+        body.node(name, "PreventGradient", [tensor], T=Spec.of(struct).dtype, message=message)
         return f"{name}:output:0"
 
-    def _spec(self, operand: Operand, name: str | None = None) -> Any:
+    def _spec(self, operand: Operand) -> Spec:
         if operand.kind == "variable":
-            struct = struct_of(self._store.variables[operand.place].value)
-        elif operand.kind == "input":
-            struct = self._signature.input_structs[operand.place]
-        elif operand.kind == "cotangent":
-            struct = self._modules[operand.order - 1].lowered.results[operand.place]
-        else:  # of no shape, so that TensorFlow makes a single zero of it
-            passed = self._spec(self._modules[operand.order - 1].wrt[operand.place])
-            return tensorflow("to_saved_model").TensorSpec(None, passed.dtype, name)
-        return tensor_spec(name, struct)
+            return Spec.of(self._store.variables[operand.place].value)
+        if operand.kind == "input":
+            return Spec.of(self._signature.input_structs[operand.place])
+        if operand.kind == "cotangent":
+            return self._result(operand.order - 1, operand.place)
+        # A zero, which TensorFlow makes once if it has no shape.
+        return Spec(self._spec(self._modules[operand.order - 1].wrt[operand.place]).dtype, ANY)
 
-    def _result(self, order: int, place: int, name: str | None = None) -> Any:
-        return tensor_spec(name, self._modules[order].lowered.results[place])
+    def _result(self, order: int, place: int) -> Spec:
+        return Spec.of(self._modules[order].lowered.results[place])
 
 
 def _resource(operand: Operand) -> str:
     return f"resource_{operand.place}"
-
-
-def add_node(
-    nodes: Any, name: str, operation: str, inputs: Sequence[str] = (), **attributes: Any
-) -> Any:
-    """Adds a node to those of a graph or of a function.
-
-    Its inputs are tensors, then nodes after which it runs (``"^node"``); its attributes Python's
-    and TensorFlow's values, or lists of them.
-    """
-    node = nodes.add(name=name, op=operation, input=inputs)
-    for key, value in attributes.items():
-        _fill(node.attr[key], value)
-    return node
-
-
-def _fill(attribute: Any, value: Any) -> None:
-    if not isinstance(value, list):
-        field, plain = _plain(value)
-        if field == "shape":
-            attribute.shape.CopyFrom(plain)
-        else:
-            setattr(attribute, field, plain)
-        return
-    attribute.list.SetInParent()  # an empty list is one, too
-    for field, plain in map(_plain, value):
-        getattr(attribute.list, field).append(plain)
-
-
-def _plain(value: Any) -> tuple[str, Any]:
-    """The field of an attribute that holds a value, and what stands there."""
-    tf = tensorflow("to_saved_model")
-    if isinstance(value, tf.DType):
-        return "type", value.as_datatype_enum
-    if isinstance(value, tf.TensorShape):
-        return "shape", value.as_proto()
-    return {bool: "b", int: "i", bytes: "s"}[type(value)], value
-
-
-def add_call(
-    nodes: Any, name: str, function: str, given: Mapping[str, Any], results: Iterable[Any]
-) -> None:
-    """Adds a call of a function; `given` are dtypes by tensors, `results` dtypes."""
-    node = add_node(
-        nodes, name, "StatefulPartitionedCall", list(given),
-        Tin=list(given.values()), Tout=list(results),
-    )  # fmt: skip
-    node.attr["f"].func.name = function
-
-
-class Body:
-    """A function, written node by node.
-
-    A tensor is called by the name of an argument, or ``node:output:number``.
-    """
-
-    def __init__(self, library: Any, name: str):
-        self._function = library.function.add()
-        self._function.signature.name = name
-        self._function.signature.is_stateful = True
-
-    def argument(self, name: str, spec: Any) -> None:
-        place = len(self._function.signature.input_arg)
-        self._function.signature.input_arg.add(name=name, type=spec.dtype.as_datatype_enum)
-        _fill(self._function.arg_attr[place].attr["_output_shapes"], [spec.shape])
-
-    def resource(self, name: str, spec: Any) -> None:
-        resource = tensorflow("to_saved_model").resource.as_datatype_enum
-        argument = self._function.signature.input_arg.add(name=name, type=resource)
-        argument.handle_data.add(dtype=spec.dtype.as_datatype_enum, shape=spec.shape.as_proto())
-
-    def node(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> Any:
-        return add_node(self._function.node_def, name, operation, inputs, **attributes)
-
-    def call(
-        self, name: str, function: str, given: Mapping[str, Any], results: Iterable[Any]
-    ) -> None:
-        """Calls a function; `given` and `results` are specs."""
-        dtypes = {tensor: spec.dtype for tensor, spec in given.items()}
-        results = [spec.dtype for spec in results]
-        add_call(self._function.node_def, name, function, dtypes, results)
-
-    def effect(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> None:
-        """Runs an operation for what it does, even if nothing comes of it."""
-        self.node(name, operation, inputs, **attributes)
-        self._function.control_ret[name] = name
-        self._function.signature.control_output.append(name)
-
-    def result(self, name: str, tensor: str, spec: Any) -> None:
-        self._function.signature.output_arg.add(name=name, type=spec.dtype.as_datatype_enum)
-        self._function.ret[name] = tensor

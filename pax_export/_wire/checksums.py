@@ -1,12 +1,18 @@
-"""The checksum of TensorFlow's files, CRC-32C, many bytes at a time.
+"""Checksums of bytes: CRC-32, as zlib has it, and CRC-32C, that of TensorFlow's files.
 
-A checksum is linear: that of many pieces of one length is computed at once, and each is then
-moved over the piece behind it.
+``_crc32.c`` is compiled when the package is installed, where that can be done.  Elsewhere zlib
+computes CRC-32, and numpy CRC-32C: a checksum is linear, so that of many pieces of one length is
+computed at once, and each is then moved over the piece behind it.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import os
+import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,23 +22,12 @@ _LANE = 1 << 12
 _AT_ONCE = 1 << 26
 
 
-def crc32c(content: np.ndarray) -> int:
-    """The checksum of some bytes.
-
-    Example:
-        >>> hex(crc32c(np.frombuffer(b"123456789", np.uint8)))
-        '0xe3069283'
-    """
-    state = _ONES
+def _by_numpy(content: Any, value: int) -> int:
+    """The CRC-32C of bytes behind those whose checksum is given."""
+    state, content = value ^ _ONES, np.frombuffer(content, np.uint8)
     for begin in range(0, len(content), _AT_ONCE):
         state = _moved_on(state, content[begin : begin + _AT_ONCE])
     return state ^ _ONES
-
-
-def masked(content: np.ndarray) -> int:
-    """The same as TensorFlow writes it: so that a checksum of checksums is none of them."""
-    crc = crc32c(content)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ONES
 
 
 def _moved_on(state: int, content: np.ndarray) -> int:
@@ -69,3 +64,32 @@ def _over_a_lane() -> list[list[int]]:
     for _ in range(_LANE):
         states = _table()[states & 255] ^ (states >> 8)
     return states.tolist()
+
+
+_Checksum = Callable[[Any, int], int]
+
+
+def _found() -> tuple[_Checksum, _Checksum, bool]:
+    """CRC-32 and CRC-32C of bytes behind others, and whether memory is read as fast."""
+    try:
+        if os.environ.get("PAX_EXPORT_PURE_PYTHON", "0") in ("", "0"):
+            compiled = importlib.import_module("pax_export._wire._crc32")
+            crc32 = compiled.crc32 if compiled.fast else zlib.crc32
+            return crc32, compiled.crc32c, compiled.fast
+    except ImportError:  # not compiled, or for another kind of machine
+        pass
+    return zlib.crc32, _by_numpy, False
+
+
+crc32, crc32c, fast = _found()
+
+
+def masked_crc32c(content: Any) -> int:
+    """The CRC-32C of bytes as TensorFlow writes it, so that a checksum of checksums is none.
+
+    Example:
+        >>> hex(crc32c(b"123456789", 0)), hex(masked_crc32c(b"123456789"))
+        ('0xe3069283', '0xc78ab0e5')
+    """
+    crc = crc32c(content, 0)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ONES

@@ -1,0 +1,101 @@
+"""Tables of LevelDB, as the index of a checkpoint is one: blocks of keys in order, and values.
+
+A key leaves out what it shares with the one before, but for each sixteenth.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+
+from pax_export._wire.checksums import masked_crc32c
+from pax_export._wire.places import Places
+from pax_export._wire.varint import encode_varint, varint
+
+#: What a table ends with.
+MAGIC = bytes.fromhex("57fb808b247547db")
+_FOOTER = 48
+#: A key repeats what it shares with the one before, so that few bytes could make many.
+_LONGEST_KEY, _MOST_OF_KEYS = 1 << 14, 1 << 28
+_TRAILER = 5
+#: So many keys come before one that stands there as a whole.
+_RESTART = 16
+
+
+def table_entries(file: Places) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and the values."""
+    footer = file.read(file.size - _FOOTER, _FOOTER)
+    _, _, behind = _handle(footer, 0)  # the place of a block that says nothing of the names
+    offset, size, _ = _handle(footer, behind)
+    left, unread = _MOST_OF_KEYS, file.size
+    for _, place in _block(file, offset, size):
+        offset, size, _ = _handle(place, 0)
+        unread -= size
+        if unread < 0:
+            raise ValueError("a block of the index that is named again and again")
+        for key, value in _block(file, offset, size):
+            left -= len(key)
+            if left < 0:
+                raise ValueError("names without end in the index")
+            yield key, value
+
+
+def _block(file: Places, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    raw = file.read(offset, size + _TRAILER)
+    kind, crc = struct.unpack_from("<BI", raw, size)
+    if kind:
+        raise ValueError(f"a block of the index that is packed in the way {kind}")
+    if crc != masked_crc32c(raw[: size + 1]):
+        raise ValueError("a block of the index that differs from its checksum")
+    (restarts,) = struct.unpack_from("<I", raw, size - 4)
+    end = size - 4 - 4 * restarts
+    at, key = 0, b""
+    while at < end:
+        shared, at = varint(raw, at, len(raw))
+        own, at = varint(raw, at, len(raw))
+        length, at = varint(raw, at, len(raw))
+        if shared > len(key) or shared + own > _LONGEST_KEY or at + own + length > end:
+            raise ValueError("an entry of the index that does not fit it")
+        key = key[:shared] + raw[at : at + own]
+        yield key, raw[at + own : at + own + length]
+        at += own + length
+
+
+def _handle(raw: bytes, at: int) -> tuple[int, int, int]:
+    """Where a block begins, its size, and where this ends."""
+    offset, at = varint(raw, at, len(raw))
+    size, at = varint(raw, at, len(raw))
+    return offset, size, at
+
+
+def table(values: Mapping[bytes, bytes]) -> bytes:
+    """A table of one block, with the bytes that TensorFlow writes."""
+    keys, file = sorted(values), bytearray()
+    entries = _append(file, [(key, values[key]) for key in keys])
+    about = _append(file, [])
+    above = bytes([keys[-1][0] + 1])  # a key that is larger than all
+    index = _append(file, [(above, entries)])
+    return bytes(file) + (about + index).ljust(_FOOTER - len(MAGIC), b"\0") + MAGIC
+
+
+def _append(file: bytearray, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Adds a block; gives its place and size."""
+    block = _written_block(pairs)
+    handle = encode_varint(len(file)) + encode_varint(len(block))
+    file += block + b"\0" + struct.pack("<I", masked_crc32c(block + b"\0"))
+    return handle
+
+
+def _written_block(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+    block, restarts, before = bytearray(), [], b""
+    for place, (key, value) in enumerate(pairs):
+        if place % _RESTART == 0:
+            restarts.append(len(block))
+            before = b""
+        differ = (at for at, (one, other) in enumerate(zip(before, key)) if one != other)
+        shared = next(differ, min(len(before), len(key)))
+        block += b"".join(map(encode_varint, (shared, len(key) - shared, len(value))))
+        block += key[shared:] + value
+        before = key
+    restarts = restarts or [0]
+    return bytes(block) + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))

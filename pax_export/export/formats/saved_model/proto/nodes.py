@@ -1,0 +1,127 @@
+"""Tensors, nodes and functions of a graph, as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pax_export._wire import TENSORFLOW_DTYPES
+from pax_export.export.artifact.dtypes import name_of
+from pax_export.export.formats.saved_model.proto import schemas
+
+Message = dict[str, Any]
+_NUMBERS = {name: number for number, name in TENSORFLOW_DTYPES.items()}
+
+
+class Dtype(int):
+    """A dtype by its number."""
+
+
+STRING, RESOURCE = Dtype(schemas.STRING), Dtype(schemas.RESOURCE)
+#: The shape of what may have any number of dimensions.
+ANY: Message = {"unknown_rank": True}
+
+
+class Spec(NamedTuple):
+    """What is known of a tensor."""
+
+    dtype: Dtype
+    shape: Message
+
+    @classmethod
+    def of(cls, struct: Any) -> Spec:
+        """Of an array, or of what has its shape and dtype; symbolic sizes are not known."""
+        sizes = [int(size) if isinstance(size, (int, np.integer)) else -1 for size in struct.shape]
+        return cls(Dtype(_NUMBERS[name_of(struct.dtype)]), shape(sizes))
+
+    def as_dict(self) -> Message:
+        """The dtype and the shape, as several messages have them."""
+        return self._asdict()
+
+
+def shape(sizes: Iterable[int]) -> Message:
+    """The message of a shape."""
+    return {"dim": [{"size": size} for size in sizes]}
+
+
+def add_node(
+    nodes: list[Message], name: str, operation: str, inputs: Sequence[str] = (), **attributes: Any
+) -> Message:
+    """Adds a node to those of a graph or of a function.
+
+    Its inputs are tensors, then nodes after which it runs (``"^node"``).  Its attributes are
+    dtypes, shapes, numbers and bytes, or lists of them.
+    """
+    filled = {key: _attribute(value) for key, value in attributes.items()}
+    nodes.append({"name": name, "op": operation, "input": list(inputs), "attr": filled})
+    return nodes[-1]
+
+
+def _attribute(value: Any) -> Message:
+    if isinstance(value, list):
+        return {"list": {_FIELDS[type(value[0])]: value} if value else {}}
+    return {_FIELDS[type(value)]: value}
+
+
+_FIELDS = {Dtype: "type", dict: "shape", bool: "b", int: "i", bytes: "s"}
+
+
+def add_call(
+    nodes: list[Message],
+    name: str,
+    function: str,
+    given: Mapping[str, Dtype],
+    results: Iterable[Dtype],
+) -> None:
+    """Adds a call of a function; `given` are dtypes by tensors."""
+    node = add_node(
+        nodes, name, "StatefulPartitionedCall", list(given),
+        Tin=list(given.values()), Tout=list(results),
+    )  # fmt: skip
+    node["attr"]["f"] = {"func": {"name": function}}
+
+
+class Body:
+    """A function of a library, written node by node.
+
+    A tensor is called by the name of an argument, or ``node:output:number``.
+    """
+
+    def __init__(self, library: list[Message], name: str):
+        self._signature: Message = {"name": name, "is_stateful": True}
+        self._signature |= {"input_arg": [], "output_arg": [], "control_output": []}
+        self._nodes: list[Message] = []
+        self._function: Message = {"signature": self._signature, "node_def": self._nodes}
+        self._function |= {"ret": {}, "control_ret": {}, "arg_attr": {}}
+        library.append(self._function)
+
+    def argument(self, name: str, spec: Spec) -> None:
+        place = len(self._signature["input_arg"])
+        self._signature["input_arg"].append({"name": name, "type": spec.dtype})
+        attributes = {"_output_shapes": _attribute([spec.shape])}
+        self._function["arg_attr"][place] = {"attr": attributes}
+
+    def resource(self, name: str, spec: Spec) -> None:
+        argument = {"name": name, "type": RESOURCE, "handle_data": [spec.as_dict()]}
+        self._signature["input_arg"].append(argument)
+
+    def node(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> None:
+        add_node(self._nodes, name, operation, inputs, **attributes)
+
+    def call(
+        self, name: str, function: str, given: Mapping[str, Spec], results: Iterable[Spec]
+    ) -> None:
+        dtypes = {tensor: spec.dtype for tensor, spec in given.items()}
+        add_call(self._nodes, name, function, dtypes, [spec.dtype for spec in results])
+
+    def effect(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> None:
+        """Runs an operation for what it does, even if nothing comes of it."""
+        self.node(name, operation, inputs, **attributes)
+        self._function["control_ret"][name] = name
+        self._signature["control_output"].append(name)
+
+    def result(self, name: str, tensor: str, spec: Spec) -> None:
+        self._signature["output_arg"].append({"name": name, "type": spec.dtype})
+        self._function["ret"][name] = tensor
