@@ -114,6 +114,10 @@ class UntrainedArrayWarning(PaxWarning):
     """A class says of a floating array neither that it is trained nor that it is state."""
 
 
+class NotValidatedWarning(PaxWarning):
+    """An export was not tested, because what runs it is not installed."""
+
+
 class LoadedShapeWarning(PaxWarning):
     """A program written for PAX loads a state that has another shape than the module's."""
 

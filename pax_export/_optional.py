@@ -79,10 +79,9 @@ def find(package: str, extra: str, purpose: str) -> ModuleSpec:
         >>> find("json", "all", "this example").name
         'json'
     """
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        raise _missing(package, extra, purpose)
-    return spec
+    if spec := _spec(package):
+        return spec
+    raise _missing(package, extra, purpose)
 
 
 def is_installed(package: str) -> bool:
@@ -92,7 +91,14 @@ def is_installed(package: str) -> bool:
         >>> is_installed("json"), is_installed("no_such_package")
         (True, False)
     """
-    return importlib.util.find_spec(package) is not None
+    return _spec(package) is not None
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(package)
+    except ImportError:  # whoever looks for modules here does not let it be imported
+        return None
 
 
 def _missing(package: str, extra: str, purpose: str) -> MissingPackageError:

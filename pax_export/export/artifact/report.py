@@ -95,11 +95,12 @@ class Report:
             empty if it is not for TensorFlow.
         stablehlo: the version of StableHLO that it needs; empty if it has none.
         calling_convention: of the modules in it; 0 if it has none.
-        versions: of the packages that made it.
+        versions: of the packages that made it and ran it.
         validated: ``"process"``, ``"here"``, ``"variables"`` for no calls, or
             ``None`` for not at all.
         left_out: the calls that the test did not make, because they would have taken
-            longer than the export.
+            longer than the export; or why there was no test:
+            ``"not validated: TensorFlow is not installed"``.
         differs: where it differs from jax for inputs far from the usual ones, which
             ``validate="full"`` tries: ``"serving_default: output where x is 1e+20, inf"``.
         largest_error: the largest absolute difference from jax, by

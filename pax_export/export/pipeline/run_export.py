@@ -10,20 +10,23 @@ import copy
 import dataclasses
 import os
 import shutil
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from pax_export._errors import (
     GradientMismatchError,
+    NotValidatedWarning,
     PaxError,
     ValidationError,
     a_few,
 )
+from pax_export._optional import find, install, is_installed, require
 from pax_export.core import traced_anew
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, imported
@@ -58,6 +61,14 @@ class Request:
     state: str = "frozen"  # what becomes of the changes of a call
 
 
+class Runtime(NamedTuple):
+    """What runs an export: a package, the extra that brings it, and its name in sentences."""
+
+    package: str
+    extra: str
+    title: str
+
+
 class Writer(ABC):
     """What one format does in the phases of an export; made for one export.
 
@@ -65,6 +76,7 @@ class Writer(ABC):
         format: its row in the table of formats.
         loads: the package that is loaded once the model has been lowered, as the user is told
             of it; empty for none.
+        runtime: what a test in this process needs, if writing does not need it as well.
         factor: how much more than rounding its results may differ from jax's.
         tests_reported: whether a test needs the report beside what was written.
         one_by_one: whether the format's `run` asks for one call after the other.
@@ -75,6 +87,7 @@ class Writer(ABC):
 
     format: ClassVar[Format]
     loads: ClassVar[str] = ""
+    runtime: ClassVar[Runtime | None] = None
     factor: float = 1.0
     tests_reported: ClassVar[bool] = False
     one_by_one: ClassVar[bool] = False
@@ -162,15 +175,19 @@ def run_export(writer: Writer, request: Request) -> Report:
     Raises:
         PaxError: of a class for each mistake.
     """
+    missing = _missing_runtime(writer, request)
+    validate = False if missing else request.validate
+    loads = writer.loads or (writer.runtime and validate in (True, "full"))
     run = ExportRun(
         writer.format,
         request.path,
-        validate=request.validate,
+        validate=validate,
         overwrite=request.overwrite,
-        phases=5 if writer.loads else 4,
+        phases=5 if loads else 4,
         sign=request.sign,
         card=request.card,
     )
+    run.budget.left_out += missing
     with run:
         writer.find(request)
         try:
@@ -178,6 +195,28 @@ def run_export(writer: Writer, request: Request) -> Report:
         except PaxError as error:
             _name_modules(error, writer, request)
             raise
+
+
+def _missing_runtime(writer: Writer, request: Request) -> list[str]:
+    """Why nothing is tested, if what runs the export is not installed; it is said in a warning.
+
+    A test that was asked for, unlike the one that is made anyway, is an error then.
+    """
+    runtime = writer.runtime
+    if runtime is None or request.validate not in (True, "full", "process"):
+        return []
+    if request.validate is not True:
+        find(*runtime[:2], f"{writer.format.exporter}(..., validate={request.validate!r})")
+    if is_installed(runtime.package):
+        return []
+    reason = f"{runtime.title} is not installed"
+    warning = NotValidatedWarning(
+        f"The export is not validated: {reason}.",
+        where=str(request.path),
+        write=f"{install(runtime.extra)}, or validate=False",
+    )
+    warnings.warn(warning, stacklevel=4)
+    return [f"not validated: {reason}"]
 
 
 def _exported(writer: Writer, run: ExportRun, request: Request) -> Report:
@@ -210,6 +249,9 @@ def _name_modules(error: PaxError, writer: Writer, request: Request) -> None:
 
 def _tested(writer: Writer, place: Path, run: ExportRun, request: Request) -> dict[str, float]:
     """Tests what was written, and once more without what failed and nobody asked for."""
+    if writer.runtime and run.calls and not run.separate:
+        with run.phase(f"load {writer.runtime.title}"):
+            require(*writer.runtime[:2], writer.format.exporter)
     try:
         return run.tested(lambda: _test(writer, place, run))
     except ValidationError as error:

@@ -19,7 +19,6 @@ from pax_export.export.artifact.report import Report, package_versions
 from pax_export.export.formats.saved_model import checkpoint, writer
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
-from pax_export.export.formats.tf_functions import tensorflow
 from pax_export.export.lowering.lowered_model import Order, lower
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
@@ -29,7 +28,7 @@ from pax_export.export.pipeline.arguments import (
     signature_keys,
 )
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.pipeline.run_export import Request, Runtime, Writer, run_export
 from pax_export.export.tracing.exportable import (
     Exportable,
     TrainStep,
@@ -69,6 +68,8 @@ def to_saved_model(
     card: Any = True,
 ) -> Report:
     """Writes a model as a SavedModel that TensorFlow serves without jax.
+
+    It is written without TensorFlow, which `preprocess`, `postprocess` and `validate` need.
 
     Args:
         model: a `Module`, exported in eval mode; a function; a pair ``(params,
@@ -124,7 +125,9 @@ def to_saved_model(
             ``"process"`` does so in a fresh process without jax.
             ``"variables"`` makes no calls and compares the variables alone, one
             after the other, for a model on several devices or on disk that is
-            larger than the memory of this machine.
+            larger than the memory of this machine.  Calls need TensorFlow; where it is
+            not installed, a `NotValidatedWarning` says so, and ``"full"`` and
+            ``"process"`` are refused.
         examples: a list of arguments to make these calls with, where random ones
             mean nothing to the model or its preprocessor; each is a tuple of
             positional arguments, the only one, or a dict of all by name.  With
@@ -175,7 +178,7 @@ def to_saved_model(
 @dataclass
 class _SavedModelWriter(Writer):
     format = SAVED_MODEL
-    loads = "TensorFlow"
+    runtime = Runtime("tensorflow", "tensorflow", "TensorFlow")
 
     state: str
     trainable: Any
@@ -185,12 +188,16 @@ class _SavedModelWriter(Writer):
     platforms: tuple[str, ...]
     consumer: str | None
     examples: Mapping[str, Any]
+    _runs: bool = False  # whether TensorFlow has run it
 
     def find(self, request: Request) -> None:
-        find("tensorflow", "tensorflow", "to_saved_model")
+        if self._processes:
+            find("tensorflow", "tensorflow", "to_saved_model(..., preprocess=, postprocess=)")
 
-    def load(self, request: Request) -> None:
-        tensorflow("to_saved_model")
+    @property
+    def _processes(self) -> bool:
+        """Whether functions of TensorFlow stand around the model."""
+        return bool(self.around.preprocess or self.around.postprocess)
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         self._constraints = request.constraints
@@ -234,13 +241,13 @@ class _SavedModelWriter(Writer):
 
     def test(self, place: Path, run: ExportRun) -> dict[str, float]:
         """Arrays that were deferred are read for good if calls are made."""
-        lowered = self._lowered
+        lowered, self._runs = self._lowered, run.calls
         if not run.calls:
             checkpoint.compare(place, {each.name: each.value for each in lowered.store.variables})
             return {}
         lowered.store.gather()
         cases = model_cases(lowered, self.examples, run.budget)
-        if self.around.preprocess or self.around.postprocess:
+        if self._processes:
             # Functions of TensorFlow may bring variables of their own: all of them are read.
             return validated(self.format, place, cases, run.separate, here=run_saved_model)
         # What was written of the variables is compared; calls here share the memory of ours.
@@ -250,7 +257,7 @@ class _SavedModelWriter(Writer):
 
     def for_part(self) -> Writer:
         part = copy.copy(self)
-        if self.around.preprocess or self.around.postprocess:
+        if self._processes:
             part.examples = {}  # they are given to the whole
         part.around = Processors({}, {}, {})
         part.state, part.trainable, part.vjp_order = "frozen", False, 0
@@ -281,5 +288,5 @@ class _SavedModelWriter(Writer):
             "oldest_tensorflow": compatibility.text(lowered.oldest_tensorflow),
             "stablehlo": compatibility.text(lowered.stablehlo),
             "calling_convention": lowered.calling_convention,
-            "versions": package_versions("tensorflow"),
+            "versions": package_versions(*["tensorflow"] * (self._runs or self._processes)),
         }
