@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import types
 
 import jax.numpy as jnp
@@ -198,26 +196,3 @@ def test_a_call_that_changes_the_structure(tmp_path):
 
     error = refused(tmp_path, _errors.StructureMismatchError, Growing(), spec("n"))
     assert error.what.startswith("A call changes the structure of the model")
-
-
-def test_without_tensorflow_the_extra_is_named(tmp_path):
-    code = """
-import sys
-sys.modules["tensorflow"] = None
-import pax_export as pax
-try:
-    pax.export.to_saved_model(pax.Linear(2, 3), sys.argv[1], pax.export.spec("n, 2"))
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "model")],
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "needs the package 'tensorflow', which is not installed" in done.stdout
-    assert (
-        'python -m pip install "tensorflow>=2.21,<3" (the extra [tensorflow] of pax-export)'
-        in done.stdout
-    )
-    assert not list(tmp_path.iterdir())

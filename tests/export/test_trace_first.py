@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import pytest
 
@@ -34,8 +35,12 @@ def test_nor_does_one_without_the_gradient_that_was_asked_for(tmp_path):
         to_saved_model(({}, lambda p, n: n), tmp_path / "m", spec("k", "int32"), vjp_order=1)
 
 
+FULL = partial(to_saved_model, validate="full")
+TEXT = partial(to_saved_model, preprocess=slow, preprocess_inputs=spec("n"), validate=False)
+
+
 @pytest.mark.parametrize(
-    ("export", "package"), [(to_saved_model, "tensorflow"), (to_tflite, "flatbuffers")]
+    ("export", "package"), [(FULL, "tensorflow"), (TEXT, "tensorflow"), (to_tflite, "flatbuffers")]
 )
 def test_a_missing_package_is_said_before_any_work(tmp_path, monkeypatch, export, package):
     def trace(*_):

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from pax_export._wire import Map, Schema
 from pax_export.export import load, spec, to_saved_model
-from pax_export.export.formats.saved_model import checkpoint
+from pax_export.export.formats.saved_model.proto import schemas
+from pax_export.export.formats.saved_model.proto.objects import checkpoint_key
 from tests.closeness import assert_close
 
 tf = pytest.importorskip("tensorflow")
@@ -135,17 +137,47 @@ def test_a_session_restores_runs_and_saves(by_order, tmp_path):
     )
 
 
-def test_a_large_checkpoint_is_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
-    params = {str(place): np.full((5, 4), place, np.float32) for place in range(6)}
-    params["small"], params["one"] = jnp.ones(3), jnp.full(9, 2, jnp.bfloat16)
-    to_saved_model((params, lambda p, x: x + p["5"][0, 0]), tmp_path / "m", spec("n"))
-    files = sorted(each.name for each in (tmp_path / "m" / "variables").iterdir())
-    assert files == [f"variables.data-0000{n}-of-00008" for n in range(8)] + ["variables.index"]
-    variables = load(tmp_path / "m").variables
-    for name, value in params.items():
-        assert variables[name].dtype.name == value.dtype.name
-        np.testing.assert_array_equal(variables[name].numpy(), np.asarray(value))
+def test_many_variables_are_found_by_name(tmp_path):
+    params = {str(place): np.full(3, place, np.float32) for place in range(1500)}
+    to_saved_model(
+        (params, lambda p, x: x + p["5"][0]), tmp_path / "m", spec("n"), validate="variables"
+    )
+    reader = tf.train.load_checkpoint(str(tmp_path / "m" / "variables" / "variables"))
+    assert len(reader.get_variable_to_shape_map()) == 1501
+    for place in (0, 7, 999, 1499):
+        found = reader.get_tensor(checkpoint_key(str(place)))
+        np.testing.assert_array_equal(found, params[str(place)])
+
+
+def test_fields_have_the_numbers_of_tensorflow():
+    from tensorflow.core.protobuf import (
+        saved_model_pb2,
+        tensor_bundle_pb2,
+        trackable_object_graph_pb2,
+    )
+
+    waiting = [
+        (schemas.SAVED_MODEL, saved_model_pb2.SavedModel.DESCRIPTOR),
+        (schemas.TRACKED_OBJECTS, trackable_object_graph_pb2.TrackableObjectGraph.DESCRIPTOR),
+        (schemas.BUNDLE_HEADER, tensor_bundle_pb2.BundleHeaderProto.DESCRIPTOR),
+        (schemas.BUNDLE_ENTRY, tensor_bundle_pb2.BundleEntryProto.DESCRIPTOR),
+    ]
+    seen = set()
+    while waiting:
+        schema, descriptor = waiting.pop()
+        if schema in seen:
+            continue
+        seen.add(schema)
+        for name, (number, kind) in schema.fields.items():
+            field = descriptor.fields_by_name[name]
+            assert field.number == number, (descriptor.full_name, name)
+            if isinstance(kind, Map):
+                waiting.append((kind.entry, field.message_type))
+                continue
+            assert isinstance(kind, Schema) == (field.message_type is not None), name
+            if isinstance(kind, Schema):
+                waiting.append((kind, field.message_type))
+    assert len(seen) > 40
 
 
 def arrays_of_numpy():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pax_export._errors import WeightsFileError
+from pax_export._wire import masked_crc32c
 from pax_export.export import spec, to_saved_model
 from pax_export.weights import open_source
 from tests.closeness import assert_close
@@ -108,23 +109,12 @@ def test_several_checkpoints_of_a_folder(tmp_path):
         open_source(tmp_path)
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 8192, 8195, 100_003])
-def test_the_checksum_of_any_number_of_bytes(size):
-    content = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    state = 0xFFFFFFFF
-    for byte in content.tolist():
-        state ^= byte
-        for _ in range(8):
-            state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
-    assert crc32c(content) == state ^ 0xFFFFFFFF
-
-
 def test_an_index_that_names_one_block_again_and_again(tmp_path):
     """Its keys are all the same, and its bytes are few: it would be read for hours."""
 
     def block(content):
         raw = content + bytes(4) + b"\0"  # no restarts, and not packed
-        return raw + masked(np.frombuffer(raw, np.uint8)).to_bytes(4, "little")
+        return raw + masked_crc32c(raw).to_bytes(4, "little")
 
     def handle(offset, content):
         return b"".join(
