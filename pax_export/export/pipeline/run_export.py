@@ -26,7 +26,7 @@ from pax_export._errors import (
     ValidationError,
     a_few,
 )
-from pax_export._optional import find, install, is_installed, require
+from pax_export._optional import find, install, is_installed
 from pax_export.core import traced_anew
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, imported
@@ -99,7 +99,10 @@ class Writer(ABC):
         """Finds the packages that `load` loads, before any work is done."""
 
     def load(self, request: Request) -> None:  # noqa: B027
-        """Loads packages, which takes longer than to find out that a model is to be refused."""
+        """Loads the packages that `loads` names, or else the `runtime`.
+
+        Either takes longer than to find out that a model is to be refused.
+        """
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         """Reads the model, and traces each of its methods."""
@@ -251,7 +254,7 @@ def _tested(writer: Writer, place: Path, run: ExportRun, request: Request) -> di
     """Tests what was written, and once more without what failed and nobody asked for."""
     if writer.runtime and run.calls and not run.separate:
         with run.phase(f"load {writer.runtime.title}"):
-            require(*writer.runtime[:2], writer.format.exporter)
+            writer.load(request)
     try:
         return run.tested(lambda: _test(writer, place, run))
     except ValidationError as error:

@@ -38,19 +38,18 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
     entries = {b"": schemas.BUNDLE_HEADER.encode(header)}
     with (directory / "variables.data-00000-of-00001").open("wb") as file:
 
-        def note(key: str, spec: Spec, size: int, crc: int) -> None:
-            about = {**spec.as_dict(), "offset": file.tell() - size, "size": size, "crc32c": crc}
-            entries[key.encode()] = schemas.BUNDLE_ENTRY.encode(about)
+        def add(key: str, spec: Spec, content: Any, crc: int | None = None) -> None:
+            crc = masked_crc32c(content) if crc is None else crc
+            about = {"offset": file.tell(), "size": file.write(content), "crc32c": crc}
+            entries[key.encode()] = schemas.BUNDLE_ENTRY.encode({**spec.as_dict(), **about})
 
         for each in variables:
-            content = _bytes(each.value)
-            file.write(content.data)
-            crc = masked_crc32c(content)
-            note(checkpoint_key(each.name), Spec.of(each.value), content.nbytes, crc)
+            add(checkpoint_key(each.name), Spec.of(each.value), _bytes(each.value).data)
+        # Of texts there are the lengths, their checksum, and what they say.
         length = len(objects).to_bytes(4, "little")
         begin = masked_crc32c(length).to_bytes(4, "little")
-        size = file.write(encode_varint(len(objects)) + begin + objects)
-        note(_OBJECTS, Spec(STRING, shape([])), size, masked_crc32c(length + begin + objects))
+        crc = masked_crc32c(length + begin + objects)
+        add(_OBJECTS, Spec(STRING, shape([])), encode_varint(len(objects)) + begin + objects, crc)
     (directory / "variables.index").write_bytes(table(entries))
 
 

@@ -19,6 +19,7 @@ from pax_export.export.artifact.report import Report, package_versions
 from pax_export.export.formats.saved_model import checkpoint, writer
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
+from pax_export.export.formats.tf_functions import tensorflow
 from pax_export.export.lowering.lowered_model import Order, lower
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
@@ -193,6 +194,9 @@ class _SavedModelWriter(Writer):
     def find(self, request: Request) -> None:
         if self._processes:
             find("tensorflow", "tensorflow", "to_saved_model(..., preprocess=, postprocess=)")
+
+    def load(self, request: Request) -> None:
+        tensorflow("to_saved_model")
 
     @property
     def _processes(self) -> bool:
