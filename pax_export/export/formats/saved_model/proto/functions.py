@@ -57,7 +57,7 @@ class Function:
 
     name: str
     arguments: dict[str, Spec]
-    results: dict[str, Spec | None]  # None for what has no gradient
+    results: dict[str, Any]  # a Spec each, or None for what has no gradient
     captured: tuple[Operand, ...]  # what it takes after its arguments
     captured_from: str | None = None  # the function whose tensors these are; or variables
     by_keyword: bool = False

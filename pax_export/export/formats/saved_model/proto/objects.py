@@ -188,9 +188,9 @@ def _call(nodes: list[Message], key: str, name: str, function: Function) -> Mess
         inputs[argument] = _tensor_info(f"{placeholder}:0", spec)
         given[placeholder] = spec.dtype
     given |= {_handle(operand.place): RESOURCE for operand in function.captured}
-    results = {result: spec for result, spec in function.results.items() if spec is not None}
-    add_call(nodes, name, function.name, given, [spec.dtype for spec in results.values()])
-    for place, (result, spec) in enumerate(results.items()):
+    dtypes = [spec.dtype for spec in function.results.values()]
+    add_call(nodes, name, function.name, given, dtypes)
+    for place, (result, spec) in enumerate(function.results.items()):
         outputs[result] = _tensor_info(f"{name}:{place}", spec)
     return {"inputs": inputs, "outputs": outputs, "method_name": "tensorflow/serving/predict"}
 
