@@ -17,6 +17,8 @@ from pax_export.export.portable.decompositions import (
 from pax_export.export.portable.sizes import trace
 
 Has = Callable[[Any], bool]
+#: So often an operation may be part of itself, as solving a system may be of solving another.
+_DEEPEST = 3
 
 
 def decompose(program: Any, has: Has) -> Any:
@@ -87,7 +89,7 @@ class _Pass:
 
     def _decomposed(self, equation: Any) -> Any:
         name = equation.primitive.name
-        if name in self._inside:
+        if self._inside.count(name) == _DEEPEST:
             return equation  # two that are made of each other, of which the target has neither
         self._inside.append(name)
         try:

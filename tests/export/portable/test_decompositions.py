@@ -34,12 +34,19 @@ def grid(*axes):
     return tuple(np.ravel(each) for each in np.meshgrid(*axes))
 
 
-def both(name, function, *operands):
-    """The results of jax, and those of a program without the primitive."""
+def both(name, function, *operands, shallow=False):
+    """The results of jax, and those of a program without the primitive.
+
+    What is `shallow` may be made of the primitive itself, for other operands.
+    """
     program = jax.make_jaxpr(function)(*operands)
     assert name in jaxpr_primitives(program)
-    without = decompose(program, lambda equation: equation.primitive.name != name)
-    assert name not in jaxpr_primitives(without)
+    given = {id(equation) for equation in program.eqns}
+    lacks = (
+        (lambda each: id(each) in given) if shallow else (lambda each: each.primitive.name == name)
+    )
+    without = decompose(program, lambda equation: not lacks(equation))
+    assert shallow or name not in jaxpr_primitives(without)
     return jax.tree.leaves(function(*operands)), jaxpr_as_fun(without)(*operands)
 
 
@@ -170,6 +177,36 @@ def test_windows(window):
     check("reduce_window", lambda x: lax.reduce_window(x, 2.0, lax.mul, *window), IMAGES)
 
 
+@pytest.mark.parametrize("window", WINDOWS[:2])
+@pytest.mark.parametrize("reduce", [lax.max, lax.min])
+def test_gradients_of_pools(window, reduce):
+    start = -np.inf if reduce is lax.max else np.inf
+
+    def pool(x):
+        return lax.reduce_window(x, start, reduce, *window)
+
+    def back(x, given):
+        return jax.vjp(pool, x)[1](given)
+
+    check("select_and_gather_add", lambda x, t: jax.jvp(pool, (x,), (t,))[1], IMAGES, -IMAGES)
+    tied = np.round(IMAGES)  # the first of equals is taken
+    check("select_and_scatter_add", back, tied, pool(IMAGES))
+
+
+@pytest.mark.parametrize("whole", ["int16", "uint16"])
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_bits_of_halves(half, whole):
+    bits = np.arange(2**16, dtype=np.uint16).view(whole)
+    numbers = np.asarray(lax.bitcast_convert_type(bits, half))
+    regular = ~np.isnan(numbers.astype(np.float32))  # which of the NaN, nobody promises
+    to_half, to_bits = (lambda x, d=d: lax.bitcast_convert_type(x, d) for d in (half, whole))
+    expected, found = both("bitcast_convert_type", to_half, bits, shallow=True)
+    assert_close(np.isnan(found[0]), ~regular)
+    assert_close(found[0].view(whole)[regular], bits[regular])
+    expected, found = both("bitcast_convert_type", to_bits, numbers[regular], shallow=True)
+    assert_close(found[0], expected[0])
+
+
 def test_reductions():
     check("reduce_prod", lambda x: jnp.prod(x, (0, 2)), ROWS)
     check("reduce_prod", lambda x: jnp.prod(x[:, :0], 1), ROWS)
@@ -219,6 +256,16 @@ def test_eigenvalues():
         check("svd", lambda a: linalg.svd(a, compute_uv=False), matrix)
         u, values, v = both("svd", lambda a: linalg.svd(a, full_matrices=False), matrix)[1]
         assert_close(u * values[:, None] @ v, matrix, rtol=1e-5)
+
+
+def test_eigenvalues_of_a_large_matrix_round_once():
+    matrix = RANDOM.normal(size=(50, 50)).astype(np.float32)
+    matrix = matrix + matrix.T
+    _, (found,) = both("eigh", jnp.linalg.eigvalsh, matrix)
+    assert_close(found, np.linalg.eigvalsh(matrix.astype(np.float64)), rtol=2e-6)
+    _, (found,) = both("svd", jnp.linalg.svdvals, matrix[:, :30])
+    exact = np.linalg.svd(matrix[:, :30].astype(np.float64), compute_uv=False)
+    assert_close(found, exact, rtol=2e-6)
 
 
 def test_a_matrix_that_is_not_finite_has_no_eigenvalues():

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export.export.portable.decompositions.registry import decomposes
+from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 
 def _unsigned(x: Any) -> Any:
@@ -76,3 +76,43 @@ def nextafter(x: Any, y: Any, **_: Any) -> Any:
     found = lax.bitcast_convert_type(moved, dtype)
     found = jnp.where(x == y, y, found)
     return jnp.where(jnp.isnan(x) | jnp.isnan(y), jnp.nan, found).astype(dtype)
+
+
+@decomposes("bitcast_convert_type")
+def bitcast_convert_type(x: Any, *, new_dtype: Any, **_: Any) -> Any:
+    """Of halves, by way of the bits of float32, which have the same order of parts."""
+    new = jnp.dtype(new_dtype)
+    if x.dtype == new:
+        return x
+    if "bfloat16" in (x.dtype, new) and x.dtype.itemsize == new.itemsize:
+        if new != jnp.bfloat16:
+            wide = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+            return lax.bitcast_convert_type((wide >> 16).astype(jnp.uint16), new)
+        wide = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16
+        return lax.bitcast_convert_type(wide, jnp.float32).astype(new)
+    if "float16" in (x.dtype, new) and x.dtype.itemsize == new.itemsize:
+        if new != jnp.float16:
+            return lax.bitcast_convert_type(_bits_of_half(x.astype(jnp.float32)), new)
+        return _half_of_bits(lax.bitcast_convert_type(x, jnp.uint16)).astype(new)
+    raise NotDecomposedError(f"from {x.dtype} to {new}")
+
+
+def _bits_of_half(x: Any) -> Any:
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    sign, exponent = (bits >> 16) & 0x8000, (bits >> 23) & 0xFF
+    normal = (((exponent - 112) << 10) & 0x7C00) | ((bits >> 13) & 0x3FF)
+    small = (jnp.abs(x) * 2.0**24).astype(jnp.uint32)  # below 2**-14
+    size = jnp.where(exponent < 113, small, normal)
+    size = jnp.where(jnp.isinf(x), 0x7C00, jnp.where(jnp.isnan(x), 0x7E00, size))
+    return (sign | size.astype(jnp.uint32)).astype(jnp.uint16)
+
+
+def _half_of_bits(x: Any) -> Any:
+    wide = x.astype(jnp.uint32)
+    sign, exponent, fraction = (wide & 0x8000) << 16, (wide >> 10) & 0x1F, wide & 0x3FF
+    normal = ((exponent + 112) << 23) | (fraction << 13)
+    special = jnp.uint32(0x7F800000) | (fraction << 13)
+    bits = sign | jnp.where(exponent == 0x1F, special, normal)
+    small = fraction.astype(jnp.float32) * 2.0**-24
+    small = jnp.where(sign == 0, small, -small)
+    return jnp.where(exponent == 0, small, lax.bitcast_convert_type(bits, jnp.float32))

@@ -130,8 +130,10 @@ def _eigh(a: Any) -> tuple[Any, Any]:
         pp, qq = ((edge @ columns)[..., 0, :] for columns in pairs.columns)
         return pp, qq, ((pairs.rows[0] @ a) * pairs.rows[1]).sum(-1)
 
-    a, vectors = _rotated(entries, lambda a, turn, back: back @ a @ turn, a)
-    values = jnp.einsum("...ii->...i", a)
+    _, vectors = _rotated(entries, lambda a, turn, back: back @ a @ turn, a)
+    vectors = vectors / jnp.sqrt((vectors * vectors).sum(-2, keepdims=True))
+    # From the matrix itself: that of so many turns has rounded as often.
+    values = ((a @ vectors) * vectors).sum(-2)
     order = jnp.argsort(values, axis=-1)
     return _columns(vectors, order), jnp.take_along_axis(values, order, axis=-1, mode="clip")
 
@@ -143,7 +145,9 @@ def _svd(a: Any) -> tuple[Any, Any, Any]:
         left, right = (a @ columns for columns in pairs.columns)
         return (left * left).sum(-2), (right * right).sum(-2), (left * right).sum(-2)
 
-    a, vectors = _rotated(entries, lambda a, turn, _: a @ turn, a)
+    _, vectors = _rotated(entries, lambda a, turn, _: a @ turn, a)
+    vectors = vectors / jnp.sqrt((vectors * vectors).sum(-2, keepdims=True))
+    a = a @ vectors  # and not that of so many turns, which has rounded as often
     values = jnp.sqrt((a * a).sum(-2))
     order = jnp.argsort(-values, axis=-1)
     values = jnp.take_along_axis(values, order, axis=-1, mode="clip")

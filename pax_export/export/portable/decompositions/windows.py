@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -39,10 +40,10 @@ def _reduced(
     base_dilation: Sequence[int],
     window_dilation: Sequence[int],
 ) -> Arrays:
-    """One axis after the other: as many slices as a window is wide, combined."""
+    """One axis after the other, the last one first, as the numbers of a window are in order."""
     edges = [(low, high, gap - 1) for (low, high), gap in zip(padding, base_dilation)]
     arrays = tuple(lax.pad(x, zero, edges) for x, zero in zip(arrays, neutral))
-    for axis, width in enumerate(window_dimensions):
+    for axis, width in reversed(list(enumerate(window_dimensions))):
         if not isinstance(width, int):
             raise NotDecomposedError("with windows of symbolic size")
         step, apart = window_strides[axis], window_dilation[axis]
@@ -124,3 +125,47 @@ def reduce_window(*operands: Any, jaxpr: Any, consts: Any = (), **window: Any) -
     *found, some = _reduced(taken, (*starts, jnp.array(False)), both, **window)
     begun = [jnp.broadcast_to(start, each.shape) for start, each in zip(starts, found)]
     return both((*begun, jnp.ones_like(some)), (*found, some))[:-1]
+
+
+def _selecting(select_prim: Any) -> tuple[Callable[[Arrays, Arrays], Arrays], Callable]:
+    """Keeps of two the one that is selected by its first array, the earlier one of equals."""
+
+    def select(one: Arrays, other: Arrays) -> Arrays:
+        is_first = select_prim.bind(one[0], other[0])
+        return tuple(jnp.where(is_first, left, right) for left, right in zip(one, other))
+
+    return select, least if select_prim.name == "ge" else greatest
+
+
+@decomposes("select_and_gather_add")
+def select_and_gather_add(tangents: Any, operand: Any, *, select_prim: Any, **window: Any) -> Any:
+    """The tangent at the place of each window that is selected."""
+    select, neutral = _selecting(select_prim)
+    zeros = (neutral(operand.dtype), jnp.zeros((), tangents.dtype))
+    return _reduced((operand, tangents), zeros, select, **window)[1]
+
+
+@decomposes("select_and_scatter_add")
+def select_and_scatter_add(
+    source: Any,
+    operand: Any,
+    *,
+    select_prim: Any,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[Any, Any]],
+    **_: Any,
+) -> Any:
+    """Adds each number of the source at the place of its window that is selected."""
+    select, neutral = _selecting(select_prim)
+    edges = [(low, high, 0) for low, high in padding]
+    wide = lax.pad(operand, neutral(operand.dtype), edges)
+    count = math.prod(wide.shape)
+    places = lax.iota(jnp.int32, count).reshape(wide.shape)
+    once, none = (1,) * wide.ndim, ((0, 0),) * wide.ndim
+    zeros = (neutral(operand.dtype), jnp.int32(0))
+    window = (window_dimensions, window_strides, none, once, once)
+    _, chosen = _reduced((wide, places), zeros, select, *window)
+    found = jnp.zeros(count, source.dtype).at[chosen.reshape(-1)].add(source.reshape(-1))
+    inside = [(-low, -high, 0) for low, high in padding]
+    return lax.pad(found.reshape(wide.shape), jnp.zeros((), source.dtype), inside)
