@@ -16,7 +16,7 @@ from jax import lax
 import pax_export as pax
 from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, spec, to_tflite
-from pax_export.export.formats.tflite.builder import loops, operators
+from pax_export.export.formats.tflite.builder import loops, moves, operators
 from pax_export.export.formats.tflite.builder.encode import Signature, encode
 from pax_export.export.formats.tflite.builder.graph import Graph
 from tests.closeness import assert_close
@@ -121,7 +121,7 @@ def computed(function, *arrays):
     with graph.active():
         inputs = [graph.placeholder(each.shape, each.dtype) for each in arrays]
         result = function(*inputs)
-        graph.outputs = [result if result.operator else operators.identity(result)]
+        graph.outputs = [result if result.operator else moves.identity(result)]
         known = function(*(operators.constant(each) for each in arrays)).value
     content = bytes(encode([Signature("f", graph, ["x", "y"][: len(arrays)], ["z"])]))
     run = Interpreter(model_content=content).get_signature_runner("f")
@@ -147,17 +147,17 @@ def test_functions_are_computed_at_once_as_litert_does(name):
 
 
 MOVED = {
-    "transposed": lambda x: operators.transpose(operators.transpose(x, [1, 0, 2]), [2, 0, 1]),
-    "reshaped": lambda x: operators.reshape(operators.reshape(x, [6, 4]), [-1, 8]),
+    "transposed": lambda x: moves.transpose(moves.transpose(x, [1, 0, 2]), [2, 0, 1]),
+    "reshaped": lambda x: moves.reshape(moves.reshape(x, [6, 4]), [-1, 8]),
     "cut": lambda x: x[1, ::2, None, -3:],
-    "padded": lambda x: operators.pad(x, [[0, 0], [1, 0], [2, 1]], 3.0),
-    "padded_twice": lambda x: operators.pad(operators.pad(x, [[1, 0]] * 3), [[0, 1]] * 3),
+    "padded": lambda x: moves.pad(x, [[0, 0], [1, 0], [2, 1]], 3.0),
+    "padded_twice": lambda x: moves.pad(moves.pad(x, [[1, 0]] * 3), [[0, 1]] * 3),
     "summed": lambda x: operators.reduce_sum(x, [0, -1], keepdims=True),
-    "gathered": lambda x: operators.gather(x, np.array([2, 0], np.int32), 1),
+    "gathered": lambda x: moves.gather(x, np.array([2, 0], np.int32), 1),
     "reversed_sum": lambda x: operators.cumsum(x, 1, reverse=True),
-    "joined": lambda x: operators.concat([x, x], 2),
-    "turned": lambda x: operators.reverse(x, [1]),
-    "spread": lambda x: operators.broadcast_to(x[:, :1], np.array([2, 5, 4], np.int32)),
+    "joined": lambda x: moves.concat([x, x], 2),
+    "turned": lambda x: moves.reverse(x, [1]),
+    "spread": lambda x: moves.broadcast_to(x[:, :1], np.array([2, 5, 4], np.int32)),
     "where": lambda x: operators.where(operators.less(x, 0), x[:, :1], 1.0),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ import numpy as np
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jaxpr import bound, evaluate, wrapped_program
 from pax_export.export.formats.tflite import rules
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.encode import Signature
 from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
@@ -68,7 +69,7 @@ def make_signature(program: Program, weights: Weights) -> Signature:
             found = full(_now(value), struct.shape, sizes)
             found = graph.own(given(found, kind(dtypes.stored(struct))))
             # A result that is an input or a weight needs a tensor of its own.
-            graph.outputs.append(found if found.operator else lite.identity(found))
+            graph.outputs.append(found if found.operator else moves.identity(found))
     names = [entry.name for entry in entries]
     return Signature(program.key, graph, names, list(program.output_names))
 

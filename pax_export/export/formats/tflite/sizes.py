@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pax_export.export.artifact import dimensions
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import current
 from pax_export.export.formats.tflite.tensors import Sizes, is_static
@@ -56,7 +57,7 @@ def _solved(text: str, tensor: Any, axis: int, known: dict[str, Any]) -> bool:
     if len(unknown) > 1:
         return False
     if unknown:
-        size, (name,) = lite.shape(tensor)[axis], unknown
+        size, (name,) = moves.shape(tensor)[axis], unknown
         if text == name:
             known[name] = size
             return True

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 
 #: What TFLite computes with, for each dtype of jax; halves are computed as float32, unsigned
@@ -92,7 +93,7 @@ class Sizes:
         sizes = [self.of(size) for size in shape]
         if all(map(is_static, sizes)):
             return np.array(sizes, np.int32)
-        return lite.stack([lite.constant(s, lite.int32) if is_static(s) else s for s in sizes])
+        return moves.stack([lite.constant(s, lite.int32) if is_static(s) else s for s in sizes])
 
 
 def reshape(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
@@ -101,8 +102,8 @@ def reshape(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
     if tensor.shape.rank == len(static) and tensor.shape.as_list() == static and len(unknown) < 2:
         return tensor
     if len(unknown) == 1 and 0 not in static:
-        return lite.reshape(tensor, [-1 if size is None else size for size in static])
-    result = lite.reshape(tensor, sizes.vector(shape))
+        return moves.reshape(tensor, [-1 if size is None else size for size in static])
+    result = moves.reshape(tensor, sizes.vector(shape))
     result.set_shape(static)
     return result
 
@@ -116,10 +117,10 @@ def full(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
     if isinstance(tensor, Pair):
         return Pair(full(tensor.real, shape, sizes), full(tensor.imag, shape, sizes))
     if tensor.shape.rank != len(shape):
-        tensor = lite.reshape(tensor, [1] * (len(shape) - tensor.shape.rank) + _sizes(tensor))
+        tensor = moves.reshape(tensor, [1] * (len(shape) - tensor.shape.rank) + _sizes(tensor))
     if not any(is_thin(tensor, axis, size) for axis, size in enumerate(shape)):
         return tensor
-    result = lite.broadcast_to(tensor, sizes.vector(shape))
+    result = moves.broadcast_to(tensor, sizes.vector(shape))
     result.set_shape([int(size) if is_static(size) else None for size in shape])
     return result
 
@@ -128,7 +129,7 @@ def _sizes(tensor: Any) -> list[Any]:
     found = tensor.shape.as_list()
     if sum(size is None for size in found) <= 1 and 0 not in found:
         return [-1 if size is None else size for size in found]
-    whole = lite.shape(tensor)
+    whole = moves.shape(tensor)
     return [whole[axis] if size is None else size for axis, size in enumerate(found)]
 
 
@@ -154,7 +155,7 @@ def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:
     for axis in range(rank):
         widest = next((t for t in several if t.shape[axis] != 1), several[0])
         size = widest.shape[axis]
-        pieces.append(lite.shape(widest)[axis] if size is None else size)
+        pieces.append(moves.shape(widest)[axis] if size is None else size)
     return _shaped(result, pieces)
 
 
@@ -169,7 +170,7 @@ def _join(tensor: Any, groups: Sequence[Sequence[int]]) -> Any:
         if None not in found:
             sizes.append(int(np.prod(found)))
             continue
-        whole = lite.shape(tensor) if whole is None else whole
+        whole = moves.shape(tensor) if whole is None else whole
         sizes.append(lite.reduce_prod(whole[group[0] : group[-1] + 1]))
     return _shaped(tensor, sizes)
 
@@ -178,8 +179,8 @@ def _shaped(tensor: Any, sizes: Sequence[Any]) -> Any:
     static = [int(size) if is_static(size) else None for size in sizes]
     unknown = static.count(None)
     if not unknown or (unknown == 1 and 0 not in static):
-        return lite.reshape(tensor, [-1 if size is None else size for size in static])
-    result = lite.reshape(tensor, lite.stack(list(sizes)))
+        return moves.reshape(tensor, [-1 if size is None else size for size in static])
+    result = moves.reshape(tensor, moves.stack(list(sizes)))
     result.set_shape(static)
     return result
 
@@ -206,14 +207,14 @@ def joined(
     for index, group in enumerate(groups):
         if group[0] in touched:
             size = result.shape[index]
-            sizes.append(lite.shape(result)[index] if size is None else size)
+            sizes.append(moves.shape(result)[index] if size is None else size)
         else:
             sizes.extend(
-                lite.shape(tensor)[axis] if tensor.shape[axis] is None else tensor.shape[axis]
+                moves.shape(tensor)[axis] if tensor.shape[axis] is None else tensor.shape[axis]
                 for axis in group
             )
     return _shaped(result, sizes)
 
 
 def transpose(tensor: Any, permutation: Sequence[int]) -> Any:
-    return lite.transpose(tensor, permutation)
+    return moves.transpose(tensor, permutation)

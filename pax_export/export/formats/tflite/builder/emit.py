@@ -74,3 +74,9 @@ def _bytes(shape: Sequence[Any], dtype: Any) -> float:
     if None in shape:
         return float("inf")
     return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+
+
+def alike(*values: Any) -> list[Tensor]:
+    """Tensors of one dtype: numbers take that of the others."""
+    found = next((each.dtype for each in values if isinstance(each, Tensor)), None)
+    return [tensor(each, found) for each in values]

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.tflite.builder import operators
+from pax_export.export.formats.tflite.builder import moves, operators
+from pax_export.export.formats.tflite.builder.emit import constant, emit, tensor
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.builder.operators import constant, emit, tensor, transpose
+from pax_export.export.formats.tflite.builder.moves import transpose
 
 
 def matmul(x: Any, y: Any, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
@@ -58,7 +59,7 @@ def depthwise_conv2d(
 ) -> Tensor:
     """A convolution of each channel alone, by a kernel of height, width, channels, multiples."""
     height, width, channels, multiple = kernel.shape
-    weights = operators.reshape(kernel, [1, height, width, channels * multiple])
+    weights = moves.reshape(kernel, [1, height, width, channels * multiple])
     x, padding = unpadded(x, kernel.shape, strides, dilations)
     sizes = _windows(x, kernel, strides, padding, dilations)
     return emit(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pax_export.export.formats.tflite.builder.emit import tensor
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, current
-from pax_export.export.formats.tflite.builder.operators import identity, tensor
+from pax_export.export.formats.tflite.builder.moves import identity
 
 
 def while_loop(

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.graph import current
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
@@ -63,7 +63,7 @@ def absolute(op: Operation, x: Any) -> Any:
 @rule("sign", thin=True)
 def sign(op: Operation, x: Any) -> Any:
     if op.dtype.startswith("uint"):
-        return lite.where(lite.equal(x, 0), x, lite.ones_like(x))
+        return lite.where(lite.equal(x, 0), x, moves.ones_like(x))
     # NaN is neither, and stays.
     positive = lite.where(lite.greater(x, like(x, 0)), like(x, 1), x)
     return lite.where(lite.less(x, like(x, 0)), like(x, -1), positive)
@@ -145,7 +145,7 @@ def logical_shift(x: Any, bits: int) -> Any:
     if bits == 0:
         return x
     if bits > 31:
-        return lite.zeros_like(x)
+        return moves.zeros_like(x)
     shifted = lite.right_shift(x, like(x, bits))
     fill = like(x, 1 << (32 - bits)) if bits > 1 else like(x, -(1 << 31))
     return lite.where(lite.less(x, like(x, 0)), shifted + fill, shifted)
@@ -162,7 +162,7 @@ def power(op: Operation, x: Any, y: Any) -> Any:
 
 def _whole_power(op: Operation, x: Any, exponent: int) -> Any:
     if exponent == 0:
-        return lite.ones_like(x)
+        return moves.ones_like(x)
     result, base, left = None, x, abs(exponent)
     while left:
         if left & 1:
@@ -215,8 +215,8 @@ def _rectified(x: Any, bound: float, before: Any) -> Any:
     """Bounds that TFLite has operators for, whose kernels keep NaN."""
     if before is lite.less and bound == 0:
         return lite.relu(x)
-    if before is lite.greater and bound == 6 and x.made_by == "RELU" and x.graph is current():
-        return lite.relu6(x.operator.inputs[0])
+    if before is lite.greater and bound == 6:
+        return lite.relu6_of_relu(x)
     return None
 
 

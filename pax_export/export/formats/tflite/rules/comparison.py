@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift, signed
@@ -154,7 +155,7 @@ def shift_left(op: Operation, x: Any, y: Any) -> Any:
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
     bits = _distance(y, 32)
     known = is_static(bits)
-    factor = like(x, int(_POWERS[bits])) if known else lite.gather(constant(_POWERS), bits)
+    factor = like(x, int(_POWERS[bits])) if known else moves.gather(constant(_POWERS), bits)
     return wrapped(broadcast(lite.multiply, x, factor), op.dtype)
 
 
@@ -191,9 +192,9 @@ def shift_right_logical(op: Operation, x: Any, y: Any) -> Any:
     def shift(x: Any, bits: Any) -> Any:
         shifted = lite.right_shift(x, lite.minimum(bits, 31))
         # The zeros that come from the left, in the place of the signs.
-        fill = lite.gather(constant(_POWERS), lite.subtract(32, bits))
+        fill = moves.gather(constant(_POWERS), lite.subtract(32, bits))
         result = lite.where(lite.less(x, 0), shifted + fill, shifted)
-        return lite.where(lite.greater(bits, 31), lite.zeros_like(result), result)
+        return lite.where(lite.greater(bits, 31), moves.zeros_like(result), result)
 
     return broadcast(shift, x, bits)
 

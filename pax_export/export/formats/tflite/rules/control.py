@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._jax import scan_operands
-from pax_export.export.formats.tflite.builder import loops
+from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, kind, rule
 from pax_export.export.formats.tflite.rules.indexing import updated
@@ -103,8 +103,8 @@ def while_loop(op: Operation, *given: Any) -> list[Any]:
 
 
 def _where_going(going: Any, new: Any, old: Any) -> Any:
-    shape = lite.concat([lite.shape(going), [1] * (new.shape.rank - going.shape.rank)], 0)
-    thin = lite.reshape(going, shape)
+    shape = moves.concat([moves.shape(going), [1] * (new.shape.rank - going.shape.rank)], 0)
+    thin = moves.reshape(going, shape)
     thin.set_shape([*going.shape, *[1] * (new.shape.rank - going.shape.rank)])
     return broadcast(lite.where, thin, new, old)
 
@@ -134,7 +134,7 @@ def scan(op: Operation, *given: Any) -> list[Any]:
         ys = _flat(op, results[len(carry) :], made[len(carry) :])
         written = [
             updated(
-                old, lite.expand_dims(new, 0), [place, *[lite.constant(0)] * (old.shape.rank - 1)]
+                old, moves.expand_dims(new, 0), [place, *[lite.constant(0)] * (old.shape.rank - 1)]
             )
             for old, new in zip(state[len(start) :], ys)
         ]
@@ -169,7 +169,7 @@ def _parts(struct: Any) -> tuple[str, ...]:
 
 
 def _row(x: Any, place: Any) -> Any:
-    return lite.gather(x, place)
+    return moves.gather(x, place)
 
 
 def _zeros(op: Operation, struct: Any, room: Any) -> Any:
@@ -177,10 +177,10 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
         raise NotInTfliteError("it collects no random keys.")
     carrier = CARRIERS[kind(struct)]
     if all(map(is_static, struct.shape)):
-        return lite.zeros([int(size) for size in struct.shape], carrier)
+        return moves.zeros([int(size) for size in struct.shape], carrier)
     sizes = [room, *(op.sizes.of(size) for size in struct.shape[1:])]
-    sizes = lite.stack([lite.constant(n, lite.int32) if is_static(n) else n for n in sizes])
-    result = lite.fill(sizes, constant(0, np.dtype(carrier)))
+    sizes = moves.stack([lite.constant(n, lite.int32) if is_static(n) else n for n in sizes])
+    result = moves.fill(sizes, constant(0, np.dtype(carrier)))
     result.set_shape([int(n) if is_static(n) else None for n in struct.shape])
     return result
 
@@ -194,7 +194,7 @@ def cond(op: Operation, which: Any, *given: Any) -> list[Any]:
 
     if not op.results:
         return []
-    which = lite.reshape(which, [])
+    which = moves.reshape(which, [])
     if which.dtype == lite.bool_:
         which = lite.cast(which, lite.int32)
     known = single(which)

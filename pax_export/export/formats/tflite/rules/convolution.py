@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export.export.formats.tflite.builder import layers
+from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
@@ -80,7 +80,7 @@ def _grouped(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[
         part = x[..., group * each : (group + 1) * each]
         filters = kernel[..., group * made : (group + 1) * made]
         pieces.append(_convolved(op, part, filters, [*shape[:-1], each], [*window[:-1], made]))
-    return lite.concat(pieces, -1)
+    return moves.concat(pieces, -1)
 
 
 def _by_position(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[Any]) -> Any:
@@ -125,7 +125,7 @@ def _by_batch(op: Operation, x: Any, kernel: Any, shape: Any, window: Any, group
         )
         for group in range(groups)
     ]
-    return lite.concat(pieces, -1)
+    return moves.concat(pieces, -1)
 
 
 def _steps(op: Operation) -> tuple[list[int], list[int]]:
@@ -140,11 +140,11 @@ def _convolved(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> A
         return layers.matmul(x, kernel)
     if len(strides) == 1:
         x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
-        kernel = lite.expand_dims(kernel, 0)
+        kernel = moves.expand_dims(kernel, 0)
         strides, dilation = [1, *strides], [1, *dilation]
     if len(strides) == 2:
         found = layers.conv2d(x, kernel, strides, dilation)
-        return lite.squeeze(found, 1) if len(window) == 3 else found
+        return moves.squeeze(found, 1) if len(window) == 3 else found
     if len(strides) == 3:
         if any(each > 1 for each in dilation):
             kernel = _dilated(op, kernel, window, dilation)
@@ -162,9 +162,9 @@ def _depthwise(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> A
     strides, dilation = _steps(op)
     if len(strides) == 1:
         x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
-        kernel = lite.expand_dims(kernel, 0)
+        kernel = moves.expand_dims(kernel, 0)
         strides, dilation = [1, *strides], [1, *dilation]
     channels = int(shape[-1])
-    kernel = lite.reshape(kernel, [*kernel.shape[:2], channels, int(window[-1]) // channels])
+    kernel = moves.reshape(kernel, [*kernel.shape[:2], channels, int(window[-1]) // channels])
     found = layers.depthwise_conv2d(x, kernel, strides, dilation)
-    return lite.squeeze(found, 1) if len(window) == 3 else found
+    return moves.squeeze(found, 1) if len(window) == 3 else found

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like
@@ -52,7 +53,7 @@ def atan2(op: Operation, y: Any, x: Any) -> Any:
 
 def _atan2(y: Any, x: Any) -> Any:
     # Its kernel broadcasts nothing.
-    zero = broadcast(lambda a, b: lite.zeros_like(a) * lite.zeros_like(b), y, x)
+    zero = broadcast(lambda a, b: moves.zeros_like(a) * moves.zeros_like(b), y, x)
     if y.shape.as_list() != zero.shape.as_list():
         y = y + zero
     if x.shape.as_list() != zero.shape.as_list():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
@@ -36,7 +37,7 @@ def _starts(op: Operation, given: Sequence[Any], sizes: Sequence[Any]) -> list[A
             found.append(0)
         else:
             found.append(
-                _at_least_zero(lite.cast(lite.reshape(start, []), lite.int32), op.sizes.of(most))
+                _at_least_zero(lite.cast(moves.reshape(start, []), lite.int32), op.sizes.of(most))
             )
     return found
 
@@ -50,17 +51,17 @@ def dynamic_slice(op: Operation, x: Any, *starts: Any) -> Any:
             continue
         if is_static(size) and size == 1:
             # One slice of a loop's inputs, mostly.
-            x = lite.gather(x, lite.reshape(start, [1]), axis=axis)
+            x = moves.gather(x, moves.reshape(start, [1]), axis=axis)
             continue
 
         def cut(tensor: Any, axes: list[int], start: Any = start, size: Any = size) -> Any:
             begin: list[Any] = [0] * tensor.shape.rank
             ends = [-1 if n is None else n for n in tensor.shape.as_list()]
             if -1 in ends:
-                whole = lite.shape(tensor)
+                whole = moves.shape(tensor)
                 ends = [whole[i] if n == -1 else n for i, n in enumerate(ends)]
             begin[axes[0]], ends[axes[0]] = start, op.sizes.of(size)
-            result = lite.slice_(tensor, lite.stack(begin), lite.stack(ends))
+            result = moves.slice_(tensor, moves.stack(begin), moves.stack(ends))
             static = tensor.shape.as_list()
             static[axes[0]] = int(size) if is_static(size) else None
             result.set_shape(static)
@@ -79,7 +80,7 @@ def dynamic_update_slice(op: Operation, x: Any, update: Any, *starts: Any) -> An
 def updated(x: Any, update: Any, starts: Sequence[Any]) -> Any:
     if not starts:
         return update
-    return lite.dynamic_update_slice(x, update, lite.stack(list(starts)))
+    return moves.dynamic_update_slice(x, update, moves.stack(list(starts)))
 
 
 class _Indices:
@@ -131,7 +132,7 @@ class _Indices:
                 found.append(lite.constant(0))
                 continue
             most = self._sizes.of(size - self._widths.get(axis, 1))
-            found.append(_at_least_zero(lite.reshape(start, []), most))
+            found.append(_at_least_zero(moves.reshape(start, []), most))
         return found
 
     def places(self) -> Any:
@@ -152,7 +153,7 @@ class _Indices:
             size = self._sizes.of(self._shape[axis])
             total = start if total is None else total * size + start
         if total is None:
-            total = lite.zeros([1] * (rank + len(self.windows)), lite.int32)
+            total = moves.zeros([1] * (rank + len(self.windows)), lite.int32)
         return full(
             total, [*self.shape, *(self._widths[axis] for axis in self.windows)], self._sizes
         )
@@ -165,7 +166,7 @@ def _component(indices: Any, number: int) -> Any:
 def _numbers(size: Any, sizes: Sizes) -> Any:
     if is_static(size):
         return constant(np.arange(int(size), dtype=np.int32))
-    return lite.range(sizes.of(size))
+    return moves.range(sizes.of(size))
 
 
 def _product(shape: Sequence[Any]) -> Any:
@@ -196,7 +197,7 @@ def gather(op: Operation, x: Any, indices: Any) -> Any:
     for axis in rest:  # never indexed, so slices of it begin at 0
         if axis in hidden or widths[axis] != shape[axis]:
             end = op.sizes.of(widths[axis])
-            x = lite.gather(x, lite.range(end), axis=axis)
+            x = moves.gather(x, moves.range(end), axis=axis)
     kept = [axis for axis in rest if axis not in hidden]
     sizes = [widths[axis] for axis in rest]
     found = _looked_up(op, x, index, rest, sizes)
@@ -223,7 +224,7 @@ def _looked_up(op: Operation, x: Any, index: _Indices, rest: Sequence[int], size
     if len(index.axes) == 1:
         axis = index.axes[0]
         ahead = len([each for each in rest if each < axis])
-        found = lite.gather(x, places, axis=axis)
+        found = moves.gather(x, places, axis=axis)
         if ahead:  # the axes in front of it stand in front of what was found
             count = places.shape.rank
             order = [
@@ -235,7 +236,7 @@ def _looked_up(op: Operation, x: Any, index: _Indices, rest: Sequence[int], size
         return found
     flat = transpose(x, [*index.axes, *rest])
     flat = reshape(flat, [_product([shape[axis] for axis in index.axes]), *sizes], op.sizes)
-    return lite.gather(flat, places)
+    return moves.gather(flat, places)
 
 
 def _filled(op: Operation, found: Any, index: _Indices) -> Any:
@@ -293,7 +294,7 @@ def scatter(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
     partial = [axis for axis in inner if axis not in indexed and widths[axis] != shape[axis]]
     index = _index(indices)
     if partial:
-        index = lite.concat([index, *(lite.zeros_like(index[..., :1]) for _ in partial)], -1)
+        index = moves.concat([index, *(moves.zeros_like(index[..., :1]) for _ in partial)], -1)
     windows = {axis: widths[axis] for axis in (*indexed, *partial) if axis in widths}
     places_of = _Indices(op, index, batches, (*axes, *partial), windows)
     rest = [axis for axis in range(len(shape)) if axis not in places_of.axes]
@@ -322,7 +323,7 @@ def scatter(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
         whole = [*places_of.shape, *(widths[a] for a in places_of.windows)]
         valid = reshape(full(valid, whole, op.sizes), [many], op.sizes)
         # What lies outside goes to a row behind the last.
-        places = lite.where(valid, places, lite.fill(lite.shape(places), op.sizes.of(count)))
+        places = lite.where(valid, places, moves.fill(moves.shape(places), op.sizes.of(count)))
     result = _combined(op, flat, places, rows, op.sizes.of(count), op.sizes.of(many))
     result = reshape(result, moved, op.sizes)
     return transpose(result, [order.index(axis) for axis in range(len(order))])
@@ -337,36 +338,36 @@ def _written(op: Operation, x: Any, update: Any, index: _Indices, widths: dict[i
     known = None if valid is None else lite.static_value(valid)
     if valid is None or (known is not None and bool(np.all(known))):
         return new
-    return lite.where(lite.reshape(valid, [1] * rank), new, x)
+    return lite.where(moves.reshape(valid, [1] * rank), new, x)
 
 
 def _combined(op: Operation, flat: Any, places: Any, rows: Any, count: Any, many: Any) -> Any:
     name = op.name.replace("-", "_")
     if name in ("scatter_add", "scatter_sub") and flat.dtype != lite.bool_:
-        shape = lite.stack([lite.tensor(count + 1), lite.shape(flat)[1]])
-        sums = lite.scatter_nd(places[:, None], rows, shape)[:-1]
+        shape = moves.stack([lite.tensor(count + 1), moves.shape(flat)[1]])
+        sums = moves.scatter_nd(places[:, None], rows, shape)[:-1]
         return wrapped(flat + sums if name == "scatter_add" else flat - sums, op.dtype)
     written, last = _last(places, count, many)
     if name == "scatter":
         if not is_static(many):  # nothing to look up in no update
-            rows = lite.concat([rows, flat[:1]], 0)
-        return lite.where(written, lite.gather(rows, last), flat)
+            rows = moves.concat([rows, flat[:1]], 0)
+        return lite.where(written, moves.gather(rows, last), flat)
     if op.dtype == "uint32" or flat.dtype == lite.bool_:
         raise NotInTfliteError(f"it has none for {op.dtype}.")
     if name == "scatter_mul":
-        return wrapped(flat * lite.unsorted_segment_prod(rows, places, count + 1)[:-1], op.dtype)
+        return wrapped(flat * moves.unsorted_segment_prod(rows, places, count + 1)[:-1], op.dtype)
     largest = name == "scatter_max"
-    segment = lite.unsorted_segment_max if largest else lite.unsorted_segment_min
+    segment = moves.unsorted_segment_max if largest else moves.unsorted_segment_min
     found = lite.where(written, segment(rows, places, count + 1)[:-1], flat)
     if is_float(op):  # which kernels lose
         nan = lite.cast(lite.not_equal(rows, rows), lite.float32)
-        counts = lite.unsorted_segment_sum(nan, places, count + 1)[:-1]
+        counts = moves.unsorted_segment_sum(nan, places, count + 1)[:-1]
         found = lite.where(lite.greater(counts, 0.0), lite.constant(np.nan, lite.float32), found)
     return larger(op, flat, found) if largest else smaller(op, flat, found)
 
 
 def _last(places: Any, count: Any, many: Any) -> tuple[Any, Any]:
     """Which rows are written, and the number of the last update of each."""
-    order = constant(np.arange(many, dtype=np.int32)) if is_static(many) else lite.range(many)
-    last = lite.unsorted_segment_max(order, places, count + 1)[:-1]
+    order = constant(np.arange(many, dtype=np.int32)) if is_static(many) else moves.range(many)
+    last = moves.unsorted_segment_max(order, places, count + 1)[:-1]
     return lite.greater_equal(last, 0)[:, None], lite.maximum(last, 0)

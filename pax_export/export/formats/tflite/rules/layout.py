@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import (
@@ -68,7 +69,7 @@ def transposed(op: Operation, x: Any) -> Any:
 @rule("concatenate", parts=True)
 def concatenate(op: Operation, *xs: Any) -> Any:
     axis = int(op.params["dimension"])
-    return xs[0] if len(xs) == 1 else lite.concat(list(xs), axis)
+    return xs[0] if len(xs) == 1 else moves.concat(list(xs), axis)
 
 
 @rule("stack", parts=True)
@@ -76,7 +77,7 @@ def stacked(op: Operation, *xs: Any) -> Any:
     axis = op.params.get("axis", 0)
     shape = list(op.operands[0].shape)
     shape.insert(axis, 1)
-    return lite.concat([reshape(x, shape, op.sizes) for x in xs], axis)
+    return moves.concat([reshape(x, shape, op.sizes) for x in xs], axis)
 
 
 @rule("unstack", parts=True)
@@ -91,7 +92,7 @@ def unstacked(op: Operation, x: Any) -> list[Any]:
 
 @rule("tile", parts=True)
 def tiled(op: Operation, x: Any) -> Any:
-    return lite.tile(x, op.sizes.vector(op.params["reps"]))
+    return moves.tile(x, op.sizes.vector(op.params["reps"]))
 
 
 @rule("split", parts=True)
@@ -131,7 +132,7 @@ def sliced(op: Operation, x: Any) -> Any:
 @rule("rev", parts=True)
 def reverse(op: Operation, x: Any) -> Any:
     for axis in op.params["dimensions"]:
-        x = joined(x, [axis], 5, lambda tensor, places: lite.reverse(tensor, places))
+        x = joined(x, [axis], 5, lambda tensor, places: moves.reverse(tensor, places))
     return x
 
 
@@ -175,15 +176,15 @@ def _padded_axis(op: Operation, x: Any, value: Any, axis: int, low: Any, high: A
     logical = x.dtype == lite.bool_
     if logical:
         x, value = lite.cast(x, lite.int32), lite.cast(value, lite.int32)
-    value = lite.reshape(value, [])
+    value = moves.reshape(value, [])
 
     def pad(tensor: Any, places: list[int]) -> Any:
         widths: list[Any] = [[0, 0] for _ in range(tensor.shape.rank)]
         widths[places[0]] = [op.sizes.of(low), op.sizes.of(high)]
         if all(is_static(each) for pair in widths for each in pair):
-            return lite.pad(tensor, np.array(widths, np.int32), constant_values=value)
-        rows = [lite.stack([lite.cast(each, lite.int32) for each in pair]) for pair in widths]
-        return lite.pad(tensor, lite.stack(rows), constant_values=value)
+            return moves.pad(tensor, np.array(widths, np.int32), constant_values=value)
+        rows = [moves.stack([lite.cast(each, lite.int32) for each in pair]) for pair in widths]
+        return moves.pad(tensor, moves.stack(rows), constant_values=value)
 
     x = joined(x, [axis], 4, pad)
     return lite.cast(x, lite.bool_) if logical else x
@@ -198,7 +199,7 @@ def iota(op: Operation, *sizes: Any) -> Any:
     if is_static(size):
         kind = "float32" if name in ("bfloat16", "float16") else name
         return constant(np.arange(size).astype(kind).reshape([int(each) for each in thin]))
-    numbers = lite.range(op.sizes.of(size))
+    numbers = moves.range(op.sizes.of(size))
     return reshape(lite.cast(numbers, CARRIERS[name]), thin, op.sizes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export.export.formats.tflite.builder import layers
+from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
@@ -120,9 +120,9 @@ def ragged_dot(op: Operation, x: Any, y: Any, counts: Any) -> Any:
         raise NotInTfliteError("groups of rows only, without a batch.")
     rows = op.operands[0].shape[0]
     ends = lite.cumsum(counts)
-    every = layers.matmul(lite.expand_dims(x, 0), y)  # group, row, column
-    numbers = lite.reshape(lite.range(op.sizes.of(rows)), [1, -1, 1])
-    first = lite.reshape(ends - counts, [-1, 1, 1])
-    last = lite.reshape(ends, [-1, 1, 1])
+    every = layers.matmul(moves.expand_dims(x, 0), y)  # group, row, column
+    numbers = moves.reshape(moves.range(op.sizes.of(rows)), [1, -1, 1])
+    first = moves.reshape(ends - counts, [-1, 1, 1])
+    last = moves.reshape(ends, [-1, 1, 1])
     mine = lite.logical_and(lite.greater_equal(numbers, first), lite.less(numbers, last))
-    return lite.reduce_sum(lite.where(mine, every, lite.zeros_like(every)), 0)
+    return lite.reduce_sum(lite.where(mine, every, moves.zeros_like(every)), 0)

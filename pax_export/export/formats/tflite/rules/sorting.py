@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.comparison import ordered
@@ -48,7 +49,7 @@ def _sorted_places(keys: Any, count: Any) -> Any:
 
 def at_places(x: Any, places: Any) -> Any:
     """From each row, the elements at its places."""
-    return lite.gather(x, places, batch_dims=1, axis=1)
+    return moves.gather(x, places, batch_dims=1, axis=1)
 
 
 @rule("top_k", "approx_top_k")

@@ -1,0 +1,423 @@
+"""TFLite's operators that move elements as they are: shapes, axes, cutting, joining, looking up."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.tflite.builder.emit import (
+    alike,
+    constant,
+    emit,
+    float32,
+    int32,
+    is_tensor,
+    tensor,
+)
+from pax_export.export.formats.tflite.builder.emit import static_value as static_value
+from pax_export.export.formats.tflite.builder.graph import ARITHMETIC, Tensor, current
+from pax_export.export.formats.tflite.builder.schema import TYPES
+
+
+def one(*arguments: Any, **options: Any) -> Tensor:
+    return emit(*arguments, **options)[0]
+
+
+def before_transpose(values: Sequence[Tensor]) -> tuple[list[Tensor], list[int]] | None:
+    """Arrays as they are before the one transpose that all of them come through.
+
+    It is moved behind what computes with each element alone: there it may meet its opposite.
+    """
+    turned = [each for each in values if is_turned(each)]
+    if not turned:
+        return None
+    permutation = permutation_of(turned[0])
+    rank = len(permutation)
+    back = [permutation.index(axis) for axis in builtins.range(rank)]
+    sources = []
+    for each in values:
+        if len(each.shape) > rank:
+            return None
+        if is_turned(each):
+            if permutation_of(each) != permutation:
+                return None
+            sources.append(each.operator.inputs[0])
+            continue
+        if len(each.shape) == 0:
+            sources.append(each)
+            continue
+        if each.value is None and not (len(each.shape) == rank and _is_moved_free(each, back)):
+            return None
+        sources.append(transpose(_with_rank(each, rank), back))
+    return sources, permutation
+
+
+def is_turned(x: Tensor) -> bool:
+    return x.made_by == "TRANSPOSE" and x.graph is current()
+
+
+def permutation_of(x: Tensor) -> list[int]:
+    return [int(each) for each in x.operator.inputs[1].value]
+
+
+def _is_moved_free(x: Tensor, permutation: Sequence[int]) -> bool:
+    """Whether a transpose moves dimensions of 1 only, which is a reshape."""
+    wide = [axis for axis in permutation if x.shape[axis] != 1]
+    return wide == sorted(wide) and x.shape.as_list().count(None) <= 1 and 0 not in x.shape
+
+
+def _with_rank(x: Tensor, rank: int) -> Tensor:
+    missing = rank - len(x.shape)
+    return reshape(x, [*[1] * missing, *x.shape]) if missing else x
+
+
+def like_shape(x: Tensor, other: Tensor) -> Tensor:
+    """A tensor in the shape of another one of as many elements."""
+    if sum(size is None for size in other.shape) <= 1 and 0 not in other.shape:
+        return reshape(x, [-1 if size is None else size for size in other.shape])
+    result = reshape(x, shape(other))
+    result.set_shape(other.shape)
+    return result
+
+
+def zeros(shape: Sequence[int], dtype: Any) -> Tensor:
+    return fill(np.array(shape, np.int32), constant(0, dtype))
+
+
+def zeros_like(x: Any) -> Tensor:
+    return _filled_like(x, 0)
+
+
+def ones_like(x: Any) -> Tensor:
+    return _filled_like(x, 1)
+
+
+def _filled_like(x: Any, value: int) -> Tensor:
+    x = tensor(x)
+    result = fill(shape(x), constant(value, x.dtype))
+    result.set_shape(x.shape)
+    return result
+
+
+def fill(dims: Any, value: Any) -> Tensor:
+    dims, value = tensor(dims, int32), tensor(value)
+    sizes = _known_sizes(dims)
+    return one("FILL", [dims, value], [(sizes, value.dtype)], lambda d, v: np.full(d, v))
+
+
+def _known_sizes(dims: Tensor) -> list[Any]:
+    """What is known of a shape that is a tensor."""
+    if dims.value is not None:
+        return [int(size) for size in dims.value]
+    (rank,) = dims.shape
+    if dims.made_by == "PACK":
+        given = dims.operator.inputs
+        return [None if each.value is None else int(each.value) for each in given]
+    return [None] * rank
+
+
+def shape(x: Any) -> Tensor:
+    x = tensor(x)
+    if x.shape.known:
+        return constant(np.array(x.shape, np.int32))
+    return one("SHAPE", [x], [([len(x.shape)], int32)], out_type=TYPES["int32"])
+
+
+def stack(values: Sequence[Any], axis: int = 0) -> Tensor:
+    found = [tensor(each, int32) if not is_tensor(each) else each for each in values]
+    first = found[0]
+    sizes = list(first.shape)
+    sizes.insert(axis, len(found))
+    return one(
+        "PACK", found, [(sizes, first.dtype)], lambda *v: np.stack(v, axis),
+        values_count=len(found), axis=axis,
+    )  # fmt: skip
+
+
+def concat(values: Sequence[Any], axis: int) -> Tensor:
+    found = alike(*values)
+    axis %= len(found[0].shape)
+    if all(map(is_turned, found)) and (moved := before_transpose(found)) is not None:
+        return transpose(concat(moved[0], moved[1][axis]), moved[1])
+    sizes = [
+        next((n for n in each if n is not None), None) for each in zip(*(t.shape for t in found))
+    ]
+    along = [each.shape[axis] for each in found]
+    sizes[axis] = None if None in along else sum(along)
+    return one(
+        "CONCATENATION", found, [(sizes, found[0].dtype)], lambda *v: np.concatenate(v, axis),
+        axis=axis,
+    )  # fmt: skip
+
+
+def reshape(x: Any, sizes: Any) -> Tensor:
+    x = tensor(x)
+    if not isinstance(sizes, Tensor) and any(is_tensor(each) for each in sizes):
+        sizes = stack(list(sizes))
+    target = tensor(sizes, int32)
+    if target.shape == (0,):
+        target = constant(np.zeros(0, np.int32))
+    found = _known_sizes(target)
+    if found.count(-1) == 1:
+        rest = [size for size in found if size != -1]
+        place = found.index(-1)
+        found[place] = None
+        if x.shape.known and None not in rest and 0 not in rest:
+            found[place] = x.shape.size // int(np.prod(rest, dtype=np.int64))
+            target = constant(np.array(found, np.int32))
+    if list(x.shape) == found and found.count(None) == 0:
+        return x
+    if x.made_by == "RESHAPE" and x.graph is current():
+        x = x.operator.inputs[0]
+        if list(x.shape) == found and found.count(None) == 0:
+            return x
+    return one("RESHAPE", [x, target], [(found, x.dtype)], lambda v, s: v.reshape(s))
+
+
+def squeeze(x: Tensor, axis: int) -> Tensor:
+    sizes = list(x.shape)
+    del sizes[axis]
+    if sizes.count(None) <= 1:
+        return reshape(x, [-1 if size is None else size for size in sizes])
+    index: list[Any] = [slice(None)] * len(x.shape)
+    index[axis] = 0
+    return getitem(x, tuple(index))
+
+
+def expand_dims(x: Any, axis: int) -> Tensor:
+    x = tensor(x)
+    sizes = list(x.shape)
+    axis = axis if axis >= 0 else len(sizes) + 1 + axis
+    sizes.insert(axis, 1)
+    if sizes.count(None) <= 1 and 0 not in sizes:
+        return reshape(x, [-1 if size is None else size for size in sizes])
+    place = constant(axis, int32)
+    return one(
+        "EXPAND_DIMS", [x, place], [(sizes, x.dtype)], lambda v, a: np.expand_dims(v, int(a))
+    )
+
+
+def transpose(x: Any, permutation: Sequence[int]) -> Tensor:
+    x = tensor(x)
+    permutation = [int(each) for each in permutation]
+    if is_turned(x):
+        before = permutation_of(x)
+        x, permutation = x.operator.inputs[0], [before[each] for each in permutation]
+    if permutation == sorted(permutation):
+        return x
+    sizes = [x.shape[axis] for axis in permutation]
+    if _is_moved_free(x, permutation):
+        return reshape(x, [-1 if size is None else size for size in sizes])
+    order = constant(np.array(permutation, np.int32))
+    return one("TRANSPOSE", [x, order], [(sizes, x.dtype)], lambda v, p: np.transpose(v, p))
+
+
+def broadcast_to(x: Any, sizes: Any) -> Tensor:
+    x, target = tensor(x), tensor(sizes, int32)
+    found = _known_sizes(target)
+    if list(x.shape) == found and None not in found:
+        return x
+    return one("BROADCAST_TO", [x, target], [(found, x.dtype)], lambda v, s: np.broadcast_to(v, s))
+
+
+def tile(x: Tensor, times: Any) -> Tensor:
+    times = tensor(times, int32)
+    counts = _known_sizes(times)
+    sizes = [None if None in (n, t) else n * t for n, t in zip(x.shape, counts)]
+    return one("TILE", [x, times], [(sizes, x.dtype)], lambda v, t: np.tile(v, t))
+
+
+def pad(x: Tensor, widths: Any, constant_values: Any = 0) -> Tensor:
+    widths, value = tensor(widths, int32), tensor(constant_values, x.dtype)
+    if is_turned(x) and widths.value is not None:
+        permutation = permutation_of(x)
+        back = [permutation.index(axis) for axis in builtins.range(len(permutation))]
+        found = pad(x.operator.inputs[0], widths.value[back], value)
+        return transpose(found, permutation)
+    sizes: list[Any] = [None] * len(x.shape)
+    if widths.value is not None:
+        sizes = [None if n is None else n + int(w.sum()) for n, w in zip(x.shape, widths.value)]
+    elif widths.made_by == "PACK":
+        rows = [each.value for each in widths.operator.inputs]
+        sizes = [
+            None if n is None or row is None else n + int(row.sum())
+            for n, row in zip(x.shape, rows)
+        ]
+    if value.value is not None and x.dtype == float32 and value.value.tobytes() == bytes(4):
+        if x.made_by == "PAD" and widths.value is not None and x.graph is current():
+            before = x.operator.inputs[1].value
+            if before is not None:
+                return pad(x.operator.inputs[0], before + widths.value)
+        return one("PAD", [x, widths], [(sizes, x.dtype)], lambda v, w: np.pad(v, w))
+    return one(
+        "PADV2", [x, widths, value], [(sizes, x.dtype)],
+        lambda v, w, c: np.pad(v, w, constant_values=c),
+    )  # fmt: skip
+
+
+def reverse(x: Tensor, axes: Sequence[int]) -> Tensor:
+    places = constant(np.array(axes, np.int32))
+    return one("REVERSE_V2", [x, places], [(x.shape, x.dtype)], lambda v, a: np.flip(v, tuple(a)))
+
+
+def range(start: Any, limit: Any = None) -> Tensor:
+    if limit is None:
+        start, limit = constant(0), start
+    first, last = tensor(start, int32), tensor(limit, int32)
+    size = None
+    if first.value is not None and last.value is not None:
+        size = max(int(last.value) - int(first.value), 0)
+    ends = [reshape(first, []), reshape(last, []), constant(1)]
+    return one("RANGE", ends, [([size], int32)], lambda a, b, c: np.arange(a, b, c, np.int32))
+
+
+def slice_(x: Tensor, begin: Any, size: Any) -> Tensor:
+    begin, size = tensor(begin, int32), tensor(size, int32)
+    sizes = _known_sizes(size)
+    return one("SLICE", [x, begin, size], [(sizes, x.dtype)], _sliced)
+
+
+def _sliced(x: Any, begin: Any, size: Any) -> Any:
+    return x[tuple(slice(int(b), int(b) + int(s)) for b, s in zip(begin, size))]
+
+
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """``x[index]``: numbers and slices, whose ends may be tensors, None and an ellipsis."""
+    index = list(index) if isinstance(index, tuple) else [index]
+    given = sum(each is not None and each is not Ellipsis for each in index)
+    if any(each is Ellipsis for each in index):
+        place = next(i for i, each in enumerate(index) if each is Ellipsis)
+        index[place : place + 1] = [slice(None)] * (len(x.shape) - given)
+    else:
+        index += [slice(None)] * (len(x.shape) - given)
+    kept = [each for each in index if each is not None]
+    if is_turned(x) and len(kept) == len(index) and all(isinstance(e, slice) for e in kept):
+        permutation = permutation_of(x)
+        back = [permutation.index(axis) for axis in builtins.range(len(permutation))]
+        return transpose(getitem(x.operator.inputs[0], tuple(kept[i] for i in back)), permutation)
+    if x.made_by == "SHAPE" and isinstance(kept[0], int):
+        size = x.operator.inputs[0].shape[kept[0]]
+        if size is not None:
+            return constant(size, int32)
+    result = _strided(x, kept)
+    place = 0
+    for each in index:
+        if each is None:
+            result = expand_dims(result, place)
+        place += each is None or isinstance(each, slice)
+    return result
+
+
+def _strided(x: Tensor, index: Sequence[Any]) -> Tensor:
+    begin, end, steps, sizes = [], [], [], []
+    masks = {"begin_mask": 0, "end_mask": 0, "shrink_axis_mask": 0}
+    for axis, (each, size) in enumerate(zip(index, x.shape)):
+        if not isinstance(each, slice):
+            each = each if is_tensor(each) else int(each)
+            begin.append(each)
+            end.append(each + 1)
+            steps.append(1)
+            masks["shrink_axis_mask"] |= 1 << axis
+            continue
+        step = 1 if each.step is None else int(each.step)
+        begin.append(0 if each.start is None else each.start)
+        end.append(0 if each.stop is None else each.stop)
+        steps.append(step)
+        masks["begin_mask"] |= (each.start is None) << axis
+        masks["end_mask"] |= (each.stop is None) << axis
+        sizes.append(_length(each, size))
+    if all(isinstance(each, slice) and each == slice(None) for each in index):
+        return x
+    if (
+        not masks["shrink_axis_mask"]
+        and sizes == list(x.shape)
+        and None not in sizes
+        and min(steps) > 0
+    ):
+        return x
+
+    def fold(v: Any, *_: Any) -> Any:
+        return v[tuple(_numbers(each) for each in index)]
+
+    known = all(map(_is_known, index))
+    ends = [stack(begin), stack(end), constant(np.array(steps, np.int32))]
+    return one(
+        "STRIDED_SLICE", [x, *ends], [(sizes, x.dtype)], fold if known else None, **masks
+    )  # fmt: skip
+
+
+def _is_known(each: Any) -> bool:
+    ends = (each.start, each.stop) if isinstance(each, slice) else (each,)
+    return all(not is_tensor(end) or end.value is not None for end in ends)
+
+
+def _numbers(each: Any) -> Any:
+    def number(end: Any) -> Any:
+        return int(end.value) if is_tensor(end) else end
+
+    if isinstance(each, slice):
+        return slice(number(each.start), number(each.stop), each.step)
+    return number(each)
+
+
+def _length(each: slice, size: Any) -> Any:
+    if size is None or not _is_known(each):
+        return None
+    return len(builtins.range(*_numbers(each).indices(size)))
+
+
+def gather(x: Any, places: Any, axis: int = 0, batch_dims: int = 0) -> Tensor:
+    x, places = tensor(x), tensor(places, int32)
+    axis %= max(len(x.shape), 1)
+    sizes = [*x.shape[:axis], *places.shape[batch_dims:], *x.shape[axis + 1 :]]
+    fold = (lambda v, p: np.take(v, p, axis)) if batch_dims == 0 else None
+    return one(
+        "GATHER", [x, places], [(sizes, x.dtype)], fold, axis=axis, batch_dims=batch_dims
+    )  # fmt: skip
+
+
+def scatter_nd(indices: Any, updates: Any, sizes: Any) -> Tensor:
+    sizes = tensor(sizes, int32)
+    return one("SCATTER_ND", [indices, updates, sizes], [(_known_sizes(sizes), updates.dtype)])
+
+
+def _segment(name: str) -> Callable[[Tensor, Tensor, Any], Tensor]:
+    def operate(rows: Tensor, places: Tensor, count: Any) -> Tensor:
+        count = tensor(count, int32)
+        first = None if count.value is None else int(count.value)
+        return one(name, [rows, places, count], [([first, *rows.shape[1:]], rows.dtype)])
+
+    return operate
+
+
+unsorted_segment_sum = _segment("UNSORTED_SEGMENT_SUM")
+
+
+unsorted_segment_prod = _segment("UNSORTED_SEGMENT_PROD")
+
+
+unsorted_segment_max = _segment("UNSORTED_SEGMENT_MAX")
+
+
+unsorted_segment_min = _segment("UNSORTED_SEGMENT_MIN")
+
+
+def dynamic_update_slice(x: Tensor, update: Tensor, starts: Any) -> Tensor:
+    starts = tensor(starts, int32)
+    return one("DYNAMIC_UPDATE_SLICE", [x, update, starts], [(x.shape, x.dtype)])
+
+
+def identity(x: Any) -> Tensor:
+    """A tensor of its own with the same elements."""
+    x = tensor(x)
+    if x.shape.known:
+        target: Any = constant(np.array(x.shape, np.int32).reshape(-1))
+    else:
+        target = shape(x)
+    return current().append("RESHAPE", [x, target], [(x.shape, x.dtype)], {"copied": True})[0]
+
+
+ARITHMETIC["getitem"] = getitem
