@@ -250,11 +250,8 @@ def has(equation: Any) -> bool:
     name = equation.primitive.name
     if _has_complex(equation):
         return name in COMPLEX or name in _ANY or (name in RULES and RULES[name].parts)
-    if name == "bitcast_convert_type":
-        return not any(kind(atom.aval) in ("float16", "bfloat16") for atom in equation.invars) and (
-            np.dtype(equation.params["new_dtype"]).name not in ("float16", "bfloat16")
-        )
-    return name in RULES
+    found = RULES.get(name)
+    return found is not None and (found.when is None or found.when(equation))
 
 
 def _has_complex(equation: Any) -> bool:

@@ -19,19 +19,25 @@ class Rule:
     function: Callable[..., Any]
     thin: bool  # takes operands as they are; others have all dimensions written out
     parts: bool  # of complex numbers it treats real and imaginary parts alike
+    when: Callable[[Any], bool] | None = None  # for which equations it is; for all, unless given
 
 
 RULES: dict[str, Rule] = {}
 
 
-def rule(*names: str, thin: bool = False, parts: bool = False) -> Callable[[Callable], Callable]:
+def rule(
+    *names: str,
+    thin: bool = False,
+    parts: bool = False,
+    when: Callable[[Any], bool] | None = None,
+) -> Callable[[Callable], Callable]:
     """Makes a function the rule of the operations with these names.
 
     It is called with an `Operation` and its operands, and gives the result, or a list of them.
     """
 
     def register(function: Callable) -> Callable:
-        RULES.update(dict.fromkeys(names, Rule(function, thin, parts)))
+        RULES.update(dict.fromkeys(names, Rule(function, thin, parts, when)))
         return function
 
     return register

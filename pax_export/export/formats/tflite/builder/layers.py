@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves, operators
+from pax_export.export.formats.tflite.builder.bounds import at_least
 from pax_export.export.formats.tflite.builder.emit import constant, emit, tensor
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.builder.moves import transpose
@@ -47,7 +48,7 @@ def conv2d(x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequenc
     """A convolution with a kernel of height, width, inputs, outputs."""
     weights = transpose(kernel, [3, 0, 1, 2])
     x, padding = unpadded(x, kernel.shape, strides, dilations)
-    sizes = _windows(x, kernel, strides, padding, dilations)
+    sizes = _windows(x, kernel.shape, strides, padding, dilations)
     return emit(
         "CONV_2D", [x, weights, _no_bias(weights.shape[0])],
         [([x.shape[0], *sizes, weights.shape[0]], x.dtype)], **_steps(strides, padding, dilations),
@@ -61,7 +62,7 @@ def depthwise_conv2d(
     height, width, channels, multiple = kernel.shape
     weights = moves.reshape(kernel, [1, height, width, channels * multiple])
     x, padding = unpadded(x, kernel.shape, strides, dilations)
-    sizes = _windows(x, kernel, strides, padding, dilations)
+    sizes = _windows(x, kernel.shape, strides, padding, dilations)
     return emit(
         "DEPTHWISE_CONV_2D", [x, weights, _no_bias(weights.shape[3])],
         [([x.shape[0], *sizes, weights.shape[3]], x.dtype)],
@@ -69,9 +70,29 @@ def depthwise_conv2d(
     )[0]  # fmt: skip
 
 
+def transpose_conv2d(
+    x: Tensor,
+    kernel: Tensor,
+    strides: Sequence[int],
+    padding: str,
+    sizes: Any,
+    shape: Sequence[Any],
+) -> Tensor:
+    """The gradient of a convolution; `sizes` is the shape of the result.
+
+    The kernel has height, width, inputs, outputs, and is turned as a convolution has it.
+    """
+    weights = transpose(kernel, [3, 0, 1, 2])
+    inputs = [tensor(sizes, np.int32), weights, x, _no_bias(weights.shape[0])]
+    return emit(
+        "TRANSPOSE_CONV", inputs, [(shape, x.dtype)],
+        padding=padding, stride_h=int(strides[0]), stride_w=int(strides[1]),
+    )[0]  # fmt: skip
+
+
 def conv3d(x: Tensor, kernel: Tensor, strides: Sequence[int]) -> Tensor:
     """A convolution of three dimensions, without padding."""
-    sizes = _windows(x, kernel, strides, "VALID", (1, 1, 1))
+    sizes = _windows(x, kernel.shape, strides, "VALID", (1, 1, 1))
     options = dict(zip(("stride_d", "stride_h", "stride_w"), map(int, strides)))
     return emit(
         "CONV_3D", [x, kernel], [([x.shape[0], *sizes, kernel.shape[-1]], x.dtype)],
@@ -86,18 +107,60 @@ def unpadded(
     if x.made_by != "PAD" or x.operator is None:
         return x, "VALID"
     source, widths = x.operator.inputs
-    if widths.value is None or widths.value[[0, -1]].any():
+    if widths.value is None or not _is_same(source, widths.value, window, strides, dilations):
         return x, "VALID"
-    rest = zip(source.shape[1:-1], window, strides, dilations)
-    for (low, high), (size, width, step, apart) in zip(widths.value[1:-1].tolist(), rest):
+    return source, "SAME"
+
+
+def _is_same(
+    x: Tensor, edges: Any, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> bool:
+    """Whether these edges are what an operator adds for the padding ``"SAME"``."""
+    if edges[[0, -1]].any():
+        return False
+    rest = zip(x.shape[1:-1], window, strides, dilations)
+    for (low, high), (size, width, step, apart) in zip(edges[1:-1].tolist(), rest):
         reach = (width - 1) * apart + 1
         if size is None:
             total = reach - 1 if step == 1 else -1
         else:
             total = max((-(-size // step) - 1) * step + reach - size, 0)
         if (low, high) != (total // 2, total - total // 2):
-            return x, "VALID"
-    return source, "SAME"
+            return False
+    return True
+
+
+def max_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], edges: Any) -> Tensor:
+    """The largest in windows, where nothing lies beyond the edges."""
+    padding = "VALID"
+    if edges.any():
+        if _is_same(x, edges, window, strides, (1, 1)):
+            padding = "SAME"
+        else:
+            # Kernels for zeros are faster.
+            x = moves.pad(x, edges, 0.0 if at_least(x) >= 0 else -np.inf)
+    return _pool("MAX_POOL_2D", np.max, x, window, strides, padding)
+
+
+def average_pool(x: Tensor, window: Sequence[int], strides: Sequence[int]) -> Tensor:
+    return _pool("AVERAGE_POOL_2D", np.mean, x, window, strides, "VALID")
+
+
+def _pool(
+    name: str, fold: Any, x: Tensor, window: Sequence[int], strides: Sequence[int], padding: str
+) -> Tensor:
+    height, width = map(int, window)
+
+    def known(v: Any) -> Any:
+        views = np.lib.stride_tricks.sliding_window_view(v, (height, width), (1, 2))
+        return fold(views[:, :: strides[0], :: strides[1]], axis=(-2, -1))
+
+    sizes = _windows(x, (height, width), strides, padding, (1, 1))
+    return emit(
+        name, [x], [([x.shape[0], *sizes, x.shape[-1]], x.dtype)],
+        known if padding == "VALID" else None, padding=padding,
+        stride_h=int(strides[0]), stride_w=int(strides[1]), filter_h=height, filter_w=width,
+    )[0]  # fmt: skip
 
 
 def _no_bias(channels: int) -> Tensor:
@@ -116,11 +179,11 @@ def _steps(strides: Sequence[int], padding: str, dilations: Sequence[int]) -> di
 
 
 def _windows(
-    x: Tensor, kernel: Tensor, strides: Sequence[int], padding: str, dilations: Sequence[int]
+    x: Tensor, window: Any, strides: Sequence[int], padding: str, dilations: Sequence[int]
 ) -> list[Any]:
     """In each dimension, how many places a kernel has."""
     found: list[Any] = []
-    for size, width, step, apart in zip(x.shape[1:-1], kernel.shape, strides, dilations):
+    for size, width, step, apart in zip(x.shape[1:-1], window, strides, dilations):
         reach = 0 if padding == "SAME" else (width - 1) * apart
         found.append(None if size is None else max(-(-(size - reach) // step), 0))
     return found

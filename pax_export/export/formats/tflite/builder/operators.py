@@ -216,6 +216,11 @@ def is_finite(x: Any) -> Tensor:
 def where(condition: Any, x: Any, y: Any) -> Tensor:
     x, y = alike(x, y)
     condition = tensor(condition, bool_)
+    if condition.value is not None and condition.value.size:
+        chosen = x if condition.value.all() else y if not condition.value.any() else None
+        shape = together(condition.shape, x.shape, y.shape)
+        if chosen is not None and list(chosen.shape) == shape and None not in shape[1:]:
+            return chosen
     return _elementwise("SELECT_V2", np.where, [condition, x, y])
 
 

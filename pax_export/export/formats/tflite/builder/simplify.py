@@ -13,9 +13,14 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
 
-#: Along which axis of its weights an operator has its results.
-_CHANNELS = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}
-_ACTIVATED = (*_CHANNELS, "ADD", "SUB", "MUL", "DIV")
+#: Which inputs of an operator are its weights and its bias, and the axis of the results in these.
+_CHANNELS = {
+    "CONV_2D": (1, 2, 0), "DEPTHWISE_CONV_2D": (1, 2, 3), "FULLY_CONNECTED": (1, 2, 0),
+    "TRANSPOSE_CONV": (1, 3, 0),
+}  # fmt: skip
+_ACTIVATED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV")
+#: A sum of so many is not divided by how many there are, but a mean is left alone.
+_MOST = 1 << 20
 _ACTIVATIONS = ("RELU", "RELU6")
 
 
@@ -73,7 +78,7 @@ class _Fusion:
         if operator.name in ("MUL", "DIV") and self._becomes_mean(operator):
             return None
         if operator.name in ("ADD", "SUB", "MUL", "DIV") and not operator.options.get("activation"):
-            return self._scaled(operator)
+            return self._undone(operator) or self._scaled(operator)
         return None
 
     def _producer(self, tensor: Tensor) -> Operator | None:
@@ -119,6 +124,22 @@ class _Fusion:
         operator.name, operator.inputs, operator.options = "MEAN", list(made.inputs), made.options
         return True
 
+    def _undone(self, operator: Operator) -> Tensor | None:
+        """What a product with a number is of, where it is divided by the same number."""
+        if operator.name != "DIV" or self._producer(operator.inputs[0]) is None:
+            return None
+        x, number = operator.inputs
+        made = self._producer(x)
+        if made is None or made.name != "MUL" or made.outputs[0] is not x or number.value is None:
+            return None
+        source, factor = made.inputs
+        if factor.value is None or factor.value.size != 1 or number.value.size != 1:
+            return None
+        if made.options.get("activation") or source.shape != operator.outputs[0].shape:
+            return None
+        same = np.ravel(factor.value)[0] == np.ravel(number.value)[0]
+        return source if same and 1 <= factor.value.max() <= _MOST else None
+
     def _scaled(self, operator: Operator) -> Tensor | None:
         x, other = operator.inputs
         turned = x.value is not None
@@ -129,10 +150,11 @@ class _Fusion:
         made = self._producer(x)
         if made is None or made.name not in _CHANNELS or made.options.get("activation"):
             return None
-        weights, bias = made.inputs[1], made.inputs[2]
+        places = _CHANNELS[made.name]
+        weights, bias = (made.inputs[place] for place in places[:2])
         if weights.value is None or (bias is not None and bias.value is None):
             return None
-        axis = _CHANNELS[made.name]
+        axis = places[2]
         channels = weights.shape[axis]
         number = other.value
         if number.size not in (1, channels) or number.size != (number.shape or (1,))[-1]:
@@ -143,7 +165,9 @@ class _Fusion:
         found = _folded(operator.name, turned, weights.value, bias, number, axis)
         if found is None:
             return None
-        made.inputs = [made.inputs[0], *found]
+        made.inputs = list(made.inputs)
+        for place, each in zip(places, found):
+            made.inputs[place] = each
         return x
 
 

@@ -204,7 +204,12 @@ def _unsigned(op: Operation, x: Any) -> Any:
     return wrapped(x, op.dtype if op.dtype.startswith("u") else f"u{op.dtype}")
 
 
-@rule("bitcast_convert_type")
+def _has_no_halves(equation: Any) -> bool:
+    dtypes = equation.invars[0].aval.dtype.name, np.dtype(equation.params["new_dtype"]).name
+    return not {"float16", "bfloat16"} & set(dtypes)
+
+
+@rule("bitcast_convert_type", when=_has_no_halves)
 def bitcast(op: Operation, x: Any) -> Any:
     new = np.dtype(op.params["new_dtype"]).name
     words = ("int32", "uint32")

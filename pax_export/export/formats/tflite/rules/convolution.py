@@ -39,6 +39,10 @@ def convolution(op: Operation, x: Any, kernel: Any) -> Any:
     )
     x, kernel = transpose(x, x_axes), transpose(kernel, kernel_axes)
     spread = params["lhs_dilation"] or (1,) * (len(shape) - 2)
+    whole = [op.shape[axis] for axis in _result_axes(numbers)]
+    if _is_transposed(op, shape, window, spread):
+        found = _transposed(op, x, kernel, shape, window, [int(each) for each in spread])
+        return _placed(wrapped(found, result_kind), numbers, whole)
     widths = [
         (0, 0, 0),
         *((low, high, step - 1) for (low, high), step in zip(params["padding"], spread)),
@@ -48,11 +52,58 @@ def convolution(op: Operation, x: Any, kernel: Any) -> Any:
     shape = [_padded(size, width) for size, width in zip(shape, widths)]
     found = _grouped(op, x, kernel, shape, window)
     found = wrapped(found, result_kind)
+    return _placed(found, numbers, whole)
+
+
+def _result_axes(numbers: Any) -> list[int]:
     specs = numbers.out_spec
-    result_axes = [specs[0], *specs[2:], specs[1]]
-    whole = [op.shape[axis] for axis in result_axes]
-    found = reshape(found, whole, op.sizes)
-    return transpose(found, [result_axes.index(axis) for axis in range(len(result_axes))])
+    return [specs[0], *specs[2:], specs[1]]
+
+
+def _placed(found: Any, numbers: Any, whole: Sequence[Any]) -> Any:
+    """A result in the order of axes that the program has."""
+    found.set_shape([int(size) if is_static(size) else None for size in whole])
+    axes = _result_axes(numbers)
+    return transpose(found, [axes.index(axis) for axis in range(len(axes))])
+
+
+def _is_transposed(op: Operation, shape: Any, window: Any, spread: Sequence[Any]) -> bool:
+    """Whether it is an image spread with zeros, as TFLite has an operator for."""
+    params = op.params
+    ones = [*params["window_strides"], *(params["rhs_dilation"] or ())]
+    numbers = [params["feature_group_count"], params["batch_group_count"], *spread, *shape[1:]]
+    numbers += [*window, *(end for pair in params["padding"] for end in pair)]
+    if len(shape) != 4 or not all(map(is_static, numbers)) or max(spread) == 1:
+        return False
+    alone = params["feature_group_count"] == params["batch_group_count"] == 1
+    return alone and all(each == 1 for each in ones) and 0 not in (*shape[1:], *window)
+
+
+def _transposed(
+    op: Operation, x: Any, kernel: Any, shape: Any, window: Any, spread: Sequence[int]
+) -> Any:
+    turned = moves.reverse(moves.reverse(kernel, [0]), [1])
+    rest = list(zip(op.params["padding"], spread, window))
+    if all(_is_same(*each) for each in rest):
+        padding, full = "SAME", [size * step for size, step in zip(shape[1:], spread)]
+    else:
+        padding = "VALID"
+        full = [(size - 1) * step + width for size, (_, step, width) in zip(shape[1:], rest)]
+    whole = [shape[0], *full, window[-1]]
+    static = [int(size) if is_static(size) else None for size in whole]
+    sizes = op.sizes.vector(whole)
+    found = layers.transpose_conv2d(x, turned, spread, padding, sizes, static)
+    if padding == "SAME":
+        return found
+    # What the program pads is less than what the operator does, mostly.
+    edges = [(low - width + 1, high - width + 1, 0) for (low, high), _, width in rest]
+    return padded(op, found, lite.constant(0.0), whole, [(0, 0, 0), *edges, (0, 0, 0)])
+
+
+def _is_same(edges: Sequence[int], step: int, width: int) -> bool:
+    """Whether a result has as many times more elements as there are steps."""
+    cut = width - step
+    return cut >= 0 and tuple(edges) == (width - 1 - cut // 2, width - 1 - cut + cut // 2)
 
 
 def _padded(size: Any, width: Sequence[Any]) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.bounds import at_least
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like
 from pax_export.export.formats.tflite.tensors import broadcast
@@ -30,6 +31,8 @@ def log(x: Any) -> Any:
 
 def rsqrt(x: Any) -> Any:
     """LiteRT's fast kernel makes NaN of 0."""
+    if at_least(x) > 0:
+        return lite.rsqrt(x)
     return lite.where(lite.equal(x, like(x, 0)), like(x, np.inf), lite.rsqrt(x))
 
 

@@ -1,0 +1,93 @@
+"""Convolutions and pools that are one operator of TFLite, and the layout of nets."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pax_export as pax
+from pax_export.export import load, spec, to_tflite
+from tests.closeness import assert_close
+
+X = np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32)
+KERNEL = np.random.default_rng(1).normal(size=(3, 4, 3, 7)).astype(np.float32)
+
+
+def pooled(function, start, padding, window=(1, 3, 2, 1), strides=(1, 2, 2, 1)):
+    return lambda x: lax.reduce_window(x, start, function, window, strides, padding)
+
+
+def largest(padding, **window):
+    return pooled(lax.max, -jnp.inf, padding, **window)
+
+
+def summed(padding):
+    return pooled(lax.add, 0.0, padding)
+
+
+def spread(strides, padding, numbers=("NHWC", "HWIO", "NHWC")):
+    def apply(x):
+        return lax.conv_transpose(x, KERNEL, strides, padding, dimension_numbers=numbers)
+
+    return apply
+
+
+EDGES = ((0, 0), (1, 1), (1, 0), (0, 0))
+#: A function, and the operators that it becomes, of an image of fixed size.
+LAYERS = {
+    "largest": (largest("VALID"), ["MAX_POOL_2D"]),
+    "largest_same": (largest("SAME"), ["MAX_POOL_2D"]),
+    "largest_in_edges": (largest(EDGES), ["PADV2", "MAX_POOL_2D"]),
+    "largest_of_relu": (lambda x: largest(EDGES)(jax.nn.relu(x)), ["RELU", "PAD", "MAX_POOL_2D"]),
+    "features_first": (
+        lambda x: largest("SAME", window=(1, 1, 3, 2), strides=(1, 1, 2, 2))(
+            x.transpose(0, 3, 1, 2)
+        ).mean((2, 3)),
+        ["MAX_POOL_2D", "MEAN"],
+    ),
+    "sum": (summed("VALID"), ["AVERAGE_POOL_2D", "MUL"]),
+    "sum_same": (summed("SAME"), ["PAD", "AVERAGE_POOL_2D", "MUL"]),
+    "mean": (lambda x: summed("VALID")(x) / 6.0, ["AVERAGE_POOL_2D"]),
+    "spread_same": (spread((2, 2), "SAME"), ["TRANSPOSE_CONV"]),
+    "spread_valid": (spread((2, 3), "VALID"), ["TRANSPOSE_CONV"]),
+    "spread_with_gaps": (spread((5, 1), "VALID"), ["TRANSPOSE_CONV", "PAD"]),
+    "spread_in_edges": (
+        spread((2, 2), ((5, 4), (6, 1))),
+        ["TRANSPOSE_CONV", "STRIDED_SLICE", "PAD"],
+    ),
+    "spread_and_scaled": (
+        lambda x: spread((2, 2), "SAME")(x) * 2.0 + jnp.arange(7.0),
+        ["TRANSPOSE_CONV"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name, tmp_path):
+    function, expected = LAYERS[name]
+    for shape in ("2, 9, 8, 3", "n, 9, w, 3"):
+        model = ({}, lambda params, x: function(x))
+        to_tflite(model, tmp_path / "m.tflite", spec(shape), overwrite=True, validate=False)
+        loaded = load(tmp_path / "m.tflite")
+        assert_close(loaded(X), function(jnp.asarray(X)), rtol=1e-5, atol=1e-5)
+        if shape == "2, 9, 8, 3":
+            assert operators(loaded) == expected
+
+
+def operators(loaded):
+    details = loaded.runtime._get_ops_details()
+    return [each["op_name"] for each in details if each["op_name"] != "DELEGATE"]
+
+
+def test_a_net_with_features_first_has_one_transpose(tmp_path):
+    images = np.random.default_rng(3).normal(2.0, 3.0, (2, 3, 64, 64)).astype(np.float32)
+    net = pax.purecall(pax.nets.ResNet18(3, 10), images)[0].eval()
+    to_tflite(net, tmp_path / "m.tflite", spec("n, 3, 64, 64"))
+    counts = Counter(operators(load(tmp_path / "m.tflite")))
+    others = {"CONV_2D": 20, "ADD": 8, "MAX_POOL_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
+    assert counts == others | {"TRANSPOSE": 1, "PAD": counts["PAD"]}
