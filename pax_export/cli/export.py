@@ -77,6 +77,8 @@ def add(commands: Any) -> None:
         parser.add_argument("--" + option.replace("_", "-"), **how)
     states = ("frozen", "update", "keep")
     parser.add_argument("--state", choices=states, help="frozen, if not given")
+    outputs = "of policies in half precision: float32, if not given"
+    parser.add_argument("--outputs", choices=("float32", "model"), help=outputs)
     parser.add_argument("--trainable", action="store_true", help="keep gradients")
     parser.add_argument(
         "--platform",
@@ -167,6 +169,7 @@ def _given(
     given = {
         "constraints": options.constraint or None,
         "state": options.state,
+        "outputs": options.outputs,
         "trainable": options.trainable or None,
         "platforms": options.platform,
         "consumer": options.consumer,

@@ -145,6 +145,7 @@ def export(
         options.setdefault("examples", made.examples(chosen, prompts))
     if format == "saved_model":
         options.setdefault("vjp_order", 0)  # nobody trains through a cache
+    options.setdefault("outputs", "model")  # the cache goes in again as it came out
     write = getattr(exporters, FORMATS[format])
     return write(
         lm,

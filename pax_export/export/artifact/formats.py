@@ -41,6 +41,8 @@ class Format:
             any other file is never replaced.
         plain_path: whether what loads it takes ``*``, ``?`` and ``[`` in its path for a pattern,
             and finds nothing.
+        not_in_numpy: the dtypes of which its runtime by itself gives and takes no arrays of
+            numpy; what `load` gives does.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Format:
     has_variables: bool = False
     files: tuple[str, ...] = ()
     plain_path: bool = False
+    not_in_numpy: tuple[str, ...] = ()
 
     @property
     def exporter(self) -> str:
@@ -121,6 +124,7 @@ ONNX = Format(
     run=f"{_ROOM}.onnx.run:run",
     check=f"{_CHECKS}:file",
     suffix=".onnx",
+    not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),
     options={"opset": {"type": int, "metavar": "N", "help": "of onnx: version of its operators"}},
 )
 _FORMATS = (SAVED_MODEL, STABLEHLO, TFLITE, ONNX)

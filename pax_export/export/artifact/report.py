@@ -205,11 +205,24 @@ class Report:
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
             "  validated   " + self._validation(),
             *(f"  left out    {text}" for text in self.left_out),
+            *(f"  load alone  {text}" for text in self.needs_load),
             *self._known(),
             *(f"  differs     {text}" for text in self.differs),
             *self._seconds(),
         ]
         return "\n".join(lines)
+
+    @property
+    def needs_load(self) -> tuple[str, ...]:
+        """The inputs and outputs that the runtime by itself does not exchange with numpy."""
+        known = find(self.target)
+        arrays = [a for each in self.signatures.values() for a in (*each.inputs, *each.outputs)]
+        found = [a for a in arrays if known is not None and a.dtype in known.not_in_numpy]
+        return tuple(
+            f"{each.name}: numpy has no {each.dtype} for the runtime by itself; what "
+            "pax_export.export.load gives takes and returns it"
+            for each in found
+        )
 
     def _seconds(self) -> list[str]:
         if not self.seconds:

@@ -31,6 +31,7 @@ from pax_export.core import traced_anew
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
+from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.parting import Parting, named, parting
 from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
@@ -59,6 +60,7 @@ class Request:
     sign: Any = None  # the path of a private key
     card: Any = True  # whether there is one, or the drawing in it
     state: str = "frozen"  # what becomes of the changes of a call
+    outputs: str = "float32"  # the dtype of half-precision outputs of a policy
 
 
 class Runtime(NamedTuple):
@@ -106,7 +108,7 @@ class Writer(ABC):
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         """Reads the model, and traces each of its methods."""
-        model = exportable(request.model, request.methods)
+        model = exportable(request.model, request.methods, request.outputs)
         several = request.methods is not None
         return model, trace_all(model, request.inputs, request.kwargs, request.constraints, several)
 
@@ -178,6 +180,7 @@ def run_export(writer: Writer, request: Request) -> Report:
     Raises:
         PaxError: of a class for each mistake.
     """
+    check_choice("outputs", request.outputs, ("float32", "model"))
     missing = _missing_runtime(writer, request)
     validate = False if missing else request.validate
     loads = writer.loads or (writer.runtime and validate in (True, "full"))

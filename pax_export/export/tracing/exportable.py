@@ -48,6 +48,7 @@ from pax_export.export.tracing.model_forms import (
     unbind,
 )
 from pax_export.export.tracing.static import release
+from pax_export.precision import policy_of
 from pax_export.transforms import All, Not, PathContains, PathIn
 from pax_export.transforms import Any as Any_
 
@@ -101,21 +102,32 @@ class Exportable:
         return output, new
 
 
-def exportable(model: Any, methods: Mapping[str, Any] | None) -> Exportable:
+def exportable(
+    model: Any, methods: Mapping[str, Any] | None, outputs: str = "float32"
+) -> Exportable:
+    """What is exported of a model.
+
+    Half-precision outputs that a policy of a module gives are float32, which all runtimes have,
+    unless `outputs` is ``"model"``.
+    """
     owner, function = unbind(model)
     if isinstance(owner, Module):
-        return _of_module(owner, methods, function)
+        return _of_module(owner, methods, function, outputs)
     return _of_form(form_of(model), methods)
 
 
 def _of_module(
-    module: Module, methods: Mapping[str, Any] | None, function: Callable | None
+    module: Module,
+    methods: Mapping[str, Any] | None,
+    function: Callable | None,
+    outputs: str,
 ) -> Exportable:
     """A module, whose call is that of its class or another function of it."""
     module.scan_bugs()
     module = enable_eval_mode(module)
     paths, _ = jax.tree_util.tree_flatten_with_path(select_parameters(module))
     trainable = {path for path, _ in paths}
+    halves = _halves_of_policies(module) if outputs == "float32" else frozenset()
 
     def find(given: Any) -> Entry | None:
         if given == CALL and function is not None:
@@ -123,7 +135,7 @@ def _of_module(
         elif isinstance(given, str):  # not a method of the metaclass, which makes instances
             owners = type(module).__mro__
             given = next((vars(owner)[given] for owner in owners if given in vars(owner)), None)
-        return Entry(_with_state(given), given) if callable(given) else None
+        return Entry(_with_state(given, halves), given) if callable(given) else None
 
     name = type(module).__name__
     leaves, tree = _leaves(module, trainable.__contains__)
@@ -131,12 +143,25 @@ def _of_module(
     return Exportable(name, leaves, tree, made, tuple(hidden_arrays(module)))
 
 
-def _with_state(function: Callable) -> Callable[..., tuple[Any, Any]]:
+def _with_state(function: Callable, halves: frozenset) -> Callable[..., tuple[Any, Any]]:
+    """The call of a function of a module, whose outputs of some dtypes become float32."""
+
+    def widened(leaf: Any) -> Any:
+        is_half = getattr(leaf, "dtype", None) in halves
+        return jax.numpy.asarray(leaf, "float32") if is_half else leaf
+
     def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         after, output = module_and_value(function)(model, *args, **kwargs)
-        return output, after
+        return jax.tree_util.tree_map(widened, output) if halves else output, after
 
     return call
+
+
+def _halves_of_policies(module: Module) -> frozenset:
+    """The dtypes of less than 32 bits in which policies of a net return their outputs."""
+    policies = (policy_of(each) for _, each in named_modules(module))
+    found = {jax.numpy.dtype(policy.output_dtype) for policy in policies if policy is not None}
+    return frozenset(dtype for dtype in found if dtype.itemsize < 4)
 
 
 def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:

@@ -130,7 +130,7 @@ class ReferenceModel:
 
     def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
         chosen = {key: names.get(key, self._name(model, key)) for key in report.signatures}
-        self._exportable = exportable(model, chosen)
+        self._exportable = exportable(model, chosen, _outputs_of(report))
         self._methods = {each.key: each for each in self._exportable.methods}
 
     @staticmethod
@@ -170,6 +170,14 @@ class ReferenceModel:
         case = Case(key, call.inputs, arrays, label=call.label)
         case.rounding = lambda: tolerances(run, operands, arrays, jax.make_jaxpr(results)(operands))
         return compare_either(case, {entry.name: got[entry.name] for entry in info.outputs})
+
+
+def _outputs_of(report: Report) -> str:
+    """What the exporter was told of half-precision outputs."""
+    outputs = (entry for each in report.signatures.values() for entry in each.outputs)
+    return (
+        "model" if any(entry.dtype in ("float16", "bfloat16") for entry in outputs) else "float32"
+    )
 
 
 def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:

@@ -42,6 +42,7 @@ def to_onnx(
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     state: Literal["frozen", "keep"] = "frozen",
+    outputs: Literal["float32", "model"] = "float32",
     opset: int = OPSET,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
@@ -64,6 +65,7 @@ def to_onnx(
         constraints: as for `to_saved_model`.
         state: ``"frozen"`` refuses a model whose calls change what later calls
             read; with ``"keep"`` every call begins with the state that is exported.
+        outputs: as for `to_saved_model`.
         opset: the version of ONNX's operators to write, 18 or newer.
         validate: load what was written, make calls at several sizes with
             onnxruntime and compare with jax; ``"process"`` does it in a fresh
@@ -112,7 +114,7 @@ def to_onnx(
             write="a file for each method",
         )
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
     return run_export(_OnnxWriter(opset, calls), request)
 

@@ -52,6 +52,7 @@ def to_saved_model(
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     state: Literal["frozen", "update", "keep"] = "frozen",
+    outputs: Literal["float32", "model"] = "float32",
     trainable: Any = False,
     vjp_order: Literal[0, 1, 2] | None = None,
     train_step: Callable[..., Any] | None = None,
@@ -91,6 +92,8 @@ def to_saved_model(
             read; ``"update"`` assigns the new state to the variables in every
             call of the exported model; with ``"keep"`` every call begins with the
             state that is exported.
+        outputs: ``"float32"`` casts half-precision outputs of a module under a policy
+            to float32, which every runtime has; ``"model"`` keeps their dtype.
         trainable: make the parameters trainable variables, and keep gradients
             with respect to them.  True means all that are not frozen; paths
             (``("head", "encoder.*.norm")``), a selection of ``net.at(...)``, a
@@ -170,7 +173,7 @@ def to_saved_model(
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
     options = state, trainable, vjp_order, step, around, platforms, consumer, calls
     return run_export(_SavedModelWriter(*options), request)
@@ -208,7 +211,7 @@ class _SavedModelWriter(Writer):
         step = self.step
         if step is None:
             return super().trace(request)
-        chosen = exportable(request.model, request.methods)
+        chosen = exportable(request.model, request.methods, request.outputs)
         chosen = with_step(chosen, request.model, TrainStep.key, step.function, step.optimizer)
         given = request.inputs, request.kwargs, request.constraints, request.methods is not None
         return chosen, trace_all(chosen, *given, step.inputs)

@@ -40,6 +40,7 @@ def to_stablehlo(
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     state: Literal["frozen", "update", "keep"] = "frozen",
+    outputs: Literal["float32", "model"] = "float32",
     vjp_order: int = 0,
     weights: Literal["arguments", "constants"] = "arguments",
     platforms: Sequence[str] = PLATFORMS,
@@ -70,6 +71,7 @@ def to_stablehlo(
             read; with ``"update"`` the loaded bundle's ``purecall`` gives a new
             bundle with the new state; with ``"keep"`` every call begins with the
             state that is exported.
+        outputs: as for `to_saved_model`.
         vjp_order: how many times the loaded functions can be differentiated.
         weights: ``"arguments"`` of the functions, stored apart, readable and
             replaceable; or ``"constants"`` inside of them.
@@ -119,7 +121,7 @@ def to_stablehlo(
     if isinstance(model, dict):
         keys = list(model)
     calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
     writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks, calls)
     return run_export(writer, request)

@@ -49,6 +49,7 @@ def to_tflite(
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     state: Literal["frozen", "keep"] = "frozen",
+    outputs: Literal["float32", "model"] = "float32",
     quantize: Literal["float16", "dynamic"] | None = None,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
@@ -72,6 +73,7 @@ def to_tflite(
         constraints: as for `to_saved_model`.
         state: ``"frozen"`` refuses a model whose calls change what later calls
             read; with ``"keep"`` every call begins with the state that is exported.
+        outputs: as for `to_saved_model`.
         quantize: ``"float16"`` stores the weights with half the bits;
             ``"dynamic"`` stores large ones as int8, and computes with these.
         validate: load what was written, make calls at several sizes with LiteRT
@@ -107,7 +109,7 @@ def to_tflite(
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
     keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
     return run_export(_TfliteWriter(quantize, calls), request)
 
