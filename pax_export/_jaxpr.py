@@ -197,29 +197,6 @@ def _inlined(
     return evaluate(jaxpr, constants, arguments, results, constant)
 
 
-def call_inlined(
-    program: Any,
-    replaced: Mapping[int, Any],
-    arguments: Sequence[Any],
-    rules: Mapping[str, Any],
-) -> list[Any]:
-    """Evaluates a traced program operation by operation, without calls in between.
-
-    Constants are replaced by their `id`, and primitives by their names: a rule is a
-    function of the operands, and of the parameters by name, that gives the only
-    result, or None to let the primitive be.
-    """
-
-    def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
-        name = equation.primitive.name
-        other = rules[name](*given, **equation.params) if name in rules else None
-        if other is not None:
-            return [other]
-        return None if name in _WRAPPERS else bound(equation, given)
-
-    return _inlined(program, arguments, lambda value: replaced.get(id(value), value), operate)
-
-
 def interpret(
     program: Any,
     arguments: Sequence[Any],

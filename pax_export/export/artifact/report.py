@@ -316,10 +316,6 @@ _OF_NO_REPORT = (
 )
 
 
-def report_of_dict(data: dict[str, Any]) -> Report:
-    return _parsed(json.dumps(data))
-
-
 def _parsed(text: str) -> Report:
     data = limits.parsed(text)
     if not isinstance(data, dict):
