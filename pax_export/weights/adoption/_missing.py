@@ -11,11 +11,18 @@ from pax_export.weights.adoption._words import KINDS, ROLES, Name
 
 Fits = Callable[[Layer, Group], bool]
 
+#: What a name says of a part or a copy beside the model that is used.
+_BESIDE = frozenset(
+    "aux auxiliary extra teacher student ema swa shadow momentum velocity avg averaged backup "
+    "old previous target draft optimizer optim opt grad gradient exp".split()
+)
+
 
 def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fits) -> Fits:
     """`fits`, but where names agree an array that is called otherwise fits no layer.
 
-    A net whose group norm is not in the file would get any array of its size.
+    A net whose group norm is not in the file would get any array of its size, and one
+    without ``bn`` that of ``aux_bn``.
     """
     names = [group.name for group in groups if group.within is None]
     theirs = {tail for name in names for tail in _tails(name)}
@@ -27,7 +34,17 @@ def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fi
     ]  # fmt: skip
     if 2 * len(alike) < len(layers):
         return fits
-    return lambda layer, group: fits(layer, group) and not is_stranger(layer, group)
+    # What most arrays are called, as those of a file of the teacher alone, sets none apart.
+    beside = {
+        word for word in _BESIDE if 2 * sum(word in name.said for name in names) <= len(names)
+    }
+
+    def fits_by_name(layer: Layer, group: Group) -> bool:
+        if group.within is None and beside & group.own_words - layer.said:
+            return False
+        return fits(layer, group) and not is_stranger(layer, group)
+
+    return fits_by_name
 
 
 def _tails(name: Name) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:

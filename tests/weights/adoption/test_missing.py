@@ -36,6 +36,23 @@ def test_an_array_that_is_called_otherwise_is_no_candidate(wrong):
     assert new.gn.scale.shape == (8,)
 
 
+@pytest.mark.parametrize("beside", ["aux_gn", "teacher.gn", "gn_ema", "extra_norm"])
+def test_a_word_for_another_part_makes_it_another_array(beside):
+    file = {**of("conv", 8, 3, 3, 3), **of("fc", 2, 8), **of(beside, 8)}
+    net = Free(conv=pax.Conv2D(3, 8, 3), gn=pax.GroupNorm(2, 8), fc=pax.Linear(8, 2))
+    assert refused(net, file).missing == ("gn.scale", "gn.offset")
+    pax.weights.adopt(net, file, origin="torch", rename={beside: "gn"})
+
+
+@pytest.mark.parametrize("usual", ["model_gn", "gn1", "layer.gn"])
+def test_other_words_and_words_of_the_whole_file_do_not(usual):
+    net = Free(conv=pax.Conv2D(3, 8, 3), gn=pax.GroupNorm(2, 8), fc=pax.Linear(8, 2))
+    pax.weights.adopt(net, {**of("conv", 8, 3, 3, 3), **of("fc", 2, 8), **of(usual, 8)},
+                      origin="torch")  # fmt: skip
+    whole = {**of("ema.conv", 8, 3, 3, 3), **of("ema.fc", 2, 8), **of("ema.gn", 8)}
+    pax.weights.adopt(net, {**whole, "step": np.zeros(())}, origin="torch", ignore=["step"])
+
+
 def test_nor_is_a_single_array():
     file = {**of("conv", 8, 3, 3, 3), **of("fc", 2, 8), "class_freq": np.ones(8, np.float32)}
     net = Free(conv=pax.Conv2D(3, 8, 3), prelu=Free(weight=jnp.ones(8)), fc=pax.Linear(8, 2))
