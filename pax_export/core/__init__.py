@@ -61,7 +61,7 @@ from pax_export.core._pure import (
     require_module,
 )
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key, split_rng_key
-from pax_export.core._roles import ROLES, STATE, named_roles
+from pax_export.core._roles import ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import aspect_of, derived, register_aspect

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from pax_export._jax import needed_part
-from pax_export.core import Labelling, is_array, is_node, purecall, recorded, with_labels
+from pax_export.core import Labelling, is_array, is_node, module_and_value, recorded, with_labels
+from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.spec import resolve
 from pax_export.inspection._work import Work, work_of
 
@@ -63,9 +64,15 @@ def _structs(tree: Any) -> Any:
     )
 
 
-def traced(net: Any, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
-    """Traces a call of a net; nothing is computed and no array is made."""
-    resolved = resolve(type(net).__call__, 1, inputs, kwargs, ())
+def traced(
+    net: Any,
+    inputs: tuple,
+    kwargs: Mapping[str, Any] | None,
+    function: Callable[..., Any] | None = None,
+) -> Trace:
+    """Traces a call of a net, or another function of it; no array is made."""
+    function = function or type(net).__call__
+    resolved = resolve(function, 1, inputs, kwargs, ())
     args, named = jax.tree_util.tree_unflatten(
         resolved.tree, [entry.struct for entry in resolved.flat]
     )
@@ -74,7 +81,7 @@ def traced(net: Any, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
         trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
 
         def call(module: Any, args: tuple, named: dict) -> Any:
-            updated, output = purecall(module, *args, **named)
+            updated, output = module_and_value(function)(module, *args, **named)
             trace.output_count = len(jax.tree_util.tree_leaves(output))
             return updated, output  # a call in train mode changes state, too
 
@@ -83,6 +90,25 @@ def traced(net: Any, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
         return trace
 
     trace = with_labels(labelled)
+    trace.work = work_of(trace.program)
+    return trace
+
+
+def traced_as_one(model: Exportable, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
+    """Traces a model that is no module, whose parts are unknown."""
+    (method,) = model.methods
+    resolved = resolve(method.signature_of, method.skip, inputs, kwargs, ())
+    trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
+
+    def call(values: list[Any], flat: list[Any]) -> Any:
+        arguments = resolved.call(flat)
+        output, _ = model.run(method, values, *arguments)
+        trace.called("", None, arguments, output)
+        trace.output_count = len(jax.tree_util.tree_leaves(output))
+        return output
+
+    structs = [leaf.struct for leaf in model.leaves], [entry.struct for entry in resolved.flat]
+    trace.program = needed_part(jax.make_jaxpr(call)(*structs))
     trace.work = work_of(trace.program)
     return trace
 

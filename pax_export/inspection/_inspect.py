@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,27 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import ROLES, STATE, Module, aspect_of, describe_array, is_node, named_modules
+from pax_export.core import (
+    ROLES,
+    STATE,
+    TRAINABLE,
+    Module,
+    aspect_of,
+    describe_array,
+    is_node,
+    named_modules,
+)
+from pax_export.export.tracing.exportable import Leaf as Exported
+from pax_export.export.tracing.exportable import exportable
+from pax_export.export.tracing.model_forms import unbind
 from pax_export.inspection._artifact import inspected
-from pax_export.inspection._calls import Trace, module_inputs, module_outputs, traced
+from pax_export.inspection._calls import (
+    Trace,
+    module_inputs,
+    module_outputs,
+    traced,
+    traced_as_one,
+)
 from pax_export.inspection._functions import function_of
 from pax_export.inspection._inspection import Inspection
 from pax_export.inspection._leaves import Leaf, leaves_of
@@ -33,9 +52,11 @@ def inspect(
     gives it, and larger than any memory.
 
     Args:
-        net: a module; or the path of an export: a SavedModel, somebody else's too, a
-            StableHLO bundle, a TFLite or ONNX model of ours.  It is read as data,
-            and work is counted in the program that was written.
+        net: a module; another model that can be exported (a function, a module of
+            equinox), whose arrays are rows below one row; or the path of an export: a
+            SavedModel, somebody else's too, a StableHLO bundle, a TFLite or ONNX model
+            of ours.  It is read as data, and work is counted in the program that was
+            written.
         *inputs: what its call takes: arrays, `jax.ShapeDtypeStruct`, or `export.spec`,
             whose sizes may be symbolic; counts of work are formulas then.  Without any
             the shapes of activations, and the work, are unknown.
@@ -47,7 +68,8 @@ def inspect(
         An `Inspection`.
 
     Raises:
-        InvalidArgumentTypeError: no module, and no path; or inputs for an export.
+        InvalidArgumentTypeError: no model, and no path; inputs for an export; a
+            measurement of what is no module.
         ExportPathError: there is no export at the path.
         InvalidArgumentError: the inputs do not fit the call.
 
@@ -67,24 +89,44 @@ def inspect(
     """
     if isinstance(net, (str, os.PathLike)) and not (inputs or kwargs or measure):
         return inspected(Path(net))
-    if not isinstance(net, Module):
+    model, function = unbind(net)
+    known = bool(inputs or kwargs)
+    if isinstance(model, Module):
+        trace = traced(model, inputs, kwargs, function) if known else None
+        shares = time_shares(trace) if measure and trace else {}
+        rows = _Rows(named_modules(model), leaves_of(model), trace, shares).in_order(model)
+    elif isinstance(net, (str, os.PathLike)) or measure:
         raise InvalidArgumentTypeError(
-            "inspect needs a module, or the path of an export alone.",
-            got=f"{type(net).__name__}",
+            "inspect takes a model with its inputs, or the path of an export alone; it measures "
+            "modules of pax_export.",
+            got=type(net).__name__,
             write="pax.inspect(net), or pax.inspect(net, x) with what its call takes",
         )
-    trace = traced(net, inputs, kwargs) if inputs or kwargs else None
-    shares = time_shares(trace) if measure and trace else {}
-    rows = _Rows(net, trace, shares).in_order()
+    else:
+        chosen = exportable(net, None)
+        trace = traced_as_one(chosen, inputs, kwargs) if known else None
+        leaves = [_leaf(each) for each in chosen.leaves]
+        rows = _Rows([("", None)], leaves, trace, {}).below_one(chosen.name)
     return Inspection(tuple(rows), tuple(sorted(trace.work.uncounted)) if trace else ())
+
+
+def _leaf(leaf: Exported) -> Leaf:
+    role = TRAINABLE if leaf.trainable else STATE
+    return Leaf(leaf.name, tuple(leaf.struct.shape), str(leaf.struct.dtype), role)
 
 
 class _Rows:
     """The rows of a net; what is below a module is summed up once, by the names in paths."""
 
-    def __init__(self, net: Any, trace: Trace | None, shares: Mapping[str, float]):
-        self.net, self.trace, self.shares = net, trace, shares
-        self.modules, self.leaves = named_modules(net), leaves_of(net)
+    def __init__(
+        self,
+        modules: Sequence[tuple[str, Any]],
+        leaves: Sequence[Leaf],
+        trace: Trace | None,
+        shares: Mapping[str, float],
+    ):
+        self.trace, self.shares = trace, shares
+        self.modules, self.leaves = modules, leaves
         self.module_paths = {path for path, _ in self.modules}
         self.parameters: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
@@ -103,10 +145,15 @@ class _Rows:
             for path in _upwards(own):
                 self.computed_in[path].update({name: number(n) for name, n in counts.items()})
 
-    def in_order(self) -> Iterator[Row]:
+    def below_one(self, name: str) -> Iterator[Row]:
+        """The model itself, then its arrays."""
+        yield self._root(name)
+        yield from map(self._array, self.leaves)
+
+    def in_order(self, net: Module) -> Iterator[Row]:
         """Modules before what is below them, in tree order."""
         modules, leaves = iter(self.modules), iter(self.leaves)
-        arrays = set(map(id, jax.tree_util.tree_leaves(self.net)))
+        arrays = set(map(id, jax.tree_util.tree_leaves(net)))
         order: list[bool] = []
 
         def visit(value: Any) -> bool:
@@ -114,31 +161,39 @@ class _Rows:
                 order.append(is_node(value))
             return False
 
-        jax.tree_util.tree_leaves(self.net, is_leaf=visit)
+        jax.tree_util.tree_leaves(net, is_leaf=visit)
         for module_comes in order:
             yield self._module(*next(modules)) if module_comes else self._array(next(leaves))
 
     def _module(self, path: str, module: Any) -> Row:
+        return dataclasses.replace(
+            self._counts(path, type(module).__name__),
+            name=module.name,
+            mode="train" if module.training else "eval",
+            computed_in=self._computed_in(path, module),
+            time_share=self.shares.get(path),
+            function=function_of(module),
+        )
+
+    def _root(self, name: str) -> Row:
+        return dataclasses.replace(self._counts("", name), computed_in=_most(self.computed_in[""]))
+
+    def _counts(self, path: str, class_name: str) -> Row:
         call = self.trace.calls.get(path) if self.trace else None
         return Row(
             path=path,
             kind="module",
             depth=self._depth(path),
-            class_name=type(module).__name__,
-            name=module.name,
-            mode="train" if module.training else "eval",
+            class_name=class_name,
             inputs=_texts(module_inputs(call)) if call else (),
             outputs=_texts(module_outputs(call)) if call else (),
             calls=call.count if call else 0,
             dtype=",".join(self.dtypes[path]),
-            computed_in=self._computed_in(path, module),
             role=next((role for role in ROLES if role in self.roles[path]), ""),
             parameters=self.parameters[path],
             bytes=self.bytes[path],
             flops=plain(self.flops.get(path, 0)) if self.trace else None,
             transcendentals=plain(self.transcendentals.get(path, 0)) if self.trace else None,
-            time_share=self.shares.get(path),
-            function=function_of(module),
         )
 
     def _array(self, leaf: Leaf) -> Row:

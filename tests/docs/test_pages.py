@@ -31,6 +31,11 @@ def test_page_that_must_show_code_does(name):
     assert ROOT / name in WITH_CODE
 
 
+def test_no_block_is_empty():
+    empty = [page.name for page in pages() if "```text\n```\n" in page.read_text()]
+    assert not empty
+
+
 @pytest.fixture
 def write(tmp_path):
     def write(text):

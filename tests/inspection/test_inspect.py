@@ -193,7 +193,7 @@ def test_time_needs_numbers():
 
 
 def test_what_is_no_module_is_refused():
-    with pytest.raises(TypeError, match=r"inspect needs a module"):
+    with pytest.raises(TypeError, match=r"Cannot export an object of type"):
         pax.inspect({"a": 1})
 
 
@@ -281,3 +281,35 @@ def test_two_tables_of_one_page_have_their_own_columns():
     styles = {re.search("<style>(.*?)</style>", page, re.DOTALL)[1] for page in pages}
     columns = {re.search('style="--pax-columns: ([^"]*)"', page)[1] for page in pages}
     assert len(styles) == 1 and len(columns) == 2
+
+
+def test_what_people_have():
+    """A model that is no module has one row for itself, and one for each of its arrays."""
+
+    def affine(params, x):
+        return x @ params["w"] + params["b"]
+
+    params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
+    for model in ((params, affine), functools.partial(affine, params)):
+        found = pax.inspect(model, spec("batch, 4"))
+        (root, *arrays) = found
+        assert (root.class_name, root.parameters, root.flops) == ("affine", 10, "18*batch")
+        assert (root.inputs, root.outputs) == (("float32[batch,4]",), ("float32[batch,2]",))
+        assert [row.path.removeprefix("params.") for row in arrays] == ["b", "w"]
+    assert pax.inspect(jnp.exp, spec("3"))[""].transcendentals == 3
+    with pytest.raises(TypeError, match="it measures modules"):
+        pax.inspect(jnp.exp, spec("3"), measure=True)
+
+
+def test_a_method_of_a_module():
+    class Net(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = pax.Linear(4, 2)
+
+        def encode(self, x):
+            return self.layer(x)
+
+    found = pax.inspect(Net().encode, spec("batch, 4"))
+    assert found["layer"].outputs == ("float32[batch,2]",)
+    assert found.flops == "18*batch"
