@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._keywords import explained
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import cut, sized
+from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._prompt import (
     check_vocabulary,
     checked_chunk,
@@ -20,9 +22,9 @@ from pax_export.generation._prompt import (
     checked_net,
     checked_pad,
     checked_prompt,
-    checked_stop,
 )
 from pax_export.generation._steps import NO_TOKEN, is_any, last_logits, of_real_prompts, read_prompt
+from pax_export.generation._stops import checked_stop
 
 EarlyStopping = bool | Literal["never"]
 
@@ -64,11 +66,13 @@ class _Rules(NamedTuple):
     early_stopping: EarlyStopping
 
 
+@explained(KEYWORDS)
 def beam_search(
     lm: Any,
     tokens: Any,
     lengths: Any = None,
     *,
+    mask: Any = None,
     max_new_tokens: int,
     beams: int = 4,
     stop: Any = (),
@@ -87,6 +91,7 @@ def beam_search(
         lm: a net with a cache, as for `generate`.
         tokens: ``[batch, length]``, or lists of any lengths.
         lengths: ``[batch]``, how many tokens of each row are meant.
+        mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
         max_new_tokens: how many tokens a text has at most.
         beams: how many texts of each row are extended, and how many are returned.
         stop: the id of the token that ends a text, or several.
@@ -118,7 +123,7 @@ def beam_search(
     """
     where = "beam_search"
     lm = checked_net(lm, where)
-    tokens, lengths = checked_prompt(lm, tokens, lengths, where)
+    tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     penalty = _checked_penalty(length_penalty, count)
     sizes = sized([lm], tokens, lengths, count)

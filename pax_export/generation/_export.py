@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import jax
@@ -26,11 +27,11 @@ from pax_export.generation._prompt import (
     checked_pad,
     checked_prompt,
     checked_sampler,
-    checked_stop,
     row_keys,
     vocabulary_of,
 )
 from pax_export.generation._steps import Settings, begin, last_logits
+from pax_export.generation._stops import Stop, checked_stops
 from pax_export.generation.samplers import Sampler, greedy
 
 FORMATS = {
@@ -61,7 +62,7 @@ def export(
     cache_dtype: Any = None,
     layers: str | None = None,
     sampler: Sampler = greedy(),  # noqa: B008
-    stop: int | Iterable[int] = (),
+    stop: Stop = (),
     pad: int = 0,
     prompts: Any = None,
     **options: Any,
@@ -96,7 +97,7 @@ def export(
             ``"scanned"``: one loop, and one array for all (``cache.keys``).  By default what is
             faster: listed for ONNX, else as the net has its layers, and one array.
         sampler: of ``generate``.
-        stop: the id of the token that ends a text in ``generate``, or several.
+        stop: the id of the token that ends a text in ``generate``, a sequence of ids, or several.
         pad: the id that stands behind it; negative for none of the vocabulary.
         prompts: token lists, to test the export with; random ones by default.
         options: what the exporter of the format takes: ``validate``, ``overwrite``,
@@ -126,14 +127,23 @@ def export(
     where = "export"
     lm = checked_net(lm, where)
     chosen = _signatures(signatures, format)
+    stops = checked_stops(stop, where)
+    if stops.strings:
+        raise InvalidArgumentError(
+            "An export knows tokens, and no strings.",
+            where="export: stop",
+            got=repr(stops.strings[0]),
+            write="ids of tokens, or sequences of ids: stop=[2, [13, 13]]",
+        )
     settings = Settings(
         checked_sampler(sampler, where),
-        checked_stop(stop, where),
+        stops.ids,
+        stops.sequences,
         checked_pad(pad, where),
         where=where,
     )
     if (size := vocabulary_of(lm)) is not None:
-        check_vocabulary(settings.stop, settings.pad, size, where)
+        check_vocabulary(chain(stops.ids, *stops.sequences), settings.pad, size, where)
     max_length = _size("max_length", max_length)
     batch, length = _size("batch", batch), _size("length", length)
     dtype = checked_cache_dtype(cache_dtype, where)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 
+from pax_export._keywords import explained
 from pax_export.generation._buckets import Sizes, cut, sized
-from pax_export.generation._programs import begun, finished, settled, without_cache
+from pax_export.generation._foreign_keywords import KEYWORDS
+from pax_export.generation._programs import Made, begun, finished, settled, without_cache
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
@@ -20,10 +23,10 @@ from pax_export.generation._prompt import (
     checked_pad,
     checked_prompt,
     checked_sampler,
-    checked_stop,
     row_keys,
 )
 from pax_export.generation._steps import Settings
+from pax_export.generation._stops import Stop, StringEnds, checked_stops
 from pax_export.generation._stream import Stream
 from pax_export.generation.samplers import Sampler, greedy
 
@@ -79,15 +82,18 @@ class WithStream(Generic[P, R, S]):
         return self._function.__name__
 
 
+@explained(KEYWORDS)
 def stream(
     lm: Any,
     tokens: Any,
     lengths: Any = None,
     *,
+    mask: Any = None,
     max_new_tokens: int,
     sampler: Sampler = greedy(),  # noqa: B008
     key: Any = None,
-    stop: int | Iterable[int] = (),
+    stop: Stop = (),
+    tokenizer: Any = None,
     pad: int = 0,
     cache: Any = None,
     max_length: int | None = None,
@@ -103,10 +109,12 @@ def stream(
         lm: as for `generate`, as all that follows.
         tokens: see there.
         lengths: see there.
+        mask: see there.
         max_new_tokens: see there.
         sampler: see there.
         key: see there.
         stop: see there.
+        tokenizer: see there.
         pad: see there.
         cache: see there.
         max_length: see there.
@@ -132,22 +140,25 @@ def stream(
         4
     """
     given = request(
-        "generate.stream", lm, tokens, lengths, max_new_tokens, sampler, key, stop, pad, False,
-        cache, max_length, cache_dtype, prefill_chunk,
+        "generate.stream", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
+        tokenizer, pad, False, cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
-    return Stream(given.operands, given.settings, given.new, given.sizes.room, given.dtype)
+    return given.stream()
 
 
 @WithStream.of(stream)
+@explained(KEYWORDS)
 def generate(
     lm: Any,
     tokens: Any,
     lengths: Any = None,
     *,
+    mask: Any = None,
     max_new_tokens: int,
     sampler: Sampler = greedy(),  # noqa: B008  frozen
     key: Any = None,
-    stop: int | Iterable[int] = (),
+    stop: Stop = (),
+    tokenizer: Any = None,
     pad: int = 0,
     log_probs: bool = False,
     cache: Any = None,
@@ -172,12 +183,18 @@ def generate(
         lengths: ``[batch]``, how many tokens of each row are meant; all by default.
             What stands behind may be anything.  Prompts are filled up, so a net is always
             given lengths that it has to heed.
+        mask: ``[batch, length]``, in place of lengths: 1 or True at the tokens that are meant,
+            on whichever side padding is; `attention_mask` of tokenizers.
         max_new_tokens: how many tokens to choose at most.
         sampler: how; of `pax_export.generation.samplers`.
         key: a random key, or one for each row, if the sampler draws.  Of one key each
             row folds in its number.
-        stop: the id of the token that ends a text, or several.  It is the last of
-            its row; when all rows have ended, the rest is not computed.
+        stop: what ends a text, or several such things: the id of a token, a sequence
+            of ids, a string.  The token with which it is complete is the last of its row;
+            new tokens alone count.  When all rows have ended, the rest is not computed.
+            For strings, each token is looked at as in a stream.
+        tokenizer: for strings: one of tokenizers or transformers, or anything with
+            ``decode(ids, skip_special_tokens=False)``.
         pad: the id that stands behind it; negative for none of the vocabulary.
         log_probs: whether to give log-probabilities, too.
         cache: texts that were read before; the prompts continue these.  It stays
@@ -213,18 +230,14 @@ def generate(
         [[4, 5, 6, 7], [6, 7, 0, 0]]
     """
     given = request(
-        "generate", lm, tokens, lengths, max_new_tokens, sampler, key, stop, pad, log_probs,
-        cache, max_length, cache_dtype, prefill_chunk,
+        "generate", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
+        tokenizer, pad, log_probs, cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
-    lm, settings, sizes = given.operands[0], given.settings, given.sizes
-    state = begun(*given.operands, settings=settings, room=sizes.room, dtype=given.dtype)
-    columns, made, said, state = finished(
-        lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.count
-    )
-    columns, said = cut(columns, sizes.limit), cut(said, sizes.limit)
+    columns, made, said, state = given.at_once() if given.ends is None else given.by_steps()
     if not log_probs and not return_cache:
         return columns
-    return Generated(columns, made, said, settled(lm, state) if return_cache else None)
+    kept = settled(given.operands[0], state) if return_cache else None
+    return Generated(columns, made, said, kept)
 
 
 class Request(NamedTuple):
@@ -235,6 +248,36 @@ class Request(NamedTuple):
     new: int  # how many tokens at most
     sizes: Sizes
     dtype: Any  # of a new cache
+    ends: StringEnds | None
+
+    def stream(self) -> Stream:
+        return Stream(
+            self.operands, self.settings, self.new, self.sizes.room, self.dtype, self.ends
+        )
+
+    def at_once(self) -> Made:
+        """All tokens, by two programs."""
+        lm, settings, sizes = self.operands[0], self.settings, self.sizes
+        state = begun(*self.operands, settings=settings, room=sizes.room, dtype=self.dtype)
+        tokens, lengths, said, state = finished(
+            lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.count
+        )
+        return cut(tokens, sizes.limit), lengths, cut(said, sizes.limit), state
+
+    def by_steps(self) -> Made:
+        """The same token by token, where somebody looks at each."""
+        stream, states = self.stream(), []
+        for _ in stream:
+            states.append(jax.device_get(stream.state._replace(cache=None, keys=None)))
+        behind = self.new - len(states)
+
+        def columns(name: str, fill: Any) -> jax.Array:
+            made = np.stack([getattr(state, name) for state in states], axis=1)
+            return jax.device_put(np.pad(made, ((0, 0), (0, behind)), constant_values=fill))
+
+        said = columns("log_prob", 0.0) if self.settings.log_probs else None
+        lengths = columns("alive", False).sum(axis=1, dtype=np.int32)
+        return columns("token", self.settings.pad), lengths, said, stream.state
 
 
 def request(
@@ -242,10 +285,12 @@ def request(
     lm: Any,
     tokens: Any,
     lengths: Any,
+    mask: Any,
     max_new_tokens: int,
     sampler: Any,
     key: Any,
     stop: Any,
+    tokenizer: Any,
     pad: int,
     log_probs: bool,
     cache: Any,
@@ -256,13 +301,18 @@ def request(
     """Refuses what cannot be done, before anything is computed."""
     lm = checked_net(lm, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
-    tokens, lengths = checked_prompt(lm, tokens, lengths, where)
+    tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
     sampler = checked_sampler(sampler, where)
     keys = row_keys(key, tokens.shape[0], sampler, where)
+    stops = checked_stops(stop, where)
+    batch, ends = tokens.shape[0], None
+    if stops.strings:
+        ends = StringEnds(stops.strings, tokenizer, batch, where)
     static, values = sampler._split()
     settings = Settings(
         static,
-        checked_stop(stop, where),
+        stops.ids,
+        stops.sequences,
         checked_pad(pad, where),
         bool(log_probs),
         checked_chunk(prefill_chunk, where),
@@ -277,4 +327,4 @@ def request(
         check_new_room(room, lengths, count, where)
     sizes = sized([lm], tokens, lengths, count, cache=cache, room=room, dtype=dtype)
     operands = lm, sizes.tokens, sizes.lengths, cache, keys, values
-    return Request(operands, settings, count, sizes, dtype)
+    return Request(operands, settings, count, sizes, dtype, ends)

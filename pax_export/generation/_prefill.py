@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 
+from pax_export._keywords import explained
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import sized
+from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
@@ -21,11 +23,15 @@ from pax_export.generation._prompt import (
 from pax_export.generation._steps import read_prompt
 
 
+@explained(
+    {**KEYWORDS, "max_new_tokens": "max_length=..., for these tokens and all that will follow"}
+)
 def prefill(
     lm: Any,
     tokens: Any,
     lengths: Any = None,
     *,
+    mask: Any = None,
     max_length: int | None = None,
     cache: Any = None,
     cache_dtype: Any = None,
@@ -40,6 +46,7 @@ def prefill(
         lm: a net with a cache, as for `generate`.
         tokens: ``[batch, length]``, or lists of any lengths.
         lengths: ``[batch]``, how many tokens of each row are meant.
+        mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
         max_length: how many tokens a new cache has room for: these and all that will follow.
         cache: one that these continue, instead of a new one.  It stays as it is.
         cache_dtype: of a new cache, if not the net's.
@@ -65,7 +72,7 @@ def prefill(
     """
     where = "prefill"
     lm = checked_net(lm, where)
-    tokens, lengths = checked_prompt(lm, tokens, lengths, where)
+    tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
     copies = checked_count(copies, "copies", where)
     chunk = checked_chunk(prefill_chunk, where)
     if cache is None:

@@ -82,7 +82,7 @@ def finish(lm: Any, state: State, settings: Settings, count: int, limit: Any = N
     def goes_on(carried: Any) -> jax.Array:
         state = carried[0]
         more = state.step < limit
-        return more & ~jnp.all(state.done) if settings.stop else more
+        return more & ~jnp.all(state.done) if settings.stop or settings.sequences else more
 
     def step(carried: Any) -> Any:
         state, out, log_probs, made = carried

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -36,11 +36,14 @@ def checked_net(lm: Any, where: str) -> Any:
     return enable_eval_mode(lm) if isinstance(lm, Module) else lm
 
 
-def checked_prompt(lm: Any, tokens: Any, lengths: Any, where: str) -> Prompt:
+def checked_prompt(lm: Any, tokens: Any, lengths: Any, where: str, mask: Any = None) -> Prompt:
     """The tokens of a batch of prompts, and how many of each row are meant.
 
-    Lists of different lengths are filled up, and say by themselves how long they are.
+    Lists of different lengths are filled up, and say by themselves how long they are.  With a
+    mask, what is meant comes first in its row, and what is not behind it.
     """
+    if mask is not None:
+        tokens, lengths = _by_mask(_integers(tokens, f"{where}: tokens"), lengths, mask, where)
     if lengths is None and _is_ragged(tokens):
         tokens, lengths = _filled_up([list(row) for row in tokens], where)
     tokens = _integers(tokens, f"{where}: tokens")
@@ -67,6 +70,27 @@ def checked_prompt(lm: Any, tokens: Any, lengths: Any, where: str) -> Prompt:
     if not is_tracer(tokens) and not is_tracer(lengths):
         check_ids(tokens, lengths, vocabulary_of(lm), f"{where}: tokens")
     return tokens, lengths
+
+
+def _by_mask(tokens: Any, lengths: Any, mask: Any, where: str) -> Prompt:
+    mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
+    if lengths is not None or mask.shape != tokens.shape or mask.dtype.kind not in "biu":
+        raise InvalidArgumentError(
+            "A mask says of each token whether it is meant, in place of lengths.",
+            where=f"{where}: mask",
+            got=f"{mask.dtype} of shape {mask.shape} for tokens of shape {tokens.shape}"
+            + ("" if lengths is None else ", and lengths"),
+            write="bool or integers [batch, length], 1 at the tokens that are meant",
+        )
+    if tokens.ndim != 2:
+        return tokens, lengths  # which is refused
+    if is_tracer(tokens) or is_tracer(mask):
+        order = jnp.argsort(mask == 0, axis=1, stable=True)
+        tokens = jnp.take_along_axis(jnp.asarray(tokens), order, axis=1)
+    else:
+        tokens, mask = np.asarray(tokens), np.asarray(mask)
+        tokens = np.take_along_axis(tokens, (mask == 0).argsort(axis=1, kind="stable"), axis=1)
+    return tokens, (mask != 0).sum(axis=1)
 
 
 def _is_ragged(tokens: Any) -> bool:
@@ -134,26 +158,7 @@ def vocabulary_of(lm: Any) -> int | None:
     return None
 
 
-def checked_stop(stop: Any, where: str) -> tuple[int, ...]:
-    """The ids of the tokens that end a text, sorted: equal sets are equal static data."""
-    ids = (stop,) if isinstance(stop, numbers.Integral) else stop
-    if isinstance(ids, (np.ndarray, jax.Array)) and not is_tracer(ids):
-        ids = np.asarray(ids).ravel().tolist()
-    if isinstance(ids, str) or not isinstance(ids, Iterable):
-        ids = [ids]
-    ids = list(ids)
-    wrong = [x for x in ids if isinstance(x, bool) or not isinstance(x, numbers.Integral)]
-    if wrong:
-        raise InvalidArgumentTypeError(
-            "A text ends at tokens, which are told by their ids.",
-            where=f"{where}: stop",
-            got=repr(wrong[0]),
-            write="stop=tokenizer.token_to_id(...), or several ids",
-        )
-    return tuple(sorted({int(x) for x in ids}))
-
-
-def check_vocabulary(stop: Sequence[int], pad: int, size: int, where: str) -> None:
+def check_vocabulary(stop: Iterable[int], pad: int, size: int, where: str) -> None:
     """Refuses ids that the net never gives; called where the shape of its logits is known."""
     outside = [str(each) for each in stop if not 0 <= each < size]
     if outside:

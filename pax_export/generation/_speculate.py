@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._keywords import explained
 from pax_export.generation._buckets import cut, sized
+from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
     check_vocabulary,
@@ -18,7 +20,6 @@ from pax_export.generation._prompt import (
     checked_net,
     checked_pad,
     checked_prompt,
-    checked_stop,
 )
 from pax_export.generation._steps import (
     ends,
@@ -27,6 +28,7 @@ from pax_export.generation._steps import (
     read_prompt,
     unless_nan,
 )
+from pax_export.generation._stops import checked_stop
 
 
 class _Texts(NamedTuple):
@@ -38,12 +40,14 @@ class _Texts(NamedTuple):
     draft_cache: Any
 
 
+@explained(KEYWORDS)
 def speculate(
     lm: Any,
     draft: Any,
     tokens: Any,
     lengths: Any = None,
     *,
+    mask: Any = None,
     max_new_tokens: int,
     ahead: int = 4,
     stop: Any = (),
@@ -64,6 +68,7 @@ def speculate(
         draft: a smaller one, likewise.
         tokens: ``[batch, length]``, or lists of any lengths.
         lengths: ``[batch]``, how many tokens of each row are meant.
+        mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
         max_new_tokens: how many tokens at most.
         ahead: how many tokens are proposed at once.
         stop: the id of the token that ends a text, or several.
@@ -87,7 +92,7 @@ def speculate(
     """
     where = "speculate"
     lm, draft = checked_net(lm, where), checked_net(draft, f"{where}: draft")
-    tokens, lengths = checked_prompt(lm, tokens, lengths, where)
+    tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     ahead = checked_count(ahead, "ahead", where)
     sizes = sized([lm, draft], tokens, lengths, count, spare=ahead + 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,7 @@ class Settings:
 
     sampler: Sampler
     stop: tuple[int, ...] = ()
+    sequences: tuple[tuple[int, ...], ...] = ()
     pad: int = 0
     log_probs: bool = False
     chunk: int | None = None
@@ -63,6 +65,7 @@ class State(NamedTuple):
     step: jax.Array  # how many tokens have been chosen
     keys: jax.Array | None  # [batch]
     seen: jax.Array | None  # [batch, vocabulary]
+    recent: jax.Array | None  # [batch, few], the tokens before, where sequences end texts
     numbers: Any  # of the sampler, where its settings leave them out
     cache: Any
 
@@ -122,14 +125,17 @@ def begin(
     """Reads the prompts and chooses the first token of each row."""
     logits, cache = read_prompt(lm, tokens, lengths, cache, settings.chunk)
     logits = of_real_prompts(logits, tokens, lengths)
-    check_vocabulary(settings.stop, settings.pad, logits.shape[-1], settings.where)
+    stops = {*settings.stop, *chain(*settings.sequences)}
+    check_vocabulary(sorted(stops), settings.pad, logits.shape[-1], settings.where)
     seen = None
     if settings.sampler.looks_back:
         seen = _occurred(tokens, lengths, logits.shape[-1])
-    batch = logits.shape[0]
+    batch, recent = logits.shape[0], None
+    if settings.sequences:
+        recent = jnp.full((batch, max(map(len, settings.sequences)) - 1), NO_TOKEN)
     nothing = jnp.zeros(batch, jnp.int32), jnp.ones(batch, bool), jnp.zeros(batch, bool)
     log_prob = jnp.zeros(batch, jnp.float32) if settings.log_probs else None
-    state = State(*nothing, log_prob, jnp.zeros((), jnp.int32), keys, seen, numbers, cache)
+    state = State(*nothing, log_prob, jnp.zeros((), jnp.int32), keys, seen, recent, numbers, cache)
     return _chosen(state, logits, cache, settings)
 
 
@@ -185,8 +191,14 @@ def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> 
         new = jax.lax.broadcasted_iota(jnp.int32, seen.shape, 1) == chosen[:, None]
         seen = seen | (new & alive[:, None])
     done = state.done | ends(chosen, settings.stop)
-    step = state.step + 1
-    return State(token, alive, done, log_prob, step, state.keys, seen, state.numbers, cache)
+    recent = state.recent
+    if recent is not None:
+        recent = jnp.concatenate([recent, chosen[:, None]], axis=1)
+        done, recent = done | end_with_any(recent, settings.sequences), recent[:, 1:]
+    return state._replace(
+        token=token, alive=alive, done=done, log_prob=log_prob, step=state.step + 1, seen=seen,
+        recent=recent, cache=cache,
+    )  # fmt: skip
 
 
 def unless_nan(chosen: jax.Array, logits: jax.Array) -> jax.Array:
@@ -204,4 +216,13 @@ def is_any(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:
     found = jnp.zeros(tokens.shape, bool)
     for each in ids:
         found = found | (tokens == each)
+    return found
+
+
+def end_with_any(texts: jax.Array, sequences: tuple[tuple[int, ...], ...]) -> jax.Array:
+    """``[batch]``: which texts end with one of some sequences of tokens."""
+    found = jnp.zeros(texts.shape[0], bool)
+    for each in sequences:
+        same = texts[:, -len(each) :] == jnp.array(each, texts.dtype)
+        found = found | jnp.all(same, axis=1)
     return found

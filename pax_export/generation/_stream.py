@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ class Stream(Iterator[np.ndarray]):
         count: how many tokens at most.
         room: for how many tokens a new cache is made.
         dtype: of a new cache.
+        ends: which rows end for another reason, by their newest tokens.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -36,12 +37,18 @@ class Stream(Iterator[np.ndarray]):
     """
 
     def __init__(
-        self, operands: tuple[Any, ...], settings: Settings, count: int, room: int, dtype: Any
+        self,
+        operands: tuple[Any, ...],
+        settings: Settings,
+        count: int,
+        room: int,
+        dtype: Any,
+        ends: Callable[[Any, Any], np.ndarray] | None = None,
     ):
         self._lm, *self._prompt = operands
         self._settings, self._room, self._dtype = settings, room, dtype
-        self._left = count
-        self._state: State | None = None
+        self._left, self._ends = count, ends
+        self.state: State | None = None
         self._over = False
 
     def __next__(self) -> np.ndarray:
@@ -49,7 +56,7 @@ class Stream(Iterator[np.ndarray]):
         if self._left == 0 or self._over:
             raise StopIteration
         self._left -= 1
-        if self._state is None:
+        if self.state is None:
             made = begun(
                 self._lm,
                 *self._prompt,
@@ -59,9 +66,11 @@ class Stream(Iterator[np.ndarray]):
             )
         else:
             # Taken away first: after an error in between, the arrays belong to nobody.
-            state, self._state = self._state, None
+            state, self.state = self.state, None
             made = advanced(self._lm, *without_cache(state), settings=self._settings)
-        self._state = made
+        if self._ends is not None:
+            made = made._replace(done=self._ends(made.token, made.alive) | np.asarray(made.done))
+        self.state = made
         self._over = bool(np.asarray(made.done).all())
         return np.asarray(made.token)
 
@@ -72,6 +81,6 @@ class Stream(Iterator[np.ndarray]):
         Before the first token it is the cache that the stream was given.  It is another array
         than what the stream goes on to write into.
         """
-        if self._state is None:
+        if self.state is None:
             return self._prompt[2]
-        return settled(self._lm, self._state)
+        return settled(self._lm, self.state)

@@ -11,6 +11,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
+from pax_export._keywords import explained
 from pax_export.core import Module
 from pax_export.nets._decoder_attend import CachedReading, Reading
 from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
@@ -24,6 +25,7 @@ from pax_export.nets._decoder_sizes import (
     integers,
     weight_dtype,
 )
+from pax_export.nets._foreign_keywords import KEYWORDS
 from pax_export.nn import (
     Embed,
     Linear,
@@ -124,6 +126,7 @@ class Decoder(Module):
     # --- of a file ------------------------------------------------------------------------
 
     @classmethod
+    @explained(KEYWORDS)
     def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
         """The net of a GGUF file, as llama.cpp uses it.
 
@@ -150,6 +153,7 @@ class Decoder(Module):
         return decoder_of_gguf(cls, path, layers, dtype)
 
     @classmethod
+    @explained(KEYWORDS)
     def from_pretrained(
         cls,
         folder: Any,
@@ -171,12 +175,15 @@ class Decoder(Module):
                 transformers (as GPT-2 does with ``family="gpt2"``, as Gemma 2 does with
                 ``post_norms``).
             layers: ``"scanned"`` or ``"listed"``.
-            dtype: of the weights; that of the file by default.
+            dtype: of the weights, of jax, numpy or torch, or its name; that of the file by
+                default.
 
         Returns:
             A `Decoder`, whose ``config`` says what it is.
 
         Raises:
+            InvalidArgumentTypeError: (a TypeError) an argument that there is not, as of
+                transformers' `from_pretrained`; the error says what to write.
             InvalidArgumentError: a model of another architecture, or a key that is not known.
             MissingWeightError: a tensor is missing.
             WeightsMismatchError: a tensor of another shape, one too many, or quantized weights.

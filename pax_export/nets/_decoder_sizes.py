@@ -25,7 +25,7 @@ def weight_dtype(value: Any, where: str) -> np.dtype | None:
         "The weights of a language model are floating-point numbers.",
         where=f"{where}: dtype",
         got=f"{value!r:.80}",
-        write='dtype="bfloat16", or another of these',
+        write='dtype="bfloat16", or another of these; without it, that of the file',
     )
 
 
@@ -33,7 +33,7 @@ def cache_dtype(value: Any, where: str, name: str = "dtype") -> np.dtype:
     """The dtype of a cache.
 
     Args:
-        value: a dtype, or its name.
+        value: a dtype of jax, numpy or torch, or its name.
         where: the function that was given it.
         name: of its argument.
     """
@@ -49,6 +49,8 @@ def cache_dtype(value: Any, where: str, name: str = "dtype") -> np.dtype:
 
 
 def _dtype(value: Any) -> np.dtype:
+    if type(value).__module__ == "torch":  # whose dtypes have the names of numpy's
+        value = str(value).removeprefix("torch.")
     try:
         return jnp.dtype(value)
     except (TypeError, ValueError, SyntaxError):  # of numpy, which reads words as a language

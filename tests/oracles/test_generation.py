@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.generation import logits_process as processors
 
 import pax_export as pax
@@ -134,3 +147,71 @@ def test_samplers_are_processors_of_transformers(sampler, theirs):
         made = sampler.adjust(jnp.asarray(logits), jnp.asarray(seen))
         assert np.array_equal(np.isfinite(made), np.isfinite(expected.numpy()))
         assert_close(jax.nn.softmax(made), torch.softmax(expected, -1).numpy(), rtol=0, atol=1e-6)
+
+
+def test_left_padded_prompts_with_a_mask_give_the_tokens_of_transformers(nets):
+    theirs, lm = nets
+    width = max(map(len, ROWS))
+    tokens = np.array([[0] * (width - len(row)) + row for row in ROWS])
+    mask = np.array([[0] * (width - len(row)) + [1] * len(row) for row in ROWS])
+    expected, _ = generated(theirs, ROWS, eos_token_id=[5, 9])
+    options = {"max_new_tokens": COUNT, "stop": [5, 9], "pad": PAD}
+    assert np.array_equal(pax.generate(lm, tokens, mask=mask, **options), expected)
+    given = torch.tensor(tokens), torch.tensor(mask)  # as a tokenizer gives them
+    assert np.array_equal(pax.generate(lm, given[0], mask=given[1], **options), expected)
+    assert np.array_equal(speculate(lm, lm, tokens, mask=mask, **options), expected)
+    found = beam_search(lm, tokens, mask=mask, beams=3, **options)
+    beams, _ = generated(theirs, ROWS, num_beams=3, num_return_sequences=3, eos_token_id=[5, 9])
+    assert np.array_equal(found.tokens, beams.reshape(len(ROWS), 3, COUNT))
+
+
+def _refused(function, name):
+    with pytest.raises(TypeError) as caught:
+        function(**{name: None})
+    assert isinstance(caught.value, pax.errors.PaxError)
+    return caught.value.write
+
+
+def test_every_argument_of_transformers_has_a_sentence():
+    arguments = inspect.signature(GenerationMixin.generate).parameters
+    names = {*arguments, *GenerationConfig().__dict__, "attention_mask", "input_ids"}
+    ours = inspect.signature(pax.generate).parameters
+    for name in names - {"self", "kwargs", *ours}:
+        if not name.startswith("_"):
+            assert "one of lm" not in _refused(pax.generate, name), name
+    arguments = inspect.signature(PreTrainedModel.from_pretrained).parameters
+    listed = re.findall(r"^            (\w+) \(`", PreTrainedModel.from_pretrained.__doc__, re.M)
+    names = {*arguments, *listed, "torch_dtype", "device_map", "max_memory"}
+    read = pax.nets.Decoder.from_pretrained
+    for name in names - {"model_args", "kwargs", *inspect.signature(read).parameters}:
+        assert "one of folder" not in _refused(read, name), name
+
+
+def test_dtypes_of_torch_are_taken(nets, tmp_path):
+    nets[0].save_pretrained(tmp_path)
+    for dtype in (torch.bfloat16, torch.half, torch.float32):
+        lm = pax.nets.Decoder.from_pretrained(tmp_path, dtype=dtype)
+        assert str(lm.embed.weight.dtype) == str(dtype).removeprefix("torch.")
+        assert lm.init_cache(1, 4, dtype=dtype).keys.dtype == lm.embed.weight.dtype
+
+
+def test_texts_end_at_the_strings_of_transformers(nets):
+    theirs, lm = nets
+    words = {"abcdefghijklmnopqrstuvwxyz.,!"[i]: i for i in range(VOCABULARY)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    free = pax.generate(lm, ROWS, max_new_tokens=COUNT)
+    ended = 0
+    for start, size in ((1, 1), (2, 2), (0, 3)):
+        stop = [tokenizer.decode(row[start : start + size].tolist()) for row in free[:3]]
+        # Without the id of an end transformers pads no row.
+        expected, _ = generated(
+            theirs, ROWS, stop_strings=stop, tokenizer=wrapped, eos_token_id=[5]
+        )
+        for given in (tokenizer, wrapped):
+            options = {"stop": [*stop, 5], "tokenizer": given, "pad": PAD, "max_new_tokens": COUNT}
+            assert np.array_equal(pax.generate(lm, ROWS, **options), expected)
+        ended += (expected != free).any()
+    assert ended == 3

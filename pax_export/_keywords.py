@@ -1,0 +1,78 @@
+"""Keywords that other libraries have for a function: an error that says what to write here."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from pax_export._errors import InvalidArgumentTypeError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def explained(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: unknown and missing keywords are refused with what to write.
+
+    Args:
+        table: by the name of a keyword of other libraries, or of one that is missing, what to
+            write.
+
+    Example:
+        >>> @explained({"dim": "axis=..., as numpy calls it"})
+        ... def total(x, axis=0):
+        ...     return x
+        >>> try:
+        ...     total([1], dim=0)
+        ... except TypeError as error:
+        ...     print(error)
+        total has no argument `dim`.
+          where: total
+          got: dim=0
+          write: axis=..., as numpy calls it
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = inspect.signature(function).parameters
+        # Those before a star may have been given by position, which Python looks at.
+        required = [
+            name
+            for name, parameter in known.items()
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+        ]
+        names = [name for name in known if name != "cls"]
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in known:
+                    raise _unknown(function, names, name, kwargs[name], table)
+            for name in required:
+                if name not in kwargs:
+                    raise InvalidArgumentTypeError(
+                        f"{function.__name__} needs the argument `{name}`.",
+                        where=function.__qualname__,
+                        got=", ".join(kwargs) or "no keywords",
+                        write=table.get(name, f"{name}=..."),
+                    )
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _unknown(
+    function: Callable, names: list[str], name: str, value: object, table: Mapping[str, str]
+) -> InvalidArgumentTypeError:
+    near = difflib.get_close_matches(name, names, 1)
+    meant = f"{near[0]}=..." if near else f"one of {', '.join(names)}"
+    return InvalidArgumentTypeError(
+        f"{function.__name__} has no argument `{name}`.",
+        where=function.__qualname__,
+        got=f"{name}={value!r:.80}",
+        write=table.get(name, meant),
+    )

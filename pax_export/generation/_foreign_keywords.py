@@ -1,0 +1,102 @@
+"""What transformers' `generate` takes, and what to write for it here."""
+
+from __future__ import annotations
+
+_SEARCH = "pax.generation.beam_search(lm, tokens, max_new_tokens=..., beams=4)"
+_SPECULATE = "pax.generation.speculate(lm, draft, tokens, max_new_tokens=...)"
+_SAMPLERS = "of pax.generation.samplers"
+_RULE = f"sampler=...: a rule of your own derives from Sampler, {_SAMPLERS}, and changes logits"
+_DRAWN = f"sampler=temperature(0.8) | top_p(0.9), {_SAMPLERS}, and key=jax.random.key(0)"
+_MASK = "mask=...: [batch, length], 1 at the tokens that are meant, on whichever side padding is"
+_WHILE = "pax.generate.stream(lm, tokens, ...), which gives token by token, and stop when you like"
+_CACHE = "max_length=..., the room of the cache, and cache_dtype="
+_LOG_PROBS = "log_probs=True, which gives those of the tokens; lm(tokens) gives all logits"
+_CAPTURE = "pax.debug.capture(lm, ...), which gives what chosen modules return"
+_STOP = "stop=...: ids, sequences of ids, or strings beside tokenizer="
+_BANNED = f"sampler=...: a rule that sets logits to -inf, derived from Sampler, {_SAMPLERS}"
+_NOWHERE = "nothing: leave it out"
+
+KEYWORDS = {
+    # The one that must be there.
+    "max_new_tokens": "max_new_tokens=64, how many tokens to choose at most; max_length= is the "
+    "room of the cache",
+    # The prompt.
+    "inputs": "tokens, the second argument",
+    "input_ids": "tokens, the second argument",
+    "attention_mask": _MASK,
+    "position_ids": _MASK,
+    "inputs_embeds": "tokens, the second argument; vectors are not taken",
+    "past_key_values": "cache=..., which generate(..., return_cache=True) and prefill give",
+    "negative_prompt_ids": _RULE,
+    "negative_prompt_attention_mask": _RULE,
+    # How a token is chosen.
+    "do_sample": f"{_DRAWN}; without them the likeliest token is taken",
+    "temperature": _DRAWN,
+    "top_k": _DRAWN.replace("top_p(0.9)", "top_k(40)"),
+    "top_p": _DRAWN,
+    "min_p": _DRAWN.replace("top_p(0.9)", "min_p(0.05)"),
+    "repetition_penalty": f"sampler=repetition_penalty(1.1) | greedy(), {_SAMPLERS}",
+    "seed": "key=jax.random.key(seed)",
+    "generator": "key=jax.random.key(0)",
+    "generation_config": "the arguments themselves; Decoder.from_pretrained reads "
+    "generation_config.json",
+    **dict.fromkeys(
+        (
+            "logits_processor", "prefix_allowed_tokens_fn", "typical_p", "epsilon_cutoff",
+            "eta_cutoff", "top_h", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+            "encoder_repetition_penalty", "exponential_decay_length_penalty", "guidance_scale",
+            "sequence_bias", "renormalize_logits", "watermarking_config", "penalty_alpha",
+            "dola_layers",
+        ),
+        _RULE,
+    ),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"), _BANNED),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "force_words_ids",
+                     "constraints"), _RULE),
+    # Where a text ends.
+    "eos_token_id": _STOP,
+    "stop_strings": _STOP,
+    "stop_token_ids": _STOP,
+    "pad_token_id": "pad=...",
+    "bos_token_id": "tokens that begin with it",
+    "decoder_start_token_id": "tokens that begin with it",
+    "max_tokens": "max_new_tokens=...",
+    "min_length": _BANNED,
+    "min_new_tokens": _BANNED,
+    "stopping_criteria": _WHILE,
+    "max_time": _WHILE,
+    "streamer": _WHILE,
+    # Several texts, and searches.
+    **dict.fromkeys(("num_beams", "beams", "length_penalty", "early_stopping", "num_beam_groups",
+                     "diversity_penalty", "low_memory"), _SEARCH),
+    "num_return_sequences": f"tokens with each row repeated, and key=; or {_SEARCH}",
+    **dict.fromkeys(
+        (
+            "assistant_model", "assistant_tokenizer", "num_assistant_tokens",
+            "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant",
+            "assistant_early_exit", "assistant_lookbehind", "target_lookbehind",
+            "assistant_ensemble_weight", "prompt_lookup_num_tokens", "max_matching_ngram_size",
+            "speculation_type", "use_mtp",
+        ),
+        _SPECULATE,
+    ),
+    # What is given back.
+    "output_scores": _LOG_PROBS,
+    "output_logits": _LOG_PROBS,
+    "output_attentions": _CAPTURE,
+    "output_hidden_states": _CAPTURE,
+    "return_dict_in_generate": "return_cache=True or log_probs=True, which give a Generated",
+    # Programs and memory.
+    "use_cache": f"{_NOWHERE}: there always is one; return_cache=True gives it",
+    **dict.fromkeys(("cache_implementation", "cache_config", "max_cache_len"), _CACHE),
+    "prefill_chunk_size": "prefill_chunk=...",
+    "device": "jax.device_put(lm, device), and generate computes there",
+    **dict.fromkeys(
+        (
+            "synced_gpus", "disable_compile", "compile_config", "continuous_batching_config",
+            "custom_generate", "trust_remote_code", "remove_invalid_values", "token_healing",
+            "transformers_version",
+        ),
+        _NOWHERE,
+    ),
+}  # fmt: skip

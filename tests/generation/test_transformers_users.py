@@ -1,0 +1,119 @@
+"""What users of transformers give: its keywords, masks, dtypes of torch."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.generation import beam_search, prefill, speculate
+from tests.generation.nets import TinyLM, alone, prompts
+
+LM = TinyLM()
+ROWS = prompts(5, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("temperature", "sampler=temperature(0.8)"),
+        ("do_sample", "key=jax.random.key(0)"),
+        ("eos_token_id", "stop="),
+        ("attention_mask", "mask="),
+        ("num_beams", "beam_search(lm"),
+        ("seed", "key=jax.random.key(seed)"),
+        ("max_new_token", "max_new_tokens=..."),
+    ],
+)
+@pytest.mark.parametrize("function", [pax.generate, pax.generate.stream, beam_search])
+def test_a_keyword_of_transformers_is_told_what_to_write(function, name, written):
+    with pytest.raises(TypeError) as caught:
+        function(LM, ROWS, max_new_tokens=2, **{name: 3})
+    error = caught.value
+    assert isinstance(error, pax.errors.InvalidArgumentTypeError)
+    assert f"no argument `{name}`" in str(error) and f"got: {name}=3" in str(error)
+    assert written in error.write
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
+        pax.generate(LM, ROWS, max_length=20)
+    assert "needs the argument `max_new_tokens`" in str(caught.value)
+    assert "max_length= is the room of the cache" in caught.value.write
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="max_length=..., for these"):
+        prefill(LM, ROWS, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("name", ["torch_dtype", "device_map", "load_in_8bit", "revision"])
+@pytest.mark.parametrize("kind", ["pretrained", "gguf"])
+def test_a_keyword_of_from_pretrained_is_told_what_to_write(kind, name):
+    with pytest.raises(TypeError) as caught:
+        getattr(pax.nets.Decoder, f"from_{kind}")("folder", **{name: "auto"})
+    assert isinstance(caught.value, pax.errors.PaxError)
+    assert f"no argument `{name}`" in str(caught.value)
+    assert "one of" not in caught.value.write
+
+
+def test_signatures_stay_what_they_are():
+    assert list(inspect.signature(prefill).parameters)[:4] == ["lm", "tokens", "lengths", "mask"]
+    assert "max_new_tokens" in inspect.signature(pax.generate).parameters
+
+
+@pytest.mark.parametrize("form", [np.array, jnp.array, list])
+def test_a_mask_says_which_tokens_are_meant(form):
+    left = [[0] * (5 - len(row)) + row for row in ROWS]
+    mask = [[0] * (5 - len(row)) + [1] * len(row) for row in ROWS]
+    expected = [alone(LM, row, 4) for row in ROWS]
+    options = {"mask": form(mask), "max_new_tokens": 4}
+    assert pax.generate(LM, form(left), **options).tolist() == expected
+    columns = list(pax.generate.stream(LM, form(left), **options))
+    assert np.stack(columns, 1).tolist() == expected
+    assert speculate(LM, LM, form(left), **options).tolist() == expected
+    assert beam_search(LM, form(left), beams=1, **options).tokens[:, 0].tolist() == expected
+    logits, cache = prefill(LM, form(left), mask=form(mask), max_length=9)
+    assert cache.lengths.tolist() == [5, 2, 3]
+    assert logits.argmax(-1).tolist() == [row[0] for row in expected]
+
+
+def test_a_mask_may_be_traced_and_have_holes():
+    tokens, mask = (
+        np.array([[7, 0, 8, 9, 0], [1, 2, 3, 4, 5]]),
+        np.array([[1, 0, 1, 1, 0], [1] * 5]),
+    )
+    expected = [alone(LM, [7, 8, 9], 3), alone(LM, [1, 2, 3, 4, 5], 3)]
+    reply = jax.jit(lambda tokens, mask: pax.generate(LM, tokens, mask=mask, max_new_tokens=3))
+    assert reply(tokens, mask).tolist() == expected
+    assert pax.generate(LM, tokens, mask=mask == 1, max_new_tokens=3).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"mask": [[1, 1]]}, "shape (1, 2)"),
+        ({"mask": [[1.0, 1.0, 1.0]]}, "float64"),
+        ({"mask": [[1, 1, 1]], "lengths": [3]}, "and lengths"),
+        ({"mask": [[0, 0, 0]]}, "A prompt is empty"),
+    ],
+)
+def test_a_mask_that_says_nothing_is_named(options, word):
+    with pytest.raises(pax.errors.InvalidArgumentError) as caught:
+        pax.generate(LM, [[1, 2, 3]], max_new_tokens=1, **options)
+    assert word in str(caught.value)
+
+
+def test_dtypes_of_torch_are_taken_by_their_names():
+    def dtype_of_torch(name):
+        return type("dtype", (), {"__module__": "torch", "__repr__": lambda _: f"torch.{name}"})()
+
+    config = pax.nets.DecoderConfig.llama(
+        vocab_size=9, dim=4, num_layers=1, num_heads=2, hidden_dim=8
+    )
+    lm = pax.nets.Decoder(config, dtype=dtype_of_torch("bfloat16"))
+    assert lm.embed.weight.dtype == jnp.bfloat16
+    assert lm.init_cache(1, 4, dtype=dtype_of_torch("int8")).keys.codes.dtype == jnp.int8
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="floating-point"):
+        pax.nets.Decoder(config, dtype=dtype_of_torch("int64"))
