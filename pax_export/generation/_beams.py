@@ -14,6 +14,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._keywords import explained
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import cut, sized
+from pax_export.generation._defaults import default_pad, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._prompt import (
     check_vocabulary,
@@ -75,8 +76,8 @@ def beam_search(
     mask: Any = None,
     max_new_tokens: int,
     beams: int = 4,
-    stop: Any = (),
-    pad: int = 0,
+    stop: Any = None,
+    pad: int | None = None,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
     prefill_chunk: int | None = None,
@@ -94,8 +95,8 @@ def beam_search(
         mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
         max_new_tokens: how many tokens a text has at most.
         beams: how many texts of each row are extended, and how many are returned.
-        stop: the id of the token that ends a text, or several.
-        pad: the id that stands behind it; negative for none of the vocabulary.
+        stop: the id of the token that ends a text, or several; by default as for `generate`.
+        pad: the id that stands behind it; negative for none of the vocabulary; likewise.
         length_penalty: the power of its length by which the log-probability of a text is divided.
             0 compares probabilities of whole texts, which short ones win; 1 compares those of a
             token in the mean; more favors long texts, and less than 0 short ones.
@@ -136,8 +137,8 @@ def beam_search(
         count=sizes.count,
         room=sizes.room,
         beams=checked_count(beams, "beams", where),
-        stop=checked_stop(stop, where),
-        pad=checked_pad(pad, where),
+        stop=checked_stop(default_stop(stop, lm), where),
+        pad=checked_pad(default_pad(pad, lm), where),
         early_stopping=_checked_early_stopping(early_stopping),
         chunk=checked_chunk(prefill_chunk, where),
     )

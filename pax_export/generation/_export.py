@@ -16,6 +16,7 @@ from pax_export import export as exporters
 from pax_export._errors import InvalidArgumentError
 from pax_export._texts import texts
 from pax_export.generation._batch_axes import shapes_of_cache
+from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._programs import finish
 from pax_export.generation._prompt import (
@@ -32,7 +33,7 @@ from pax_export.generation._prompt import (
 )
 from pax_export.generation._steps import Settings, begin, last_logits
 from pax_export.generation._stops import Stop, checked_stops
-from pax_export.generation.samplers import Sampler, greedy
+from pax_export.generation.samplers import Sampler
 
 FORMATS = {
     "saved_model": "to_saved_model",
@@ -61,9 +62,9 @@ def export(
     length: int | str = "length",
     cache_dtype: Any = None,
     layers: str | None = None,
-    sampler: Sampler = greedy(),  # noqa: B008
-    stop: Stop = (),
-    pad: int = 0,
+    sampler: Sampler | None = None,
+    stop: Stop = None,
+    pad: int | None = None,
     prompts: Any = None,
     **options: Any,
 ) -> Any:
@@ -96,7 +97,8 @@ def export(
             cache is an array of keys and one of values for each (``cache.keys.0``, ...);
             ``"scanned"``: one loop, and one array for all (``cache.keys``).  By default what is
             faster: listed for ONNX, else as the net has its layers, and one array.
-        sampler: of ``generate``.
+        sampler: of ``generate``; the likeliest tokens by default.  This, ``stop`` and ``pad`` are
+            by default what ``lm.config.generation`` says, as for `generate` without a key.
         stop: the id of the token that ends a text in ``generate``, a sequence of ids, or several.
         pad: the id that stands behind it; negative for none of the vocabulary.
         prompts: token lists, to test the export with; random ones by default.
@@ -127,7 +129,7 @@ def export(
     where = "export"
     lm = checked_net(lm, where)
     chosen = _signatures(signatures, format)
-    stops = checked_stops(stop, where)
+    stops = checked_stops(default_stop(stop, lm), where)
     if stops.strings:
         raise InvalidArgumentError(
             "An export knows tokens, and no strings.",
@@ -136,10 +138,10 @@ def export(
             write="ids of tokens, or sequences of ids: stop=[2, [13, 13]]",
         )
     settings = Settings(
-        checked_sampler(sampler, where),
+        checked_sampler(default_sampler(sampler, lm), where),
         stops.ids,
         stops.sequences,
-        checked_pad(pad, where),
+        checked_pad(default_pad(pad, lm), where),
         where=where,
     )
     if (size := vocabulary_of(lm)) is not None:

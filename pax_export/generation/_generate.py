@@ -11,6 +11,7 @@ import numpy as np
 
 from pax_export._keywords import explained
 from pax_export.generation._buckets import Sizes, cut, sized
+from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._programs import Made, begun, finished, settled, without_cache
 from pax_export.generation._prompt import (
@@ -28,7 +29,7 @@ from pax_export.generation._prompt import (
 from pax_export.generation._steps import Settings
 from pax_export.generation._stops import Stop, StringEnds, checked_stops
 from pax_export.generation._stream import Stream
-from pax_export.generation.samplers import Sampler, greedy
+from pax_export.generation.samplers import Sampler
 
 
 class Generated(NamedTuple):
@@ -90,11 +91,11 @@ def stream(
     *,
     mask: Any = None,
     max_new_tokens: int,
-    sampler: Sampler = greedy(),  # noqa: B008
+    sampler: Sampler | None = None,
     key: Any = None,
-    stop: Stop = (),
+    stop: Stop = None,
     tokenizer: Any = None,
-    pad: int = 0,
+    pad: int | None = None,
     cache: Any = None,
     max_length: int | None = None,
     cache_dtype: Any = None,
@@ -155,11 +156,11 @@ def generate(
     *,
     mask: Any = None,
     max_new_tokens: int,
-    sampler: Sampler = greedy(),  # noqa: B008  frozen
+    sampler: Sampler | None = None,
     key: Any = None,
-    stop: Stop = (),
+    stop: Stop = None,
     tokenizer: Any = None,
-    pad: int = 0,
+    pad: int | None = None,
     log_probs: bool = False,
     cache: Any = None,
     max_length: int | None = None,
@@ -186,16 +187,20 @@ def generate(
         mask: ``[batch, length]``, in place of lengths: 1 or True at the tokens that are meant,
             on whichever side padding is; `attention_mask` of tokenizers.
         max_new_tokens: how many tokens to choose at most.
-        sampler: how; of `pax_export.generation.samplers`.
+        sampler: how; of `pax_export.generation.samplers`.  By default, as ``lm.config.generation``
+            says (of ``generation_config.json``): drawn if it has ``do_sample`` and there is a
+            key; the likeliest tokens, otherwise.
         key: a random key, or one for each row, if the sampler draws.  Of one key each
             row folds in its number.
         stop: what ends a text, or several such things: the id of a token, a sequence
             of ids, a string.  The token with which it is complete is the last of its row;
             new tokens alone count.  When all rows have ended, the rest is not computed.
-            For strings, each token is looked at as in a stream.
+            For strings, each token is looked at as in a stream.  By default
+            ``lm.config.generation.stop``; ``()`` for nothing.
         tokenizer: for strings: one of tokenizers or transformers, or anything with
             ``decode(ids, skip_special_tokens=False)``.
-        pad: the id that stands behind it; negative for none of the vocabulary.
+        pad: the id that stands behind it; negative for none of the vocabulary.  By default
+            ``lm.config.generation.pad``, or 0.
         log_probs: whether to give log-probabilities, too.
         cache: texts that were read before; the prompts continue these.  It stays
             as it is.
@@ -291,7 +296,7 @@ def request(
     key: Any,
     stop: Any,
     tokenizer: Any,
-    pad: int,
+    pad: Any,
     log_probs: bool,
     cache: Any,
     max_length: int | None,
@@ -302,9 +307,9 @@ def request(
     lm = checked_net(lm, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
-    sampler = checked_sampler(sampler, where)
+    sampler = checked_sampler(default_sampler(sampler, lm, key), where)
     keys = row_keys(key, tokens.shape[0], sampler, where)
-    stops = checked_stops(stop, where)
+    stops = checked_stops(default_stop(stop, lm), where)
     batch, ends = tokens.shape[0], None
     if stops.strings:
         ends = StringEnds(stops.strings, tokenizer, batch, where)
@@ -313,7 +318,7 @@ def request(
         static,
         stops.ids,
         stops.sequences,
-        checked_pad(pad, where),
+        checked_pad(default_pad(pad, lm), where),
         bool(log_probs),
         checked_chunk(prefill_chunk, where),
         where,

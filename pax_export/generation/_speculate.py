@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._keywords import explained
 from pax_export.generation._buckets import cut, sized
+from pax_export.generation._defaults import default_pad, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
@@ -50,17 +51,17 @@ def speculate(
     mask: Any = None,
     max_new_tokens: int,
     ahead: int = 4,
-    stop: Any = (),
-    pad: int = 0,
+    stop: Any = None,
+    pad: int | None = None,
     prefill_chunk: int | None = None,
 ) -> jax.Array:
     """The greedy tokens of a net, in fewer calls of it.
 
     A smaller net of the same vocabulary proposes tokens; the net reads them in one call, keeps
     those that it would have chosen, and adds one of its own.  So the tokens are those of
-    ``generate(lm, ...)``, whatever the smaller net says; the better it guesses, the fewer calls
-    there are.  Both caches have room for ``ahead + 1`` tokens more than those of `generate`, which
-    nets with learned positions need to have.
+    ``generate(lm, ..., sampler=greedy())``, whatever the smaller net says; the better it guesses,
+    the fewer calls there are.  Both caches have room for ``ahead + 1`` tokens more than those of
+    `generate`, which nets with learned positions need to have.
 
     Args:
         lm: a net with a cache, as for `generate`, whose cache has ``with_lengths(lengths)``: the
@@ -71,8 +72,8 @@ def speculate(
         mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
         max_new_tokens: how many tokens at most.
         ahead: how many tokens are proposed at once.
-        stop: the id of the token that ends a text, or several.
-        pad: the id that stands behind it; negative for none of the vocabulary.
+        stop: the id of the token that ends a text, or several; by default as for `generate`.
+        pad: the id that stands behind it; negative for none of the vocabulary; likewise.
         prefill_chunk: read the prompts so many tokens at a time.
 
     Returns:
@@ -105,8 +106,8 @@ def speculate(
         count=sizes.count,
         room=sizes.room,
         ahead=ahead,
-        stop=checked_stop(stop, where),
-        pad=checked_pad(pad, where),
+        stop=checked_stop(default_stop(stop, lm), where),
+        pad=checked_pad(default_pad(pad, lm), where),
         chunk=checked_chunk(prefill_chunk, where),
     )
     return cut(made, sizes.limit)

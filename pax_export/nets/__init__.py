@@ -6,6 +6,7 @@ from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer
 from pax_export.nets._decoder_sizes import cache_dtype as cache_dtype
 from pax_export.nets._decoder_sizes import check_ids as check_ids
+from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nets._resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152, ResNet200
 from pax_export.nets._transformer import DenseBlock, Transformer
@@ -16,6 +17,7 @@ __all__ = [
     "DecoderCache",
     "DecoderConfig",
     "DecoderLayer",
+    "GenerationDefaults",
     "Int8Store",
     "LayerKind",
     "ResNet18",

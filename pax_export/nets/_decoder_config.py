@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_gguf import fields_of_gguf
 from pax_export.nets._decoder_hf import fields_of_hf
+from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nn import PAIRINGS, RotaryScaling, check_frequencies, choice, integer
 
@@ -56,6 +57,7 @@ class DecoderConfig:
         implementation: of attention, see `dot_product_attention`.
         family: what model it is, so by which names a file keeps its weights; says nothing to
             the net.
+        generation: what `generate` takes where a caller says nothing; likewise.
 
     Raises:
         InvalidArgumentError: a size is less than one, an unknown word, or a rotary embedding of
@@ -101,6 +103,7 @@ class DecoderConfig:
     tied: bool = False
     implementation: str | None = None
     family: str = "llama"
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     def __post_init__(self) -> None:
         for name in _SIZES:

@@ -26,6 +26,7 @@ from pax_export._files import bounded
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_names import Piece, Pieces, pieces_of_gguf, pieces_of_hf
+from pax_export.nets._generation_defaults import GenerationDefaults, read_defaults
 from pax_export.nn import RotaryScaling
 from pax_export.weights import Source, open_source
 
@@ -68,8 +69,11 @@ def decoder_of_folder(
 ) -> Any:
     """See `Decoder.from_pretrained`."""
     folder = Path(os.fspath(path))
+    described = None
     if config is None:
-        config = DecoderConfig.from_hf(_described(folder))
+        described = _described(folder / "config.json")
+        config = DecoderConfig.from_hf(described)
+    config = _with_generation(config, folder / "generation_config.json", described)
     with open_source(folder) as source:
         pieces = pieces_of_hf(config, source.entries)
         if config.tied and _has_own_head(source, pieces):
@@ -77,15 +81,30 @@ def decoder_of_folder(
         return filled(cls, source, config, pieces, layers, dtype)
 
 
-def _described(folder: Path) -> dict[str, Any]:
+def _with_generation(
+    config: DecoderConfig, path: Path, described: dict[str, Any] | None
+) -> DecoderConfig:
+    """The configuration with what the folder says of texts, unless it says so itself."""
+    if config.generation != GenerationDefaults():
+        return config
+    if path.exists():
+        values = _described(path)
+    else:  # where transformers finds the ids, too
+        path, values = path.with_name("config.json"), described or {}
+        values = {name: values.get(name) for name in ("eos_token_id", "pad_token_id")}
+    return replace(config, generation=read_defaults(values, str(path), config.vocab_size))
+
+
+def _described(path: Path) -> dict[str, Any]:
     try:
-        described = json.loads(bounded.read_bytes(folder / "config.json", _LARGEST_CONFIG))
+        described = json.loads(bounded.read_bytes(path, _LARGEST_CONFIG))
         if not isinstance(described, dict):
             raise ValueError(f"a {type(described).__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsFileError(
-            "A folder of a model has a file config.json, which says what net it is.",
-            where=str(folder / "config.json"),
+            "A folder of a model has a file config.json, which says what net it is; its JSON files "
+            "are keys and values.",
+            where=str(path),
             got=f"{type(error).__name__}: {error}"[:200],
             write="the folder with config.json and *.safetensors, as transformers saves it",
         ) from None
@@ -106,7 +125,7 @@ def _has_own_head(source: Source, pieces: Pieces) -> bool:
         where=f"{names[0]}, in {source.where}",
         write='"tie_word_embeddings": false in config.json',
     )
-    warnings.warn(warning, stacklevel=4)
+    warnings.warn(warning, stacklevel=5)
     return True
 
 

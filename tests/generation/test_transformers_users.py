@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.generation import beam_search, prefill, speculate
-from tests.generation.nets import TinyLM, alone, prompts
+from pax_export.generation import beam_search, prefill, samplers, speculate
+from tests.generation.nets import TinyLM, alone, prompts, write_llama
 
 LM = TinyLM()
 ROWS = prompts(5, 2, 3)
@@ -117,3 +118,84 @@ def test_dtypes_of_torch_are_taken_by_their_names():
     assert lm.init_cache(1, 4, dtype=dtype_of_torch("int8")).keys.codes.dtype == jnp.int8
     with pytest.raises(pax.errors.InvalidArgumentTypeError, match="floating-point"):
         pax.nets.Decoder(config, dtype=dtype_of_torch("int64"))
+
+
+# --- generation_config.json ------------------------------------------------------------------
+
+
+def read(folder, **said):
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    return pax.nets.Decoder.from_pretrained(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_llama(tmp_path)
+
+
+def test_stops_and_padding_of_the_file_are_taken(folder):
+    rows = [[3, 1, 4, 1, 5], [9, 2]]
+    free = pax.generate(pax.nets.Decoder.from_pretrained(folder), rows, max_new_tokens=6)
+    first, second = int(free[0, 2]), int(free[1, 1])
+    lm = read(folder, eos_token_id=[first, second, 999], pad_token_id=7, max_length=20)
+    assert lm.config.generation.stop == tuple(sorted({first, second}))
+    options = {"max_new_tokens": 6}
+    expected = pax.generate(lm, rows, stop=[first, second], pad=7, **options)
+    assert expected.tolist() != free.tolist()
+    assert pax.generate(lm, rows, **options).tolist() == expected.tolist()
+    columns = list(pax.generate.stream(lm, rows, **options))
+    assert np.stack(columns, 1).tolist() == expected[:, : len(columns)].tolist()
+    assert speculate(lm, lm, rows, **options).tolist() == expected.tolist()
+    assert beam_search(lm, rows, beams=1, **options).tokens[:, 0].tolist() == expected.tolist()
+    # What a caller says counts.
+    assert pax.generate(lm, rows, stop=(), **options).tolist() == free.tolist()
+    # Programs and trees know no difference but that.
+    assert jax.tree.structure(lm) == jax.tree.structure(pax.nets.Decoder(lm.config))
+
+
+def test_the_sampler_of_the_file_draws_where_there_is_a_key(folder):
+    rows, key = [[3, 1, 4, 1, 5]], jax.random.key(1)
+    plain = pax.generate(pax.nets.Decoder.from_pretrained(folder), rows, max_new_tokens=8)
+    said = {"do_sample": True, "temperature": 3.0, "top_p": 0.9, "top_k": 20, "min_p": 0.001}
+    lm = read(folder, **said)
+    sampler = (
+        samplers.temperature(3.0) | samplers.top_k(20) | samplers.top_p(0.9) | samplers.min_p(0.001)
+    )
+    drawn = pax.generate(lm, rows, max_new_tokens=8, sampler=sampler, key=key)
+    assert pax.generate(lm, rows, max_new_tokens=8, key=key).tolist() == drawn.tolist()
+    assert drawn.tolist() != plain.tolist()
+    assert pax.generate(lm, rows, max_new_tokens=8).tolist() == plain.tolist()
+    # What transformers has for a missing key, and a penalty of the likeliest tokens.
+    assert read(folder, do_sample=True).config.generation.top_k == 50
+    lm = read(folder, repetition_penalty=1e6, temperature=0.5)
+    assert len(set(pax.generate(lm, rows, max_new_tokens=8, key=key)[0].tolist())) == 8
+
+
+def test_without_the_file_the_end_is_that_of_the_configuration(folder):
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**described, "eos_token_id": 5}))
+    assert pax.nets.Decoder.from_pretrained(folder).config.generation.stop == (5,)
+    assert read(folder, eos_token_id=None).config.generation.stop == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"do_sample": "yes"}, "do_sample"),
+        ({"top_k": 2.5}, "top_k"),
+    ],
+)
+def test_values_of_another_kind_are_named(folder, said, word):
+    with pytest.raises(pax.errors.InvalidArgumentError, match=rf"generation_config.json: {word}"):
+        read(folder, **said)
+
+
+def test_a_damaged_file_and_keys_without_effect_are_named(folder):
+    with pytest.warns(pax.errors.PaxWarning, match="no_repeat_ngram_size: 3") as caught:
+        read(folder, no_repeat_ngram_size=3, num_beams=1, use_cache=True, typical_p=1.0)
+    assert [each.filename for each in caught] == [__file__]
+    (folder / "generation_config.json").write_text("[1")
+    with pytest.raises(pax.errors.WeightsFileError, match="generation_config.json"):
+        pax.nets.Decoder.from_pretrained(folder)

@@ -219,3 +219,32 @@ def test_texts_end_at_the_strings_of_transformers(nets):
             assert np.array_equal(pax.generate(lm, ROWS, **options), expected)
         ended += (expected != free).any()
     assert ended == 3
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"eos_token_id": [5, 9], "pad_token_id": PAD},
+        {"eos_token_id": 11, "pad_token_id": PAD, "repetition_penalty": 3.0},
+    ],
+)
+def test_defaults_of_a_file_are_those_of_transformers(nets, tmp_path, said):
+    theirs, _ = nets
+    theirs.save_pretrained(tmp_path)
+    GenerationConfig(**said).save_pretrained(tmp_path)
+    lm = pax.nets.Decoder.from_pretrained(tmp_path)
+    again = type(theirs).from_pretrained(tmp_path).eval()
+    rows = [ROWS[0], ROWS[0][::-1]]  # transformers counts padding on the left as seen
+    with torch.no_grad():
+        made = again.generate(torch.tensor(rows), max_new_tokens=COUNT)[:, len(rows[0]) :].numpy()
+    expected = np.pad(made, ((0, 0), (0, COUNT - made.shape[1])), constant_values=PAD)
+    assert np.array_equal(pax.generate(lm, rows, max_new_tokens=COUNT), expected)
+
+
+def test_every_key_of_generation_is_taken_or_known(tmp_path):
+    from pax_export.nets import _generation_defaults as ours
+
+    known = {*ours._TAKEN, *ours._SAID_ELSEWHERE}
+    # These change tokens, and are named by a warning.
+    changing = {*GenerationConfig().__dict__} - known
+    assert {"no_repeat_ngram_size", "suppress_tokens", "stop_strings", "num_beams"} <= changing

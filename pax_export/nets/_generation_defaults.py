@@ -1,0 +1,117 @@
+"""GenerationDefaults: what the author of a language model says of its texts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pax_export._errors import PaxWarning, a_few
+from pax_export.nets._decoder_fields import Fields, Keys, shown
+
+#: The keys of generation_config.json that are taken, with what transformers has for a missing one.
+_TAKEN = {
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+#: Keys that change no token, or say what a caller says here.
+_SAID_ELSEWHERE = frozenset(
+    """bos_token_id decoder_start_token_id max_length max_new_tokens max_time use_cache
+    cache_implementation cache_config max_cache_len prefill_chunk_size transformers_version
+    _from_model_config output_attentions output_hidden_states output_scores output_logits
+    return_dict_in_generate num_return_sequences remove_invalid_values renormalize_logits
+    length_penalty early_stopping low_memory compile_config disable_compile
+    continuous_batching_config is_assistant num_assistant_tokens num_assistant_tokens_schedule
+    assistant_confidence_threshold assistant_early_exit assistant_lookbehind target_lookbehind
+    assistant_ensemble_weight prompt_lookup_num_tokens max_matching_ngram_size chat_format
+    speculation_type use_mtp token_healing""".split()
+)
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What `generate` takes where a caller says nothing; static data, which no call computes by.
+
+    `Decoder.from_pretrained` reads it from ``generation_config.json``.
+
+    Attributes:
+        stop: the ids of the tokens that end a text.
+        pad: the id that stands behind it; None for 0.
+        do_sample: whether tokens are drawn, where a caller gives a key.
+        temperature: of the sampler.
+        top_k: how many tokens it keeps; 0 for all.
+        top_p: the probability that it keeps.
+        min_p: the part of the probability of the likeliest that it keeps.
+        repetition_penalty: of drawn and of likeliest tokens; 1 for none.
+
+    Example:
+        >>> import dataclasses, pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=100, dim=16, num_layers=2, num_heads=4, hidden_dim=32)
+        >>> ends = pax.nets.GenerationDefaults(stop=(2,))
+        >>> dataclasses.replace(config, generation=ends).generation.stop
+        (2,)
+    """
+
+    stop: tuple[int, ...] = ()
+    pad: int | None = None
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def read_defaults(values: Mapping[str, Any], where: str, size: int) -> GenerationDefaults:
+    """The defaults of a ``generation_config.json``.
+
+    Args:
+        values: its content.
+        where: its path, for messages.
+        size: of the vocabulary; ids outside of it end nothing.
+    """
+    fields = Fields({k: v for k, v in values.items() if k in _TAKEN}, where, Keys(_TAKEN))
+    strange = {k: v for k, v in values.items() if k not in _TAKEN and k not in _SAID_ELSEWHERE}
+    changing = [f"{k}: {shown(v)}" for k, v in strange.items() if not _is_neutral(v)]
+    if changing:
+        warning = PaxWarning(
+            "Keys that change the tokens of transformers have no effect here.",
+            where=where,
+            got=a_few(changing, 6),
+            write="sampler=, with a rule derived from samplers.Sampler; or beam_search",
+        )
+        warnings.warn(warning, stacklevel=6)
+    top_k = fields.get("top_k")
+    return GenerationDefaults(
+        stop=tuple(sorted({i for i in _ids(fields, "eos_token_id") if 0 <= i < size})),
+        pad=next((i for i in _ids(fields, "pad_token_id") if 0 <= i < size), None),
+        do_sample=fields.flag("do_sample"),
+        temperature=fields.number("temperature", zero=True),
+        top_k=fields.size("top_k") if top_k else 0,
+        top_p=fields.number("top_p", zero=True),
+        min_p=fields.number("min_p", zero=True),
+        repetition_penalty=fields.number("repetition_penalty"),
+    )
+
+
+def _ids(fields: Fields, name: str) -> list[int]:
+    value = fields.get(name, [])
+    ids = value if isinstance(value, list) else [value]
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        return ids
+    raise fields.wrong(name, "the id of a token, or a list of them")
+
+
+def _is_neutral(value: Any) -> bool:
+    """Whether a key of generation has a value by which it does nothing."""
+    return value is None or (isinstance(value, (bool, int, float)) and value in (0, 1)) or (
+        isinstance(value, (str, list, dict)) and not value
+    )  # fmt: skip
