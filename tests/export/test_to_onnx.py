@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from jax import lax
 
 import pax_export as pax
 from pax_export import _errors
@@ -330,3 +331,70 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["run", "affine.onnx", "--input", "x.npy", "--output", "y.npz"]) == 0
     with np.load("y.npz") as stored:
         np.testing.assert_array_equal(stored["output"], np.full((2, 4), 3.0))
+
+
+def _initializers(path):
+    return {
+        each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer
+    }
+
+
+def _operators(path):
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def _norms():
+    return pax.Sequential(
+        pax.Conv2D(3, 8, 3), pax.BatchNorm2D(8, True, True, 0.9), jax.nn.relu
+    ).eval()
+
+
+def test_a_norm_is_folded_and_the_report_names_its_weights(tmp_path):
+    net, path = _norms(), tmp_path / "net.onnx"
+    report = to_onnx(net, path, spec("batch, 16, 16, 3"))
+
+    assert _operators(path) == ["Transpose", "Conv", "Relu", "Transpose", "Identity"]
+    assert "modules.0.weight" in report.details["folded"]
+    assert "  folded      " in str(report)
+    assert "modules.0.weight" not in _initializers(path)
+
+
+def test_without_folding_each_leaf_is_in_the_file_as_it_is(tmp_path):
+    net, path = _norms(), tmp_path / "net.onnx"
+    report = to_onnx(net, path, spec("batch, 16, 16, 3"), fold=False)
+
+    held = _initializers(path)
+    for variable in report.variables:
+        if variable.name in held:  # it is read
+            assert held[variable.name].shape == variable.shape
+    assert {"modules.0.weight", "modules.1.scale", "modules.1.ema_var.averages"} <= held.keys()
+    assert "folded" not in report.details
+
+
+def test_exact_exports_keep_nan_where_the_runtime_passes_over_it(tmp_path):
+    x = np.ones((1, 2, 4, 4), np.float32)
+    x[0, :, 0, 0] = np.nan
+
+    def apply(_, x):
+        pooled = lax.reduce_window(x, -np.inf, lax.max, (1, 1, 2, 2), (1,) * 4, "VALID")
+        return pooled, jax.nn.sigmoid(x - 100)
+
+    model = {}, apply
+
+    report = to_onnx(model, tmp_path / "exact.onnx", spec("batch, 2, 4, 4"), exact=True)
+    assert not report.known_differences
+    most, gate = load(tmp_path / "exact.onnx")(x)
+    assert np.isnan(most[0, :, 0, 0]).all()
+    assert gate[0, 1, 1, 1] < 1e-40
+
+    report = to_onnx(model, tmp_path / "plain.onnx", spec("batch, 2, 4, 4"))
+    assert [each.split(":")[0] for each in report.known_differences] == ["MaxPool", "Sigmoid"]
+
+
+def test_a_pass_that_fails_leaves_a_right_file(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("pax_export.export.portable.passes.folded", fails)
+    with pytest.warns(RuntimeWarning, match="as the program was traced"):
+        to_onnx(_norms(), tmp_path / "net.onnx", spec("batch, 16, 16, 3"))

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export._errors import ExportPathError
+from pax_export._errors import ExportPathError, a_few
 from pax_export._files import bounded, bytes_text, file_types, html_text
 from pax_export.export.artifact import embedded, limits, structure
 from pax_export.export.artifact.formats import exporters, find
@@ -206,6 +206,7 @@ class Report:
             "  validated   " + self._validation(),
             *(f"  left out    {text}" for text in self.left_out),
             *(f"  load alone  {text}" for text in self.needs_load),
+            *self._folded(),
             *self._known(),
             *(f"  differs     {text}" for text in self.differs),
             *self._seconds(),
@@ -228,6 +229,11 @@ class Report:
         if not self.seconds:
             return []
         return ["  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items())]
+
+    def _folded(self) -> list[str]:
+        names, kept = self.details.get("folded", ()), self.details.get("kept", ())
+        lines = [f"  folded      {len(names)} weights: {a_few(names, _FEW)}"] * bool(names)
+        return [*lines, *(f"  kept        {text}" for text in kept)]
 
     def _known(self) -> list[str]:
         return [f"  differs     {'; '.join(self.known_differences)}"] * bool(self.known_differences)

@@ -1,5 +1,13 @@
-"""Passes over traced programs that every target shares: program of jax in, program of jax out."""
+"""Passes over traced programs that every target shares: program of jax in, program of jax out.
+
+`passes.py` has those that make programs simpler, in their order, and docs/decisions/portable.md
+what each is worth; `decompose` comes after them, and replaces what a target lacks.
+"""
 
 from pax_export.export.portable.decompose import decompose as decompose
 from pax_export.export.portable.decompose import not_decomposed as not_decomposed
 from pax_export.export.portable.decompositions import NotDecomposedError as NotDecomposedError
+from pax_export.export.portable.passes import Options as Options
+from pax_export.export.portable.passes import optimized as optimized
+from pax_export.export.portable.program import PortableProgram as PortableProgram
+from pax_export.export.portable.program import Weight as Weight

@@ -47,8 +47,10 @@ class NotInOnnxError(Exception):
 class Converter:
     """Writes programs of jax with a `Writer`; `constants` has the stored arrays by `id`."""
 
-    def __init__(self, onnx: Any, opset: int, constants: Mapping[int, AnyValue]):
-        self.writer = Writer(onnx, opset, self.inline)
+    def __init__(
+        self, onnx: Any, opset: int, constants: Mapping[int, AnyValue], exact: bool = True
+    ):
+        self.writer = Writer(onnx, opset, self.inline, exact)
         self._constants = constants
         self._callers: list[Any] = []
 

@@ -14,7 +14,7 @@ from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
-from pax_export.export.formats.onnx.model import converted
+from pax_export.export.formats.onnx.model import Options, converted
 from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
@@ -44,6 +44,8 @@ def to_onnx(
     state: Literal["frozen", "keep"] = "frozen",
     outputs: Literal["float32", "model"] = "float32",
     opset: int = OPSET,
+    fold: bool = True,
+    exact: bool = False,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
@@ -67,6 +69,12 @@ def to_onnx(
             read; with ``"keep"`` every call begins with the state that is exported.
         outputs: as for `to_saved_model`.
         opset: the version of ONNX's operators to write, 18 or newer.
+        fold: compute what depends on weights alone now: a BatchNorm goes into the
+            convolution before it, kernels are laid out as the runtime wants them.  The
+            report names these weights.  Without it each leaf is in the file as it is.
+        exact: NaN, ties and signs of zero are as in jax everywhere.  Without it the
+            runtime's own operators are used for ``relu``, ``clip``, ``gelu``,
+            ``softmax``, pools and the like; the report says which may differ in these.
         validate: load what was written, make calls at several sizes with
             onnxruntime and compare with jax; ``"process"`` does it in a fresh
             process without jax.
@@ -116,7 +124,7 @@ def to_onnx(
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    return run_export(_OnnxWriter(opset, calls), request)
+    return run_export(_OnnxWriter(Options(opset, fold, exact), calls), request)
 
 
 class _OnnxWriter(Writer):
@@ -124,8 +132,8 @@ class _OnnxWriter(Writer):
     loads = "onnx"
     one_by_one = True
 
-    def __init__(self, opset: int, examples: Mapping[str, Sequence[Any]]):
-        self._opset = opset
+    def __init__(self, options: Options, examples: Mapping[str, Sequence[Any]]):
+        self._options = options
         self._examples = examples
 
     def find(self, request: Request) -> None:
@@ -153,7 +161,8 @@ class _OnnxWriter(Writer):
             )
 
     def write(self, place: Path) -> None:
-        place.write_bytes(converted(self._program, self._names, self.stored(), self._opset))
+        self._made = converted(self._program, self._names, self.stored(), self._options)
+        place.write_bytes(self._made.content)
 
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self._store.variables}
@@ -163,14 +172,17 @@ class _OnnxWriter(Writer):
         return output_cases(self._program, self._store, self.budget, examples)
 
     def facts(self, place: Path) -> dict[str, Any]:
-        runs_in = f"onnxruntime, and what reads opset {self._opset}"
+        runs_in = f"onnxruntime, and what reads opset {self._options.opset}"
         return {
             "signatures": {self._program.key: signature_info(self._program)},
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu", "cuda", "rocm"),
             "versions": package_versions("onnx"),
+            "known_differences": self._made.differs,
             "details": {
-                "opset": self._opset,
+                **({"folded": list(self._made.folded)} if self._made.folded else {}),
+                **({"kept": list(self._made.notes)} if self._made.notes else {}),
+                "opset": self._options.opset,
                 "runs_in": runs_in,
                 SHA256: checksums.digest(place),
             },

@@ -35,10 +35,12 @@ class Writer:
     names, `Value`s, arrays of numpy, which become constants, or None for one left out.
     """
 
-    def __init__(self, onnx: Any, opset: int, inline: Inline):
+    def __init__(self, onnx: Any, opset: int, inline: Inline, exact: bool = True):
         self.onnx = onnx
         self.opset = opset
         self.inline = inline
+        self.exact = exact  # whether NaN, ties and signs of zero are guarded
+        self.differs: set[str] = set()  # operators whose kernels may differ in these
         self.operation = ""  # the primitive that is being written
         self.initializers: dict[str, Any] = {}
         self._constants: dict[tuple, str] = {}
@@ -58,6 +60,11 @@ class Writer:
 
     def __call__(self, operator: str, *operands: Any, results: int = 1, **attributes: Any) -> Any:
         return self._add(self._nodes, operator, operands, results, attributes)
+
+    def native(self, operator: str, *operands: Any, **attributes: Any) -> str:
+        """An operator whose kernels may differ from jax in NaN, ties and signs of zero."""
+        self.differs.add(operator)
+        return self(operator, *operands, **attributes)
 
     def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> str:
         return self._add(self._root, operator, operands, 1, attributes)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,10 @@ import numpy as np
 from pax_export._errors import UnsupportedDtypeError, UnsupportedOperationError
 from pax_export._optional import require
 from pax_export.export.formats.onnx import rules as rules
+from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter, NotInOnnxError
 from pax_export.export.formats.onnx.graph import Writer, bodies, flat, needed, read_in
+from pax_export.export.formats.onnx.known_differences import differences
 from pax_export.export.formats.onnx.registry import Refused, has
 from pax_export.export.formats.onnx.values import (
     AnyValue,
@@ -23,7 +28,13 @@ from pax_export.export.formats.onnx.values import (
     is_rounded,
     part_dtype,
 )
-from pax_export.export.portable import decompose
+from pax_export.export.portable import (
+    PortableProgram,
+    Weight,
+    decompose,
+    optimized,
+    passes,
+)
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import placed
 
@@ -33,17 +44,84 @@ _WRITE = (
 )
 
 
+@dataclass(frozen=True)
+class Options:
+    """How a program is written.
+
+    Attributes:
+        opset: the version of ONNX's operators.
+        fold: compute what depends on weights alone now.
+        exact: guard operators whose kernels differ from jax in NaN, ties and signs of zero.
+    """
+
+    opset: int
+    fold: bool = True
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Converted:
+    """An ONNX model as bytes, and what was done to the program.
+
+    Attributes:
+        folded: names of weights that are in the file in another form only.
+        notes: what was left as it was, and why.
+        differs: where kernels of the runtime differ from jax.
+    """
+
+    content: bytes
+    folded: tuple[str, ...]
+    notes: tuple[str, ...]
+    differs: tuple[str, ...]
+
+
 def converted(
-    program: Program, names: Sequence[str], weights: Mapping[str, Any], opset: int
-) -> bytes:
-    """Converts a program to an ONNX model of a version of ONNX's operators.
+    program: Program, names: Sequence[str], weights: Mapping[str, Any], options: Options
+) -> Converted:
+    """Converts a program to an ONNX model.
 
     `names` are those of the weights that are its leaves and constants, in order.
     """
     onnx = require("onnx", "onnx", "to_onnx")
-    model = _Model(onnx, program, names, weights, opset).made()
-    _check_operators(onnx, model, opset)
-    return model.SerializeToString(deterministic=True)
+    model = _Model(onnx, program, names, weights, options)
+    portable = _portable(program, names, weights, options)
+    made = None
+    if portable is not None:
+        with contextlib.suppress(Refused, NotInOnnxError):
+            made = model.made(portable)
+    if made is None or portable is None:
+        # The program as it was traced says best what it was that could not be written.
+        portable, model = None, _Model(onnx, program, names, weights, options)
+        made = model.of_traced()
+    _check_operators(onnx, made, options.opset)
+    content = made.SerializeToString(deterministic=True)
+    if portable is None:
+        return Converted(content, (), (), ())
+    stored = {each.name for each in made.graph.initializer}
+    used = {source for each in portable.weights for source in each.sources if each.name in stored}
+    folded = tuple(name for name in weights if name in used and name not in stored)
+    return Converted(content, folded, portable.notes, differences(model.differs))
+
+
+def _portable(
+    program: Program, names: Sequence[str], weights: Mapping[str, Any], options: Options
+) -> PortableProgram | None:
+    """The program as the runtime runs it fast; None where a pass fails, which is no reason to."""
+    traced = program.traced
+    count = len(traced.structs) - len(program.inputs.flat)
+    leaves = [Weight(name, np.asarray(weights[name])) for name in names[:count]]
+    constants = {id(array): name for array, name in zip(traced.constants, names[count:])}
+    wanted = passes.Options(fold=options.fold, keep=not options.exact)
+    try:
+        return optimized(traced.program, leaves, constants, wanted, len(program.output_names))
+    except Exception as error:
+        warnings.warn(
+            f"The ONNX file is written as the program was traced, and may be slow: {error!r}. "
+            "This is a mistake of pax_export; please report it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 class _Model:
@@ -53,33 +131,46 @@ class _Model:
         program: Program,
         names: Sequence[str],
         weights: Mapping[str, Any],
-        opset: int,
+        options: Options,
     ):
         self._onnx = onnx
         self._program = program
-        self._opset = opset
+        self._opset, self._exact = options.opset, options.exact
         self._constants: dict[int, AnyValue] = {}
-        self._converter = Converter(onnx, opset, self._constants)
+        self._converter = Converter(onnx, options.opset, self._constants, options.exact)
         self._writer: Writer = self._converter.writer
         self._inputs = [entry.name for entry in program.inputs.flat]
         self._outputs = list(program.output_names)
+        self._structs = program.traced.structs[-len(self._inputs) :] if self._inputs else ()
         self._weights = weights
         self._names = names
+        self._made: dict[str, AnyValue] = {}
 
-    def made(self) -> Any:
-        onnx, traced, writer = self._onnx, self._program.traced, self._writer
-        count = len(traced.structs) - len(self._inputs)
-        structs = traced.structs[count:]
+    @property
+    def differs(self) -> set[str]:
+        return self._writer.differs
+
+    def made(self, portable: PortableProgram) -> Any:
+        """The model of a portable program."""
+        taken = self._begun()
+        values = [self._held(each) for each in portable.weights]
+        constants = self._program.traced.constants  # loops and branches may hold some
+        names = self._names[len(self._names) - len(constants) :]
+        self._constants.update((id(a), self._stored(name)) for a, name in zip(constants, names))
+        program = decompose(portable.program, self._has)
+        found = self._converter.inline(program, [*values, *taken])
+        return self._finished(found)
+
+    def of_traced(self) -> Any:
+        """The model of the program as it was traced; a refusal says what cannot be written."""
+        traced, count = self._program.traced, len(self._names) - len(self._program.traced.constants)
         try:
-            writer.operation = "input"
-            taken = [self._taken(*each) for each in zip(self._inputs, structs)]
-            writer.sizes.learn((n, each.shape) for n, each in zip(self._inputs, structs))
-            stored = self._stored()
-            values = [stored[name] for name in self._names]
+            taken = self._begun()
+            values = [self._stored(name) for name in self._names]
             held = zip(traced.constants, values[count:])
             self._constants.update((id(array), value) for array, value in held)
             wanted = range(len(self._outputs))
-            portable = decompose(traced.program, has)
+            portable = decompose(traced.program, self._has)
             found = self._converter.inline(portable, [*values[:count], *taken], wanted)
         except Refused as error:
             raise UnsupportedOperationError(
@@ -87,9 +178,29 @@ class _Model:
             ) from error
         except NotInOnnxError as error:
             raise _refused(error, self._program) from error
+        return self._finished(found)
+
+    def _has(self, equation: Any) -> bool:
+        """Whether the operation of an equation is written by a rule."""
+        passes_over_nan = equation.primitive.name == "reduce_window_max"
+        return has(equation) and not (self._exact and passes_over_nan)
+
+    def _begun(self) -> list[AnyValue]:
+        """The inputs."""
+        self._writer.operation = "input"
+        named = list(zip(self._inputs, self._structs))
+        taken = [self._taken(*each) for each in named]
+        self._writer.sizes.learn((name, each.shape) for name, each in named)
+        return taken
+
+    def _finished(self, found: Sequence[Any]) -> Any:
+        """The model, of its results."""
+        onnx, writer = self._onnx, self._writer
         outputs = [self._given(*each) for each in zip(self._outputs, found)]
-        entries = [self._entry(*each) for each in zip(self._inputs, structs)]
-        nodes = needed(writer.nodes, set(self._outputs))
+        entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
+        wanted = set(self._outputs)
+        nodes = with_biases(onnx, needed(writer.nodes, wanted), writer.initializers)
+        nodes = needed(nodes, wanted)
         used = {name for node in nodes for name in read_in(node)}
         initializers = [each for name, each in writer.initializers.items() if name in used]
         graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs, initializers)
@@ -106,14 +217,20 @@ class _Model:
             carried = self._writer.cast(name, carrier(struct.dtype))
         return Value(carried, np.dtype(struct.dtype), tuple(struct.shape))
 
-    def _stored(self) -> dict[str, AnyValue]:
-        """The weights, under the names of the leaves where nothing else has these."""
-        taken = {*self._inputs, *self._outputs}
-        made = {}
-        for name, value in self._weights.items():
-            free = name if name not in taken else f"weight:{name}"
-            made[name] = self._weight(free, np.asarray(value))
-        return made
+    def _stored(self, name: str) -> AnyValue:
+        """A weight, under the name of the leaf where nothing else has it."""
+        if name not in self._made:
+            free = name if name not in {*self._inputs, *self._outputs} else f"weight:{name}"
+            self._made[name] = self._weight(free, np.asarray(self._weights[name]))
+        return self._made[name]
+
+    def _held(self, weight: Weight) -> AnyValue:
+        """A known array of a portable program."""
+        if not weight.name:
+            return self._writer.literal(weight.array)
+        if not weight.sources:
+            return self._stored(weight.name)
+        return self._weight(weight.name, np.asarray(weight.array))
 
     def _weight(self, name: str, array: np.ndarray) -> AnyValue:
         half = part_dtype(array.dtype)

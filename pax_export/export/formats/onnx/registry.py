@@ -73,4 +73,19 @@ def has(equation: Any) -> bool:
         return name in COMPLEX_RULES or name in PART_BY_PART
     if name == "reduce_prod":  # onnxruntime's is one of float64 for whole numbers
         return carrier(dtypes[0]) == np.float32
+    if name in ("reduce_window_max", "reduce_window_sum"):
+        return _is_pool(equation)
     return name in RULES
+
+
+def _is_pool(equation: Any) -> bool:
+    """Whether windows are those of a pool: over the last axes, padded by less than a window."""
+    told, x = equation.params, equation.invars[0].aval
+    widths, steps = told["window_dimensions"], told["window_strides"]
+    sides = [side for pair in told["padding"] for side in pair]
+    if x.dtype != np.float32 or not all(map(is_number, (*widths, *steps, *sides))):
+        return False
+    plain = (*widths[:2], *steps[:2], *told["base_dilation"], *told["window_dilation"])
+    if not 3 <= x.ndim <= 5 or any(each != 1 for each in plain):
+        return False
+    return all(0 <= side < width for pair, width in zip(told["padding"], widths) for side in pair)

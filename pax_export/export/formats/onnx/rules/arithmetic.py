@@ -123,6 +123,8 @@ def extreme(writer: Writer, operator: str, x: Any, y: Any, is_float: bool) -> st
     """The larger or smaller of two; NaN where one is, which `Max` and `Min` do not promise."""
     if not is_float:
         return writer(operator, x, y)
+    if not writer.exact:
+        return writer.native(operator, x, y)
     chosen = writer(operator, x, y)
     # A sum is NaN where a part is; +inf and -inf together are no NaN of theirs.
     bad = writer("Or", writer("IsNaN", x), writer("IsNaN", y))
@@ -156,6 +158,8 @@ def _bounded(writer: Writer, operator: str, name: str, bound: Value) -> str:
     assert bound.known is not None
     if np.isnan(bound.known):
         return writer("Add", name, bound)
+    if not writer.exact:
+        return writer.native(operator, name, bound)
     beyond = writer("Less" if operator == "Max" else "Greater", name, bound)
     return writer("Where", beyond, bound, name)
 

@@ -103,8 +103,11 @@ def broadcast(writer: Writer, x: Value, result: Any, places: Sequence[int]) -> V
     source = x.thin if x.thin is not None else x.name
     bare = x.bare or (x.rank == 0 and x.thin is None)
     thin = source if bare else writer.unsqueeze(source, added)
-    grows = len(added) != 0 or any(
-        not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places)
+    wide = any(not same_size(shape[axis], 1) for axis in added)
+    grows = (
+        wide
+        or bool(bare and shape)
+        or any(not same_size(x.shape[axis], shape[place]) for axis, place in enumerate(places))
     )
     if not grows and x.thin is None:
         return Value(thin, dtype, shape)

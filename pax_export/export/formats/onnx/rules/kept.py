@@ -1,0 +1,83 @@
+"""Functions that a portable program calls by name, as operators of ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import complex_rule, rule
+from pax_export.export.formats.onnx.rules.reductions import reduced
+from pax_export.export.formats.onnx.values import AnyValue, Value
+from pax_export.export.portable import kept
+
+Row = Callable[..., str]
+#: Gelu is an operator from here on.
+_GELU = 20
+
+
+@complex_rule("composite")
+@rule("composite")
+def composite(writer: Writer, results: Sequence[Any], *operands: AnyValue, **told: Any) -> Any:
+    """A function kept whole; what it is made of, where there is no operator for it."""
+    row = _ROWS.get(kept.name_of(told))
+    if row is None or (row is gelu and writer.opset < _GELU):
+        program = told.get("jaxpr", told.get("call_jaxpr"))
+        return writer.inline(program, operands)
+    return row(writer, *operands, **kept.attributes(told))
+
+
+def clip(writer: Writer, x: Value, *, low: Any = None, high: Any = None) -> str:
+    if low == 0 and high is None:
+        return writer.native("Relu", x)
+    ends = [None if end is None else writer.like(end, x) for end in (low, high)]
+    while ends[-1] is None:
+        ends.pop()
+    return writer.native("Clip", x, *ends)
+
+
+def silu(writer: Writer, x: Value) -> str:
+    return writer("Mul", x, writer.native("Sigmoid", x))
+
+
+def hard_sigmoid(writer: Writer, x: Value) -> str:
+    return writer.native("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+
+
+def hard_swish(writer: Writer, x: Value) -> str:
+    return writer.native("HardSwish", x)
+
+
+def gelu(writer: Writer, x: Value, *, approximate: bool) -> str:
+    return writer.native("Gelu", x, approximate="tanh" if approximate else "none")
+
+
+def softmax(writer: Writer, x: Value, *, axis: int) -> str:
+    return writer("Softmax", x, axis=axis)
+
+
+def log_softmax(writer: Writer, x: Value, *, axis: int) -> str:
+    return writer("LogSoftmax", x, axis=axis)
+
+
+def mean(writer: Writer, x: Value, *, axes: Sequence[int], keepdims: bool) -> str:
+    if x.rank > 3 and list(axes) == list(range(2, x.rank)):
+        pooled = writer("GlobalAveragePool", x)
+        return pooled if keepdims else writer.squeeze(pooled, axes)
+    return reduced(writer, "ReduceMean", x, axes, keepdims)
+
+
+def layer_norm(
+    writer: Writer, x: Value, *vectors: Value, epsilon: float, scaled: bool, shifted: bool
+) -> str:
+    scale: Any = vectors[0] if scaled else np.ones(int(x.shape[-1]), x.carrier)
+    shift = [vectors[-1]] if shifted else []
+    return writer("LayerNormalization", x, scale, *shift, axis=-1, epsilon=epsilon)
+
+
+_ROWS: dict[str, Row] = {
+    each.__name__: each
+    for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
+}

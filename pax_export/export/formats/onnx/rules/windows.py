@@ -1,0 +1,38 @@
+"""Pools; other reductions over windows are decomposed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.values import Value
+
+Results = Sequence[Any]
+
+
+@rule("reduce_window_max")
+def max_pool(writer: Writer, results: Results, x: Value, **window: Any) -> str:
+    return writer.native("MaxPool", x, **_told(**window))
+
+
+@rule("reduce_window_sum")
+def sum_pool(writer: Writer, results: Results, x: Value, **window: Any) -> str:
+    means = writer("AveragePool", x, count_include_pad=1, **_told(**window))
+    return writer("Mul", means, writer.like(math.prod(window["window_dimensions"]), x))
+
+
+def _told(
+    *,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    **_: Any,
+) -> dict[str, Any]:
+    return {
+        "kernel_shape": list(window_dimensions[2:]),
+        "strides": list(window_strides[2:]),
+        "pads": [int(pair[side]) for side in (0, 1) for pair in padding[2:]],
+    }

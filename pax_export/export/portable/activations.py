@@ -1,0 +1,117 @@
+"""Activations, in the operations that they are made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pax_export._jaxpr import is_literal
+from pax_export.export.portable.graph import Found, Graph, close, pattern, scaled
+
+
+@pattern("max", "min", "clamp")
+def clip(graph: Graph, equation: Any) -> Found | None:
+    name = equation.primitive.name
+    if name == "clamp":
+        low, x, high = equation.invars
+        ends = graph.scalar(low), graph.scalar(high)
+        if None in ends or any(map(math.isnan, ends)):
+            return None
+        return Found("clip", (x,), {"low": ends[0], "high": ends[1]})
+    for x, bound_ in (equation.invars, equation.invars[::-1]):
+        end = graph.scalar(bound_)
+        if end is None or math.isnan(end) or is_literal(x) or x in graph.known:
+            continue
+        if name == "max":
+            return Found("clip", (x,), {"low": end})
+        below = graph.maker(x, "max")
+        inner = clip(graph, below) if below is not None else None
+        if inner is not None and inner.attributes["low"] <= end:
+            return Found("clip", inner.operands, {"low": inner.attributes["low"], "high": end})
+        return Found("clip", (x,), {"high": end})
+    return None
+
+
+@pattern("mul")
+def silu(graph: Graph, equation: Any) -> Found | None:
+    for x, gate in (equation.invars, equation.invars[::-1]):
+        logistic = graph.maker(gate, "logistic")
+        if logistic is not None and graph.same(logistic.invars[0]) is graph.same(x):
+            return Found("silu", (x,), {})
+    return None
+
+
+@pattern("div", "mul")
+def hard_sigmoid(graph: Graph, equation: Any) -> Found | None:
+    x, by = equation.invars
+    number, name = graph.scalar(by), equation.primitive.name
+    if number is None or not math.isclose(
+        number if name == "div" else 1 / (number or 1), 6, rel_tol=1e-6
+    ):
+        return None
+    above = graph.maker(x, "min")
+    within = None if above is None else clip(graph, above)
+    if within is None or within.attributes != {"low": 0.0, "high": 6.0}:
+        return None
+    moved = graph.maker(within.operands[0], "add")
+    if moved is None:
+        return None
+    for inner, three in (moved.invars, moved.invars[::-1]):
+        if graph.scalar(three) == 3.0:
+            return Found("hard_sigmoid", (inner,), {})
+    return None
+
+
+@pattern("mul")
+def hard_swish(graph: Graph, equation: Any) -> Found | None:
+    for x, gate in (equation.invars, equation.invars[::-1]):
+        made = graph.maker(gate, "div", "mul")
+        inner = None if made is None else hard_sigmoid(graph, made)
+        if inner is not None and graph.same(inner.operands[0]) is graph.same(x):
+            return Found("hard_swish", (x,), {})
+    return None
+
+
+@pattern("mul")
+def gelu(graph: Graph, equation: Any) -> Found | None:
+    number, parts = scaled(graph, equation.outvars[0])
+    if len(parts) != 2:
+        return None
+    for x, gate in (parts, parts[::-1]):
+        erfc = graph.maker(gate, "erfc")
+        if erfc is not None and close(number, 0.5):
+            by, inner = scaled(graph, erfc.invars[0])
+            if close(by, -math.sqrt(0.5)) and inner == [x]:
+                return Found("gelu", (x,), {"approximate": False})
+        moved = graph.maker(gate, "add")
+        if moved is None or not close(number, 0.5):
+            continue
+        for one, curve in (moved.invars, moved.invars[::-1]):
+            if graph.scalar(one) != 1.0:
+                continue
+            erf, tanh = graph.maker(curve, "erf"), graph.maker(curve, "tanh")
+            if erf is not None:
+                by, inner = scaled(graph, erf.invars[0])
+                if close(by, math.sqrt(0.5)) and inner == [x]:
+                    return Found("gelu", (x,), {"approximate": False})
+            if tanh is not None and _is_gelu_curve(graph, tanh.invars[0], x):
+                return Found("gelu", (x,), {"approximate": True})
+    return None
+
+
+def _is_gelu_curve(graph: Graph, atom: Any, x: Any) -> bool:
+    """Whether it is ``sqrt(2 / pi) * (x + 0.044715 * x**3)``."""
+    number, parts = scaled(graph, atom)
+    total = graph.maker(parts[0], "add") if len(parts) == 1 else None
+    if total is None or not close(number, math.sqrt(2 / math.pi)):
+        return False
+    for one, cubic in (total.invars, total.invars[::-1]):
+        by, inner = scaled(graph, cubic)
+        if graph.same(one) is not x or not close(by, 0.044715):
+            continue
+        if inner == [x, x, x]:
+            return True
+        power = graph.maker(inner[0], "integer_pow") if len(inner) == 1 else None
+        if power is not None and power.params["y"] == 3 and graph.same(power.invars[0]) is x:
+            return True
+    return False

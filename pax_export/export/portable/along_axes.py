@@ -1,0 +1,205 @@
+"""Means, norms and softmax, in the operations that they are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from pax_export._jaxpr import is_literal
+from pax_export.export.portable.graph import Found, Graph, close, is_one, pattern, scaled
+from pax_export.export.portable.program import is_static
+
+
+def reduced(graph: Graph, atom: Any, name: str) -> tuple[Any, int] | None:
+    """What a reduction over one axis goes over, and the axis."""
+    equation = graph.maker(atom, name)
+    if equation is None or len(equation.params["axes"]) != 1:
+        return None
+    return graph.same(equation.invars[0]), equation.params["axes"][0]
+
+
+@pattern("div", "sub")
+def softmax(graph: Graph, equation: Any) -> Found | None:
+    left, right = equation.invars
+    if equation.primitive.name == "sub":  # its logarithm
+        log = graph.maker(graph.unspread(right)[0], "log")
+        right = None if log is None else log.invars[0]
+    if right is None or is_literal(right):
+        return None
+    total, _ = graph.unspread(right)
+    summed = reduced(graph, total, "reduce_sum")
+    if summed is None or graph.maker(summed[0], "exp") is None:
+        return None
+    exps, axis = summed
+    shifted = graph.same(graph.maker(exps, "exp").invars[0])
+    numerator = exps if equation.primitive.name == "div" else shifted
+    if graph.same(left) is not numerator:
+        return None
+    if graph.reduced_from(equation.invars[1], shifted.aval.ndim, axis) is None:
+        return None
+    x = _without_largest(graph, shifted, axis)
+    if x is None:
+        return None
+    name = "softmax" if equation.primitive.name == "div" else "log_softmax"
+    return Found(name, (x,), {"axis": axis})
+
+
+def _without_largest(graph: Graph, shifted: Any, axis: int) -> Any:
+    """What the largest along an axis was subtracted from."""
+    equation = graph.maker(shifted, "sub")
+    if equation is None:
+        return None
+    x, most = equation.invars
+    rank = x.aval.ndim
+    largest = None if is_literal(most) else graph.reduced_from(most, rank, axis)
+    bounded = None if largest is None else graph.maker(largest, "max")
+    if bounded is not None:
+        for one, other in (bounded.invars, bounded.invars[::-1]):
+            if graph.scalar(one) == -math.inf:
+                largest = graph.reduced_from(other, rank, axis)
+    if largest is None:
+        return None
+    found = reduced(graph, largest, "reduce_max")
+    if found is None or found[0] is not graph.same(x) or found[1] != axis:
+        return None
+    return x
+
+
+@pattern("div", "mul")
+def mean(graph: Graph, equation: Any) -> Found | None:
+    number, parts = scaled(graph, equation.outvars[0])
+    inner, places = graph.unspread(parts[0]) if len(parts) == 1 else (None, ())
+    total = None if inner is None else graph.maker(inner, "reduce_sum")
+    if total is None:
+        return None
+    (x,), axes = total.invars, tuple(total.params["axes"])
+    left = tuple(axis for axis in range(x.aval.ndim) if axis not in axes)
+    keepdims = equation.outvars[0].aval.ndim == x.aval.ndim
+    thin = all(is_one(equation.outvars[0].aval.shape[axis]) for axis in axes) if keepdims else True
+    if not thin or places != (left if keepdims else tuple(range(len(left)))):
+        return None
+    if not keepdims and equation.outvars[0].aval.ndim != len(left):
+        return None
+    sizes = [x.aval.shape[axis] for axis in axes]
+    if (
+        not axes
+        or not is_static(sizes)
+        or not math.isclose(number * math.prod(sizes), 1, rel_tol=1e-6)
+    ):
+        return None
+    return Found("mean", (x,), {"axes": axes, "keepdims": keepdims})
+
+
+def _mean(graph: Graph, atom: Any, rank: int) -> Any:
+    """What a mean over the last of so many axes goes over; None for anything else."""
+    inner = None if is_literal(atom) else graph.reduced_from(atom, rank, rank - 1)
+    if inner is None:
+        return None
+    number, parts = scaled(graph, inner)
+    total = graph.reduced_from(parts[0], rank, rank - 1) if len(parts) == 1 else None
+    found = None if total is None else reduced(graph, total, "reduce_sum")
+    if found is None:
+        return None
+    x, axis = found
+    size = x.aval.shape[axis]
+    if x.aval.ndim != rank or axis != rank - 1 or not isinstance(size, int):
+        return None
+    return x if close(number * size, 1) else None
+
+
+def _centered(graph: Graph, atom: Any) -> Any:
+    """What its mean was subtracted from."""
+    equation = graph.maker(atom, "sub")
+    if equation is None or is_literal(equation.invars[0]):
+        return None
+    x = graph.same(equation.invars[0])
+    return x if _mean(graph, equation.invars[1], x.aval.ndim) is x else None
+
+
+def _variance(graph: Graph, atom: Any, rank: int) -> Any:
+    """What a variance over the last of so many axes is of."""
+    bounded = graph.maker(atom, "max")
+    if bounded is not None:
+        for one, other in (bounded.invars, bounded.invars[::-1]):
+            if graph.scalar(one) == 0.0:
+                atom = other
+    squares = _mean(graph, atom, rank)
+    if squares is not None:
+        root = _square_root(graph, squares)
+        return None if root is None else _centered(graph, root)
+    apart = graph.maker(atom, "sub")
+    if apart is None:
+        return None
+    squares, middle = _mean(graph, apart.invars[0], rank), _square_root(graph, apart.invars[1])
+    root = None if squares is None else _square_root(graph, squares)
+    found = None if middle is None else _mean(graph, middle, rank)
+    return root if root is not None and found is root else None
+
+
+def _square_root(graph: Graph, atom: Any) -> Any:
+    """What was squared."""
+    equation = graph.maker(atom, "square", "mul", "integer_pow")
+    if equation is None:
+        return None
+    name, inner = equation.primitive.name, [graph.same(each) for each in equation.invars]
+    if name == "integer_pow" and equation.params["y"] != 2:
+        return None
+    return inner[0] if name != "mul" or inner[0] is inner[1] else None
+
+
+@pattern("add", "mul")
+def layer_norm(graph: Graph, equation: Any) -> Found | None:
+    last = equation.outvars[0].aval.ndim - 1
+    shift = None
+    result = equation.outvars[0]
+    if equation.primitive.name == "add":
+        for one, other in (equation.invars, equation.invars[::-1]):
+            vector = None if is_literal(other) else graph.is_vector(other, last)
+            if vector is not None:
+                shift, result = vector, one
+        if shift is None:
+            return None
+    scales, x, of = [], None, None
+    for part in _factors(graph, result):
+        vector = graph.is_vector(part, last)
+        inner = graph.reduced_from(part, last + 1, last)
+        root = None if inner is None else graph.maker(inner, "rsqrt")
+        if vector is not None:
+            scales.append(vector)
+        elif root is not None and of is None:
+            of = _of_variance(graph, root.invars[0], last + 1)
+        elif x is None:
+            x = _centered(graph, part)
+        else:
+            return None
+    if x is None or of is None or of[0] is not x or len(scales) > 1:
+        return None
+    vectors = (*scales, *([shift] if shift is not None else []))
+    told = {"epsilon": of[1], "scaled": bool(scales), "shifted": shift is not None}
+    return Found("layer_norm", (x, *vectors), told)
+
+
+def _factors(graph: Graph, atom: Any) -> Iterator[Any]:
+    """What is multiplied to make a variable."""
+    equation = graph.maker(atom, "mul")
+    if equation is None:
+        yield atom
+    else:
+        for each in equation.invars:
+            yield from _factors(graph, each)
+
+
+def _of_variance(graph: Graph, atom: Any, rank: int) -> tuple[Any, float] | None:
+    """Of what the variance is that a small number is added to, and the number."""
+    equation = graph.maker(atom, "add")
+    if equation is None:
+        return None
+    for one, other in (equation.invars, equation.invars[::-1]):
+        epsilon = graph.scalar(other)
+        if epsilon is not None and not is_literal(one):
+            inner = graph.reduced_from(one, rank, rank - 1)
+            found = None if inner is None else _variance(graph, inner, rank)
+            if found is not None:
+                return found, epsilon
+    return None

@@ -1,0 +1,233 @@
+"""What depends on known arrays alone is computed while the model is exported.
+
+The last pass, since others leave arithmetic of weights behind: a folded scale, a transposed
+kernel.  Nothing grows by it: a result that is larger than what it is computed from stays in
+the program, and so does one of a large array that the program reads as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_export._jaxpr import bound, inner_programs, is_literal
+from pax_export.export.portable.program import (
+    PortableProgram,
+    Weight,
+    is_key,
+    is_static,
+    needed,
+    source_of,
+    traced,
+)
+
+#: Results of so many bytes are computed however small their operands are.
+SMALL = 1024
+#: An array of more bytes is not stored twice, for what reads it in two forms.
+LARGE = 1 << 16
+#: What numpy computes as jax does, for numbers of these dtypes: compiling it would take longer.
+_BY_NUMPY = frozenset({"float32", "float64", "int32", "int64"})
+#: What only moves numbers, whatever their dtype is.
+_MOVES = frozenset({"transpose", "squeeze", "expand_dims", "rev", "broadcast_in_dim"})
+#: What has no operands, and is known only when the model runs.
+_WHEN_RUN = frozenset({"dim_as_value", "platform_index", "axis_index"})
+
+
+def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Sequence[int], **_: Any) -> Any:
+    between = [1] * len(shape)
+    for axis, place in enumerate(broadcast_dimensions):
+        between[place] = x.shape[axis]
+    return np.broadcast_to(x.reshape(between), shape)
+
+
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "add": lambda x, y, **_: x + y,
+    "sub": lambda x, y, **_: x - y,
+    "mul": lambda x, y, **_: x * y,
+    "neg": lambda x, **_: -x,
+    "sqrt": lambda x, **_: np.sqrt(x),
+    "rsqrt": lambda x, **_: (1 / np.sqrt(x.astype(np.float64))).astype(x.dtype),
+    "square": lambda x, **_: x * x,
+    "transpose": lambda x, permutation, **_: x.transpose(permutation),
+    "reshape": lambda x, new_sizes, dimensions, **_: (
+        x if dimensions is None else x.transpose(dimensions)
+    ).reshape(new_sizes),
+    "squeeze": lambda x, dimensions, **_: x.squeeze(tuple(dimensions)),
+    "expand_dims": lambda x, dimensions, **_: np.expand_dims(x, tuple(dimensions)),
+    "rev": lambda x, dimensions, **_: np.flip(x, dimensions),
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda *xs, dimension, **_: np.concatenate(xs, dimension),
+}
+
+
+class KnownValues:
+    """The values of a program that depend on its weights and literals alone.
+
+    Args:
+        program: of which they are.
+    """
+
+    def __init__(self, program: PortableProgram):
+        self.program = program
+        self.given = dict(zip(program.jaxpr.invars, program.weights))
+        self._arrays = {variable: weight.array for variable, weight in self.given.items()}
+        self._sources = {v: each.sources or (each.name,) for v, each in self.given.items()}
+        self.makers: dict[Any, Any] = {}
+        for equation in needed(program.jaxpr):
+            if self._is_known(equation):
+                self.makers.update(dict.fromkeys(equation.outvars, equation))
+
+    def __contains__(self, atom: Any) -> bool:
+        return is_literal(atom) or atom in self._arrays or atom in self.makers
+
+    def forget(self, atoms: Sequence[Any]) -> None:
+        """Leaves these in the program, and what is computed from them."""
+        gone = set(atoms)
+        for variable, equation in list(self.makers.items()):
+            if variable in gone or not gone.isdisjoint(
+                a for a in equation.invars if not is_literal(a)
+            ):
+                gone.add(variable)
+                del self.makers[variable]
+
+    def root(self, atom: Any) -> Any:
+        """The largest operand of the program that a known variable is computed from."""
+        while atom in self.makers:
+            read = [each for each in self.makers[atom].invars if not is_literal(each)]
+            if not read:
+                break
+            atom = max(read, key=_bytes)
+        return atom
+
+    def _is_known(self, equation: Any) -> bool:
+        if equation.primitive.name in _WHEN_RUN or equation.effects:
+            return False
+        if not all(atom in self for atom in equation.invars):
+            return False
+        if any(True for _ in inner_programs(equation)):
+            return False  # loops and branches stay as they are
+        sizes = []
+        for variable in equation.outvars:
+            if not (hasattr(variable.aval, "dtype") and is_static(variable.aval.shape)):
+                return False
+            sizes.append(_bytes(variable))
+        operands = {id(a): _bytes(a) for a in equation.invars if not is_literal(a)}
+        # Runtimes broadcast by themselves.
+        least = 0 if equation.primitive.name == "broadcast_in_dim" else SMALL
+        return sum(sizes) <= max(least, sum(operands.values()))
+
+    def array(self, atom: Any) -> Any:
+        """The value of a known variable or a literal."""
+        if is_literal(atom):
+            return np.asarray(atom.val)
+        if atom not in self._arrays:
+            equation = self.makers[atom]
+            results = _computed(equation, [self.array(each) for each in equation.invars])
+            self._arrays.update(zip(equation.outvars, results))
+        return self._arrays[atom]
+
+    def sources(self, atom: Any) -> tuple[str, ...]:
+        """The names of the weights that a known variable is computed from, the largest first."""
+        if atom not in self._sources:
+            read = [each for each in self.makers[atom].invars if not is_literal(each)]
+            read.sort(key=_bytes, reverse=True)
+            found = [name for each in read for name in self.sources(each) if name]
+            self._sources[atom] = tuple(dict.fromkeys(found))
+        return self._sources[atom]
+
+
+def _bytes(variable: Any) -> int:
+    dtype, shape = variable.aval.dtype, variable.aval.shape
+    return math.prod(shape) * dtype.itemsize if is_static(shape) else 1 << 62
+
+
+def _computed(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    dtypes = {variable.aval.dtype.name for variable in (*equation.invars, *equation.outvars)}
+    function = _NUMPY.get(equation.primitive.name)
+    result = equation.outvars[0]
+    moves = equation.primitive.name in _MOVES and not is_key(result.aval.dtype)
+    if function is not None and (moves or (dtypes <= _BY_NUMPY and len(dtypes) == 1)):
+        given = [np.asarray(each) for each in operands]
+        with np.errstate(all="ignore"):
+            return [np.asarray(function(*given, **equation.params), result.aval.dtype)]
+    with jax.ensure_compile_time_eval():  # a pass may be tracing
+        return bound(equation, [jax.numpy.asarray(each) for each in operands])
+
+
+def computed(program: PortableProgram) -> PortableProgram:
+    """The program with results of known arrays alone as further weights."""
+    known, frontier = _frontier(program)
+    taken: set[str] = {each.name for each in program.weights}
+    weights = [_weight(known, atom, taken) for atom in frontier]
+    order = [*frontier, *program.inputs]
+    left = _needed_after(program.jaxpr, set(order))
+
+    def run(*operands: Any) -> list[Any]:
+        values = dict(zip(order, operands))
+        values.update(zip(program.jaxpr.constvars, program.program.consts))
+
+        def read(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else values[atom]
+
+        for equation in left:
+            with source_of(equation):
+                results = bound(equation, [read(atom) for atom in equation.invars])
+            values.update(zip(equation.outvars, results))
+        return [read(atom) for atom in program.jaxpr.outvars]
+
+    return replace(program, program=traced(run, order), weights=tuple(weights))
+
+
+def _frontier(program: PortableProgram) -> tuple[KnownValues, list[Any]]:
+    """The known arrays that what is not known reads, without copies of large weights."""
+    known = KnownValues(program)
+    while True:
+        read = [atom for atom in program.jaxpr.outvars if atom in known]
+        for equation in needed(program.jaxpr):
+            if not all(variable in known for variable in equation.outvars):
+                read.extend(atom for atom in equation.invars if atom in known)
+        frontier = list(dict.fromkeys(atom for atom in read if not is_literal(atom)))
+        copies = _copies(known, frontier)
+        if not copies:
+            return known, frontier
+        known.forget(copies)
+
+
+def _copies(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
+    """The large ones that are computed of an array that is read elsewhere, too."""
+    of_root: dict[Any, list[Any]] = {}
+    for atom in frontier:
+        if _bytes(atom) > LARGE:
+            of_root.setdefault(known.root(atom), []).append(atom)
+    several = (atoms for atoms in of_root.values() if len(atoms) > 1)
+    return [atom for atoms in several for atom in atoms if atom in known.makers]
+
+
+def _needed_after(jaxpr: Any, given: set[Any]) -> list[Any]:
+    """The equations that the results of a program need where some variables are given."""
+    used = {atom for atom in jaxpr.outvars if not is_literal(atom)} - given
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            kept.append(equation)
+            used.update(a for a in equation.invars if not (is_literal(a) or a in given))
+    return kept[::-1]
+
+
+def _weight(known: KnownValues, atom: Any, taken: set[str]) -> Weight:
+    """A known array; one that was computed is named for the largest that it is made of."""
+    if atom not in known.makers:
+        return known.given[atom]
+    sources = known.sources(atom)
+    name = ""
+    if sources:
+        base = name = f"{sources[0]}:folded"
+        while name in taken:
+            name = f"{base}{len(taken)}"
+        taken.add(name)
+    return Weight(name, known.array(atom), sources)

@@ -1,0 +1,107 @@
+"""Calls are replaced by what they call, and arrays that a program holds become operands.
+
+The first pass: the others look at equations beside each other, and would have to look for
+them in repeated layers (see `tracing/outline.py`) and in functions that jax calls by name.
+What an equation of a called program says of its module and line is joined with what the call
+says, as far as it is believed there (see `path_in`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.extend import source_info_util
+
+from pax_export._jaxpr import bound, called_program
+from pax_export.core import path_in
+from pax_export.export.portable.program import PortableProgram, Weight, evaluated, traced
+
+
+def flattened(
+    program: Any, leaves: Sequence[Weight], names: Mapping[int, str], count: int | None = None
+) -> PortableProgram:
+    """A portable program of a closed jaxpr whose first operands are the leaves.
+
+    Args:
+        program: the closed jaxpr.
+        leaves: its first operands.
+        names: of large arrays that the program holds, by `id`.
+        count: of how many results there are; all, unless it is given.
+    """
+    held = {id(value): value for value in _held(program)}
+    weights = [Weight(names.get(key, ""), value) for key, value in held.items()]
+    of_constant = {key: place for place, key in enumerate(held)}
+    of_leaf, by_name = [], {}
+    for leaf in leaves:  # one array may be several leaves
+        place = by_name.setdefault(leaf.name, len(weights))
+        of_leaf.append(place)
+        weights.extend([leaf] if place == len(weights) else [])
+    inputs = program.jaxpr.invars[len(leaves) :]
+
+    def run(*operands: Any) -> list[Any]:
+        def constant(value: Any) -> Any:
+            place = of_constant.get(id(value))
+            return value if place is None else operands[place]
+
+        given = [operands[place] for place in of_leaf]
+        return _inlined(program, [*given, *operands[len(weights) :]], constant, [])[:count]
+
+    like = dict(zip(of_leaf, program.jaxpr.invars))
+    like |= {place: _Like(value) for place, value in enumerate(held.values())}
+    operands = [like[place] for place in range(len(weights))]
+    return PortableProgram(traced(run, (*operands, *inputs)), tuple(weights))
+
+
+class _Like:
+    """What `traced` reads of a variable, for an array."""
+
+    def __init__(self, value: Any):
+        self.aval = value if hasattr(value, "dtype") else np.asarray(value)
+
+
+def _held(program: Any) -> Iterator[Any]:
+    """The arrays with axes that a program and those that it only calls hold."""
+    yield from (each for each in _closed(program).consts if np.ndim(each))
+    for equation in _closed(program).jaxpr.eqns:
+        called = called_program(equation)
+        if called is not None:
+            yield from _held(called)
+
+
+@dataclass(frozen=True)
+class _Closed:
+    """A program with the arrays that it holds."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def _closed(program: Any) -> _Closed:
+    """A called program, which may hold no arrays and be open."""
+    return _Closed(getattr(program, "jaxpr", program), getattr(program, "consts", ()))
+
+
+def _inlined(program: Any, arguments: list[Any], constant: Any, callers: list[Any]) -> list[Any]:
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+        called = called_program(equation)
+        if called is not None:
+            return _inlined(_closed(called), operands, constant, [*callers, equation])
+        traceback, stack = _source([*callers, equation])
+        with source_info_util.user_context(traceback, name_stack=stack):
+            return bound(equation, operands)
+
+    held = _Closed(program.jaxpr, [constant(each) for each in program.consts])
+    return evaluated(held, arguments, operate)
+
+
+def _source(chain: Sequence[Any]) -> tuple[Any, Any]:
+    """The lines and the module path of the last of some equations, each of which calls the next."""
+    path, believed = "", chain[0].source_info.name_stack
+    for equation in chain:
+        inner = path_in(equation, path)
+        if inner != path:
+            path, believed = inner, equation.source_info.name_stack
+    return chain[-1].source_info.traceback, believed

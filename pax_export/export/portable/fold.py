@@ -1,0 +1,280 @@
+"""Scales and shifts by known arrays go into the convolution or product before them.
+
+``(x * w - mean) * scale + bias`` is ``x * (w * scale) + (bias - mean * scale)``, so that a
+BatchNorm after a convolution disappears.  The products of weights are left to `arithmetic.py`.
+Only numbers of 32 bits and more are folded, where the weights are read once, and where the
+folded ones are finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pax_export._jaxpr import bound, is_literal
+from pax_export.export.portable.arithmetic import KnownValues
+from pax_export.export.portable.program import PortableProgram, again, is_static, source_of, uses
+
+_FOLDED = frozenset({"float32", "float64"})
+_LINEAR = frozenset({"mul", "div", "add", "sub"})
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A known array with one number for each feature, or one for all: traced, and its values."""
+
+    traced: Any
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A known array that is spread over axes of a larger one, which is made where it is read.
+
+    Attributes:
+        vector: its numbers; of one dimension, or of none.
+        axis: the axis that they lie along; None for one number.
+        whole: makes the larger array.
+    """
+
+    vector: Vector
+    axis: int | None
+    whole: Any
+
+
+@dataclass(frozen=True)
+class Product:
+    """A convolution or product whose result has not been made, for it may be scaled yet."""
+
+    equation: Any
+    operands: tuple[Any, Any]
+    feature: int  # axis of the result
+    feature_of_kernel: int
+    scale: Vector | None = None
+    shift: Vector | None = None
+
+
+def folded(program: PortableProgram) -> PortableProgram:
+    """The program without scales and shifts after convolutions and products."""
+    return _Folding(program).made()
+
+
+class _Folding:
+    def __init__(self, program: PortableProgram):
+        self._program = program
+        self._known = KnownValues(program)
+        self._uses = uses(program.jaxpr)
+        self._roots: dict[Any, int] = {}
+        self._notes: list[str] = []
+
+    def made(self) -> PortableProgram:
+        made = self._program.rebuilt(self._operate, taken=self._array)
+        return made.noted(*self._notes)
+
+    def _operate(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        name = equation.primitive.name
+        if name == "broadcast_in_dim":
+            spread = self._spread(equation, operands)
+            if spread is not None:
+                return [spread]
+        if name in _LINEAR:
+            made = self._scaled(equation, operands)
+            if made is not None:
+                return [made]
+        arrays = [self._array(each) for each in operands]
+        product = self._product(equation, arrays)
+        return bound(equation, arrays) if product is None else [product]
+
+    # What known arrays look like.
+
+    def _spread(self, equation: Any, operands: Sequence[Any]) -> Spread | None:
+        """A known vector or number that is broadcast; also one with axes of size 1."""
+        (atom, *rest), (x, *_) = equation.invars, operands
+        if rest:
+            return None
+        axes = equation.params["broadcast_dimensions"]
+        result = equation.outvars[0].aval
+        if isinstance(x, Spread):
+            axis = None if x.axis is None else axes[x.axis]
+            return Spread(x.vector, axis, _Made(self, equation, x))
+        if atom not in self._known or result.dtype.name not in _FOLDED:
+            return None
+        vector = self._vector(atom, x)
+        if vector is None:
+            return None
+        of_atom = [i for i, size in enumerate(atom.aval.shape) if size != 1]
+        axis = axes[of_atom[0]] if of_atom else None
+        return Spread(vector, axis, _Made(self, equation, x))
+
+    def _vector(self, atom: Any, x: Any) -> Vector | None:
+        """A known array of which at most one axis is longer than 1."""
+        shape = atom.aval.shape
+        if not is_static(shape) or sum(size != 1 for size in shape) > 1:
+            return None
+        values = np.asarray(self._known.array(atom), np.float64)
+        several = values.size != 1
+        traced = lax.reshape(self._array(x), (values.size,) if several else ())
+        return Vector(traced, values.reshape(traced.shape))
+
+    def _vector_for(self, product: Product, atom: Any, x: Any) -> Vector | None:
+        """An operand as one number for each feature of a product; None if it is none."""
+        if isinstance(x, Spread):
+            along = x.axis is None or x.axis == product.feature
+            return x.vector if along else None
+        if atom not in self._known:
+            return None
+        shape = atom.aval.shape
+        if any(size != 1 for axis, size in enumerate(shape) if axis != product.feature):
+            return None
+        if len(shape) not in (0, len(product.equation.outvars[0].aval.shape)):
+            return None
+        return self._vector(atom, x)
+
+    # What is folded.
+
+    def _product(self, equation: Any, arrays: Sequence[Any]) -> Product | None:
+        name = equation.primitive.name
+        if name == "conv_general_dilated":
+            numbers = equation.params["dimension_numbers"]
+            places = numbers.out_spec[1], numbers.rhs_spec[0]
+            if equation.params["batch_group_count"] != 1:
+                return None
+        elif name == "dot_general":
+            (_, contracted), (batch, _) = equation.params["dimension_numbers"]
+            kernel = equation.invars[1].aval
+            free = [axis for axis in range(kernel.ndim) if axis not in contracted]
+            if batch or len(free) != 1:
+                return None
+            places = equation.outvars[0].aval.ndim - 1, free[0]
+        else:
+            return None
+        kernel, (result,) = equation.invars[1], equation.outvars
+        dtypes = {each.aval.dtype.name for each in (*equation.invars, result)}
+        if len(dtypes) != 1 or not dtypes <= _FOLDED or self._uses.get(result) != 1:
+            return None
+        if is_literal(kernel) or kernel not in self._known or equation.invars[0] in self._known:
+            return None
+        if self._uses.get(kernel) != 1 or self._uses.get(self._known.root(kernel)) != 1:
+            return None  # a second copy of it would be stored
+        return Product(equation, (arrays[0], arrays[1]), *places)
+
+    def _scaled(self, equation: Any, operands: list[Any]) -> Product | None:
+        """The product after this operation; None where it cannot go into it."""
+        (left, right), (x, y), name = equation.invars, operands, equation.primitive.name
+        if isinstance(x, Product):
+            product, vector = x, self._vector_for(x, right, y)
+            first = True
+        elif isinstance(y, Product) and name != "div":
+            product, vector = y, self._vector_for(y, left, x)
+            first = False
+        else:
+            return None
+        if (
+            vector is None
+            or equation.outvars[0].aval.shape != product.equation.outvars[0].aval.shape
+        ):
+            return None
+        if name in ("mul", "div"):
+            made = _times(product, vector if name == "mul" else _inverse(vector))
+        elif name == "add" or first:
+            made = _plus(product, vector if name == "add" else _negative(vector))
+        else:  # a known array minus the product
+            made = _plus(_times(product, _MINUS), vector)
+        if not self._is_finite(made):
+            kernel = product.equation.invars[1]
+            named = ", ".join(self._known.sources(kernel)[:1])
+            self._notes.append(f"{named} is not folded: its numbers would not be finite")
+            return None
+        # The one that reads the result decides whether it is read once.
+        return made if self._uses.get(equation.outvars[0]) == 1 else self._array(made)
+
+    def _is_finite(self, product: Product) -> bool:
+        """Whether the folded weights are numbers, and no tiny ones are lost."""
+        equation = product.equation
+        limits = jnp.finfo(equation.outvars[0].aval.dtype)
+        if product.shift is not None and not np.all(np.abs(product.shift.values) <= limits.max):
+            return False
+        if product.scale is None:
+            return True
+        kernel = np.abs(np.asarray(self._known.array(equation.invars[1]), np.float64))
+        axes = tuple(axis for axis in range(kernel.ndim) if axis != product.feature_of_kernel)
+        most = kernel.max(axes, initial=0) * np.abs(product.scale.values)
+        return bool(np.all(most <= limits.max))
+
+    def _array(self, value: Any) -> Any:
+        """A value as an array of the new program."""
+        if isinstance(value, Spread):
+            return value.whole.array
+        if not isinstance(value, Product):
+            return value
+        with source_of(value.equation):  # which is not the one that reads it
+            return self._whole(value)
+
+    def _whole(self, value: Product) -> Any:
+        x, kernel = value.operands
+        if value.scale is not None:
+            kernel = kernel * _along(value.scale.traced, kernel.ndim, value.feature_of_kernel)
+        (made,) = again(value.equation, [x, kernel])
+        if value.shift is not None:
+            shift = jnp.broadcast_to(value.shift.traced, (made.shape[value.feature],))
+            whole = lax.broadcast_in_dim(shift, made.shape, (value.feature,))
+            made = lax.add(made, whole)
+        return made
+
+
+class _Made:
+    """A spread array, made when it is first read."""
+
+    def __init__(self, folding: _Folding, equation: Any, x: Any):
+        self._parts = folding, equation, x
+        self._array: Any = None
+
+    @property
+    def array(self) -> Any:
+        if self._array is None:
+            folding, equation, x = self._parts
+            with source_of(equation):
+                (self._array,) = bound(equation, [folding._array(x)])
+        return self._array
+
+
+_MINUS = Vector(np.float32(-1), np.asarray(-1.0))
+
+
+def _along(vector: Any, rank: int, axis: int) -> Any:
+    if not np.ndim(vector):
+        return vector
+    return lax.expand_dims(vector, [each for each in range(rank) if each != axis])
+
+
+def _inverse(vector: Vector) -> Vector:
+    with np.errstate(all="ignore"):
+        return Vector(1 / vector.traced, 1 / vector.values)
+
+
+def _negative(vector: Vector) -> Vector:
+    return Vector(-vector.traced, -vector.values)
+
+
+def _times(product: Product, by: Vector) -> Product:
+    with np.errstate(all="ignore"):
+        scale = by if product.scale is None else _product_of(product.scale, by)
+        shift = None if product.shift is None else _product_of(product.shift, by)
+    return replace(product, scale=scale, shift=shift)
+
+
+def _plus(product: Product, by: Vector) -> Product:
+    shift = by
+    if product.shift is not None:
+        with np.errstate(all="ignore"):
+            shift = Vector(product.shift.traced + by.traced, product.shift.values + by.values)
+    return replace(product, shift=shift)
+
+
+def _product_of(one: Vector, other: Vector) -> Vector:
+    return Vector(one.traced * other.traced, one.values * other.values)

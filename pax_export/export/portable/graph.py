@@ -1,0 +1,168 @@
+"""What each variable of a program is made by, for who looks for functions in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pax_export._jaxpr import is_literal
+from pax_export.export.portable.arithmetic import KnownValues
+from pax_export.export.portable.program import PortableProgram
+
+_TRANSPARENT = frozenset({"copy", "copy_p", "stop_gradient", "optimization_barrier", "pvary"})
+
+
+@dataclass(frozen=True)
+class Found:
+    """A call of a kept function that gives the same: its operands are variables of the program."""
+
+    name: str
+    operands: tuple[Any, ...]
+    attributes: dict[str, Any]
+
+
+class Graph:
+    """What each variable of a program is made by."""
+
+    def __init__(self, program: PortableProgram):
+        self.jaxpr = program.jaxpr
+        self.known = KnownValues(program)
+        self._makers = {out: e for e in program.jaxpr.eqns for out in e.outvars}
+
+    def maker(self, atom: Any, *names: str) -> Any:
+        """The equation that makes a variable, if it is of one of these primitives."""
+        atom = self.same(atom)
+        equation = None if is_literal(atom) else self._makers.get(atom)
+        return equation if equation is not None and equation.primitive.name in names else None
+
+    def same(self, atom: Any) -> Any:
+        """The first variable that is equal to a variable."""
+        while not is_literal(atom) and atom in self._makers:
+            before = self._equal(self._makers[atom])
+            if before is None:
+                break
+            atom = before
+        return atom
+
+    def _equal(self, equation: Any) -> Any:
+        """The operand that an equation gives as it is; None where it changes something."""
+        name, operands = equation.primitive.name, equation.invars
+        if name == "select_n" and operands[0].aval.ndim == 0 and operands[0] in self.known:
+            return operands[1 + int(np.asarray(self.known.array(operands[0])))]
+        changes = name not in _TRANSPARENT or len(operands) != 1
+        if name == "convert_element_type":
+            changes = operands[0].aval.dtype != equation.outvars[0].aval.dtype
+        return None if changes else operands[0]
+
+    def scalar(self, atom: Any) -> float | None:
+        """The number that an array is full of, if that is known."""
+        if is_literal(atom):
+            return float(np.asarray(atom.val)) if np.ndim(atom.val) == 0 else None
+        atom = self.unspread(atom)[0]
+        if atom.aval.ndim or atom not in self.known:
+            return None
+        return float(np.asarray(self.known.array(atom)))
+
+    def unspread(self, atom: Any) -> tuple[Any, tuple[int, ...]]:
+        """The array that one is broadcast from, and where the axes of that lie in it."""
+        atom = self.same(atom)
+        axes = tuple(range(atom.aval.ndim))
+        while True:
+            equation = self.maker(atom, "broadcast_in_dim", "reshape", "expand_dims")
+            places = None if equation is None else _places(equation)
+            if places is None:
+                return atom, axes
+            inner = self.same(equation.invars[0])
+            # Axes of size 1 tell nothing of where they lie.
+            axes = tuple(axes[place] for place in places)
+            atom = inner
+
+    def reduced_from(self, atom: Any, rank: int, axis: int) -> Any:
+        """The array without one of so many axes that another is broadcast from; None if none is."""
+        inner, axes = self.unspread(atom)
+        if not rank:
+            return None
+        without = tuple(each for each in range(rank) if each != axis)
+        if atom.aval.ndim == rank - 1:  # it has not been broadcast yet
+            return inner if axes == tuple(range(rank - 1)) else None
+        if atom.aval.ndim != rank:
+            return None
+        is_thin = axes == tuple(range(rank)) and is_one(inner.aval.shape[axis])
+        return inner if is_thin or axes == without else None
+
+    def is_vector(self, atom: Any, axis: int) -> Any:
+        """The known array of one axis that is broadcast along an axis; None if it is another."""
+        inner, axes = self.unspread(atom)
+        if inner not in self.known or inner.aval.ndim != 1 or axes != (axis,):
+            return None
+        return inner
+
+
+def is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _places(equation: Any) -> Sequence[int] | None:
+    """Where the axes of an operand lie in a result that is spread from it."""
+    name, (x, *others) = equation.primitive.name, equation.invars
+    if others:
+        return None
+    if name == "broadcast_in_dim":
+        return equation.params["broadcast_dimensions"]
+    if name == "expand_dims":
+        added = equation.params["dimensions"]
+        return [axis for axis in range(equation.outvars[0].aval.ndim) if axis not in added]
+    old, new, places = x.aval.shape, equation.outvars[0].aval.shape, []
+    for axis, size in enumerate(new):
+        at = len(places)
+        if at < len(old) and str(old[at]) == str(size):
+            places.append(axis)
+        elif not is_one(size):
+            return None
+    return places if len(places) == len(old) and equation.params["dimensions"] is None else None
+
+
+Pattern = Callable[[Graph, Any], Found | None]
+PATTERNS: dict[str, list[Pattern]] = {}
+
+
+def pattern(*names: str) -> Callable[[Pattern], Pattern]:
+    """Makes a function the one that looks at the equations of these primitives."""
+
+    def register(function: Pattern) -> Pattern:
+        for name in names:
+            PATTERNS.setdefault(name, []).append(function)
+        return function
+
+    return register
+
+
+def scaled(graph: Graph, atom: Any) -> tuple[float, list[Any]]:
+    """A product as a known number and the other factors."""
+    number, others = 1.0, []
+    equation = graph.maker(atom, "neg", "div")
+    if equation is not None and equation.primitive.name == "neg":
+        number, others = scaled(graph, equation.invars[0])
+        return -number, others
+    if equation is not None:
+        by = graph.scalar(equation.invars[1])
+        if by:
+            number, others = scaled(graph, equation.invars[0])
+            return number / by, others
+        return 1.0, [graph.same(atom)]
+    equation = graph.maker(atom, "mul")
+    if equation is None:
+        known = graph.scalar(atom)
+        return (1.0, [graph.same(atom)]) if known is None else (known, [])
+    for each in equation.invars:
+        one, inner = scaled(graph, each)
+        number, others = number * one, others + inner
+    return number, others
+
+
+def close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-4)

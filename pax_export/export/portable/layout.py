@@ -1,0 +1,124 @@
+"""Convolutions and pools have features before space, and transposes cancel or sink to the ends.
+
+Runtimes convolve ``[batch, features, height, width]`` fastest, and models of jax mostly have the
+features last.  Here a value may lie in another order of axes than its program says: a
+convolution gives one that lies in the runtime's order, operations on elements keep the order,
+and others take their axes along.  What knows nothing of orders is given the array as the
+program has it, by one transpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from pax_export._jaxpr import bound
+from pax_export.export.portable.program import PortableProgram
+
+Order = tuple[int, ...]
+
+
+class Laid:
+    """An array in some order of axes; `order[i]` is the axis of the program that lies i-th."""
+
+    def __init__(self, array: Any, order: Order):
+        self._arrays = {order: array}
+        self.order = order
+
+    @property
+    def rank(self) -> int:
+        return len(self.order)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The sizes, in the order of the program."""
+        sizes = dict(zip(self.order, self._arrays[self.order].shape))
+        return tuple(sizes[axis] for axis in range(self.rank))
+
+    @property
+    def is_plain(self) -> bool:
+        return self.order == plain(self.rank)
+
+    def place(self, axis: int) -> int:
+        """Where an axis of the program lies."""
+        return self.order.index(axis)
+
+    def lying(self, order: Order) -> Any:
+        """The array in another order; made once for each."""
+        if order not in self._arrays:
+            moved = [self.order.index(axis) for axis in order]
+            self._arrays[order] = lax.transpose(self._arrays[self.order], moved)
+        return self._arrays[order]
+
+
+class Spread(Laid):
+    """An array that a smaller one is broadcast to, made in each order without a transpose."""
+
+    def __init__(self, source: Laid, shape: tuple[Any, ...], axes: tuple[int, ...]):
+        self._arrays = {}
+        self.order = plain(len(shape))
+        self.source, self._shape, self.axes = source, shape, axes
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self._shape
+
+    def lying(self, order: Order) -> Any:
+        if order not in self._arrays:
+            places = {axis: i for i, axis in enumerate(order)}
+            # The axes of the smaller array in the order in which they will lie.
+            inner = tuple(sorted(range(len(self.axes)), key=lambda i: places[self.axes[i]]))
+            to = tuple(places[self.axes[i]] for i in inner)
+            shape = tuple(self._shape[axis] for axis in order)
+            self._arrays[order] = lax.broadcast_in_dim(self.source.lying(inner), shape, to)
+        return self._arrays[order]
+
+
+def plain(rank: int) -> Order:
+    return tuple(range(rank))
+
+
+def inverse(order: Sequence[int]) -> Order:
+    return tuple(sorted(range(len(order)), key=lambda i: order[i]))
+
+
+#: What carries an order through an operation: (equation, operands) to results; None where it
+#: cannot, for these operands.
+Rule = Callable[[Any, list[Any]], Any]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def laid_out(program: PortableProgram) -> PortableProgram:
+    """The program with convolutions in the runtime's layout; as it is where there are none."""
+    names = {equation.primitive.name for equation in program.jaxpr.eqns}
+    if "conv_general_dilated" not in names:
+        return program
+
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+        given = [_laid(each) for each in operands]
+        found = RULES.get(equation.primitive.name)
+        made = None if found is None else found(equation, given)
+        if made is None:
+            made = bound(equation, [array_of(each) for each in given])
+        return [_laid(each) for each in made]
+
+    return program.rebuilt(operate, _laid, array_of)
+
+
+def _laid(value: Any) -> Laid:
+    return value if isinstance(value, Laid) else Laid(value, plain(getattr(value, "ndim", 0)))
+
+
+def array_of(value: Any) -> Any:
+    """An array as the program has it."""
+    return value.lying(plain(value.rank)) if isinstance(value, Laid) else value

@@ -1,0 +1,267 @@
+"""How operations take their axes along when arrays lie in other orders than in the program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from pax_export.export.portable import kept
+from pax_export.export.portable.layout import Laid, Order, Spread, array_of, inverse, plain, rule
+from pax_export.export.portable.program import again
+
+Operands = list[Any]
+Results = Sequence[Any] | None
+
+
+@rule("conv_general_dilated")
+def conv(equation: Any, operands: Operands) -> Results:
+    x, kernel = operands
+    numbers = equation.params["dimension_numbers"]
+    ranks = plain(x.rank)
+    made = again(
+        equation,
+        [x.lying(tuple(numbers.lhs_spec)), kernel.lying(tuple(numbers.rhs_spec))],
+        dimension_numbers=lax.ConvDimensionNumbers(ranks, ranks, ranks),
+    )
+    return [Laid(made[0], tuple(numbers.out_spec))]
+
+
+@rule("transpose")
+def transpose(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    back = inverse(equation.params["permutation"])
+    if isinstance(x, Spread):
+        shape = tuple(x.shape[axis] for axis in equation.params["permutation"])
+        return [_spread(x.source, shape, [back[axis] for axis in x.axes])]
+    return [Laid(x.lying(x.order), tuple(back[axis] for axis in x.order))]
+
+
+@rule("broadcast_in_dim")
+def broadcast_in_dim(equation: Any, operands: Operands) -> Results:
+    if len(operands) != 1:
+        return None
+    (x,) = operands
+    axes = equation.params["broadcast_dimensions"]
+    shape = tuple(equation.params["shape"])
+    if isinstance(x, Spread):
+        return [_spread(x.source, shape, [axes[axis] for axis in x.axes])]
+    return [_spread(x, shape, axes)]
+
+
+def _spread(source: Laid, shape: tuple[Any, ...], axes: Sequence[int]) -> Laid:
+    return Spread(source, shape, tuple(axes))
+
+
+def _common(operands: Sequence[Laid]) -> Order:
+    """The order that most of the operands lie in; another than the program's, if there is one."""
+    orders = [each.order for each in operands if not isinstance(each, Spread)]
+    others = [order for order in orders if order != plain(len(order))]
+    return max(others, key=others.count) if others else plain(operands[0].rank)
+
+
+def elementwise(equation: Any, operands: Operands) -> Results:
+    rank = equation.outvars[0].aval.ndim
+    whole = [each for each in operands if each.rank == rank]
+    if not rank or any(each.rank not in (0, rank) for each in operands):
+        return None
+    if len(whole) == 1 and isinstance(whole[0], Spread):
+        return _of_source(equation, operands, whole[0])
+    order = _common(whole)
+    if order == plain(rank):
+        return None
+    given = [each.lying(order) if each.rank else array_of(each) for each in operands]
+    changed = {}
+    if "shape" in equation.params:
+        changed["shape"] = tuple(equation.params["shape"][axis] for axis in order)
+    return [Laid(made, order) for made in again(equation, given, **changed)]
+
+
+def _of_source(equation: Any, operands: Operands, x: Spread) -> Results:
+    """What is done to a spread array, done before it is spread."""
+    if len(equation.outvars) != 1 or "shape" in equation.params or "sharding" in equation.params:
+        return None
+    inner = x.source.order
+    given = [x.source.lying(inner) if each is x else array_of(each) for each in operands]
+    (made,) = again(equation, given)
+    return [_spread(Laid(made, inner), x.shape, x.axes)]
+
+
+_ELEMENTWISE = """
+abs add and acos acosh asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type copy
+cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma
+log log1p logistic lt max min mul ne neg not or population_count pow rem round rsqrt select_n
+shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub
+tan tanh xor reduce_precision optimization_barrier
+"""
+rule(*_ELEMENTWISE.split())(elementwise)
+
+
+@rule("composite")
+def composite(equation: Any, operands: Operands) -> Results:
+    name, told = kept.name_of(equation.params), kept.attributes(equation.params)
+    (x, *_) = operands
+    if name == "mean":
+        if told["keepdims"]:
+            places = tuple(sorted(x.place(axis) for axis in told["axes"]))
+            made = kept.call(name, x.lying(x.order), axes=places, keepdims=True)
+            return [Laid(made, x.order)]
+        return _reduced(x, told["axes"], lambda y, at: kept.call(name, y, axes=at, keepdims=False))
+    if name not in kept.ELEMENTWISE:
+        return None
+    if isinstance(x, Spread):
+        made = kept.call(name, x.source.lying(x.source.order), **told)
+        return [_spread(Laid(made, x.source.order), x.shape, x.axes)]
+    return [Laid(kept.call(name, x.lying(x.order), **told), x.order)]
+
+
+@rule(*"reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or".split())
+def reduce(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    return _reduced(x, equation.params["axes"], lambda y, axes: again(equation, [y], axes=axes)[0])
+
+
+def _reduced(x: Laid, axes: Sequence[int], reduce: Callable[[Any, Any], Any]) -> Results:
+    left = [axis for axis in x.order if axis not in axes]
+    order = tuple(sorted(left).index(axis) for axis in left)
+    places = tuple(sorted(x.place(axis) for axis in axes))
+    return [Laid(reduce(x.lying(x.order), places), order)]
+
+
+@rule(*"reduce_window_sum reduce_window_max reduce_window_min".split())
+def reduce_window(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    names = "window_dimensions window_strides padding base_dilation window_dilation".split()
+    moved = {name: tuple(equation.params[name][axis] for axis in x.order) for name in names}
+    (made,) = again(equation, [x.lying(x.order)], **moved)
+    return [Laid(made, x.order)]
+
+
+@rule("concatenate")
+def concatenate(equation: Any, operands: Operands) -> Results:
+    order = _common(operands)
+    at = order.index(equation.params["dimension"])
+    (made,) = again(equation, [each.lying(order) for each in operands], dimension=at)
+    return [Laid(made, order)]
+
+
+@rule("pad")
+def pad(equation: Any, operands: Operands) -> Results:
+    x, value = operands
+    config = tuple(equation.params["padding_config"][axis] for axis in x.order)
+    (made,) = again(equation, [x.lying(x.order), array_of(value)], padding_config=config)
+    return [Laid(made, x.order)]
+
+
+@rule("slice")
+def slice_(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    moved = {
+        name: None if values is None else tuple(values[axis] for axis in x.order)
+        for name, values in equation.params.items()
+    }
+    (made,) = again(equation, [x.lying(x.order)], **moved)
+    return [Laid(made, x.order)]
+
+
+@rule("rev")
+def rev(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    places = tuple(x.place(axis) for axis in equation.params["dimensions"])
+    return [Laid(again(equation, [x.lying(x.order)], dimensions=places)[0], x.order)]
+
+
+@rule("split")
+def split(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    made = again(equation, [x.lying(x.order)], axis=x.place(equation.params["axis"]))
+    return [Laid(each, x.order) for each in made]
+
+
+@rule("squeeze")
+def squeeze(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    gone = [axis % x.rank for axis in equation.params["dimensions"]]
+    return [_without(x, gone)]
+
+
+def _without(x: Laid, gone: Sequence[int]) -> Laid:
+    left = [axis for axis in x.order if axis not in gone]
+    order = tuple(sorted(left).index(axis) for axis in left)
+    array = x.lying(x.order)
+    return Laid(lax.squeeze(array, [x.place(axis) for axis in gone]), order) if gone else x
+
+
+@rule("reshape")
+def reshape(equation: Any, operands: Operands) -> Results:
+    """One that only adds or removes axes of size 1, or splits and joins axes that lie together."""
+    (x, *sizes) = operands
+    if sizes or equation.params["dimensions"] is not None or x.is_plain:
+        return None
+    old, new = x.shape, tuple(equation.params["new_sizes"])
+    if _wide(old) == _wide(new):
+        thin = _without(x, [axis for axis, size in enumerate(old) if _is_one(size)])
+        places = [axis for axis, size in enumerate(new) if not _is_one(size)]
+        if len(places) == len(new):
+            return [thin]
+        return [_spread(thin, new, places)]
+    return _regrouped(x, old, new)
+
+
+def _regrouped(x: Laid, old: Sequence[Any], new: Sequence[Any]) -> Results:
+    groups = _groups(old, new)
+    if groups is None:
+        return None
+    found: list[tuple[int, list[int]]] = []
+    for before, after in groups:
+        places = [x.place(axis) for axis in before]
+        if places != list(range(places[0], places[0] + len(places))):
+            return None  # what is joined does not lie together
+        found.append((places[0], after))
+    order = tuple(axis for _, after in sorted(found) for axis in after)
+    made = lax.reshape(x.lying(x.order), tuple(new[axis] for axis in order))
+    return [Laid(made, order)]
+
+
+def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:
+    """Axes of a shape, and those of the other with as many elements; None if unknown."""
+    groups, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        if i == len(old) or j == len(new):
+            return None
+        before, after = [i], [j]
+        i, j = i + 1, j + 1
+        while not _same(_product(old, before), _product(new, after)):
+            left, right = _product(old, before), _product(new, after)
+            if not (isinstance(left, int) and isinstance(right, int)):
+                return None
+            if left < right and i < len(old):
+                before.append(i)
+                i += 1
+            elif left > right and j < len(new):
+                after.append(j)
+                j += 1
+            else:
+                return None
+        groups.append((before, after))
+    return groups
+
+
+def _product(sizes: Sequence[Any], axes: Sequence[int]) -> Any:
+    return math.prod(sizes[axis] for axis in axes)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return (
+        one == other if isinstance(one, int) and isinstance(other, int) else str(one) == str(other)
+    )
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _wide(shape: Sequence[Any]) -> list[str]:
+    return [str(size) for size in shape if not _is_one(size)]

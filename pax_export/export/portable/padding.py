@@ -1,0 +1,81 @@
+"""Padding before a convolution or a pool becomes that of the convolution or pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export._jaxpr import bound
+from pax_export.export.portable import kept
+from pax_export.export.portable.arithmetic import KnownValues
+from pax_export.export.portable.program import PortableProgram, again
+
+#: What stands where there is padding.
+_NEUTRAL = {
+    "conv_general_dilated": 0.0,
+    "reduce_window_sum": 0.0,
+    "reduce_window_max": -np.inf,
+    "reduce_window_min": np.inf,
+}
+
+
+def padded_inside(program: PortableProgram) -> PortableProgram:
+    """The program without paddings that its convolutions and pools can do."""
+    known = KnownValues(program)
+    pads: dict[Any, tuple[Any, Any]] = {}
+
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+        name = equation.primitive.name
+        if name == "pad":
+            pads[equation.outvars[0]] = equation, operands[0]
+        neutral = _NEUTRAL.get(name)
+        found = None if neutral is None else pads.get(equation.invars[0])
+        if found is not None:
+            pad, x = found
+            padding = _joined(equation, pad)
+            value = pad.invars[1]
+            if padding is not None and value in known and is_neutral(equation, pad, value):
+                return again(equation, [x, *operands[1:]], padding=padding)
+        return bound(equation, operands)
+
+    def is_neutral(equation: Any, pad: Any, value: Any) -> bool:
+        number = known.array(value)
+        if number == _NEUTRAL[equation.primitive.name]:
+            return True
+        if equation.primitive.name != "reduce_window_max" or pad.invars[0] not in at_least:
+            return False
+        # Nothing is smaller, and every window has something that is no padding.
+        sides, widths = pad.params["padding_config"], equation.params["window_dimensions"]
+        inside = all(max(side[:2]) < width for side, width in zip(sides, widths) if any(side))
+        return bool(inside and number <= at_least[pad.invars[0]])
+
+    at_least = {
+        each.outvars[0]: kept.attributes(each.params).get("low", -np.inf)
+        for each in program.jaxpr.eqns
+        if each.primitive.name == "composite" and kept.name_of(each.params) == "clip"
+    }
+    if not any(each.primitive.name == "pad" for each in program.jaxpr.eqns):
+        return program
+    return program.rebuilt(operate)
+
+
+def _joined(equation: Any, pad: Any) -> tuple[tuple[int, int], ...] | None:
+    """The padding of both; None where that is not the same."""
+    config, told = pad.params["padding_config"], equation.params
+    if any(not isinstance(n, (int, np.integer)) or n < 0 for side in config for n in side):
+        return None
+    if any(inner for _, _, inner in config):
+        return None
+    outer = [(low, high) for low, high, _ in config]
+    if equation.primitive.name == "conv_general_dilated":
+        batch, feature, *space = told["dimension_numbers"].lhs_spec
+        if any(outer[batch] + outer[feature]):
+            return None
+        outer = [outer[axis] for axis in space]
+    dilation = told.get("lhs_dilation", told.get("base_dilation"))
+    if any(each != 1 for each in dilation):
+        return None
+    both = zip(told["padding"], outer)
+    return tuple((int(low + more[0]), int(high + more[1])) for (low, high), more in both)

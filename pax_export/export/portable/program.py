@@ -1,0 +1,160 @@
+"""The record that goes from pass to pass, and how a pass makes the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.export
+from jax.extend import source_info_util
+
+from pax_export._jaxpr import bound, inner_programs, is_literal
+
+#: What gives the results of an equation, from what stands for its operands.
+Operate = Callable[[Any, list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An array that a program reads, known while it is exported.
+
+    Attributes:
+        name: of the stored array; empty for a small constant of the program.
+        array: its values.
+        sources: names of the weights that it was computed from; empty for one as it was given.
+    """
+
+    name: str
+    array: Any
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PortableProgram:
+    """A traced program whose first operands are known arrays.
+
+    Attributes:
+        program: a closed jaxpr; its operands are the weights, then the inputs.
+        weights: the known arrays, in the order of the operands.
+        notes: what a pass left as it was, and why, for the report.
+    """
+
+    program: Any
+    weights: tuple[Weight, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def jaxpr(self) -> Any:
+        return self.program.jaxpr
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """The variables that are no weights."""
+        return self.jaxpr.invars[len(self.weights) :]
+
+    def run(self, *inputs: Any) -> list[Any]:
+        """Runs the program in jax, for arrays of any sizes that fit: how passes are tested."""
+        arrays = [each.array for each in self.weights]
+
+        def function(*operands: Any) -> list[Any]:
+            return evaluated(self.program, operands, _without_composites)
+
+        structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.jaxpr.invars]
+        return jax.export.export(jax.jit(function))(*structs).call(*arrays, *inputs)
+
+    def noted(self, *notes: str) -> PortableProgram:
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
+
+    def rebuilt(
+        self,
+        operate: Operate,
+        given: Callable[[Any], Any] = lambda value: value,
+        taken: Callable[[Any], Any] = lambda value: value,
+    ) -> PortableProgram:
+        """The program that ``operate(equation, operands)`` makes of this one.
+
+        Args:
+            operate: gives what stands for the results of an equation.
+            given: what stands for an operand of the program.
+            taken: the array that a result of the program stands for.
+        """
+
+        def run(*operands: Any) -> list[Any]:
+            results = evaluated(self.program, [given(each) for each in operands], operate)
+            return [taken(each) for each in results]
+
+        return replace(self, program=traced(run, self.jaxpr.invars))
+
+
+def traced(function: Callable[..., Any], like: Sequence[Any]) -> Any:
+    """A function traced for operands like some variables."""
+    structs = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in like]
+    return jax.make_jaxpr(function)(*structs)
+
+
+def evaluated(program: Any, arguments: Sequence[Any], operate: Operate) -> list[Any]:
+    """Goes through what the results of a program need, and leaves out the rest."""
+    jaxpr = getattr(program, "jaxpr", program)
+    constants = getattr(program, "consts", ())
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
+
+    def read(atom: Any) -> Any:
+        return atom.val if is_literal(atom) else values[atom]
+
+    for equation in needed(jaxpr):
+        with source_of(equation):
+            results = operate(equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, results))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _without_composites(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    """The results of an equation; jax does not export composites of symbolic sizes."""
+    if equation.primitive.name != "composite":
+        return bound(equation, operands)
+    (inner,) = inner_programs(equation)
+    return evaluated(inner, operands, _without_composites)
+
+
+def needed(jaxpr: Any) -> list[Any]:
+    """The equations that the results of a program need, and those with effects."""
+    used = {atom for atom in jaxpr.outvars if not is_literal(atom)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            kept.append(equation)
+            used.update(atom for atom in equation.invars if not is_literal(atom))
+    return kept[::-1]
+
+
+def uses(jaxpr: Any) -> dict[Any, int]:
+    """How often each variable is read, by what is needed and as a result."""
+    counts: dict[Any, int] = {}
+    for atoms in (*(each.invars for each in needed(jaxpr)), jaxpr.outvars):
+        for atom in atoms:
+            if not is_literal(atom):
+                counts[atom] = counts.get(atom, 0) + 1
+    return counts
+
+
+def source_of(equation: Any) -> AbstractContextManager[Any]:
+    """A block whose operations have the source line and the module of an equation."""
+    source = equation.source_info
+    return source_info_util.user_context(source.traceback, name_stack=source.name_stack)
+
+
+def again(equation: Any, operands: Sequence[Any], **changed: Any) -> Sequence[Any]:
+    """The results of an equation for other operands, with some parameters changed."""
+    return bound(equation.replace(params={**equation.params, **changed}), operands)
+
+
+def is_static(shape: Sequence[Any]) -> bool:
+    """Whether a shape has no symbolic sizes."""
+    return all(isinstance(size, int) for size in shape)
+
+
+def is_key(dtype: Any) -> bool:
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
