@@ -192,9 +192,9 @@ def _swept(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
     return reduced, [variable in needed for variable in jaxpr.invars]
 
 
-def needed_part(program: Any) -> Any:
-    """The jaxpr of a traced program without what none of its results needs."""
-    return _reduced(program, len(program.jaxpr.outvars), instantiate=True)[0]
+def needed_part(program: Any, count: int | None = None) -> Any:
+    """The jaxpr of a traced program without what none of its first so many results needs."""
+    return _reduced(program, count or len(program.jaxpr.outvars), instantiate=True)[0]
 
 
 def read_arguments(program: Any, count: int) -> frozenset[int]:

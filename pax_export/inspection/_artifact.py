@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ import numpy as np
 from pax_export._optional import require
 from pax_export.export.artifact import inspect as foreign
 from pax_export.export.artifact.report import ArrayInfo, VariableInfo, read_report
-from pax_export.inspection._artifact_work import is_counted, works_of
 from pax_export.inspection._inspection import Inspection
 from pax_export.inspection._row import Row
-from pax_export.inspection._work import Work, number, plain, total
 
 _STEP = re.compile(r"\[['\"]?([^\]'\"]+)['\"]?\]")
 _VALUE = "VARIABLE_VALUE"
@@ -26,48 +25,42 @@ def inspected(path: Path) -> Inspection:
     """A row for the export, for each signature of several, and for each array."""
     if foreign.is_foreign(path):
         found: Any = foreign.describe(path)
-        title, report = "SavedModel", None
-        signatures = {
-            key: (signature["inputs"], signature["outputs"])
-            for key, signature in found.signatures.items()
-        }
-        taken = {key: inputs for key, (inputs, _) in signatures.items()}
-    else:
-        found = report = read_report(path)
-        title = report.model
-        signatures = {
-            key: (signature.inputs, signature.outputs)
-            for key, signature in report.signatures.items()
-        }
-        # The program is called with what a preprocessor gives.
-        taken = {key: each.preprocess or each.inputs for key, each in report.signatures.items()}
-    works = works_of(path, report, taken)
-    uncounted = {each for work in works.values() for each in work.uncounted}
-    return Inspection(tuple(_rows(found, title, signatures, works)), tuple(sorted(uncounted)))
+        signatures = {key: _Signature(**each) for key, each in found.signatures.items()}
+        return Inspection(tuple(_rows(found, "SavedModel", signatures)))
+    report = read_report(path)
+    uncounted = {each for signature in report.signatures.values() for each in signature.uncounted}
+    return Inspection(
+        tuple(_rows(report, report.model, report.signatures)), tuple(sorted(uncounted))
+    )
 
 
-def _rows(
-    found: Any, title: str, signatures: Mapping[str, Any], works: Mapping[str, Work]
-) -> Iterator[Row]:
-    single = len(signatures) == 1
-    only = next(iter(signatures.values()), ((), ())) if single else ((), ())
+@dataclass(frozen=True)
+class _Signature:
+    """A signature of somebody else's SavedModel; nobody has counted what a call of it costs."""
+
+    inputs: tuple[ArrayInfo, ...]
+    outputs: tuple[ArrayInfo, ...]
+    flops: None = None
+    transcendentals: None = None
+    computed_in: str = ""
+
+
+def _rows(found: Any, title: str, signatures: Mapping[str, Any]) -> Iterator[Row]:
+    only = [_fields(each) for each in signatures.values()] if len(signatures) == 1 else [{}]
     yield Row(
         path="",
         kind="module",
         class_name=title,
         mode="eval",
-        inputs=_texts(only[0]),
-        outputs=_texts(only[1]),
         dtype=",".join(dict.fromkeys(variable.dtype for variable in found.variables)),
         role="trainable" if any(variable.trainable for variable in found.variables) else "",
         parameters=sum(_size(variable) for variable in found.variables),
         bytes=found.variable_bytes,
-        **(_counts(next(iter(works.values()))) if single else {}),
+        **only[0],
     )
     if len(signatures) > 1:
-        for key, (inputs, outputs) in signatures.items():
-            named = {"inputs": _texts(inputs), "outputs": _texts(outputs)}
-            yield Row(key, "signature", 1, **named, **_counts(works[key]))
+        for key, signature in signatures.items():
+            yield Row(key, "signature", 1, **_fields(signature))
     for variable in found.variables:
         yield Row(
             path=leaf_path(variable),
@@ -81,15 +74,14 @@ def _rows(
         )
 
 
-def _counts(work: Work) -> dict[str, Any]:
-    """What a row says of the work of a call; nothing if nothing of it is known."""
-    if not is_counted(work):
-        return {}
-    dtypes = {name: number(count) for name, count in work.dtypes[""].items()}
+def _fields(signature: Any) -> dict[str, Any]:
+    """What a row says of a call."""
     return {
-        "flops": plain(total(work)),
-        "transcendentals": plain(sum(work.transcendentals.values(), 0)),
-        "computed_in": max(dtypes, key=lambda name: dtypes[name], default=""),
+        "inputs": _texts(signature.inputs),
+        "outputs": _texts(signature.outputs),
+        "flops": signature.flops,
+        "transcendentals": signature.transcendentals,
+        "computed_in": signature.computed_in,
     }
 
 

@@ -11,8 +11,8 @@ import jax
 from pax_export._jax import needed_part
 from pax_export.core import Labelling, is_array, is_node, module_and_value, recorded, with_labels
 from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.flops import Work, work_of
 from pax_export.export.tracing.spec import resolve
-from pax_export.inspection._work import Work, work_of
 
 
 @dataclass

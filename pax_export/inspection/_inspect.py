@@ -25,6 +25,7 @@ from pax_export.core import (
 )
 from pax_export.export.tracing.exportable import Leaf as Exported
 from pax_export.export.tracing.exportable import exportable
+from pax_export.export.tracing.flops import Work, number, plain
 from pax_export.export.tracing.model_forms import unbind
 from pax_export.inspection._artifact import inspected
 from pax_export.inspection._calls import (
@@ -39,7 +40,6 @@ from pax_export.inspection._inspection import Inspection
 from pax_export.inspection._leaves import Leaf, leaves_of
 from pax_export.inspection._row import Row
 from pax_export.inspection._time import time_shares
-from pax_export.inspection._work import Work, number, plain
 
 
 def inspect(
@@ -55,8 +55,8 @@ def inspect(
         net: a module; another model that can be exported (a function, a module of
             equinox), whose arrays are rows below one row; or the path of an export: a
             SavedModel, somebody else's too, a StableHLO bundle, a TFLite or ONNX model
-            of ours.  It is read as data, and work is counted in the program that was
-            written.
+            of ours.  It is read as data; its report has the work of a call, that of
+            somebody else is not counted.
         *inputs: what its call takes: arrays, `jax.ShapeDtypeStruct`, or `export.spec`,
             whose sizes may be symbolic; counts of work are formulas then.  Without any
             the shapes of activations, and the work, are unknown.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +42,49 @@ def test_the_rows_of_an_export_have_the_paths_of_the_model(exports, name):
     assert found[""].inputs[0].endswith(",3]")
 
 
+@pytest.mark.parametrize("name", ["saved", "bundle"])
+def test_the_work_of_a_call_is_that_of_the_net(exports, name):
+    found, net = pax.inspect(exports / name), pax.inspect(make(), spec("batch, 3"))
+    assert (found.flops, found.uncounted) == (net.flops, net.uncounted)
+    assert found[""].transcendentals == net[""].transcendentals
+    assert found[""].computed_in == "float32"
+    assert pax.inspect(exports / "net.tflite").flops == pax.inspect(make(), spec("2, 3")).flops
+
+
+def test_each_signature_has_the_work_of_its_outputs(tmp_path):
+    methods = {
+        "serving_default": lambda p, x: x @ p["w"],
+        "twice": lambda p, x: x @ p["w"] @ p["w"],
+    }
+    inputs = {"serving_default": spec("batch, 4"), "twice": spec("batch, 4")}
+    params = {"w": jnp.ones((4, 4))}
+    to_saved_model(
+        (params, methods["twice"]), tmp_path / "net", inputs, methods=methods, validate=False
+    )
+    found = pax.inspect(tmp_path / "net")
+    assert (found["serving_default"].flops, found["twice"].flops) == ("32*batch", "64*batch")
+
+
+def test_a_loop_of_unknown_length_is_named(tmp_path):
+    def run(params, x):
+        return jax.lax.while_loop(lambda y: y.sum() < 9, lambda y: y @ params, x)
+
+    to_stablehlo((jnp.ones((4, 4)), run), tmp_path / "net", spec("3, 4"), validate=False)
+    found = pax.inspect(tmp_path / "net")
+    assert found.uncounted == ("while (its body counts once)",)
+
+
+def test_an_export_from_before_has_no_counts(tmp_path):
+    to_stablehlo(make(), tmp_path / "net", spec("batch, 3"), validate=False)
+    file = tmp_path / "net" / "pax_export.json"
+    report = json.loads(file.read_text())
+    for signature in report["signatures"].values():
+        for name in ("flops", "transcendentals", "computed_in", "uncounted"):
+            del signature[name]
+    file.write_text(json.dumps(report))
+    assert pax.inspect(tmp_path / "net").flops is None
+
+
 def test_somebody_elses_savedmodel(tmp_path):
     import tensorflow as tf
 
@@ -52,6 +97,7 @@ def test_somebody_elses_savedmodel(tmp_path):
     found = pax.inspect(tmp_path)
     assert found["kernel"].shape == (3, 2)
     assert found[""].inputs == ("x: float32[?,3]",)
+    assert found.flops is None
     assert not diff(tmp_path, tmp_path)
 
 

@@ -28,7 +28,7 @@ UNPROMISED = {
     },
     "_jax/_watched.py": {"jax.extend.source_info_util"},
     "_jaxpr.py": {"jax.extend.source_info_util"},
-    "export/formats/onnx/rules/random_keys.py": {"jax.extend.random"},
+    "export/portable/decompose.py": {"jax.extend.core.primitives"},
     "export/formats/stablehlo/bundle.py": {
         "jax.interpreters.ad",
         "jax.interpreters.batching",
@@ -50,15 +50,11 @@ UNPROMISED = {
         "jax.interpreters.mlir",
     },
     "export/lowering/empty_batches.py": {"jax.extend.mlir.ir"},
-    "export/formats/tflite/rules/randomness.py": {"jax.extend.random.threefry_prng_impl"},
+    "export/portable/random_keys.py": {"jax.extend.random.threefry_prng_impl"},
     "export/lowering/eigenvalues.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/keep_nan.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/products.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/shardings.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
-    "inspection/_module_shapes.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
-    "inspection/_module_work.py": {
-        "jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir", "jax.interpreters.mlir",
-    },
     "sharding/_consistency.py": {"jax.experimental.multihost_utils"},
 }  # fmt: skip
 #: Attributes with an underscore that are no other package's: of namedtuples, and of `os`.

@@ -51,7 +51,10 @@ class SignatureInfo:
     names of inputs and outputs in the places of arrays.  `preprocess` is what a
     preprocessor gives to the model, `postprocess` what a postprocessor is given.
     `constraints` is what may be assumed of the symbolic dimensions.  `no_gradient`
-    says why it holds fewer gradients than such an export can.
+    says why it holds fewer gradients than such an export can.  `flops` and
+    `transcendentals` are those of a call, numbers or formulas of symbolic sizes,
+    most of them done in the dtype `computed_in`; `uncounted` names operations that
+    are in neither.
     """
 
     inputs: tuple[ArrayInfo, ...]
@@ -68,6 +71,10 @@ class SignatureInfo:
     vjp_order: int = 0  # how often it can be differentiated
     constraints: tuple[str, ...] = ()
     no_gradient: str = ""
+    flops: int | str | None = None
+    transcendentals: int | str | None = None
+    computed_in: str = ""
+    uncounted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

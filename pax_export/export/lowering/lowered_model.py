@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError
+from pax_export._jax import needed_part
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.lowering.lower import (
@@ -25,6 +26,7 @@ from pax_export.export.lowering.lower import (
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.flops import counts, work_of
 from pax_export.export.tracing.programs import (
     Program,
     check_updates,
@@ -183,6 +185,7 @@ def signature_info(
     """One function: its arrays, the structure of its arguments and result, and further facts."""
     inputs = around.inputs if around else program.inputs
     constraints = dict.fromkeys((*inputs.constraints, *program.inputs.constraints))
+    work = work_of(needed_part(program.traced.program, len(program.output_names)))
     return SignatureInfo(
         inputs=_inputs(inputs),
         outputs=around.outputs if around else output_infos(program),
@@ -192,6 +195,8 @@ def signature_info(
         preprocess=_inputs(program.inputs) if around and around.preprocess else None,
         postprocess=output_infos(program) if around and around.postprocess else None,
         constraints=tuple(constraints),
+        **counts(work),
+        uncounted=tuple(sorted(work.uncounted)),
         **{"assigns": (), "differentiable": False, "stablehlo": "", "module_bytes": 0, **facts},
     )
 

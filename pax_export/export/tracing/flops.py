@@ -148,6 +148,19 @@ def number(count: Any) -> float:
     return float(dimensions.value(text, dict.fromkeys(dimensions.names(text), 16)))
 
 
+def counts(work: Work) -> dict[str, Any]:
+    """The work of all modules together, as fields of a row and of a report."""
+    dtypes: dict[str, float] = defaultdict(float)
+    for each in work.dtypes.values():
+        for name, count in each.items():
+            dtypes[name] += number(count)
+    return {
+        "flops": plain(total(work)),
+        "transcendentals": plain(sum(work.transcendentals.values(), 0)),
+        "computed_in": max(dtypes, key=lambda name: dtypes[name], default=""),
+    }
+
+
 # --- counts of one operation -------------------------------------------------------------
 
 
