@@ -7,6 +7,7 @@ jax's setting is ours as well: ``jax.config.update("jax_traceback_filtering", "o
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
@@ -24,7 +25,7 @@ def hide_frames(error: BaseException | None = None) -> None:
     if not _are_hidden():
         return
     inner = traceback.walk_tb(error and error.__traceback__)
-    for frame, _ in itertools.chain(traceback.walk_stack(sys._getframe(1)), inner):
+    for frame, _ in itertools.chain(traceback.walk_stack(inspect.currentframe()), inner):
         code = frame.f_code
         if code.co_filename.startswith(_PACKAGE) and code.co_name != "<module>":
             frame.f_locals["__tracebackhide__"] = True
