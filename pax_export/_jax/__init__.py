@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pax_export._jax._trace import Primitive as Primitive
+from pax_export._jax._trace import is_mapped as is_mapped
 from pax_export._jax._trace import is_tracer as is_tracer
 from pax_export._jax._trace import trace_state as trace_state
 

@@ -21,6 +21,11 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+def is_mapped(value: Any) -> bool:
+    """True for what `jax.vmap`, of all transformations the innermost, maps over."""
+    return type(value).__name__ == "BatchTracer"
+
+
 @functools.cache
 def asked() -> Any:
     """A way to the trace that needs nothing private: an operation that says who runs it."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._jax import is_computing, is_tracer
+from pax_export._jax import is_computing, is_mapped, is_tracer
 
 #: So many numbers are drawn at least: for all shapes that are smaller one program is enough.
 _LEAST = 1 << 10
@@ -41,7 +41,10 @@ def drawn(
         shape: the shape.
         scale: None leaves the numbers as they are.
     """
-    shape, size = tuple(shape), math.prod(shape)
+    shape = tuple(shape)
+    if is_mapped(rng_key):
+        return _for_each_key(draw, rng_key, shape, scale)
+    size = math.prod(shape)
     cut = size <= _MOST and _is_free() and _counts(rng_key)
     values: Any = draw(rng_key, (_room(size),) if cut else shape)
     by_numpy = cut and not is_tracer(values)  # a jax that has moved may not say that it traces
@@ -53,6 +56,29 @@ def drawn(
         values = values * float(scale)
     # `jnp.asarray` is refused where a user guards against transfers that nobody sees.
     return jax.device_put(values) if by_numpy else values
+
+
+def _for_each_key(draw: Any, rng_key: Any, shape: tuple[int, ...], scale: float | None) -> Any:
+    """As `drawn` under `jax.vmap`: where nothing else traces, each key draws by itself.
+
+    One program for many keys takes three times as long to compile, and is compiled for each
+    number of layers anew.
+    """
+
+    def plainly(rng_key: Any) -> Any:
+        values = draw(rng_key, shape)
+        return values if scale is None else values * float(scale)
+
+    drawn_once = jax.custom_batching.custom_vmap(plainly)
+
+    @drawn_once.def_vmap
+    def for_all(axis_size: int, is_batched: Any, keys: Any) -> tuple[Any, bool]:
+        if math.prod(shape) > _MOST or is_tracer(keys) or not (_is_free() and _counts(keys[0])):
+            return jax.vmap(plainly)(keys), True
+        rows = [np.asarray(drawn(draw, key, shape, scale)) for key in keys]
+        return jax.device_put(np.stack(rows)), True
+
+    return drawn_once(rng_key)
 
 
 def filled(shape: Sequence[int], value: float, dtype: Any = float) -> jax.Array:

@@ -8,6 +8,7 @@ from jax.sharding import AxisType
 
 import pax_export as pax
 from pax_export.core import drawn, filled
+from tests.closeness import assert_close
 
 SHAPES = [(), (1,), (0, 3), (7,), (3, 4), (2, 3, 5, 7), (31, 33), (1024,), (1025,), (300, 301)]
 KEY = jax.random.key(5)
@@ -141,3 +142,35 @@ def test_transfers_that_nobody_sees_may_be_refused():
     with jax.transfer_guard("disallow"):
         values = drawn(jax.random.normal, KEY, (3,), 0.5)
     assert np.array_equal(values, as_jax_draws(KEY, (3,), 0.5))
+
+
+KEYS = jax.random.split(KEY, 3)
+
+
+@pytest.mark.parametrize("keys", [KEYS, jax.random.key_data(KEYS)], ids=["typed", "legacy"])
+@pytest.mark.parametrize("shape", [(), (3, 4), (0, 2), (31, 33)])
+def test_many_layers_begin_with_the_numbers_of_each(keys, shape):
+    def ours(key):
+        return drawn(jax.random.normal, key, shape, 0.3)
+
+    expected = np.stack([as_jax_draws(key, shape, 0.3) for key in keys])
+    values = jax.vmap(ours)(keys)
+    assert values.dtype == expected.dtype and np.array_equal(values, expected)
+    for build in (jax.jit(jax.vmap(ours)), jax.vmap(jax.jit(ours))):
+        assert_close(build(keys), expected)
+    assert_close(jax.vmap(jax.vmap(ours))(jnp.stack([keys, keys])), np.stack([expected, expected]))
+
+
+def test_many_layers_need_the_programs_of_one(draw, sizes):
+    for shape in [(3, 5), (7,), (4, 4)]:
+        jax.vmap(lambda key, shape=shape: drawn(draw, key, shape))(KEYS)
+        # Once without numbers, then each layer what a layer alone draws.
+        assert sizes == [shape, (1024,), (1024,), (1024,)]
+        sizes.clear()
+
+
+def test_nothing_of_it_is_in_a_traced_program():
+    def build(keys):
+        return jax.vmap(lambda key: drawn(jax.random.normal, key, (3, 4)))(keys)
+
+    assert "custom_vmap" not in str(jax.make_jaxpr(build)(KEYS))
