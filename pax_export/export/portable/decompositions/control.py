@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.core import eval_jaxpr
 
-from pax_export._jaxpr import branch_for_cpu
+from pax_export._jaxpr import bound, branch_for_cpu, evaluate
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 
@@ -20,7 +19,7 @@ def custom_linear_solve(*operands: Any, const_lengths: Any, jaxprs: Any, **_: An
     given = operands[stop + const_lengths.transpose_solve :]
     solve = jaxprs.solve
     jaxpr, constants = getattr(solve, "jaxpr", solve), getattr(solve, "consts", ())
-    return eval_jaxpr(jaxpr, constants, *operands[start:stop], *given)
+    return evaluate(jaxpr, constants, (*operands[start:stop], *given), bound)
 
 
 @decomposes("platform_index")

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import eval_jaxpr
 
+from pax_export._jaxpr import bound, evaluate
 from pax_export.export.portable.decompositions.registry import decomposes
 
 Arrays = tuple[Any, ...]
@@ -66,7 +66,7 @@ def of_arrays(jaxpr: Any, rank: int, consts: Sequence[Any] = ()) -> Callable[...
     def combine(one: Arrays, other: Arrays) -> Arrays:
         def of_numbers(*given: Any) -> Arrays:
             held = getattr(jaxpr, "consts", None) or consts
-            return tuple(eval_jaxpr(getattr(jaxpr, "jaxpr", jaxpr), held, *given))
+            return tuple(evaluate(getattr(jaxpr, "jaxpr", jaxpr), held, given, bound))
 
         for _ in range(rank):
             of_numbers = jax.vmap(of_numbers)
