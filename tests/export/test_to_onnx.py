@@ -398,3 +398,30 @@ def test_a_pass_that_fails_leaves_a_right_file(tmp_path, monkeypatch):
     monkeypatch.setattr("pax_export.export.portable.passes.folded", fails)
     with pytest.warns(RuntimeWarning, match="as the program was traced"):
         to_onnx(_norms(), tmp_path / "net.onnx", spec("batch, 16, 16, 3"))
+
+
+TRANSPOSED = {  # stride, padding, dilation, groups
+    "same": (2, ((1, 1), (1, 1)), 1, 1),
+    "uneven": (2, ((0, 3), (2, 1)), 1, 1),
+    "longer": (3, ((1, 4), (2, 2)), 1, 1),
+    "dilated": (2, ((2, 2), (1, 4)), 2, 1),
+    "grouped": (2, ((1, 2), (1, 2)), 1, 4),
+    "padded by more than it reaches": (2, ((3, 3), (3, 3)), 1, 1),
+}
+
+
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_transposed_convolutions(kind, tmp_path):
+    stride, padding, dilation, groups = TRANSPOSED[kind]
+    kernel = random(3, 3, 4 // groups, 8)
+
+    def apply(kernel, x):
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1), padding, (stride, stride), (dilation, dilation),
+            ("NHWC", "HWIO", "NHWC"), groups,
+        )  # fmt: skip
+
+    to_onnx((kernel, apply), tmp_path / "m.onnx", spec("batch, 5, 6, 4"), validate=False)
+    x = random(2, 5, 6, 4)
+    assert_close(load(tmp_path / "m.onnx")(x), apply(kernel, x), rtol=1e-5)
+    assert ("ConvTranspose" in _operators(tmp_path / "m.onnx")) == ("more" not in kind)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import Refused, rule
-from pax_export.export.formats.onnx.rules.slices import padded, spaced
+from pax_export.export.formats.onnx.rules.slices import backwards, padded, spaced
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
 
 Results = Sequence[Any]
@@ -40,6 +40,13 @@ def conv_general_dilated(
     right = writer.transpose(_as(writer, kernel, kind), kernel_spec)
     sizes = [x.shape[axis] for axis in x_spec]
     taps = [kernel.shape[axis] for axis in kernel_spec]
+    back = [int(axis) for axis in np.argsort(out_spec)]
+    pads = _pads_of_transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
+    if pads is not None and kind == np.float32 and batch_group_count == 1:
+        pads |= {"strides": list(lhs_dilation), "dilations": list(rhs_dilation)}
+        turned = _turned(writer, right, taps, feature_group_count)
+        made = writer("ConvTranspose", left, turned, group=int(feature_group_count), **pads)
+        return writer.fit(writer.transpose(made, back), result.dtype)
     left = spaced(writer, left, sizes, [0, 0, *(each - 1 for each in lhs_dilation)], zero)
     groups: Any = feature_group_count
     if batch_group_count != 1:
@@ -67,8 +74,43 @@ def conv_general_dilated(
         made = _by_products(
             writer, left, right, sizes, taps, out, window_strides, rhs_dilation, groups
         )
-    back = np.argsort(out_spec)
-    return writer.fit(writer.transpose(made, [int(axis) for axis in back]), result.dtype)
+    return writer.fit(writer.transpose(made, back), result.dtype)
+
+
+def _pads_of_transposed(
+    widths: Sequence[Any],
+    strides: Sequence[int],
+    padding: Sequence[tuple[Any, Any]],
+    gaps: Sequence[int],
+    dilations: Sequence[int],
+) -> dict[str, Any] | None:
+    """What a transposed convolution is told of its ends; None for what is none."""
+    numbers = (*widths, *(side for pair in padding for side in pair))
+    if not (1 <= len(widths) <= _MOST_AXES and all(map(is_number, numbers))):
+        return None
+    if all(gap == 1 for gap in gaps) or any(step != 1 for step in strides):
+        return None
+    reach = [gap * (width - 1) for gap, width in zip(dilations, widths)]
+    low = [int(each - pair[0]) for each, pair in zip(reach, padding)]
+    high = [int(each - pair[1]) for each, pair in zip(reach, padding)]
+    more = [max(0, -each) for each in high]
+    if any(each < 0 for each in low) or any(each >= gap for each, gap in zip(more, gaps)):
+        return None
+    told: dict[str, Any] = {"pads": [*low, *(max(0, each) for each in high)]}
+    told["kernel_shape"] = [int(each) for each in widths]
+    return told | ({"output_padding": more} if any(more) else {})
+
+
+def _turned(writer: Writer, kernel: Any, taps: Sequence[int], groups: int) -> Any:
+    """A kernel as a transposed convolution has it: backwards, and with features in first."""
+    outside, inside, *space = map(int, taps)
+    axes = range(2, len(taps))
+    kernel = backwards(writer, kernel, axes)
+    if groups == 1:
+        return writer.transpose(kernel, [1, 0, *axes])
+    apart = writer.reshape(kernel, [groups, outside // groups, inside, *space])
+    beside = writer.transpose(apart, [0, 2, 1, *(axis + 1 for axis in axes)])
+    return writer.reshape(beside, [groups * inside, outside // groups, *space])
 
 
 def _as(writer: Writer, x: Value, kind: Any) -> Any:
