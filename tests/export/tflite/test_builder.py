@@ -207,3 +207,45 @@ def test_a_file_has_no_more_than_two_gigabytes(tmp_path, monkeypatch):
     model = (np.ones((200, 200), np.float32), lambda params, x: x @ params)
     with pytest.raises(UnsupportedOperationError, match="2 GiB"):
         to_tflite(model, tmp_path / "m.tflite", spec("1, 200"))
+
+
+def test_folded_weights_are_named_and_can_stay(tmp_path):
+    layers = [pax.Conv2D(1, 4, 3), pax.BatchNorm2D(4), jax.nn.relu, pax.Conv2D(4, 4, 3)]
+    net = trained(pax.Sequential(*layers), 4, 8, 8, 1)
+    report = to_tflite(net, tmp_path / "m.tflite", spec("n, 8, 8, 1"))
+    folded = report.details["folded"]
+    assert "modules.0.weight" in folded
+    assert not [name for name in folded if name.startswith("modules.3")]
+    report = to_tflite(net, tmp_path / "m.tflite", spec("n, 8, 8, 1"), overwrite=True, fold=False)
+    assert "folded" not in report.details
+    counts = names(tmp_path / "m.tflite")
+    assert (counts["CONV_2D"], counts["MUL"]) == (2, 1)
+
+
+KEPT = {
+    "softmax": (lambda x: jax.nn.softmax(x), ["SOFTMAX"]),
+    "first": (lambda x: jax.nn.softmax(x, 0), ["TRANSPOSE", "SOFTMAX", "TRANSPOSE"]),
+    "gelu": (lambda x: jax.nn.gelu(x, approximate=False), ["GELU"]),
+    "near_gelu": (lambda x: jax.nn.gelu(x), ["GELU"]),
+    "hard_swish": (jax.nn.hard_swish, ["HARD_SWISH"]),
+    "silu": (jax.nn.silu, ["LOGISTIC", "MUL"]),
+    "mean": (lambda x: x.mean(-1, keepdims=True), ["MEAN"]),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_functions_that_tflite_has_are_one_operator(name, tmp_path):
+    function, expected = KEPT[name]
+    rows = np.array([[np.nan, 1, 2, 3], [np.inf, 1, 2, 3], [-np.inf, 0, -0.0, 1]], np.float32)
+    x = np.concatenate([np.linspace(-9, 9, 40).reshape(-1, 4).astype(np.float32), rows])
+    model = ({}, lambda params, x: function(x))
+    for exact in (False, True):
+        to_tflite(model, tmp_path / "m.tflite", spec("13, 4"), exact=exact, overwrite=True)
+        loaded = load(tmp_path / "m.tflite")
+        usual = x[:10].repeat(2, 0)[:13]
+        assert_close(loaded(usual), function(usual), rtol=1e-5, atol=2e-6)
+        if not exact:
+            found = [each["op_name"] for each in loaded.runtime._get_ops_details()]
+            assert [each for each in found if each != "DELEGATE"] == expected
+        if name != "first":
+            assert_close(loaded(x), function(x), rtol=1e-5, atol=2e-6)

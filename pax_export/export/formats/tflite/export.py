@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -51,6 +52,8 @@ def to_tflite(
     state: Literal["frozen", "keep"] = "frozen",
     outputs: Literal["float32", "model"] = "float32",
     quantize: Literal["float16", "dynamic"] | None = None,
+    fold: bool = True,
+    exact: bool = False,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
@@ -76,6 +79,11 @@ def to_tflite(
         outputs: as for `to_saved_model`.
         quantize: ``"float16"`` stores the weights with half the bits;
             ``"dynamic"`` stores large ones as int8, and computes with these.
+        fold: compute what depends on weights alone now: a BatchNorm goes into the
+            convolution before it.  The report names these weights.  Without it each is
+            in the file, though some lie in the order of axes that TFLite has.
+        exact: functions as ``softmax`` and ``gelu`` are made of the operations that jax
+            has for them, and not of TFLite's own operators.
         validate: load what was written, make calls at several sizes with LiteRT
             and compare with jax; ``"process"`` does it in a fresh process
             without jax.
@@ -111,17 +119,26 @@ def to_tflite(
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    return run_export(_TfliteWriter(quantize, calls), request)
+    return run_export(_TfliteWriter(Options(quantize, fold, exact), calls), request)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asks of a file; see `to_tflite`."""
+
+    quantize: str | None
+    fold: bool
+    exact: bool
 
 
 class _TfliteWriter(Writer):
     format = TFLITE
     one_by_one = True
 
-    def __init__(self, quantize: str | None, examples: Mapping[str, Sequence[Any]]):
-        self._quantize = quantize
+    def __init__(self, options: Options, examples: Mapping[str, Sequence[Any]]):
+        self._options, self._quantize = options, options.quantize
         self._examples = examples
-        self.factor = _FACTORS[quantize]
+        self.factor = _FACTORS[options.quantize]
 
     def find(self, request: Request) -> None:
         find("flatbuffers", "tflite", "to_tflite")
@@ -147,8 +164,8 @@ class _TfliteWriter(Writer):
                 got='quantize="dynamic"',
                 write="finite weights, from before the training diverged",
             )
-        model, self._known = _converted(self._store, self._programs, self._quantize)
-        place.write_bytes(model)
+        self._made = _converted(self._store, self._programs, self._options)
+        place.write_bytes(self._made.content)
 
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self._store.variables}
@@ -168,28 +185,34 @@ class _TfliteWriter(Writer):
             "platforms": ("cpu",),
             "versions": package_versions("flatbuffers"),
             "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
+            | ({"folded": list(self._made.folded)} if self._made.folded else {})
             | ({"quantize": self._quantize} if self._quantize else {}),
-            "known_differences": self._known,
+            "known_differences": self._made.differs,
         }
 
     def attach(self, report: Report, place: Path) -> None:
         append_zip(place, report_text(report))
 
 
-#: A TFLite model, and where its operations are known to differ from jax.
-_Converted = tuple[Any, tuple[str, ...]]
+@dataclass(frozen=True)
+class _Converted:
+    """A TFLite model, the weights that others took up, and where it differs from jax."""
+
+    content: Any
+    folded: tuple[str, ...]
+    differs: tuple[str, ...]
 
 
-def _converted(store: Store, programs: Sequence[Program], quantize: str | None) -> _Converted:
+def _converted(store: Store, programs: Sequence[Program], options: Options) -> _Converted:
     """Makes one TFLite model of programs, of nothing but built-in operators."""
     with constants_shared():
         weights = Weights(store)
-        signatures = [make_signature(each, weights) for each in programs]
-    for each in signatures:
-        simplify(each.graph)
-    if quantize is not None:
-        store_small([each.graph for each in signatures], quantize)
-    return encode(signatures), differences([each.graph for each in signatures])
+        signatures = [make_signature(each, weights, options.exact) for each in programs]
+    graphs = [each.graph for each in signatures]
+    folded = set().union(*(simplify(each, options.fold) for each in graphs))
+    if options.quantize is not None:
+        store_small(graphs, options.quantize)
+    return _Converted(encode(signatures), tuple(sorted(folded)), differences(graphs))
 
 
 def load(path: Path, report: Report) -> LoadedFile:

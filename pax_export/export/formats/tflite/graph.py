@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import pkgutil
@@ -37,7 +38,15 @@ from pax_export.export.formats.tflite.tensors import (
     taken,
 )
 from pax_export.export.lowering.variables import Store
-from pax_export.export.portable import NotDecomposedError, decompose, not_decomposed
+from pax_export.export.portable import (
+    NotDecomposedError,
+    Options,
+    PortableProgram,
+    Weight,
+    decompose,
+    not_decomposed,
+    optimized,
+)
 from pax_export.export.portable.complex_numbers import COMPLEX, on_pairs
 from pax_export.export.portable.random_keys import KEYS, on_words
 from pax_export.export.tracing import dtypes
@@ -49,22 +58,56 @@ _WRITE = (
 )
 
 
-def make_signature(program: Program, weights: Weights) -> Signature:
-    """A graph of the inputs of a program, by position, and its outputs."""
-    traced, entries = program.traced, program.inputs.flat
-    places = [weights.store.of_constant(value) for value in traced.constants]
+def make_signature(program: Program, weights: Weights, exact: bool) -> Signature:
+    """A graph of the inputs of a program, by position, and its outputs.
+
+    Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
+    """
+    _check_places(program)
+    if not exact:
+        portable = _portable(program, weights.store)
+        # The program as it was traced says best what it was that could not be written.
+        with contextlib.suppress(UnsupportedOperationError):
+            return _signature(program, weights, has, portable)
+    return _signature(program, weights, _has_exactly if exact else has, None)
+
+
+def _portable(program: Program, store: Store) -> PortableProgram:
+    """The program in calls of functions that runtimes have."""
+    traced = program.traced
+    variables = [store.variables[place] for place in store.of_leaf]
+    count = len(traced.structs) - len(program.inputs.flat)
+    leaves = [Weight(each.name, each.value) for each in variables[:count]]
+    names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
+    # Scales and layouts are taken out of the graph, where more is known of its operators.
+    wanted = Options(fold=False, keep=True, features_first=False)
+    return optimized(traced.program, leaves, names, wanted, len(program.output_names))
+
+
+def _signature(
+    program: Program,
+    weights: Weights,
+    known: Callable[[Any], bool],
+    portable: PortableProgram | None,
+) -> Signature:
+    traced, entries, store = program.traced, program.inputs.flat, weights.store
+    places = [store.of_constant(value) for value in traced.constants]
     leaves = len(traced.structs) - len(entries)
     structs = traced.structs[leaves:]
-    _check_places(program)
     graph = Graph(program.key)
     with graph.active():
         inputs = [_input(graph, entry) for entry in entries]
         sizes = sizes_of([struct.shape for struct in structs], inputs)
         constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
-        operands = [functools.partial(weights, place) for place in weights.store.of_leaf[:leaves]]
+        evaluator = _Graph(sizes, constants, weights, known)
         arrays = [taken(tensor, kind(dtypes.stored(s))) for tensor, s in zip(inputs, structs)]
-        evaluator = _Graph(sizes, constants, weights)
-        results = evaluator.run(decompose(traced.program, has), [*operands, *arrays])
+        if portable is None:
+            operands = [functools.partial(weights, place) for place in store.of_leaf[:leaves]]
+            written = traced.program
+        else:
+            operands = [evaluator.held(each) for each in portable.weights]
+            written = portable.program
+        results = evaluator.run(decompose(written, known), [*operands, *arrays])
         for value, struct in zip(results[: len(program.output_names)], traced.results):
             found = full(_now(value), struct.shape, sizes)
             found = graph.own(given(found, kind(dtypes.stored(struct))))
@@ -118,24 +161,39 @@ class Weights:
 
     def __init__(self, store: Store):
         self.store = store
+        self.places = {each.name: place for place, each in enumerate(store.variables)}
         self._read: dict[int, Any] = {}
 
     def __call__(self, place: int) -> Any:
         if place not in self._read:
             variable = self.store.variables[place]
-            tensor = lite.constant(np.asarray(variable.value))
-            tensor.name = variable.name
+            array = np.asarray(variable.value)
+            tensor = Tensor(array.shape, array.dtype, None, array)
+            tensor.name, tensor.sources = variable.name, frozenset({variable.name})
             self._read[place] = taken(tensor, tensor.dtype.name)
         return self._read[place]
 
 
 class _Graph:
-    def __init__(self, sizes: Sizes, constants: Mapping[int, tuple[int, Any]], read: Weights):
+    def __init__(
+        self,
+        sizes: Sizes,
+        constants: Mapping[int, tuple[int, Any]],
+        read: Weights,
+        known: Callable[[Any], bool],
+    ):
+        self._known = known
         self._sizes = sizes
         self._constants = constants
         self._read = read
         self._callers: list[Any] = []
         _load_rules()
+
+    def held(self, weight: Weight) -> Any:
+        """What gives an array that a portable program reads."""
+        if weight.name:
+            return functools.partial(self._read, self._read.places[weight.name])
+        return self._constant(weight.array)
 
     def run(self, program: Any, operands: Sequence[Any]) -> list[Any]:
         """Operation by operation, what a traced program is made of; calls are written out."""
@@ -177,7 +235,7 @@ class _Graph:
         self._callers.append(equation)
         try:
             if name in KEYS:
-                results = self.run(decompose(on_words(equation), has), operands)
+                results = self.run(decompose(on_words(equation), self._known), operands)
             elif name in COMPLEX and _has_complex(equation):
                 results = self._of_pairs(equation, operands)
             elif _moves_keys(operation):
@@ -206,7 +264,7 @@ class _Graph:
         flat: list[Any] = []
         for value in map(_now, operands):
             flat.extend((value.real, value.imag) if isinstance(value, Pair) else (value,))
-        parts = iter(self.run(decompose(on_pairs(equation), has), flat))
+        parts = iter(self.run(decompose(on_pairs(equation), self._known), flat))
         return [
             Pair(next(parts), next(parts)) if kind(each.aval) == "complex64" else next(parts)
             for each in equation.outvars
@@ -231,7 +289,7 @@ class _Graph:
         self, function: Callable, structs: Sequence[Any], operands: Sequence[Any]
     ) -> list[Any]:
         """Traces a function of jax, and runs it here."""
-        return self.run(decompose(jax.make_jaxpr(function)(*structs), has), operands)
+        return self.run(decompose(jax.make_jaxpr(function)(*structs), self._known), operands)
 
     def _refused(self, name: str, reason: str) -> UnsupportedOperationError:
         refusal = UnsupportedOperationError(
@@ -252,6 +310,11 @@ def has(equation: Any) -> bool:
         return name in COMPLEX or name in _ANY or (name in RULES and RULES[name].parts)
     found = RULES.get(name)
     return found is not None and (found.when is None or found.when(equation))
+
+
+def _has_exactly(equation: Any) -> bool:
+    """The same, where the kernel does with NaN what jax does."""
+    return has(equation) and equation.primitive.name != "reduce_window_max"
 
 
 def _has_complex(equation: Any) -> bool:

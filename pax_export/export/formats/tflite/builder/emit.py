@@ -67,7 +67,14 @@ def _folded(fold: Callable[..., Any], given: Sequence[Tensor], results: Any) -> 
         found = fold(*(each.value for each in given))
     found = found if isinstance(found, list) else [found]
     pairs = zip(found, results)
-    return [constant_tensor(np.asarray(v).astype(d, copy=False)) for v, (_, d) in pairs]
+    made = [np.asarray(value).astype(dtype, copy=False) for value, (_, dtype) in pairs]
+    sources = frozenset().union(*(each.sources for each in given))
+    if not sources:
+        return [constant_tensor(each) for each in made]
+    tensors = [Tensor(each.shape, each.dtype, None, each) for each in made]
+    for each in tensors:
+        each.sources = sources
+    return tensors
 
 
 def _bytes(shape: Sequence[Any], dtype: Any) -> float:

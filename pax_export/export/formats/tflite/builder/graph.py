@@ -58,18 +58,22 @@ class Tensor:
         value: the array, of a constant.
         operator: whose result it is.
         graph: where it is an input or a result; constants belong to all.
+        sources: the names of the weights that a constant was made of.
         scale: of a constant that is stored as int8, by the index of `axis`.
     """
 
-    __slots__ = ("axis", "dtype", "graph", "name", "operator", "scale", "shape", "value")
+    __slots__ = (
+        "axis", "dtype", "graph", "name", "operator", "scale", "shape", "sources", "value"
+    )  # fmt: skip
 
     def __init__(self, shape: Sequence[Any], dtype: Any, graph: Graph | None, value: Any = None):
         self.shape = Shape(shape)
         self.dtype = np.dtype(dtype)
         self.graph = graph
         self.value = value
-        self.operator: Operator | None = None
+        self.operator: Any = None
         self.name = ""
+        self.sources: frozenset[str] = frozenset()
         self.scale: Any = None
         self.axis = 0
 

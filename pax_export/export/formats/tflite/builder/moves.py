@@ -271,7 +271,7 @@ def range(start: Any, limit: Any = None) -> Tensor:
     if first.value is not None and last.value is not None:
         size = max(int(last.value) - int(first.value), 0)
     ends = [reshape(first, []), reshape(last, []), constant(1)]
-    return one("RANGE", ends, [([size], int32)], lambda a, b, c: np.arange(a, b, c, np.int32))
+    return one("RANGE", ends, [([size], int32)], lambda a, b, c: np.arange(a, b, c, dtype=np.int32))
 
 
 def slice_(x: Tensor, begin: Any, size: Any) -> Tensor:

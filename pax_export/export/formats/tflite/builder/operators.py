@@ -320,8 +320,12 @@ def softmax(x: Tensor) -> Tensor:
     return one("SOFTMAX", [x], [(x.shape, x.dtype)], beta=1.0)
 
 
-def gelu(x: Tensor, approximate: bool) -> Tensor:
+def gelu(x: Tensor, *, approximate: bool) -> Tensor:
     return one("GELU", [x], [(x.shape, x.dtype)], approximate=approximate)
+
+
+def hard_swish(x: Tensor) -> Tensor:
+    return one("HARD_SWISH", [x], [(x.shape, x.dtype)])
 
 
 for _name in ("add", "subtract", "multiply", "divide", "floordiv", "floormod"):

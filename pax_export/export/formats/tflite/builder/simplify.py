@@ -21,17 +21,24 @@ _CHANNELS = {
 _ACTIVATED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV")
 #: A sum of so many is not divided by how many there are, but a mean is left alone.
 _MOST = 1 << 20
+_REDUCTIONS = ("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY")
 _ACTIVATIONS = ("RELU", "RELU6")
 
 
-def simplify(graph: Graph) -> None:
-    """Takes operators out of a graph, and of those of its loops and branches."""
+def simplify(graph: Graph, fold: bool = True) -> set[str]:
+    """Takes operators out of a graph, and of those of its loops and branches.
+
+    Gives the names of the weights that others have taken up; without `fold` none are.
+    """
+    folded: set[str] = set()
     for operator in graph.operators:
         for each in operator.graphs.values():
-            simplify(each)
+            folded |= simplify(each, fold)
     _drop_unread(graph)
-    _Fusion(graph).run()
+    fusion = _Fusion(graph, fold)
+    fusion.run()
     _drop_unread(graph)
+    return folded | fusion.folded
 
 
 def _drop_unread(graph: Graph) -> None:
@@ -47,8 +54,9 @@ def _drop_unread(graph: Graph) -> None:
 class _Fusion:
     """One pass over the operators of a graph, in their order."""
 
-    def __init__(self, graph: Graph):
-        self._graph = graph
+    def __init__(self, graph: Graph, fold: bool):
+        self._graph, self._fold = graph, fold
+        self.folded: set[str] = set()
         self._reads: dict[int, int] = {}
         for each in (*graph.outputs, *(e for o in graph.operators for e in o.inputs)):
             self._reads[id(each)] = self._reads.get(id(each), 0) + 1
@@ -75,6 +83,8 @@ class _Fusion:
         """A tensor that is the result of this operator from now on, if it is not needed."""
         if operator.name in _ACTIVATIONS:
             return self._activated(operator)
+        if operator.name == "RESHAPE":
+            return self._kept(operator)
         if operator.name in ("MUL", "DIV") and self._becomes_mean(operator):
             return None
         if operator.name in ("ADD", "SUB", "MUL", "DIV") and not operator.options.get("activation"):
@@ -101,6 +111,21 @@ class _Fusion:
         if x.dtype != np.float32:
             return None
         made.options = {**made.options, "activation": operator.name}
+        return x
+
+    def _kept(self, operator: Operator) -> Tensor | None:
+        """A reduction that keeps its axes, where they are put back behind it."""
+        (x, _), (result,) = operator.inputs, operator.outputs
+        made = x.operator if self._reads.get(id(x)) == 1 and x.graph is self._graph else None
+        if made is None or made.name not in _REDUCTIONS or made.options["keep_dims"]:
+            return None
+        source, places = made.inputs
+        axes = {int(axis) for axis in np.atleast_1d(places.value)}
+        kept = [1 if axis in axes else size for axis, size in enumerate(source.shape)]
+        if list(result.shape) != kept or kept.count(None) > 1:
+            return None
+        made.options = {**made.options, "keep_dims": True}
+        x.shape = result.shape
         return x
 
     def _becomes_mean(self, operator: Operator) -> bool:
@@ -154,6 +179,9 @@ class _Fusion:
         weights, bias = (made.inputs[place] for place in places[:2])
         if weights.value is None or (bias is not None and bias.value is None):
             return None
+        is_bias = operator.name == "ADD" and (bias is None or not bias.value.any())
+        if not (self._fold or is_bias):
+            return None
         axis = places[2]
         channels = weights.shape[axis]
         number = other.value
@@ -165,8 +193,16 @@ class _Fusion:
         found = _folded(operator.name, turned, weights.value, bias, number, axis)
         if found is None:
             return None
+        if operator.name in ("MUL", "DIV") or turned:
+            self.folded |= weights.sources
+            self.folded |= other.sources
+        # A bias that stands alone is in the file as it is.
+        if bias is not None and bias.value.any():
+            self.folded |= other.sources | bias.sources
         made.inputs = list(made.inputs)
         for place, each in zip(places, found):
+            before = made.inputs[place]
+            each.sources = other.sources | (before.sources if before is not None else frozenset())
             made.inputs[place] = each
         return x
 

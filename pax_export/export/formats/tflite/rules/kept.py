@@ -1,0 +1,41 @@
+"""Functions that a portable program calls by name, as operators of TFLite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pax_export.export.formats.tflite.builder import moves
+from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.rule import Operation, rule
+from pax_export.export.portable import kept
+
+
+@rule("composite", thin=True, parts=True)
+def composite(op: Operation, *operands: Any) -> Any:
+    """A function kept whole; what it is made of, where there is no operator for it."""
+    row = _ROWS.get(kept.name_of(op.params))
+    if row is None or op.dtype != "float32":
+        program = op.params.get("jaxpr", op.params.get("call_jaxpr"))
+        return op.run(program, list(operands))
+    (x,) = operands
+    return row(op.full(x, op.operands[0].shape), **kept.attributes(op.params))
+
+
+def softmax(x: Any, *, axis: int) -> Any:
+    rank = len(x.shape)
+    last = [*(each for each in range(rank) if each != axis), axis]
+    found = lite.softmax(moves.transpose(x, last))
+    return moves.transpose(found, [last.index(each) for each in range(rank)])
+
+
+def mean(x: Any, *, axes: tuple[int, ...], keepdims: bool) -> Any:
+    return lite.reduce_mean(x, list(axes), keepdims)
+
+
+_ROWS: dict[str, Callable[..., Any]] = {
+    "gelu": lite.gelu,
+    "hard_swish": lite.hard_swish,
+    "mean": mean,
+    "softmax": softmax,
+}
