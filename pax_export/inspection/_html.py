@@ -13,11 +13,13 @@ from pax_export.inspection._table import COLUMNS, Column, totals
 _MARK = "<!-- pax_export inspection -->"
 _OPEN_LEVELS = 2
 _LETTER = 0.54  # of the height of a line, on average
+_GAP = 0.8
+_SHORT = 12  # letters; cells of a column with more are broken where the page is narrow
 _STYLE = """
 .pax-inspect { font: 13px/1.5 system-ui, sans-serif; overflow-x: auto; }
-.pax-inspect .row { display: grid; gap: 0 1.2em; white-space: nowrap;
+.pax-inspect .row { display: grid; gap: 0 .8em; overflow-wrap: anywhere;
+  min-width: min(48em, var(--pax-width)); max-width: var(--pax-width);
   grid-template-columns: var(--pax-columns); }
-.pax-inspect .row > :first-child { overflow: hidden; text-overflow: ellipsis; }
 .pax-inspect .head { font-weight: 600; border-bottom: 1px solid #8886; }
 .pax-inspect summary { cursor: pointer; list-style: none; }
 .pax-inspect summary .row > :first-child::before { content: "▸ "; }
@@ -43,7 +45,8 @@ def page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
 def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     """What a notebook shows."""
     shown = [column for column in COLUMNS if any(column[1](row) for row in rows)]
-    columns = " ".join(f"{_width(column, rows):.1f}em" for column in shown)
+    columns = " ".join(_track(_width(column, rows)) for column in shown)
+    width = sum(_width(column, rows) + _GAP for column in shown)
     head = "".join(
         f'<span class="{"number" if right else ""}">{title}</span>' for title, _, right in shown
     )
@@ -51,7 +54,8 @@ def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     body = "\n".join(_nested(rows, cells))
     lines = "<br>".join(map(escape, totals(rows, uncounted)))
     return (
-        f'<div class="pax-inspect" style="--pax-columns: {columns}"><style>{_STYLE}</style>\n'
+        f'<div class="pax-inspect" style="--pax-columns: {columns}; --pax-width: {width:.1f}em">'
+        f"<style>{_STYLE}</style>\n"
         f'<div class="row head">{head}</div>\n{body}\n<p>{lines}</p></div>'
     )
 
@@ -60,6 +64,11 @@ def _width(column: Column, rows: Sequence[Row]) -> float:
     """So wide are the letters of the longest cell; each row is a grid of its own."""
     title, text, _ = column
     return _LETTER * max(len(title) + 1, *(len(text(row)) for row in rows))
+
+
+def _track(width: float) -> str:
+    """A column of the grid; on a narrow page the long ones share what the short ones leave."""
+    return f"{width:.1f}em" if width <= _SHORT * _LETTER else f"minmax(0, {width:.1f}fr)"
 
 
 def _nested(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:

@@ -279,8 +279,21 @@ def test_two_tables_of_one_page_have_their_own_columns():
     """A style holds for the whole page of a notebook, so the columns lie at each table."""
     pages = [pax.inspect(net)._repr_html_() for net in (pax.Linear(1, 1), pax.nets.ResNet18(3, 10))]
     styles = {re.search("<style>(.*?)</style>", page, re.DOTALL)[1] for page in pages}
-    columns = {re.search('style="--pax-columns: ([^"]*)"', page)[1] for page in pages}
+    columns = {re.search('style="--pax-columns: ([^;]*);', page)[1] for page in pages}
     assert len(styles) == 1 and len(columns) == 2
+
+
+def test_a_table_is_as_narrow_as_the_page_of_a_site():
+    """Long columns shrink and break, so that role, parameters and flops are seen at once."""
+    net = pax.Sequential(pax.Conv2D(1, 16, 3), pax.BatchNorm2D(16), pax.Linear(16, 10))
+    page = pax.inspect(net.eval(), spec("batch, 8, 8, 1"))._repr_html_()
+    columns = re.search("--pax-columns: ([^;]*);", page)[1]
+    short = [float(width) for width in re.findall(r"([\d.]+)em", columns)]
+    long = re.findall(r"minmax\(0, [\d.]+fr\)", columns)
+    assert len(short) + len(long) == page.partition("</div>")[0].count("<span") == 9
+    site = 736 / 13  # the text column of the site, in the size of the table's letters
+    assert sum(short) + 0.8 * 8 < site / 2
+    assert "nowrap" not in page and "overflow-wrap: anywhere" in page
 
 
 def test_what_people_have():
