@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import primitives
 
 from pax_export._jax import expanded
@@ -51,10 +52,19 @@ def _is_known(equation: Any) -> bool:
 
 def _traced(equation: Any) -> Any:
     operands = [atom.aval for atom in equation.invars]
+    results = [variable.aval for variable in equation.outvars]
+    if results and all(0 in filter(_is_number, each.shape) for each in results):
+        return trace(
+            lambda *_: [jnp.zeros(each.shape, each.dtype) for each in results], operands, {}
+        )
     # What newer versions of jax keep whole until it is lowered, e.g. `searchsorted`.
     if (expand := expanded(equation)) is not None:
         return trace(expand, operands, {})
     return decomposition(equation.primitive.name, operands, equation.params)
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, int)
 
 
 class _Pass:

@@ -237,6 +237,11 @@ def test_factorizations():
     check("qr", lambda a: linalg.qr(a, full_matrices=False), SQUARE * 1e-30, rtol=1e-4)
 
 
+def test_matrices_without_elements():
+    for name, function in (("cholesky", linalg.cholesky), ("lu", linalg.lu), ("qr", jnp.linalg.qr)):
+        check(name, function, np.zeros((3, 0, 0), np.float32))
+
+
 def test_triangular_systems():
     matrix = SQUARE + 4 * np.eye(6, dtype=np.float32)
     names = ("left_side", "lower", "transpose_a", "unit_diagonal")
