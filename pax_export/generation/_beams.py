@@ -134,7 +134,7 @@ def beam_search(
         sizes.lengths,
         penalty,
         sizes.limit,
-        count=sizes.count,
+        count=sizes.places,
         room=sizes.room,
         beams=checked_count(beams, "beams", where),
         stop=checked_stop(default_stop(stop, lm), where),

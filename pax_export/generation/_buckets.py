@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 
     tokens: Any  # [batch, width]
     lengths: Any  # [batch]
-    count: int  # places for new tokens
+    places: int  # for new tokens
     limit: int | None  # how many of them are chosen; None for all
     room: int  # of a new cache
 

@@ -265,15 +265,17 @@ class Request(NamedTuple):
         lm, settings, sizes = self.operands[0], self.settings, self.sizes
         state = begun(*self.operands, settings=settings, room=sizes.room, dtype=self.dtype)
         tokens, lengths, said, state = finished(
-            lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.count
+            lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.places
         )
         return cut(tokens, sizes.limit), lengths, cut(said, sizes.limit), state
 
     def by_steps(self) -> Made:
         """The same token by token, where somebody looks at each."""
         stream, states = self.stream(), []
+        state: Any = None
         for _ in stream:
-            states.append(jax.device_get(stream.state._replace(cache=None, keys=None)))
+            state = stream.state
+            states.append(jax.device_get(state._replace(cache=None, keys=None)))
         behind = self.new - len(states)
 
         def columns(name: str, fill: Any) -> jax.Array:
@@ -282,7 +284,7 @@ class Request(NamedTuple):
 
         said = columns("log_prob", 0.0) if self.settings.log_probs else None
         lengths = columns("alive", False).sum(axis=1, dtype=np.int32)
-        return columns("token", self.settings.pad), lengths, said, stream.state
+        return columns("token", self.settings.pad), lengths, said, state
 
 
 def request(

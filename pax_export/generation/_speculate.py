@@ -103,7 +103,7 @@ def speculate(
         sizes.tokens,
         sizes.lengths,
         sizes.limit,
-        count=sizes.count,
+        count=sizes.places,
         room=sizes.room,
         ahead=ahead,
         stop=checked_stop(default_stop(stop, lm), where),

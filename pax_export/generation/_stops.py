@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import numpy as np
@@ -28,9 +28,10 @@ def checked_stops(stop: Any, where: str) -> Stops:
     """What ends a text, by kinds."""
     if isinstance(stop, (np.ndarray, jax.Array)) and not is_tracer(stop):
         stop = np.asarray(stop).tolist()
-    alone = isinstance(stop, (numbers.Number, str)) or not isinstance(stop, Iterable)
+    alone = isinstance(stop, str) or not isinstance(stop, Iterable)
+    given: list[Any] = [stop] if alone else list(stop)
     ids, sequences, strings = set(), set(), set()
-    for each in [stop] if alone else list(stop):
+    for each in given:
         if isinstance(each, str) and each:
             strings.add(each)
         elif _is_id(each):
@@ -49,7 +50,7 @@ def checked_stops(stop: Any, where: str) -> Stops:
     return Stops(tuple(sorted(ids)), tuple(sorted(sequences)), tuple(sorted(strings)))
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: Any) -> TypeGuard[int]:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
