@@ -53,7 +53,7 @@ def _rows(found: Any, title: str, signatures: Mapping[str, Any]) -> Iterator[Row
         class_name=title,
         mode="eval",
         dtype=",".join(dict.fromkeys(variable.dtype for variable in found.variables)),
-        role="trainable" if any(variable.trainable for variable in found.variables) else "",
+        role="trainable" if any(map(_is_trained, found.variables)) else "",
         parameters=sum(_size(variable) for variable in found.variables),
         bytes=found.variable_bytes,
         **only[0],
@@ -68,10 +68,15 @@ def _rows(found: Any, title: str, signatures: Mapping[str, Any]) -> Iterator[Row
             depth=1,
             shape=tuple(variable.shape),
             dtype=variable.dtype,
-            role="trainable" if variable.trainable else "frozen",
+            role="trainable" if _is_trained(variable) else "frozen",
             parameters=_size(variable),
             bytes=variable.bytes,
         )
+
+
+def _is_trained(variable: VariableInfo) -> bool:
+    """Whether training changes it; reports of older exports do not name parameters."""
+    return variable.parameter or variable.trainable
 
 
 def _fields(signature: Any) -> dict[str, Any]:

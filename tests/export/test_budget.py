@@ -8,7 +8,7 @@ import pytest
 import pax_export as pax
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export.cli import main
-from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo
+from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.formats.stablehlo import functions
 from pax_export.export.pipeline import export_run
@@ -29,6 +29,14 @@ def no_time(monkeypatch):
     """As for a model that takes minutes to compile."""
     monkeypatch.setattr(model_cases, "_SMALL", 0)
     monkeypatch.setattr(export_run, "SPARE", -1e6)
+
+
+@pytest.mark.parametrize(
+    ("to", "name"), [(to_stablehlo, "m"), (to_onnx, "m.onnx"), (to_tflite, "m.tflite")]
+)
+def test_of_a_small_model_every_size_is_tested(tmp_path, monkeypatch, to, name):
+    monkeypatch.setattr(export_run, "SPARE", -1e6)
+    assert to(MODEL, tmp_path / name, spec("n, 3")).left_out == ()
 
 
 def test_of_a_small_model_everything_is_tested(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
@@ -17,6 +18,7 @@ from pax_export import _errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec
 from pax_export.export.artifact import formats
+from tests.export.toy_format import TOY, ToyWriter
 
 ROOT = Path(__file__).parents[2]
 FACTORY = "tests.export.test_formats:make"
@@ -73,6 +75,15 @@ def test_a_format_in_one_file(installed, tmp_path):
     x = np.ones((4, 3), np.float32)
     np.testing.assert_array_equal(load(path)(x).shape, (4, 2))
     assert to_toy(path, validate="process", overwrite=True).validated == "process"
+
+
+def test_a_package_that_its_row_does_not_name(installed, tmp_path, monkeypatch):
+    """The row is wrong, and no operation of the model."""
+    monkeypatch.setattr(ToyWriter, "format", dataclasses.replace(TOY, run_imports=("jax",)))
+    with pytest.raises(_errors.InvalidArgumentError, match="imports pax_export") as caught:
+        to_toy(tmp_path / "linear.toy", validate="process")
+    assert caught.value.write == "run_imports=('jax', 'pax_export')"
+    assert "dot_general" not in str(caught.value)
 
 
 def test_its_test_finds_what_is_wrong(installed, tmp_path):

@@ -268,3 +268,17 @@ def test_a_step_of_training(tmp_path):
     train = load(tmp_path / "net").signatures["train_step"]
     losses = [float(train(X / 10)["loss"]) for _ in range(3)]
     assert losses[2] < losses[0]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_one_count_of_parameters_in_every_report(frozen, tmp_path):
+    net = pax.Sequential(pax.Linear(4, 2), pax.BatchNorm1D(2), pax.Dropout(0.5))
+    net = pax.freeze_parameters(net) if frozen else net
+    count = 0 if frozen else 4
+    for number, export in enumerate((to_saved_model, to_stablehlo, to_tflite, to_onnx)):
+        path = tmp_path / f"{number}{['', '', '.tflite', '.onnx'][number]}"
+        report = export(net, path, spec("batch, time, 4"), validate=False)
+        assert sum(each.parameter for each in report.variables) == count
+        assert f"({count} parameters" in str(report)
+        roles = [row.role for row in pax.inspect(path) if row.kind == "array"]
+        assert roles.count("trainable") == count

@@ -117,7 +117,7 @@ def _arrays(variables: tuple[VariableInfo, ...]) -> Iterator[str]:
         (
             each.name,
             f"{each.dtype}[{', '.join(map(str, each.shape))}]",
-            "trainable" if each.trainable else "",
+            "trainable" if each.trainable else "parameter" if each.parameter else "",
             ", ".join(each.leaves),
         )
         for each in variables[:_MOST_ARRAYS]

@@ -79,12 +79,19 @@ class SignatureInfo:
 
 @dataclass(frozen=True)
 class VariableInfo:
+    """A stored array.
+
+    `trainable` says whether the runtime can train it, and `parameter` whether it is a parameter
+    of the model that is not frozen, whatever the format.
+    """
+
     name: str
     shape: tuple[int, ...]
     dtype: str
     bytes: int
     trainable: bool
     leaves: tuple[str, ...]  # none for an array that a method closes over
+    parameter: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,10 +210,8 @@ class Report:
             lines += (f"    sets {name}" for name in few)
             if signature.assigns and not few:
                 lines.append(f"    sets {len(signature.assigns)} variables")
-        trainable = sum(variable.trainable for variable in self.variables)
         lines += [
-            f"  variables   {len(self.variables)} ({trainable} trainable), "
-            f"{bytes_text(self.variable_bytes)}",
+            f"  variables   {self._variables()}, {bytes_text(self.variable_bytes)}",
             "  graph       " + ", ".join(self._graph()),
             f"  runs in     {self._runs_in()}",
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
@@ -231,6 +236,14 @@ class Report:
             "pax_export.export.load gives takes and returns it"
             for each in found
         )
+
+    def _variables(self) -> str:
+        counts = {
+            "parameters": sum(each.parameter for each in self.variables),
+            "trainable": sum(each.trainable for each in self.variables),
+        }
+        shown = [f"{n} {word}" for word, n in counts.items() if n or word == "parameters"]
+        return f"{len(self.variables)} ({', '.join(shown)})"
 
     def _seconds(self) -> list[str]:
         if not self.seconds:

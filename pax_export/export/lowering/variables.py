@@ -22,7 +22,8 @@ from pax_export.export.tracing.spec import legal_names
 class Variable:
     name: str
     value: Any  # as it stands outside of jax
-    trainable: bool
+    trainable: bool  # in the runtime
+    parameter: bool = False  # of the model
     leaves: list[str] = field(default_factory=list)  # their paths; none for a closed-over array
 
 
@@ -54,13 +55,13 @@ class Store:
                 value = leaf.value
                 if not hasattr(value, "shape"):  # a Python number has no dtype of its own
                     value = np.asarray(value, leaf.struct.dtype)
-                place = self._add(value, name, trainable and leaf.trainable)
+                place = self._add(value, name, trainable and leaf.trainable, leaf.parameter)
             self.variables[place].leaves.append(leaf.path)
             self.of_leaf.append(place)
 
-    def _add(self, value: Any, name: str, trainable: bool) -> int:
+    def _add(self, value: Any, name: str, trainable: bool, parameter: bool = False) -> int:
         place = len(self.variables)
-        self.variables.append(Variable(name, stored(value, self._defer), trainable))
+        self.variables.append(Variable(name, stored(value, self._defer), trainable, parameter))
         self._by_id.setdefault(id(value), place)
         self._sources.append(value)
         return place
@@ -87,6 +88,7 @@ class Store:
                 bytes=int(variable.value.size * variable.value.dtype.itemsize),
                 trainable=variable.trainable,
                 leaves=tuple(variable.leaves),
+                parameter=variable.parameter,
             )
             for variable in self.variables
         )

@@ -59,7 +59,8 @@ class Leaf:
     path: str  # unambiguous: .modules[0].weight
     value: Any
     struct: jax.ShapeDtypeStruct
-    trainable: bool
+    trainable: bool  # a parameter that was chosen to be trained
+    parameter: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,8 @@ def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
         value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
     struct = leaf_struct(value, name)
     floating = dtypes.is_floating(struct.dtype)
-    return Leaf(name, jax.tree_util.keystr(path), value, struct, trainable and floating)
+    trained = trainable and floating
+    return Leaf(name, jax.tree_util.keystr(path), value, struct, trained, parameter=trained)
 
 
 def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PaxError
 from pax_export._jax import scope_constraints
+from pax_export._jaxpr import jaxpr_size
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
@@ -29,6 +30,8 @@ from pax_export.export.validation.validate import Case, compare_either
 
 #: What to write where random inputs may be the reason of a failure.
 EXAMPLES = "examples=[...], arguments that mean something to the model, if random ones do not"
+#: A program of no more operations is compiled in no time, at each size.
+FEW_OPERATIONS = 100
 #: What a call at a size of 1 may cost, in calls at another.
 _OF_ONE = 4.0
 
@@ -72,15 +75,16 @@ def random_cases(
     examples: Sequence[Arrays] = (),
     after: Callable[[Case, float], Iterator[Case]] | None = None,
     outputs: Sequence[Sequence[Any]] = (),
+    is_small: bool = False,
 ) -> Iterator[Case]:
-    """Calls of one signature: one, and as many more as a budget has time for.
+    """Calls of one signature: one, and as many more as a budget has time for; all of a small one.
 
     They are made with the examples, or with random numbers.  What comes `after` the first is
     given it, and the seconds that it took.
     """
     budget, seconds = budget or Budget(), -math.inf
     for label, inputs, cost in given_calls(structs, examples, outputs):
-        if budget.leaves_out(seconds * cost, f"{signature} {label}".strip()):
+        if not is_small and budget.leaves_out(seconds * cost, f"{signature} {label}".strip()):
             continue
         begin = time.perf_counter()
         advice = "" if examples else EXAMPLES
@@ -115,7 +119,11 @@ def output_cases(
     given = named_examples(program.inputs, examples, program.key)
     outputs = [struct.shape for struct in program.outputs]
     probed = False  # once, at the sizes of the first call
-    for case in random_cases(program.key, structs, expected, budget, given, outputs=outputs):
+    is_small = jaxpr_size(program.traced.whole) <= FEW_OPERATIONS
+    made = random_cases(
+        program.key, structs, expected, budget, given, outputs=outputs, is_small=is_small
+    )
+    for case in made:
         operands = [*leaves, *case.inputs.values()]
         traced = program.traced.program
         case.rounding = partial(tolerances, run, operands, case.expected, traced)

@@ -28,7 +28,12 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import pull_back
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.cases import EXAMPLES, given_calls, named_examples
+from pax_export.export.validation.cases import (
+    EXAMPLES,
+    FEW_OPERATIONS,
+    given_calls,
+    named_examples,
+)
 from pax_export.export.validation.decompositions import judged
 from pax_export.export.validation.probes import Probe, may_not_end
 from pax_export.export.validation.sensitivity import tolerances
@@ -62,7 +67,7 @@ def model_cases(
 
 #: Programs of so many bytes together, as a signature and its gradient, are compiled in no time,
 #: unless they have more operations than this: of equal layers, the bytes grow slowly.
-_SMALL, _FEW_OPERATIONS = 9000, 100
+_SMALL = 9000
 
 
 class _RefusedError(Exception):
@@ -217,7 +222,7 @@ class _OfSignature:
         """Whether no call of this signature takes long, so that all of them are made."""
         gradient = self._signature.gradient
         calls = [self._signature.forward, *([gradient.call] if gradient else [])]
-        few = jaxpr_size(self._program.traced.whole) <= _FEW_OPERATIONS
+        few = jaxpr_size(self._program.traced.whole) <= FEW_OPERATIONS
         return few and sum(map(_size, calls)) <= _SMALL
 
     def _expected(self, inputs: Arrays) -> Arrays:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pax_export._errors import GradientMismatchError, PaxError, ValidationError
+from pax_export._errors import (
+    GradientMismatchError,
+    InvalidArgumentError,
+    PaxError,
+    ValidationError,
+)
 from pax_export._files import leftovers
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.validation import serve
@@ -152,8 +158,23 @@ def in_process(
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
         if done.returncode:
+            _refuse_import(format, done.stderr)
             raise RuntimeError(done.stderr[-1500:])
         return serve.load(results)
+
+
+def _refuse_import(format: Format, stderr: str) -> None:
+    """Says so if calls failed because their process may not import a package."""
+    found = re.search(r"(?:import of |No module named ')(jax|pax_export)", stderr)
+    package = found[1] if found else ""
+    if package and package not in format.run_imports:
+        raise InvalidArgumentError(
+            f"`run` of the format {format.name} imports {package}, and its process has it only "
+            "where the format's row says so.",
+            where=format.run,
+            got=f"run_imports={format.run_imports}",
+            write=f"run_imports={(*format.run_imports, package)}",
+        )
 
 
 _GRADIENT = ": gradient:"

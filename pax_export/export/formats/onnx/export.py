@@ -148,7 +148,7 @@ class _OnnxWriter(Writer):
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         (program,) = programs
         self._program = with_names_of_their_own(program)
-        self._store = Store(model.leaves, (), trainable=True)
+        self._store = Store(model.leaves, (), trainable=False)
         constants = map(self._store.of_constant, self._program.traced.constants)
         places = [*self._store.of_leaf, *constants]
         self._names = [self._store.variables[place].name for place in places]

@@ -83,20 +83,20 @@ class Function:
         made = zip(self.results, self.exported.out_avals)
         outputs = [aval.shape for (kind, _), aval in made if kind == OUTPUT]
 
+        is_small = len(self.exported.mlir_module_serialized) <= _SMALL
+
         def gradients(case: Case, seconds: float) -> Iterator[Case]:
             """Once: each size is one more program to compile."""
-            small = len(self.exported.mlir_module_serialized) <= _SMALL
             what = f"the gradients of {self.key}"
-            if not self.order or (not small and budget.leaves_out(_GRADIENT * seconds, what)):
+            if not self.order or (not is_small and budget.leaves_out(_GRADIENT * seconds, what)):
                 return
             case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
             self._add_gradients(case)
             if case.cotangents:
                 yield case
 
-        yield from random_cases(
-            self.key, structs, self._expected, budget, examples, after=gradients, outputs=outputs
-        )
+        calls = self.key, structs, self._expected, budget, examples, gradients, outputs
+        yield from random_cases(*calls, is_small)
 
     def _flat(self, inputs: Mapping[str, Any]) -> list[Any]:
         return [
