@@ -91,3 +91,21 @@ def test_a_net_with_features_first_has_one_transpose(tmp_path):
     counts = Counter(operators(load(tmp_path / "m.tflite")))
     others = {"CONV_2D": 20, "ADD": 8, "MAX_POOL_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
     assert counts == others | {"TRANSPOSE": 1, "PAD": counts["PAD"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "bound"), [("float16", 0.6, 1e-3), ("dynamic", 0.5, 0.03)]
+)
+def test_weights_of_every_kind_are_stored_small(kind, size, bound, tmp_path):
+    layers = [pax.Conv2D(8, 32, 3, padding="SAME"), pax.BatchNorm2D(32), jax.nn.relu]
+    layers += [pax.Conv2D(32, 64, 5, padding="SAME", feature_group_count=32)]
+    layers += [lambda x: x.mean((1, 2)), pax.Linear(64, 32)]
+    table = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
+    net = pax.Sequential(*layers).eval()
+    model = ((net, table), lambda params, n: params[0](params[1][n]))
+    numbers = np.arange(128, dtype=np.int32).reshape(2, 8, 8)
+    expected = np.asarray(net(table[numbers]))
+    plain = to_tflite(model, tmp_path / "plain.tflite", spec("n, 8, 8", "int32"))
+    small = to_tflite(model, tmp_path / "m.tflite", spec("n, 8, 8", "int32"), quantize=kind)
+    assert small.graph_bytes < size * plain.graph_bytes
+    assert_close(load(tmp_path / "m.tflite")(numbers), expected, atol=bound * abs(expected).max())

@@ -46,10 +46,8 @@ def _as_halves(graph: Graph) -> None:
                 return tensor
             stored = Tensor(tensor.shape, np.float16, None, halves)
             stored.name = tensor.name
-            result = Tensor(tensor.shape, np.float32, graph)
-            result.operator = Operator("DEQUANTIZE", [stored], [result], {})
-            before.append(result.operator)
-            made[id(tensor)] = result
+            before.append(_dequantized(stored, graph))
+            made[id(tensor)] = before[-1].outputs[0]
         return made[id(tensor)]
 
     for operator in graph.operators:
@@ -59,17 +57,36 @@ def _as_halves(graph: Graph) -> None:
 
 def _as_int8(graphs: Iterable[Graph]) -> None:
     made: dict[tuple[int, int], Tensor] = {}
-    for operator in (each for graph in graphs for each in graph.operators):
-        place, axis = _INT8.get(operator.name, (0, 0))
-        if operator.name not in _INT8:
-            continue
-        weights = operator.inputs[place]
-        if weights.value is None or weights.value.size < _FEWEST:
-            continue
+
+    def small(weights: Tensor, axis: int) -> Tensor:
         key = id(weights.value), axis
         if key not in made:
             made[key] = _scaled(weights, axis)
-        operator.inputs = [*operator.inputs[:place], made[key], *operator.inputs[place + 1 :]]
+        return made[key]
+
+    for graph in graphs:
+        tables: dict[int, Operator] = {}
+        for operator in graph.operators:
+            place, axis = (0, 0) if operator.name == "GATHER" else _INT8.get(operator.name, (-1, 0))
+            weights = operator.inputs[place] if place >= 0 else None
+            if weights is None or weights.value is None or weights.value.size < _FEWEST:
+                continue
+            if weights.dtype != np.float32 or weights.value.ndim < 2:
+                continue
+            stored = small(weights, axis)
+            if operator.name == "GATHER":  # whose kernel gives what it is given
+                if id(stored) not in tables:
+                    tables[id(stored)] = _dequantized(stored, graph)
+                (stored,) = tables[id(stored)].outputs
+            operator.inputs = [*operator.inputs[:place], stored, *operator.inputs[place + 1 :]]
+        graph.operators[:0] = tables.values()
+
+
+def _dequantized(stored: Tensor, graph: Graph) -> Operator:
+    """What gives the numbers that a constant stands for; LiteRT runs it once."""
+    result = Tensor(stored.shape, np.float32, graph)
+    result.operator = Operator("DEQUANTIZE", [stored], [result], {})
+    return result.operator
 
 
 def _scaled(weights: Tensor, axis: int) -> Tensor:

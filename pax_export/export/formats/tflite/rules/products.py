@@ -104,10 +104,10 @@ def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
     if small and is_static(inner):
         total = None
         for start in range(0, max(int(inner), 1), _EXACT):
-            pieces = [
-                lite.cast(e[..., start : start + _EXACT], lite.float32) for e in (left, right)
-            ]
-            part = lite.cast(layers.matmul(*pieces, transpose_b=True), left.dtype)
+            one, other = (
+                lite.cast(each[..., start : start + _EXACT], lite.float32) for each in (left, right)
+            )
+            part = lite.cast(layers.matmul(one, other, transpose_b=True), left.dtype)
             total = part if total is None else total + part
         return total
     return lite.reduce_sum(left[..., :, None, :] * right[..., None, :, :], -1)
