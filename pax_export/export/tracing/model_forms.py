@@ -320,7 +320,8 @@ def _haiku_form(transformed: Any, params: Any, *state: Any) -> ModelForm:
     parameters = list(inspect.signature(apply).parameters)
     has_state = parameters[1:2] == ["state"]
     if has_state and not state:
-        params, *state = params
+        params, *rest = params
+        state = tuple(rest)
     key = (None,) if "rng" in parameters[1:3] else ()
 
     def call(values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
