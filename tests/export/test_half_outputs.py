@@ -11,6 +11,7 @@ from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo,
 from pax_export.export.artifact.dimensions import RandomCall
 from pax_export.export.validation.cases import ReferenceModel
 from pax_export.precision import mixed_precision
+from tests.closeness import assert_close
 
 BATCH = spec("batch, 4")
 X = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
@@ -31,7 +32,7 @@ def test_every_format(export, suffix, outputs, dtype, tmp_path):
     assert dtype_of(export(HALF, path, BATCH, outputs=outputs)) == dtype
     got = load(path)(X)
     assert got.dtype == dtype
-    np.testing.assert_allclose(got.astype("float32"), np.float32(HALF(X)), rtol=2e-2, atol=2e-2)
+    assert_close(got.astype("float32"), np.float32(HALF(X)), rtol=2e-2)
 
 
 def test_the_default_runs_in_onnxruntime_alone(tmp_path):
