@@ -249,3 +249,16 @@ def test_functions_that_tflite_has_are_one_operator(name, tmp_path):
             assert [each for each in found if each != "DELEGATE"] == expected
         if name != "first":
             assert_close(loaded(x), function(x), rtol=1e-5, atol=2e-6)
+
+
+def test_a_pass_that_fails_is_no_reason_to_refuse(tmp_path, monkeypatch):
+    from pax_export.export.formats.tflite import graph
+
+    def failing(*_):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(graph, "optimized", failing)
+    model = ({}, lambda params, x: jax.nn.softmax(x))
+    with pytest.warns(RuntimeWarning, match="planted"):
+        report = to_tflite(model, tmp_path / "m.tflite", spec("2, 3"))
+    assert report.validated == "here"

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -64,16 +65,16 @@ def make_signature(program: Program, weights: Weights, exact: bool) -> Signature
     Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
     """
     _check_places(program)
-    if not exact:
-        portable = _portable(program, weights.store)
+    portable = None if exact else _portable(program, weights.store)
+    if portable is not None:
         # The program as it was traced says best what it was that could not be written.
         with contextlib.suppress(UnsupportedOperationError):
             return _signature(program, weights, has, portable)
     return _signature(program, weights, _has_exactly if exact else has, None)
 
 
-def _portable(program: Program, store: Store) -> PortableProgram:
-    """The program in calls of functions that runtimes have."""
+def _portable(program: Program, store: Store) -> PortableProgram | None:
+    """The program in calls of functions that runtimes have; None where a pass fails."""
     traced = program.traced
     variables = [store.variables[place] for place in store.of_leaf]
     count = len(traced.structs) - len(program.inputs.flat)
@@ -81,7 +82,16 @@ def _portable(program: Program, store: Store) -> PortableProgram:
     names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
     # Scales and layouts are taken out of the graph, where more is known of its operators.
     wanted = Options(fold=False, keep=True, features_first=False)
-    return optimized(traced.program, leaves, names, wanted, len(program.output_names))
+    try:
+        return optimized(traced.program, leaves, names, wanted, len(program.output_names))
+    except Exception as error:
+        warnings.warn(
+            f"The TFLite file is written as the program was traced, and may be slow: {error!r}. "
+            "This is a mistake of pax_export; please report it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 def _signature(
