@@ -14,10 +14,10 @@ def clip(graph: Graph, equation: Any) -> Found | None:
     name = equation.primitive.name
     if name == "clamp":
         low, x, high = equation.invars
-        ends = graph.scalar(low), graph.scalar(high)
-        if None in ends or any(map(math.isnan, ends)):
+        least, most = graph.scalar(low), graph.scalar(high)
+        if least is None or most is None or math.isnan(least + most):
             return None
-        return Found("clip", (x,), {"low": ends[0], "high": ends[1]})
+        return Found("clip", (x,), {"low": least, "high": most})
     for x, bound_ in (equation.invars, equation.invars[::-1]):
         end = graph.scalar(bound_)
         if end is None or math.isnan(end) or is_literal(x) or x in graph.known:

@@ -74,7 +74,7 @@ class Graph:
         while True:
             equation = self.maker(atom, "broadcast_in_dim", "reshape", "expand_dims")
             places = None if equation is None else _places(equation)
-            if places is None:
+            if equation is None or places is None:
                 return atom, axes
             inner = self.same(equation.invars[0])
             # Axes of size 1 tell nothing of where they lie.

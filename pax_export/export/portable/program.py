@@ -63,7 +63,7 @@ class PortableProgram:
             return evaluated(self.program, operands, _without_composites)
 
         structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.jaxpr.invars]
-        return jax.export.export(jax.jit(function))(*structs).call(*arrays, *inputs)
+        return list(jax.export.export(jax.jit(function))(*structs).call(*arrays, *inputs))
 
     def noted(self, *notes: str) -> PortableProgram:
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
