@@ -8,7 +8,6 @@ costs the square of the length, and needs memory for one block only.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,17 +51,6 @@ def fourier_transpose(first: Callable) -> Callable:
         return (back(cotangent, fft_lengths),)
 
     return rule
-
-
-class SymbolicIndex:
-    """The module `operator` for jax's transforms, which take no symbolic size for a number."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(operator, name)
-
-    @staticmethod
-    def index(size: Any) -> Any:
-        return size if _is_symbolic([size]) else operator.index(size)
 
 
 def _back_of_real(cotangent: Any, lengths: Sequence[Any]) -> Any:

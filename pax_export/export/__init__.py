@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pax_export._optional import require
 
 if TYPE_CHECKING:
-    from pax_export.export import orbax
+    from pax_export.export import orbax, symbolic_numpy
     from pax_export.export.artifact.report import Report
     from pax_export.export.formats.loaded_file import LoadedFile
     from pax_export.export.formats.onnx.export import to_onnx
@@ -66,6 +66,7 @@ __all__ = [
     "renew",
     "retarget",
     "spec",
+    "symbolic_numpy",
     "to_onnx",
     "to_saved_model",
     "to_stablehlo",
@@ -79,7 +80,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WITHOUT_JAX:
         require("jax", "all", f"pax_export.export.{name}")
     room = importlib.import_module(f"{__name__}.{_HOMES.get(name, name)}")
-    value = room if name == "orbax" else getattr(room, name)
+    value = room if name in ("orbax", "symbolic_numpy") else getattr(room, name)
     globals()[name] = value  # so that this function is not asked again
     return value
 

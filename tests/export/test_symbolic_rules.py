@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from pax_export import _errors
 from pax_export._jax import symbolic_rules
-from pax_export.export import load, spec, to_saved_model, to_stablehlo
+from pax_export.export import load, spec, symbolic_numpy, to_onnx, to_saved_model, to_stablehlo
 from tests.closeness import assert_close
 from tests.export.models import random
 
@@ -31,7 +33,7 @@ def spectrum(params, x):
     """A real transform, one over two axes, and back again."""
     halves = jnp.fft.rfft(x * params["scale"], axis=1)
     mixed = jnp.fft.fft2(x, axes=(1, 2)).real
-    filtered = jnp.fft.irfft(halves * jnp.exp(-jnp.abs(halves)), n=x.shape[1], axis=1)
+    filtered = symbolic_numpy.irfft(halves * jnp.exp(-jnp.abs(halves)), n=x.shape[1], axis=1)
     return {"size": jnp.abs(halves), "mixed": mixed, "filtered": filtered}
 
 
@@ -42,8 +44,8 @@ def recurrence(params, x):
         return before[0] * after[0], before[1] * after[0] + after[1]
 
     decay = jax.nn.sigmoid(x * params["decay"])
-    there = jax.lax.associative_scan(combine, (decay, x), axis=1)[1]
-    back = jax.lax.associative_scan(combine, (decay, x), axis=1, reverse=True)[1]
+    there = symbolic_numpy.associative_scan(combine, (decay, x), axis=1)[1]
+    back = symbolic_numpy.associative_scan(combine, (decay, x), axis=1, reverse=True)[1]
     return there + back * jnp.cumprod(decay, axis=1)
 
 
@@ -92,10 +94,9 @@ def test_transforms_of_every_kind_are_those_of_jax(length):
             jnp.fft.fft(whole, axis=1),
             jnp.fft.ifft(whole, axis=1),
             jnp.fft.rfft(real, axis=1),
-            jnp.fft.irfft(whole, axis=1, n=2 * size - 1),
-            jnp.fft.irfft(whole, axis=1, n=2 * size),
+            symbolic_numpy.irfft(whole, axis=1, n=2 * size - 1),
+            symbolic_numpy.irfft(whole, axis=1, n=2 * size),
             jnp.fft.rfftn(real),
-            jnp.fft.irfftn(jnp.fft.rfftn(real, axes=(2, 1)), axes=(2, 1), s=(3, size)),
             jnp.fft.ifft2(whole, axes=(1, 2)),
         ]
 
@@ -109,12 +110,53 @@ def test_transforms_of_every_kind_are_those_of_jax(length):
 
 def test_rules_go_when_nobody_exports():
     (n,) = jax.export.symbolic_shape("n")
-    before = jax.lax.associative_scan
     with symbolic_rules(), symbolic_rules():
-        assert jax.lax.associative_scan is not before
-    assert jax.lax.associative_scan is before
+        pass
     with pytest.raises(NotImplementedError):
         jax.export.export(jax.jit(jnp.fft.fft))(jax.ShapeDtypeStruct((n,), np.float32))
+
+
+def test_threads_that_train_see_the_namespaces_of_jax_unchanged(tmp_path):
+    spaces = [jnp, jax.lax, jax.nn, jnp.fft, jnp.linalg, jax.lax.linalg, jax.random, jax.scipy]
+    before = [dict(vars(space)) for space in spaces]
+    done, changed, losses = threading.Event(), [], []
+
+    def train():
+        loss = jax.jit(jax.value_and_grad(lambda w, x: jnp.mean(jax.nn.gelu(x @ w) ** 2)))
+        w, x = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3), jnp.ones((5, 4))
+        while not done.is_set():
+            value, slope = loss(w, x)
+            w = w - 0.1 * slope
+            losses.append(float(value))
+            for space, names in zip(spaces, before):
+                now = dict(vars(space))
+                changed.extend(name for name, held in names.items() if now.get(name) is not held)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        function, params, shape = MODELS["recurrence"]
+        to_saved_model((params, function), tmp_path / "saved", spec(shape), trainable=True)
+        to_stablehlo((params, function), tmp_path / "bundle", spec(shape), vjp_order=1)
+        to_onnx((params, function), tmp_path / "onnx", spec(shape))
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not changed
+    assert len(losses) > 4
+
+
+def placed_evenly(params, x):
+    return x * jnp.linspace(0.0, params["shift"], x.shape[0])
+
+
+def test_what_jax_wants_as_a_number_names_the_function_to_write(tmp_path):
+    with pytest.raises(_errors.SymbolicDimensionError) as caught:
+        to_saved_model(({"shift": np.float32(1)}, placed_evenly), tmp_path / "m", spec("n"))
+    assert caught.value.write.startswith("symbolic_numpy.linspace of pax_export.export; or ")
+    assert caught.value.where.startswith("test_symbolic_rules.py:")
 
 
 def blended(params, x):
@@ -158,39 +200,33 @@ def counted(x):
     n = x.shape[0]
     rows = x[:, None] * jnp.array([1.0, -2.0])
     return {
-        "linspace": jnp.linspace(-1.0, 1.0, n),
-        "open": jnp.linspace(0, 1, n, endpoint=False),
-        "whole": jnp.linspace(0, 100, n, dtype=int),
-        "many": jnp.linspace(x[:2], x[:2] + 3, n, axis=1),
-        "log": jnp.logspace(0, 1, n),
-        "arange": jnp.arange(0.0, n),
-        "indices": jnp.indices((n, 2)),
-        "sparse": jnp.indices((2, n), sparse=True),
-        "hanning": jnp.hanning(n),
-        "hamming": jnp.hamming(n),
-        "blackman": jnp.blackman(n),
-        "bartlett": jnp.bartlett(n),
-        "kaiser": jnp.kaiser(n, 5.0),
-        "left": jnp.searchsorted(jnp.sort(x), jnp.append(x, jnp.nan)),
-        "right": jnp.searchsorted(jnp.sort(x), x, side="right"),
-        "interp": jnp.interp(jnp.linspace(-2.0, 2.0, 7), jnp.sort(x), x),
-        "reflect": jnp.pad(x, (2, 3), mode="reflect"),
-        "symmetric": jnp.pad(rows, ((4, 1), (1, 1)), mode="symmetric"),
-        "wrap": jnp.pad(x, 2, mode="wrap"),
-        "full": jnp.convolve(x, jnp.array([1.0, 2.0, 5.0])),
-        "same": jnp.convolve(x, jnp.array([1.0, 2.0]), mode="same"),
-        "valid": jnp.correlate(x, jnp.array([1.0, 2.0]), mode="valid"),
-        "slope": jnp.gradient(x, 0.5),
+        "linspace": symbolic_numpy.linspace(-1.0, 1.0, n),
+        "open": symbolic_numpy.linspace(0, 1, n, endpoint=False),
+        "whole": symbolic_numpy.linspace(0, 100, n, dtype=int),
+        "many": symbolic_numpy.linspace(x[:2], x[:2] + 3, n, axis=1),
+        "log": symbolic_numpy.logspace(0, 1, n),
+        "arange": symbolic_numpy.arange(0.0, n),
+        "indices": symbolic_numpy.indices((n, 2)),
+        "sparse": symbolic_numpy.indices((2, n), sparse=True),
+        "hanning": symbolic_numpy.hanning(n),
+        "hamming": symbolic_numpy.hamming(n),
+        "blackman": symbolic_numpy.blackman(n),
+        "bartlett": symbolic_numpy.bartlett(n),
+        "kaiser": symbolic_numpy.kaiser(n, 5.0),
+        "left": symbolic_numpy.searchsorted(jnp.sort(x), jnp.append(x, jnp.nan)),
+        "right": symbolic_numpy.searchsorted(jnp.sort(x), x, side="right"),
+        "interp": symbolic_numpy.interp(symbolic_numpy.linspace(-2.0, 2.0, 7), jnp.sort(x), x),
+        "reflect": symbolic_numpy.pad(x, (2, 3), mode="reflect"),
+        "symmetric": symbolic_numpy.pad(rows, ((4, 1), (1, 1)), mode="symmetric"),
+        "wrap": symbolic_numpy.pad(x, 2, mode="wrap"),
+        "full": symbolic_numpy.convolve(x, jnp.array([1.0, 2.0, 5.0])),
+        "same": symbolic_numpy.convolve(x, jnp.array([1.0, 2.0]), mode="same"),
+        "valid": symbolic_numpy.correlate(x, jnp.array([1.0, 2.0]), mode="valid"),
+        "slope": symbolic_numpy.gradient(x, 0.5),
         "unrolled": jax.lax.scan(lambda c, v: (c + v, c), 0.0, x, unroll=2),
         "rest": jax.lax.scan(lambda c, v: (c + v, c), 0.0, x[2:], reverse=True),
         "map": jax.lax.map(jnp.sin, x, batch_size=2),
-        "filled": jnp.fill_diagonal(x[:, None] * x, 7.0, inplace=False),
-        "put": jnp.put_along_axis(
-            x[:, None] * x, jnp.argmax(x)[None, None], 0.0, 0, inplace=False
-        ),
-        "near": jax.nn.dot_product_attention(
-            *[rows.reshape(1, -1, 1, 2)] * 3, is_causal=True, local_window_size=2
-        ),
+        "filled": (x[:, None] * x).at[symbolic_numpy.diag_indices(n)].set(7.0),
     }  # fmt: skip
 
 
@@ -198,7 +234,6 @@ def test_functions_that_ask_for_a_size_give_what_jax_gives():
     (n,) = jax.export.symbolic_shape("n", constraints=("n >= 2",))
     with symbolic_rules():
         exported = jax.export.export(jax.jit(counted))(jax.ShapeDtypeStruct((n,), np.float32))
-    assert "pax_export" not in jnp.linspace.__code__.co_filename
     for size in (2, 5):
         x = random(size)
         found, expected = exported.call(x), jax.jit(counted)(x)
@@ -212,6 +247,10 @@ def test_a_size_that_is_asked_for_in_vain_is_refused_as_jax_does():
     (n,) = jax.export.symbolic_shape("n")
     struct = jax.ShapeDtypeStruct((n,), np.float32)
     with symbolic_rules(), pytest.raises(Exception, match="'n' >= '3' is inconclusive"):
-        jax.export.export(jax.jit(lambda x: jnp.convolve(x, jnp.ones(3), mode="same")))(struct)
+        jax.export.export(jax.jit(lambda x: symbolic_numpy.convolve(x, jnp.ones(3), mode="same")))(
+            struct
+        )
     with symbolic_rules(), pytest.raises(TypeError, match="no_such"):
-        jax.export.export(jax.jit(lambda x: jnp.linspace(0, 1, x.shape[0], no_such=1)))(struct)
+        jax.export.export(jax.jit(lambda x: symbolic_numpy.linspace(0, 1, x.shape[0], no_such=1)))(
+            struct
+        )

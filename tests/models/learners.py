@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy import special
 
+from pax_export.export import symbolic_numpy
 from tests.models.registry import between, ints, lengths, model, real, weights
 
 
@@ -265,8 +266,8 @@ def diagonal_states():
             return two[0] * one[0], two[0] * one[1] + two[1]
 
         rates = jnp.broadcast_to(rate, given.shape)
-        _, there = lax.associative_scan(join, (rates, given), axis=1)
-        _, back = lax.associative_scan(join, (rates, given), axis=1, reverse=True)
+        _, there = symbolic_numpy.associative_scan(join, (rates, given), axis=1)
+        _, back = symbolic_numpy.associative_scan(join, (rates, given), axis=1, reverse=True)
         both = jnp.concatenate([there, back], -1)
         return jax.nn.gelu(both.real @ p["out"][0] - both.imag @ p["out"][1] + x * p["skip"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from pax_export._errors import (
 from pax_export._jax import symbolic_rules
 from pax_export._jaxpr import jaxpr_constants
 from pax_export._tracebacks import hide_frames
+from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import dropped_state, made_of_inputs
@@ -306,9 +308,25 @@ def symbolic_errors(
             f"The size of the dimension {names} must be known here: {_reason(error)}",
             where=_place(error),
             got=f"the symbolic dimension {names}",
-            write=f"a number instead of {guilty[0]!r} in its spec; or operations that work for "
-            "every size; or what is known of it, as \"2*n\" or constraints=('n >= 2',)",
+            write=f"{_counterpart(error)}a number instead of {guilty[0]!r} in its spec; or "
+            'operations that work for every size; or what is known of it, as "2*n" or '
+            "constraints=('n >= 2',)",
         ) from error
+
+
+#: How a line calls a function of jax.numpy, jax.lax or jax.nn.
+_CALLS = re.compile(r"\b(?:jnp|numpy|lax|fft)\.(\w+)\(")
+
+
+def _counterpart(error: Exception) -> str:
+    """Our function that takes the symbolic size for which jax's wants a number, if there is one."""
+    text = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _is_of_model(frame.f_code.co_filename):
+            text = linecache.getline(frame.f_code.co_filename, line)
+    called = (name for name in _CALLS.findall(text) if name in symbolic_numpy.__all__)
+    name = next(called, "")
+    return f"symbolic_numpy.{name} of pax_export.export; or " if name else ""
 
 
 def _changed_from_inside(error: Exception) -> StateChangeError:
@@ -375,7 +393,10 @@ def line_of_model(error: Exception) -> str:
 def _line(error: BaseException) -> str:
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        file = Path(frame.f_code.co_filename)
-        if "jax" not in file.parts and not str(file).startswith(_NOBODYS):
-            place = f"{file.name}:{line}"
+        if _is_of_model(frame.f_code.co_filename):
+            place = f"{Path(frame.f_code.co_filename).name}:{line}"
     return place
+
+
+def _is_of_model(file: str) -> bool:
+    return "jax" not in Path(file).parts and not file.startswith(_NOBODYS)

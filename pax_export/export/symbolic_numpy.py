@@ -1,37 +1,33 @@
-"""Functions of `jax.numpy` that ask for a size as a number, where nobody knows it yet.
+"""Functions of `jax.numpy` and `jax.lax` that take a symbolic size where jax wants a number.
 
-Each is tried as jax has it; what jax refuses is made here, of operations that work for any size.
+They take the arguments of jax's functions of the same names.  Where no size is symbolic they call
+those; where one is, a program is made that works for any size.
+
+Example:
+    >>> import jax
+    >>> from pax_export.export import symbolic_numpy
+    >>> (n,) = jax.export.symbolic_shape("n")
+    >>> struct = jax.ShapeDtypeStruct((n,), "float32")
+    >>> jax.eval_shape(lambda x: symbolic_numpy.linspace(0, 1, x.shape[0]), struct).shape
+    (n,)
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax import numpy as jnp
-from jax.tree_util import tree_leaves
-
-
-def counted_functions() -> Iterator[tuple[Any, str, Any]]:
-    """The names under which jax has them, in its namespaces and where it calls them itself."""
-    for name, made in _MADE.items():
-        first = getattr(jnp, name)
-        function = _tried(first, made)
-        yield vars(jnp), name, function
-        home = inspect.unwrap(first).__globals__
-        if name in home:
-            yield home, name, function
-    name = "dot_product_attention"
-    yield vars(jax.nn), name, _in_windows(getattr(jax.nn, name))
-    yield vars(lax), "map", _at_once(lax.map)
+from jax.tree_util import tree_leaves, tree_map
 
 
 def _tried(first: Callable, made: Callable) -> Callable:
+    """What jax has as `first`; where that refuses a symbolic size, what `made` gives."""
+
     @functools.wraps(first)
     def function(*args: Any, **kwargs: Any) -> Any:
         if not _is_symbolic(args, kwargs):
@@ -47,6 +43,7 @@ def _tried(first: Callable, made: Callable) -> Callable:
                 raise
             return result
 
+    function.__module__ = __name__
     return function
 
 
@@ -283,57 +280,74 @@ def _slope(f: Any, step: Any, axis: int) -> Any:
     return jnp.moveaxis((after - before) / (apart * step), 0, axis)
 
 
-# --- what only looks at a part ----------------------------------------------------------------
+# --- along an axis --------------------------------------------------------------
 
 
-def _in_windows(first: Callable) -> Callable:
-    """Attention to what is near, with the window as a mask."""
+def _associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """One element after the other; `fn` is given elements with the axis, of size 1 here."""
+    elems = tree_map(jnp.asarray, elems)
 
-    @functools.wraps(first)
-    def attention(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-        window = kwargs.get("local_window_size")
-        if window is None or not _is_symbolic(query, key) or len(args) > 3:
-            return first(query, key, *args, **kwargs)
-        left, right = (window, window) if isinstance(window, int) else window
-        asking = jnp.arange(query.shape[-3])[:, None]
-        given = jnp.arange(key.shape[-3])
-        near = ((asking <= given + left) & (asking >= given - right))[None, None]
-        values, bias, mask = (*args, None, None)[:3]
-        bias, mask = kwargs.pop("bias", bias), kwargs.pop("mask", mask)
-        kwargs["local_window_size"] = None
-        mask = near if mask is None else near & mask
-        return first(query, key, values, bias, mask, **kwargs)
+    def step(before: Any, row: Any) -> tuple[Any, Any]:
+        number, element = row
+        element = tree_map(lambda one: jnp.expand_dims(one, axis), element)
+        after = lax.cond(number > 0, lambda: fn(before, element), lambda: element)
+        return after, tree_map(lambda one: jnp.squeeze(one, axis), after)
 
-    return attention
+    rows = tree_map(lambda each: jnp.moveaxis(each, axis, 0), elems)
+    numbers, begin = jnp.arange(tree_leaves(rows)[0].shape[0]), -1 if reverse else 0
+    start = tree_map(lambda each: jnp.expand_dims(each[begin], axis), rows)
+    inputs = (jnp.flip(numbers) if reverse else numbers), rows
+    _, found = lax.scan(step, start, inputs, reverse=reverse)
+    return tree_map(lambda each: jnp.moveaxis(each, 0, axis), found)
 
 
-def _at_once(first: Callable) -> Callable:
-    """`jax.lax.map`, whose batches only save memory."""
+def _irfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    if norm is not None:
+        return NotImplemented
+    a = jnp.moveaxis(jnp.asarray(a), axis, -1)
+    size = 2 * (a.shape[-1] - 1) if n is None else n
+    wanted, held = size // 2 + 1, a.shape[-1]
+    if wanted != held:
+        a = lax.pad(a, jnp.zeros((), a.dtype), [(0, 0, 0)] * (a.ndim - 1) + [(0, wanted - held, 0)])
+    return jnp.moveaxis(lax.fft(a, "irfft", (size,)), -1, axis)
 
-    @functools.wraps(first)
-    def mapped(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
-        if batch_size is not None and _is_symbolic(xs):
-            return jax.vmap(f)(xs)
-        return first(f, xs, batch_size=batch_size)
 
-    return mapped
+linspace = _tried(jnp.linspace, _linspace)
+logspace = _tried(jnp.logspace, _logspace)
+arange = _tried(jnp.arange, _arange)
+indices = _tried(jnp.indices, _indices)
+diag_indices = _tried(jnp.diag_indices, _diag_indices)
+hanning = _tried(jnp.hanning, _cosines(0.5, -0.5))
+hamming = _tried(jnp.hamming, _cosines(0.54, -0.46))
+blackman = _tried(jnp.blackman, _cosines(0.42, -0.5, 0.08))
+bartlett = _tried(jnp.bartlett, _window(lambda share: 1 - jnp.abs(2 * share - 1)))
+kaiser = _tried(jnp.kaiser, _window(_kaiser))
+searchsorted = _tried(jnp.searchsorted, _searchsorted)
+interp = _tried(jnp.interp, _interp)
+pad = _tried(jnp.pad, _pad)
+convolve = _tried(jnp.convolve, _convolution(turned=True))
+correlate = _tried(jnp.correlate, _convolution(turned=False))
+gradient = _tried(jnp.gradient, _gradient)
+associative_scan = _tried(lax.associative_scan, _associative_scan)
+irfft = _tried(jnp.fft.irfft, _irfft)
 
-
-_MADE: dict[str, Callable] = {
-    "linspace": _linspace,
-    "logspace": _logspace,
-    "arange": _arange,
-    "indices": _indices,
-    "diag_indices": _diag_indices,
-    "hanning": _cosines(0.5, -0.5),
-    "hamming": _cosines(0.54, -0.46),
-    "blackman": _cosines(0.42, -0.5, 0.08),
-    "bartlett": _window(lambda share: 1 - jnp.abs(2 * share - 1)),
-    "kaiser": _window(_kaiser),
-    "searchsorted": _searchsorted,
-    "interp": _interp,
-    "pad": _pad,
-    "convolve": _convolution(turned=True),
-    "correlate": _convolution(turned=False),
-    "gradient": _gradient,
-}
+__all__ = [
+    "arange",
+    "associative_scan",
+    "bartlett",
+    "blackman",
+    "convolve",
+    "correlate",
+    "diag_indices",
+    "gradient",
+    "hamming",
+    "hanning",
+    "indices",
+    "interp",
+    "irfft",
+    "kaiser",
+    "linspace",
+    "logspace",
+    "pad",
+    "searchsorted",
+]
