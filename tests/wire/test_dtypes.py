@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import onnx
+from pax_export.inspection._onnx_graph import program_of
 
 from pax_export._wire import ONNX_DTYPES, TFLITE_DTYPES, Memory, Message
-from pax_export.inspection._onnx_graph import program_of
 from tests.wire.test_protobuf import field
 
 
