@@ -18,6 +18,7 @@ from tests.export.models import affine, affine_params
 
 MODEL = (affine_params(), affine)
 ALL = [
+    "serving_default with numbers up to 1e4",
     "the gradients of serving_default",
     "serving_default (n=5)",
     "serving_default (n=1)",

@@ -116,7 +116,8 @@ class Report:
             longer than the export; or why there was no test:
             ``"not validated: TensorFlow is not installed"``.
         differs: where it differs from jax for inputs far from the usual ones, which
-            ``validate="full"`` tries: ``"serving_default: output where x is 1e+20, inf"``.
+            ``validate="full"`` tries: ``"differs from jax at: sin beyond ±2.6e+06
+            (serving_default: output where x is 1e+20)"``.
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
@@ -220,7 +221,7 @@ class Report:
             *(f"  load alone  {text}" for text in self.needs_load),
             *self._folded(),
             *self._known(),
-            *(f"  differs     {text}" for text in self.differs),
+            *(f"  differs     {text.removeprefix('differs ')}" for text in self.differs),
             *self._seconds(),
         ]
         return "\n".join(lines)

@@ -90,7 +90,7 @@ class ExportRun(Progress):
             return {}
         before = sum(self.seconds.values()) + SPARE
         seconds = before if self._validate is True else None
-        self.budget = Budget(seconds, probes=self._validate == "full")
+        self.budget = Budget(seconds, probes="all" if self._validate == "full" else "few")
         with self.phase("validate"):
             return test()
 

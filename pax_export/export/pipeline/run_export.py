@@ -6,6 +6,7 @@ at the path before the end, and nothing is left where a phase fails.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -35,11 +36,13 @@ from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.parting import Parting, named, parting
 from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
+from pax_export.export.pipeline.sweep import Cause, causes
 from pax_export.export.tracing.exportable import Exportable, exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.serve import Run
-from pax_export.export.validation.validate import Case, validate
+from pax_export.export.validation.probes import Difference
+from pax_export.export.validation.serve import Arrays, Run
+from pax_export.export.validation.validate import Case, call, validate
 
 #: So many weights are named.
 _FEW = 8
@@ -259,7 +262,9 @@ def _tested(writer: Writer, place: Path, run: ExportRun, request: Request) -> di
         with run.phase(f"load {writer.runtime.title}"):
             writer.load(request)
     try:
-        return run.tested(lambda: _test(writer, place, run))
+        errors = run.tested(lambda: _test(writer, place, run))
+        _judge(writer, run, request)
+        return errors
     except ValidationError as error:
         if not writer.gives_up(error):
             _name(error, writer, run, request)
@@ -269,10 +274,77 @@ def _tested(writer: Writer, place: Path, run: ExportRun, request: Request) -> di
             shutil.rmtree(each) if each.is_dir() else each.unlink()
         writer.write(place)
     try:
-        return run.tested(lambda: _test(writer, place, run))
+        errors = run.tested(lambda: _test(writer, place, run))
+        _judge(writer, run, request)
+        return errors
     except ValidationError as error:
         _name(error, writer, run, request)
         raise
+
+
+def _judge(writer: Writer, run: ExportRun, request: Request) -> None:
+    """Notes what differs for inputs far from the usual ones, by the operation that does.
+
+    Where an operation is wrong for numbers that are still usual, the export is refused.
+    """
+    differences: list[Difference] = run.budget.differences
+    if not differences:
+        return
+    found: list[Cause | None] = [None] * len(differences)
+    part = writer.for_part()
+    if part is not None and not not_finite(writer.stored()):
+        # It only says more: whatever fails here is no reason to say less.
+        with run.phase("find the operation"), contextlib.suppress(Exception):
+            found = _causes(part, run, request, differences)
+    listed: dict[tuple[str, str], list[str]] = {}
+    for difference, cause in zip(differences, found):
+        case, probe = difference.case, difference.case.probe
+        where = f"{case.signature}: {difference.output}"
+        if cause is not None and cause.usual and not probe.input:
+            raise ValidationError(
+                "A result of the exported model differs from the model's.",
+                where=f"{where}, where inputs are up to 1e4",
+                got=f"{cause.text}{f' in {cause.path}' if cause.path else ''}",
+                write="validate=False to look at the export all the same, and please report it",
+            )
+        named = "" if cause is None else f"{cause.text}{f' in {cause.path}' if cause.path else ''}"
+        what = f"where {probe.input} is" if probe.input else "where inputs are up to 1e4"
+        values = listed.setdefault((named, f"{where} {what}"), [])
+        if probe.input:
+            values.append(probe.value)
+    run.budget.differs += [
+        f"differs from jax at: {text}"
+        for (named, where), values in listed.items()
+        for text in [
+            f"{named} ({where} {', '.join(values)})" if named else f"{where} {', '.join(values)}"
+        ]
+    ]
+
+
+def _causes(
+    part: Writer, run: ExportRun, request: Request, differences: Sequence[Difference]
+) -> list[Cause | None]:
+    """The operation that is the cause of each difference, where it is one that can be swept."""
+    labelled, _ = with_paths(request.model)
+    with traced_anew():
+        model, programs = part.trace(dataclasses.replace(request, model=labelled))
+
+    def call_part(model: Exportable, program: Program, inputs: Arrays) -> Arrays:
+        copied = copy.copy(part)
+        copied.lower(model, (program,))
+        with scratch_place(part.format) as place:
+            copied.write(place)
+            case = Case(program.key, inputs, {})
+            here = copied.run_here() if copied.one_by_one else None
+            return call(part.format, place, [case], run.separate, here)[0]
+
+    found: dict[int, Cause | None] = {}
+    for program in programs:
+        these = [at for at, each in enumerate(differences) if each.case.signature == program.key]
+        wrong = [(differences[at].case.inputs, differences[at].output) for at in these]
+        if wrong:
+            found.update(zip(these, causes(model, program, wrong, call_part, part.factor)))
+    return [found.get(at) for at in range(len(differences))]
 
 
 def _name(error: ValidationError, writer: Writer, run: ExportRun, request: Request) -> None:

@@ -45,7 +45,7 @@ class Tape:
         results = self._play(program, operands, (), played)
         self.operands = tuple(operands)
         self.results = tuple(results[index] for index in sorted(wanted))
-        self.steps = self._needed(played)
+        self.steps = self._needed(played, self.results)
 
     def live(self, last: int) -> tuple[int, ...]:
         """What steps up to this one have made, and later ones or the results need."""
@@ -55,11 +55,20 @@ class Tape:
 
     def run(self, last: int, operands: Sequence[Any]) -> dict[int, Any]:
         """The values that are `live` after a step, computed by jax."""
+        values = self._values(last, operands)
+        return {number: values[number] for number in self.live(last)}
+
+    def read(self, steps: Sequence[Step], operands: Sequence[Any]) -> list[list[Any]]:
+        """The operands of some steps, computed by jax; a literal is among them."""
+        values = self._values(len(self.steps) - 1, operands)
+        return [[values[number] for number in step.operands] for step in steps]
+
+    def _values(self, last: int, operands: Sequence[Any]) -> dict[int, Any]:
         values = {**self._held, **dict(zip(self.operands, operands, strict=True))}
         for step in self.steps[: last + 1]:
             given = [values[number] for number in step.operands]
             values.update(zip(step.results, bound(step.equation, given)))
-        return {number: values[number] for number in self.live(last)}
+        return values
 
     def _new(self) -> int:
         self._count += 1
@@ -93,8 +102,12 @@ class Tape:
             numbers.update(zip(equation.outvars, results))
         return list(map(read, jaxpr.outvars))
 
-    def _needed(self, played: Sequence[Step]) -> tuple[Step, ...]:
-        used, kept = set(self.results), []
+    def needed_by(self, place: int) -> tuple[Step, ...]:
+        """The steps that one of the wanted results needs, by its place among them."""
+        return self._needed(self.steps, self.results[place : place + 1])
+
+    def _needed(self, played: Sequence[Step], results: Sequence[int]) -> tuple[Step, ...]:
+        used, kept = set(results), []
         for step in reversed(played):
             if not used.isdisjoint(step.results):
                 used.update(step.operands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, Literal
 
 #: A test may take so many seconds more than what comes before it.
 SPARE = 2.0
@@ -18,12 +19,13 @@ class Budget:
         (False, True)
     """
 
-    def __init__(self, seconds: float | None = None, probes: bool = False):
+    def __init__(self, seconds: float | None = None, probes: Literal["no", "few", "all"] = "no"):
         self._end = None if seconds is None else time.perf_counter() + seconds
         #: What was left out, in words.
         self.left_out: list[str] = []
-        #: Whether there is time for inputs far from the usual ones, and what differs there.
+        #: Which inputs far from the usual ones are tried, what differs there, and how that is said.
         self.probes = probes
+        self.differences: list[Any] = []
         self.differs: list[str] = []
 
     def leaves_out(self, seconds: float, what: str) -> bool:

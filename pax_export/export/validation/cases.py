@@ -23,7 +23,7 @@ from pax_export.export.tracing.exportable import DEFAULT, exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.probes import Probe, may_not_end
+from pax_export.export.validation.probes import probes
 from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, compare_either
@@ -76,11 +76,13 @@ def random_cases(
     after: Callable[[Case, float], Iterator[Case]] | None = None,
     outputs: Sequence[Sequence[Any]] = (),
     is_small: bool = False,
+    program: Any = None,
 ) -> Iterator[Case]:
     """Calls of one signature: one, and as many more as a budget has time for; all of a small one.
 
     They are made with the examples, or with random numbers.  What comes `after` the first is
-    given it, and the seconds that it took.
+    given it, and the seconds that it took.  If what is called is known as a `program`, calls
+    with unusual numbers come after the first, too.
     """
     budget, seconds = budget or Budget(), -math.inf
     for label, inputs, cost in given_calls(structs, examples, outputs):
@@ -91,6 +93,10 @@ def random_cases(
         case = Case(signature, inputs, expected(inputs), label=label, advice=advice)
         yield case
         seconds = time.perf_counter() - begin
+        if program is not None:
+            known = None if is_small else seconds
+            yield from probes(case, program, expected, budget, known, bool(examples))
+            program = None
         if after is not None:
             yield from after(case, seconds)
             after = None
@@ -118,18 +124,14 @@ def output_cases(
     structs = {entry.name: entry.struct for entry in program.inputs.flat}
     given = named_examples(program.inputs, examples, program.key)
     outputs = [struct.shape for struct in program.outputs]
-    probed = False  # once, at the sizes of the first call
     is_small = jaxpr_size(program.traced.whole) <= FEW_OPERATIONS
+    traced = program.traced.program
     made = random_cases(
-        program.key, structs, expected, budget, given, outputs=outputs, is_small=is_small
+        program.key, structs, expected, budget, given, None, outputs, is_small, traced
     )
     for case in made:
         operands = [*leaves, *case.inputs.values()]
-        traced = program.traced.program
         case.rounding = partial(tolerances, run, operands, case.expected, traced)
-        if budget is not None and budget.probes and not probed and not may_not_end(traced):
-            case.probe = Probe(expected, budget.differs)
-        probed = True
         yield case
 
 

@@ -35,7 +35,7 @@ from pax_export.export.validation.cases import (
     named_examples,
 )
 from pax_export.export.validation.decompositions import judged
-from pax_export.export.validation.probes import Probe, may_not_end
+from pax_export.export.validation.probes import probes
 from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
@@ -113,13 +113,12 @@ class _Turns:
                 refused = error
                 budget.left_out.append(f"{step.what}, which jax refuses: {error}")
                 continue
-            if budget.probes:
-                case.probe = self.part.probe(case, budget.differs)
             made = time.perf_counter() - begin
             yield case
             # TensorFlow, which has this program already, compiles the next one as jax does.
             self.seconds = max(2 * made, time.perf_counter() - begin)
             self.steps = [*self.part.gradient_steps(case), *self.steps]
+            yield from self.part.probes(case, budget, self.seconds)
             return
         if refused is not None:
             raise ValidationError(
@@ -201,11 +200,15 @@ class _OfSignature:
         case.stage = "model" if self._signature.processing is not None else ""
         return case
 
-    def probe(self, case: Case, differs: list[str]) -> Probe | None:
-        """For calls far from a case; none where such a call would leave its marks, or not end."""
-        if case.stage or self._signature.assigned or may_not_end(self._program.traced.program):
-            return None
-        return Probe(self._expected, differs)
+    def probes(self, case: Case, budget: Budget, seconds: float) -> Iterator[Case]:
+        """Calls far from a case; none where such a call would leave its marks."""
+        if case.stage or self._signature.assigned:
+            return
+        program = self._program.traced.program
+        known = None if self.is_small else seconds
+        for each in probes(case, program, self._expected, budget, known, bool(self._examples)):
+            each.rounding, each.general = self._rounding(each), self._general(each)
+            yield each
 
     def gradient_steps(self, case: Case) -> Iterator[_Step]:
         """The call once more, with gradients, where there are some."""
@@ -299,7 +302,7 @@ class _OfSignature:
         return run
 
     def _with_gradients(self, pullback: Pullback, gradient: Gradient, case: Case) -> Case:
-        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={}, probe=None)
+        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
         random = np.random.default_rng(1)
         for index in pullback.of:
             name = self._program.output_names[index]

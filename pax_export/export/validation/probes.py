@@ -2,39 +2,70 @@
 
 A runtime may have another idea than jax of ``sigmoid(1e20)`` or of the largest of NaN and 1.
 What differs there, and nowhere else, is no reason to refuse an export; the report lists it.
+The default validation makes one such call, in which the elements of each input go through
+numbers that are still usual.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import jaxpr_primitives
+from pax_export._jaxpr import inner_programs, jaxpr_primitives
 from pax_export.export.artifact.dtypes import is_inexact, is_integer
+from pax_export.export.tracing.tape import Tape
+from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays
 
 #: What all elements of an input of floating-point numbers are, one after the other.
 _NUMBERS = (0.0, -1.0, 1e-30, 1e2, -1e2, 1e4, -1e4, 1e10, -1e10, 1e20, -1e20, 1e38, -1e38)
 _NO_NUMBERS = (np.nan, np.inf, -np.inf)
+#: What they are side by side in the default validation.
+_USUAL = (0.0, -1.0, 100.0, 1e-30, -1e4, 4.0, -100.0, 1e4, -6.0, 20.0, 0.5)
 #: Primitives that loop until a number is small, which may never happen.
 _MAY_NOT_END = {"while", "eigh", "eig", "svd", "schur", "hessenberg"}
+#: Those that find no one answer for a matrix of a few numbers that repeat.
+_SINGULAR = {
+    "cholesky",
+    "lu",
+    "geqrf",
+    "householder_product",
+    "triangular_solve",
+    "custom_linear_solve",
+    "tridiagonal_solve",
+}
+#: Those that take places from integers.
+_READS_PLACES = ("gather", "scatter", "dynamic", "ragged")
+#: What such a call costs, in calls like the first, for which its program was compiled.
+_COST = 0.2
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a test needs for such calls of a signature.
+    """What is unusual in a call.
 
     Attributes:
-        expected: what jax gives for other inputs.
-        differs: where to note what differs.
+        input: its name; empty where it is every input.
+        value: what all of its elements are.
+        differences: where to note what differs.
     """
 
-    expected: Callable[[Arrays], Arrays]
-    differs: list[str]
+    input: str
+    value: str
+    differences: list[Difference]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An output of a probing call that is not what jax gives."""
+
+    case: Any
+    output: str
 
 
 def may_not_end(program: Any) -> bool:
@@ -42,15 +73,46 @@ def may_not_end(program: Any) -> bool:
     return not _MAY_NOT_END.isdisjoint(jaxpr_primitives(program))
 
 
-def probes(case: Any) -> Iterator[tuple[str, str, Any]]:
-    """Calls like that of a case, but for one input: its name, what it is, and the call."""
-    for name, value in case.inputs.items():
+def probes(
+    case: Any,
+    program: Any,
+    expected: Callable[[Arrays], Arrays],
+    budget: Budget,
+    seconds: float | None,
+    examples: bool,
+) -> Iterator[Any]:
+    """Calls like that of a case that took so long, if it did; as many as the budget says.
+
+    Those who give `examples` know that others mean nothing to the model, so the default
+    validation makes no other.
+    """
+    if budget.probes == "no" or may_not_end(program):
+        return
+    if budget.probes == "few":
+        singular = not _SINGULAR.isdisjoint(jaxpr_primitives(program))
+        text = f"{case.signature} with numbers up to 1e4"
+        if examples or singular:
+            return
+        if seconds is not None and budget.leaves_out(_COST * seconds, text):
+            return
+        inputs = _side_by_side(case.inputs, program)
+        changed = any(inputs[name] is not case.inputs[name] for name in inputs)
+        chosen = [("", "", inputs)] * changed
+    else:
+        chosen = _one_by_one(case.inputs)
+    for name, kind, inputs in chosen:
+        with suppress(Exception):  # what jax itself does not compute
+            probe = Probe(name, kind, budget.differences)
+            made = {"inputs": inputs, "expected": expected(inputs), "probe": probe}
+            yield dataclasses.replace(case, **made, label="", rounding=None, general=None)
+
+
+def _one_by_one(inputs: Arrays) -> Iterator[tuple[str, str, Arrays]]:
+    for name, value in inputs.items():
         for number in _values(value.dtype):
             with np.errstate(over="ignore"):
                 filled = np.full(value.shape, number).astype(value.dtype)
-            inputs = {**case.inputs, name: filled}
-            expected = case.probe.expected(inputs)
-            yield name, f"{number:g}", dataclasses.replace(case, inputs=inputs, expected=expected)
+            yield name, f"{number:g}", {**inputs, name: filled}
 
 
 def _values(dtype: np.dtype) -> Collection[Any]:
@@ -60,3 +122,41 @@ def _values(dtype: np.dtype) -> Collection[Any]:
         ends = np.iinfo(dtype)
         return (0, ends.min, ends.max)
     return ()
+
+
+def _side_by_side(inputs: Arrays, program: Any) -> Arrays:
+    """The inputs with elements that go through unusual values; indices stay as they are."""
+    count = len(getattr(program, "jaxpr", program).invars)
+    places = _read_as_places(program)
+    changed = {}
+    for at, (name, value) in enumerate(inputs.items()):
+        dtype = value.dtype
+        if is_inexact(dtype) and dtype.kind != "c":
+            numbers: Collection[Any] = _USUAL
+        elif is_integer(dtype) and dtype.kind in "iu" and count - len(inputs) + at not in places:
+            ends = np.iinfo(dtype)
+            numbers = (0, ends.max, 1, ends.min, 100, ends.max - 1, 7)
+        else:
+            changed[name] = value
+            continue
+        # Of two inputs alike, other values meet.
+        cycle = np.roll(np.array(numbers, object), 3 * at)
+        changed[name] = np.resize(cycle, value.shape).astype(dtype)
+    return changed
+
+
+def _read_as_places(program: Any) -> set[int]:
+    """Which operands of a program, by number, say places: those that loops read, too."""
+    jaxpr = getattr(program, "jaxpr", program)
+    tape = Tape(program, range(len(jaxpr.outvars)))
+    sources = {number: {at} for at, number in enumerate(tape.operands)}
+    found: set[int] = set()
+    for step in tape.steps:
+        name = step.equation.primitive.name
+        read = set[int]().union(*(sources.get(number, ()) for number in step.operands))
+        if any(word in name for word in _READS_PLACES) or any(inner_programs(step.equation)):
+            found |= read
+        for atom, number in zip(step.equation.outvars, step.results):
+            if is_integer(np.dtype(getattr(atom.aval, "dtype", np.float32))):
+                sources[number] = read
+    return found

@@ -26,7 +26,7 @@ from pax_export._errors import (
 from pax_export._files import leftovers
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.validation import serve
-from pax_export.export.validation.probes import Probe, probes
+from pax_export.export.validation.probes import Difference, Probe
 from pax_export.export.validation.serve import Arrays, Run
 
 
@@ -46,7 +46,7 @@ def validate(
     """
     made: list[Case] = []
     try:
-        results = call(format, place, _noted(cases, made), separate, here)
+        results = _results(format, place, iter(cases), made, separate, here)
     except PaxError:
         raise
     except Exception as error:
@@ -71,58 +71,89 @@ def validate(
         ) from error
     errors: dict[str, float] = {}
     for case, got in zip(made, results):
+        if case.probe is not None:
+            names = _differing(case, got, factor)
+            case.probe.differences.extend(Difference(case, name) for name in names)
+            continue
+        assert not isinstance(got, str)
         if case.expect is not None:  # what is right depends on what a preprocessor gave
             case.expected = case.expect(got)
         for name, difference in compare_either(case, got, factor).items():
             key = f"{case.signature}: {name}"
             if np.size(got[name] if name in got else case.unchanged[name]):  # or it says nothing
                 errors[key] = max(difference, errors.get(key, 0.0))
-    for case in made:
-        if case.probe is not None:
-            case.probe.differs.extend(_far_away(format, place, case, factor, here))
     return errors
 
 
-def _far_away(
-    format: Format, place: Path, case: Case, factor: float, here: Run | None
-) -> Iterator[str]:
-    """Where an export differs from jax for inputs far from those of a case that is right."""
-    calls = list(probes(case))
-    found: dict[tuple[str, str], list[str]] = {}
-    answers = (_answer(format, place, each, here) for _, _, each in calls)
-    for (name, kind, each), answer in zip(calls, answers):
-        for output in _differing(each, answer, factor):
-            found.setdefault((output, name), []).append(kind)
-    for (output, name), kinds in found.items():
-        yield f"{case.signature}: {output} where {name} is {', '.join(kinds)}"
+def _results(
+    format: Format,
+    place: Path,
+    cases: Iterator[Case],
+    made: list[Case],
+    separate: bool,
+    here: Run | None,
+) -> list[Arrays | str]:
+    """What each call gives; where a call far from the usual ones fails, how it does."""
+    if separate:
+        made.extend(cases)
+        calls = [case.call() for case in made]
+        if all(case.probe is None for case in made):
+            return [each["results"] for each in in_process(format, place, calls, "all")]
+        answers = in_process(format, place, calls, "each")
+        for case, answer in zip(made, answers):
+            if "error" in answer and case.probe is None:
+                raise RuntimeError(answer["error"])
+        return [answer.get("results", answer.get("error")) for answer in answers]
+    failed: dict[int, str] = {}
+    broken: list[Exception] = []
 
+    def asked() -> Iterator[Case]:
+        yield from (case for place, case in enumerate(made[:]) if place not in failed)
+        while True:
+            try:
+                case = next(cases)
+            except StopIteration:
+                return
+            except Exception as error:
+                broken.append(error)  # of the model, and not of the runtime
+                raise
+            made.append(case)
+            yield case
 
-def _answer(format: Format, place: Path, case: Case, here: Run | None) -> Arrays | str:
-    """What a runtime gives for a call, or why it gives nothing."""
-    try:
-        return call(format, place, [case], False, here)[0]
-    except Exception as error:  # of any runtime
-        return f"{type(error).__name__}: {error}"
+    while True:
+        try:
+            got = iter(call(format, place, asked(), False, here))
+            return [failed[at] if at in failed else next(got) for at in range(len(made))]
+        except Exception as error:
+            last = len(made) - 1
+            if broken or not made or made[last].probe is None or last in failed:
+                raise
+            failed[last] = f"{type(error).__name__}: {error}"
 
 
 def _differing(case: Case, got: Arrays | str, factor: float) -> Iterator[str]:
-    """The outputs that differ from what jax gives by more than the smallest numbers."""
+    """The outputs that differ from what jax gives, in a call far from the usual ones.
+
+    Where the rest of the call is usual, rounding explains as much as in any other, and nothing
+    is said of what is no number in jax.
+    """
+    probe = case.probe
     for name, expected in case.expected.items():
-        expected = np.asarray(expected)
-        tiny = _TINY if expected.dtype.name in TOLERANCE else None
+        if isinstance(got, str) or name not in got:
+            yield name
+            continue
+        one, other = np.asarray(expected), np.asarray(got[name])
+        tiny = _TINY if one.dtype.name in TOLERANCE else None
         try:
-            if isinstance(got, str):
-                yield name
-            else:
-                _difference(expected, np.asarray(got[name]), name, factor, tolerance=tiny)
+            if probe is not None and probe.input:
+                _difference(one, other, name, factor, tolerance=tiny)
+                continue
+            if tiny is not None and one.shape == other.shape:
+                other = np.where(np.isfinite(_wide(one)), other, one)
+            only = dataclasses.replace(case, expected={name: one}, unchanged={})
+            compare_either(only, {name: other}, factor)
         except ValidationError:
             yield name
-
-
-def _noted(cases: Iterable[Case], made: list[Case]) -> Iterator[Case]:
-    for case in cases:
-        made.append(case)
-        yield case
 
 
 def call(
@@ -215,7 +246,7 @@ class Case:
     stage: str = ""  # "model": without what stands around it; "all": one after the other
     expect: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
     advice: str = ""  # what to write where random inputs may be the reason of a failure
-    probe: Probe | None = None  # for calls far from this one
+    probe: Probe | None = None  # of a call far from the usual ones
 
     def without_gradients(self) -> Case:
         rest = {k: v for k, v in self.expected.items() if not k.startswith("gradient:")}

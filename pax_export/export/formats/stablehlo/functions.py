@@ -55,6 +55,7 @@ class Function:
     reference: Any  # what it must compute, as a function of flat operands
     order: int
     remakable: bool = True
+    program: Any = None  # as it was traced; None where jax.export has made it already
 
     def details(self, file: str) -> dict[str, Any]:
         """What the report must have so that the function can be called, and made again."""
@@ -72,11 +73,8 @@ class Function:
     ) -> Iterator[Case]:
         """Calls with what they must give; the first once more with gradients, if there are any."""
         avals = dict(zip(self.operands, self.exported.in_avals))
-        structs = {
-            name: jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-            for (kind, name), aval in avals.items()
-            if kind == INPUT
-        }
+        given = {entry.name: avals[INPUT, entry.name] for entry in self.info.inputs}
+        structs = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in given.items()}
         if self.exported.nr_devices > 1:
             return  # it runs where there are as many devices, not here
         budget = budget or Budget()
@@ -96,7 +94,7 @@ class Function:
                 yield case
 
         calls = self.key, structs, self._expected, budget, examples, gradients, outputs
-        yield from random_cases(*calls, is_small)
+        yield from random_cases(*calls, is_small, self.program)
 
     def _flat(self, inputs: Mapping[str, Any]) -> list[Any]:
         return [
@@ -217,6 +215,7 @@ def lower(
                 weights=values,
                 reference=_reference(program, names, new, sorted(weights), values),
                 order=order,
+                program=program.traced.program,
             )
         )
     return functions, store
