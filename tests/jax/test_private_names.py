@@ -50,6 +50,8 @@ UNPROMISED = {
         "jax.interpreters.mlir",
     },
     "export/lowering/empty_batches.py": {"jax.extend.mlir.ir"},
+    "export/portable/flatten.py": {"jax.extend.source_info_util"},
+    "export/portable/program.py": {"jax.extend.source_info_util"},
     "export/portable/random_keys.py": {"jax.extend.random.threefry_prng_impl"},
     "export/lowering/eigenvalues.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/keep_nan.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},

@@ -55,14 +55,14 @@ class _Again:
         self._assumed = assumed
         self._scope: Any = None
 
-    def value(self, value: Any) -> Any:
+    def value(self, given: Any) -> Any:
         """A parameter, with symbolic sizes inside of tuples and lists in the new scope."""
-        if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-            return type(value)(map(self.value, value))
-        if not jax_export.is_symbolic_dim(value):
-            return value
+        if isinstance(given, (tuple, list)):
+            return given if hasattr(given, "_fields") else type(given)(map(self.value, given))
+        if not jax_export.is_symbolic_dim(given):
+            return given
         if self._scope is None:
-            known = (*scope_constraints(value.scope), *self._assumed)
+            known = (*scope_constraints(given.scope), *self._assumed)
             self._scope = jax_export.SymbolicScope(known)
-        (size,) = jax_export.symbolic_shape(str(value), scope=self._scope)
+        (size,) = jax_export.symbolic_shape(str(given), scope=self._scope)
         return size

@@ -103,7 +103,7 @@ def _results(
         for case, answer in zip(made, answers):
             if "error" in answer and case.probe is None:
                 raise RuntimeError(answer["error"])
-        return [answer.get("results", answer.get("error")) for answer in answers]
+        return [each["error"] if "error" in each else each["results"] for each in answers]
     failed: dict[int, str] = {}
     broken: list[Exception] = []
 

@@ -224,7 +224,7 @@ def tridiagonal_solve(low: Any, middle: Any, high: Any, b: Any, **_: Any) -> Any
         x = right - ratio[..., None] * x
         return x, x
 
-    zero = jnp.zeros_like(rows[0][0]), jnp.zeros_like(right_sides[0])
+    zero: Any = jnp.zeros_like(rows[0][0]), jnp.zeros_like(right_sides[0])
     _, both = lax.scan(forwards, zero, (*rows, right_sides))
-    _, found = lax.scan(backwards, jnp.zeros_like(right_sides[0]), both, reverse=True)
+    _, found = lax.scan(backwards, zero[1], both, reverse=True)
     return jnp.moveaxis(found, 0, -2)

@@ -65,7 +65,8 @@ def _slid(
         last = (count - 1) // step * step + 1
         starts = range(0, width * apart, apart)
         return reduce(combine, [_every(arrays, axis, at, at + last, step) for at in starts])
-    found, start, reach, length = None, 0, 1, size
+    found: Any = None
+    start, reach, length = 0, 1, size
     while True:
         if width & reach:
             piece = _every(arrays, axis, start, start + count, 1)
