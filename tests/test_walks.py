@@ -18,6 +18,8 @@ import pax_export as pax
 from pax_export.adapters._kinds import is_adaptable
 from pax_export.core import flatten, is_array, is_node
 from pax_export.export.artifact import formats
+from pax_export.export.portable.decompositions import DECOMPOSITIONS
+from pax_export.export.tracing import flops
 from pax_export.precision import policy_of
 from pax_export.weights.adoption._layers import wanted
 
@@ -270,13 +272,37 @@ def test_reader(name):
     assert forgotten(READER_STEPS, name) == []
 
 
+# --- an operation -----------------------------------------------------------------------------
+
+#: They hold the programs that are counted.
+OF_PROGRAMS = {"custom_linear_solve", "linear_solve"}
+OPERATION_STEPS: Steps = {
+    "1. pax_export/export/portable/decompositions/: @decomposes": lambda name: (
+        any(f'"{name}"' in path.read_text() for path in DECOMPOSED.glob("*.py"))
+        or name.startswith("reduce_window_")
+    ),
+    "2. tests/export/portable/test_decompositions.py: a test": lambda name: (
+        f'"{name}"' in read("tests/export/portable/test_decompositions.py")
+    ),
+    "3. pax_export/export/tracing/flops.py: how much work it is": lambda name: (
+        name in flops._FREE | flops._TRANSCENDENTAL | flops._RULES.keys() | OF_PROGRAMS
+    ),
+}
+DECOMPOSED = PACKAGE / "export" / "portable" / "decompositions"
+
+
+@pytest.mark.parametrize("name", sorted(DECOMPOSITIONS))
+def test_operation(name):
+    assert forgotten(OPERATION_STEPS, name) == []
+
+
 # --- the walks themselves ---------------------------------------------------------------------
 
 
 def test_the_walks_name_every_place():
     """What is looked for here stands in CONTRIBUTING."""
     text = read("CONTRIBUTING.md")
-    steps = [*LAYER_STEPS, *WEIGHT_STEPS, *TRANSFORM_STEPS, *FORMAT_STEPS]
+    steps = [*LAYER_STEPS, *WEIGHT_STEPS, *TRANSFORM_STEPS, *FORMAT_STEPS, *OPERATION_STEPS]
     places = {re.sub(r"^\d\. ", "", step).partition(":")[0] for step in steps}
     assert [place for place in sorted(places) if f"`{place}" not in text] == []
     for first, steps in (("layer", LAYER_STEPS), ("transform", TRANSFORM_STEPS)):

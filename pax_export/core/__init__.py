@@ -8,6 +8,7 @@ from pax_export.core._check import (
     structure_differences,
 )
 from pax_export.core._edit import set_training, with_class, with_static
+from pax_export.core._foreign_keywords import explained as explained
 from pax_export.core._fresh_arrays import drawn, filled
 from pax_export.core._labels import (
     Labelling,

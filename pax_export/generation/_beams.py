@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._keywords import explained
+from pax_export.core import explained
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import cut, sized
 from pax_export.generation._defaults import default_pad, default_stop

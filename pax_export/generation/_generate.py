@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from pax_export._keywords import explained
+from pax_export.core import explained
 from pax_export.generation._buckets import Sizes, cut, sized
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS

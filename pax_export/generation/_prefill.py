@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pax_export._keywords import explained
+from pax_export.core import explained
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import sized
 from pax_export.generation._foreign_keywords import KEYWORDS

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export._keywords import explained
+from pax_export.core import explained
 from pax_export.generation._buckets import cut, sized
 from pax_export.generation._defaults import default_pad, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS

@@ -11,8 +11,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
-from pax_export._keywords import explained
-from pax_export.core import Module
+from pax_export.core import Module, explained
 from pax_export.nets._decoder_attend import CachedReading, Reading
 from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
 from pax_export.nets._decoder_config import DecoderConfig

@@ -25,17 +25,18 @@ _FREE = frozenset(
     "stop_gradient split bitcast_convert_type optimization_barrier random_wrap random_unwrap "
     "random_seed random_fold_in rng_bit_generator random_split unstack threefry2x32 "
     "sharding_constraint reshard name pvary axis_index create_token real imag conj empty "
-    "dim_as_value symbolic_zeros".split()
+    "dim_as_value symbolic_zeros platform_index iota_2x32_shape lu_pivots_to_permutation".split()
 )
 _ONE = frozenset(
     "add sub mul div rem max min neg abs sign floor ceil round and or xor not eq ne lt le gt ge "
     "select_n clamp convert_element_type is_finite add_any square shift_left "
     "shift_right_logical shift_right_arithmetic nextafter population_count clz complex "
-    "reduce_precision".split()
+    "reduce_precision mulhi".split()
 )
 _TRANSCENDENTAL = frozenset(
     "exp exp2 expm1 log log1p tanh logistic sin cos tan asin acos atan atan2 sinh cosh asinh acosh "
-    "atanh sqrt rsqrt cbrt pow erf erfc erf_inv lgamma digamma igamma".split()
+    "atanh sqrt rsqrt cbrt pow erf erfc erf_inv lgamma digamma igamma igammac log2 zeta polygamma "
+    "regularized_incomplete_beta bessel_i0e bessel_i1e".split()
 )
 _REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor reduce".split()
@@ -111,6 +112,9 @@ def _count_inner(equation: Any, path: str, times: Any, work: Work) -> None:
     programs = [getattr(inner, "jaxpr", inner) for inner in inner_programs(equation)]
     if not programs:
         work.uncounted.add(name)
+    elif name in ("custom_linear_solve", "linear_solve"):
+        solve = equation.params["jaxprs"].solve
+        _count(getattr(solve, "jaxpr", solve), path, times, work)
     elif name == "scan":
         _count(programs[0], path, times * equation.params["length"], work)
     elif name == "while":
@@ -326,6 +330,12 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "approx_top_k": _sort,
     "cholesky": _cube(1 / 3),
     "lu": _cube(2 / 3),
+    **dict.fromkeys(("qr", "geqrf", "householder_product"), _cube(4 / 3)),
+    "eigh": _cube(9),
+    "svd": _cube(20),
     "triangular_solve": _triangular_solve,
+    "tridiagonal_solve": lambda equation: 8 * _one_each(equation),
+    "one_minus_square": lambda equation: 3 * _one_each(equation),
+    "polynomial": lambda equation: 2 * (len(equation.invars) - 2) * _one_each(equation),
     "fft": _fft,
 }

@@ -157,6 +157,7 @@ def _read_as_places(program: Any) -> set[int]:
         if any(word in name for word in _READS_PLACES) or any(inner_programs(step.equation)):
             found |= read
         for atom, number in zip(step.equation.outvars, step.results):
-            if is_integer(np.dtype(getattr(atom.aval, "dtype", np.float32))):
+            dtype = getattr(atom.aval, "dtype", None)
+            if isinstance(dtype, np.dtype) and is_integer(dtype):  # no random keys
                 sources[number] = read
     return found

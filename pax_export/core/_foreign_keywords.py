@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core._near_names import near_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,7 +68,7 @@ def explained(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P
 def _unknown(
     function: Callable, names: list[str], name: str, value: object, table: Mapping[str, str]
 ) -> InvalidArgumentTypeError:
-    near = difflib.get_close_matches(name, names, 1)
+    near = near_names(name, names)
     meant = f"{near[0]}=..." if near else f"one of {', '.join(names)}"
     return InvalidArgumentTypeError(
         f"{function.__name__} has no argument `{name}`.",
