@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jax.extend.mlir import ir, passmanager
@@ -439,7 +440,7 @@ def in_tflite(planter: Planter) -> Iterator[None]:
     from pax_export.export.formats.tflite import graph
 
     operate = graph._Graph._operate
-    seen: dict[int, Counter] = {}
+    seen: WeakKeyDictionary[Any, Counter] = WeakKeyDictionary()  # of graphs; ids come again
     scopes: list[str] = []
     inside = [0]
 
@@ -451,7 +452,7 @@ def in_tflite(planter: Planter) -> Iterator[None]:
                 return operate(self, equation, operands)
             finally:
                 scopes.pop()
-        counter = seen.setdefault(id(self), Counter())
+        counter = seen.setdefault(self, Counter())
         source = equation.primitive.name, "/".join([*scopes, scope])
         shapes = [str(each.aval) for each in (*equation.invars, *equation.outvars)]
         like = f"{equation.primitive.name} {' '.join(shapes)}"
