@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 import pax_export
+from pax_export.export import symbolic_numpy
 from tests.docs.pages import ROOT, extension
 
 
@@ -25,14 +26,21 @@ def public_names() -> dict[str, object]:
     }
 
 
+#: They have the arguments and docstrings of jax's functions; the guide on exporting lists them.
+_OF_JAX = "pax_export.export.symbolic_numpy."
 LISTED = extension("ours").listed(ROOT / "docs" / "api")
 NAMES = {
     name: value
     for name, value in public_names().items()
     # Errors and warnings are explained in a table, which tests/test_public_errors.py reads.
-    if callable(value) and not name.startswith("pax_export.errors.")
+    if callable(value) and not name.startswith(("pax_export.errors.", _OF_JAX))
 }
 CLASSES = {name: value for name, value in LISTED.items() if inspect.isclass(value)}
+
+
+def test_functions_of_symbolic_sizes_are_in_the_guide():
+    guide = (ROOT / "docs" / "guide" / "exporting.md").read_text(encoding="utf-8")
+    assert [each for each in symbolic_numpy.__all__ if f"`{each}`" not in guide] == []
 
 
 def test_every_listed_name_is_public():

@@ -20,6 +20,7 @@ _NO_NAMES = {
     "pax_export.formats",
     "pax_export.opax",
     "pax.utils",
+    "pax.export.symbolic_numpy",
 }
 
 
