@@ -22,8 +22,9 @@ PARTS = {
     "numpy": (0.05, 1.35),
     # As arguments of the function they become arrays of jax as well, to be tested.
     "closed": (0.05, 2.1),
-    # The gradients of jax and of TensorFlow, which are as large as the model, and a call before.
-    "trainable": (0.05, 2.2),
+    # The gradients of jax and of TensorFlow, which are as large as the model, and a call before;
+    # from run to run it is 2.25 to 2.44 of the model where nothing was freed before.
+    "trainable": (0.05, 2.4),
 }
 
 
