@@ -13,15 +13,12 @@ from jax.extend.random import threefry_prng_impl
 
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
 from pax_export.export.portable.sizes import trace
+from pax_export.export.tracing.dtypes import is_key
 
 KEYS = frozenset(
     "random_wrap random_unwrap random_clone random_seed random_bits random_split "
     "random_fold_in".split()
 )
-
-
-def is_key(dtype: Any) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def on_words(equation: Any) -> Any:

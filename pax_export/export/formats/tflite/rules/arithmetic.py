@@ -11,7 +11,6 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
-    Sizes,
     broadcast,
     constant,
     is_static,
@@ -376,11 +375,3 @@ def dimension(op: Operation, *rest: Any) -> Any:
         size = op.params["dim"]
     value = op.sizes.of(size)
     return constant(value, np.int32) if is_static(value) else value
-
-
-def size_of(shape: Any, axes: Any, sizes: Sizes) -> Any:
-    """The product of some sizes."""
-    count: Any = 1
-    for axis in axes:
-        count = count * sizes.of(shape[axis])
-    return count
