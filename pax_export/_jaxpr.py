@@ -6,8 +6,11 @@ its text shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+#: The hook of `interpret`: what stands for the results of an equation.
+Operate = Callable[[Any, list[Any]], Sequence[Any] | None]
 
 #: Operations that only call a program, and the parameter that holds it.
 _CALLS = {
@@ -93,12 +96,12 @@ def has_own_derivative(equation: Any) -> bool:
     return equation.primitive.name in _WITH_DERIVATIVE
 
 
-def _equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
-    """Every operation of a traced program, each before those inside of it, and what calls it."""
+def walk_equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
+    """Each equation of a program, before those nested in it, with the equations around it."""
     for equation in getattr(program, "jaxpr", program).eqns:
         yield equation, callers
         for inner in inner_programs(equation):
-            yield from _equations(inner, (*callers, equation))
+            yield from walk_equations(inner, (*callers, equation))
 
 
 def _programs(program: Any, seen: set[int] | None = None) -> Iterator[Any]:
@@ -131,7 +134,7 @@ def jaxpr_primitives(program: Any) -> set[str]:
 
 def jaxpr_size(program: Any) -> int:
     """How many operations a traced program has, with those of what it calls."""
-    return sum(1 for _ in _equations(program))
+    return sum(1 for _ in walk_equations(program))
 
 
 def jaxpr_dtypes(program: Any) -> set[Any]:
@@ -143,7 +146,7 @@ def jaxpr_dtypes(program: Any) -> set[Any]:
 def jaxpr_parameters(program: Any, primitives: Iterable[str]) -> Iterator[Any]:
     """What the operations of these names are told, wherever they stand in a program."""
     names = set(primitives)
-    for equation, _ in _equations(program) if names else ():
+    for equation, _ in walk_equations(program) if names else ():
         if equation.primitive.name in names:
             yield from equation.params.values()
 
@@ -156,73 +159,74 @@ def bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
-def evaluate(
-    jaxpr: Any,
-    constants: Iterable[Any],
-    arguments: Iterable[Any],
-    operate: Callable[[Any, list[Any]], Sequence[Any]],
-    literal: Callable[[Any], Any] = lambda value: value,
-) -> list[Any]:
-    """Goes through a program with any values; `operate(equation, operands)` makes new ones."""
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
-
-    def read(atom: Any) -> Any:
-        return literal(atom.val) if is_literal(atom) else values[atom]
-
-    for equation in jaxpr.eqns:
-        results = operate(equation, [read(atom) for atom in equation.invars])
-        values.update(zip(equation.outvars, results))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _inlined(
-    program: Any,
-    arguments: Sequence[Any],
-    constant: Callable[[Any], Any],
-    operate: Callable[[Any, list[Any]], Sequence[Any] | None],
-) -> list[Any]:
-    """Goes through a traced program and, where `operate` gives None, the one that is called there.
-
-    `constant` gives what stands for an array that a program holds.
-    """
-
-    def results(equation: Any, given: list[Any]) -> Sequence[Any]:
-        found = operate(equation, given)
-        if found is None:
-            found = _inlined(called_program(equation), given, constant, operate)
-        return found
-
-    constants = map(constant, getattr(program, "consts", ()))
-    jaxpr = getattr(program, "jaxpr", program)
-    return evaluate(jaxpr, constants, arguments, results, constant)
+def needed_equations(jaxpr: Any) -> list[Any]:
+    """The equations that the results of a program need, and those with effects."""
+    used = {atom for atom in jaxpr.outvars if not is_literal(atom)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            kept.append(equation)
+            used.update(atom for atom in equation.invars if not is_literal(atom))
+    return kept[::-1]
 
 
 def interpret(
     program: Any,
-    arguments: Sequence[Any],
-    operate: Callable[[str, list[Any], Mapping[str, Any], list[tuple]], Sequence[Any]],
-    constant: Callable[[Any], Any],
+    arguments: Iterable[Any],
+    operate: Operate,
+    *,
+    constant: Callable[[Any], Any] = lambda value: value,
+    equations: Callable[[Any], Iterable[Any]] = lambda jaxpr: jaxpr.eqns,
+    callers: list[Any] | None = None,
 ) -> list[Any]:
-    """Goes through a traced program with something else in place of arrays.
+    """Evaluates a traced program, with any values in place of arrays.
 
-    ``operate(name, operands, parameters, shapes of the results)`` gives what stands for
-    the results of an operation, and ``constant`` for an array that the program holds.
+    This is the one loop over the equations of a program that carries values along; what
+    differs between its users is the hook.
+
+    Args:
+        program: a jaxpr, or one closed over its constants.
+        arguments: what stands for its operands.
+        operate: ``operate(equation, operands)`` gives what stands for the results of an
+            equation.  None evaluates the program that the equation calls (see
+            `called_program`) with the same hook.  `bound` runs the equation in jax.
+        constant: gives what stands for an array that a program holds, and for a literal.
+        equations: which equations of a jaxpr are evaluated, in order.
+        callers: a list that always holds the equations in whose programs the current one
+            stands, the outermost first.
+
+    Returns:
+        What stands for the results of the program.
     """
+    stack = [] if callers is None else callers
 
-    def of_equation(equation: Any, given: list[Any]) -> Sequence[Any] | None:
-        name = equation.primitive.name
-        if name in _WRAPPERS:
-            return None
-        shapes = [tuple(variable.aval.shape) for variable in equation.outvars]
-        return operate(name, given, equation.params, shapes)
+    def run(program: Any, arguments: Iterable[Any]) -> list[Any]:
+        jaxpr = getattr(program, "jaxpr", program)
+        held = map(constant, getattr(program, "consts", ()))
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*held, *arguments)))
 
-    return _inlined(program, arguments, constant, of_equation)
+        def read(atom: Any) -> Any:
+            return constant(atom.val) if is_literal(atom) else values[atom]
+
+        for equation in equations(jaxpr):
+            operands = [read(atom) for atom in equation.invars]
+            results = operate(equation, operands)
+            if results is None:
+                stack.append(equation)
+                try:
+                    results = run(called_program(equation), operands)
+                finally:
+                    stack.pop()
+            values.update(zip(equation.outvars, results))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    return run(program, arguments)
 
 
 def jaxpr_operations(program: Any, primitives: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     """The operations of these names in a program, nested ones too, each after what calls it."""
     names = set(primitives)
-    for equation, callers in _equations(program):
+    for equation, callers in walk_equations(program):
         if equation.primitive.name in names:
             yield (*callers, equation)
 

@@ -12,12 +12,13 @@ from pax_export._jax._private import private, say_less
 from pax_export._jaxpr import (
     bound,
     called_program,
-    evaluate,
     has_own_derivative,
     inner_programs,
+    interpret,
     is_literal,
     jaxpr_constants,
     jaxpr_primitives,
+    needed_equations,
 )
 
 
@@ -63,7 +64,7 @@ def call_with_constants(
         options: Any = {"keep_derivatives": keep_derivatives, "rules": rules}
         return call_with_constants(inner, replaced, given, **options)
 
-    def operate(equation: Any, given: list[Any]) -> Sequence[Any]:
+    def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
         name = equation.primitive.name
         if name in rules:
             return rules[name](equation, given)
@@ -72,9 +73,11 @@ def call_with_constants(
         is_kept = keep_derivatives and has_own_derivative(equation)
         if (opened is None and called is None) or is_kept or not holds(equation):
             return bound(equation, given)
-        return opened(run, equation.params, given) if opened else run(called, given)
+        return opened(run, equation.params, given) if opened else None
 
-    return evaluate(jaxpr, constants, arguments, operate)
+    return interpret(
+        jaxpr, (*constants, *arguments), operate, constant=lambda x: replaced.get(id(x), x)
+    )
 
 
 def call_part(
@@ -178,18 +181,13 @@ def _reduced(program: Any, count: int, instantiate: bool) -> tuple[Any, list[boo
 
 def _swept(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
     """The same without looking into what equations call: a sweep from the end."""
-    needed = {atom for atom in jaxpr.outvars[:count] if not is_literal(atom)}
-    kept = []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or not needed.isdisjoint(equation.outvars):
-            kept.append(equation)
-            needed.update(atom for atom in equation.invars if not is_literal(atom))
     reduced = jaxpr.replace(
-        eqns=kept[::-1],
-        outvars=jaxpr.outvars[:count],
-        debug_info=jaxpr.debug_info.with_unknown_names(),
+        outvars=jaxpr.outvars[:count], debug_info=jaxpr.debug_info.with_unknown_names()
     )
-    return reduced, [variable in needed for variable in jaxpr.invars]
+    reduced = reduced.replace(eqns=needed_equations(reduced))
+    atoms = [atom for each in reduced.eqns for atom in each.invars] + list(reduced.outvars)
+    read = {atom for atom in atoms if not is_literal(atom)}
+    return reduced, [variable in read for variable in jaxpr.invars]
 
 
 def needed_part(program: Any, count: int | None = None) -> Any:

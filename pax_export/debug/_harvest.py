@@ -6,7 +6,7 @@ that does nothing, and that jit, vmap and grad carry along.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,10 @@ from pax_export._jax import scan_operands
 from pax_export._jaxpr import (
     bound,
     called_program,
-    evaluate,
     has_own_derivative,
     inner_programs,
+    interpret,
+    walk_equations,
 )
 
 PREFIX = "pax_export captures "
@@ -42,19 +43,17 @@ class Harvest:
 
     def run(self, program: Any, arguments: Sequence[Any]) -> list[Any]:
         """Evaluates a program; its results."""
-        jaxpr = getattr(program, "jaxpr", program)
-        constants = getattr(program, "consts", ())
-        return evaluate(jaxpr, constants, arguments, self._operate)
+        return interpret(program, arguments, self._operate)
 
-    def _operate(self, equation: Any, given: list[Any]) -> Sequence[Any]:
+    def _operate(self, equation: Any, given: list[Any]) -> Sequence[Any] | None:
         name = equation.primitive.name
-        if name == "name" and equation.params["name"].startswith(PREFIX):
-            return [self._take(equation.params["name"].removeprefix(PREFIX), given[0])]
-        if not any(map(_holds_names, inner_programs(equation))):
+        mark = _mark(equation)
+        if mark is not None:
+            return [self._take(mark, given[0])]
+        if next(_names(equation), None) is None:
             return bound(equation, given)
-        program = called_program(equation)
-        if program is not None and not has_own_derivative(equation):
-            return self.run(program, given)
+        if called_program(equation) is not None and not has_own_derivative(equation):
+            return None
         if name in _LOOPS:
             return _LOOPS[name](self, equation, given)
         raise UnsupportedOperationError(
@@ -183,18 +182,16 @@ def _zeros(shape: Any) -> Any:
     return jnp.zeros(shape.shape, shape.dtype)
 
 
-def _names(equation: Any) -> list[str]:
-    """The marks in an equation, as often as they occur."""
-    if equation.primitive.name == "name":
-        name = equation.params["name"]
-        return [name.removeprefix(PREFIX)] if name.startswith(PREFIX) else []
-    return [
-        name
-        for program in inner_programs(equation)
-        for inner in getattr(program, "jaxpr", program).eqns
-        for name in _names(inner)
-    ]
+def _mark(equation: Any) -> str | None:
+    """The name that an operation marks its value with; None for any other operation."""
+    if equation.primitive.name != "name" or not equation.params["name"].startswith(PREFIX):
+        return None
+    return equation.params["name"].removeprefix(PREFIX)
 
 
-def _holds_names(program: Any) -> bool:
-    return any(map(_names, getattr(program, "jaxpr", program).eqns))
+def _names(equation: Any) -> Iterator[str]:
+    """The marks inside of an operation, as often as they occur."""
+    for program in inner_programs(equation):
+        for inner, _ in walk_equations(program):
+            if (mark := _mark(inner)) is not None:
+                yield mark

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import NonFiniteError
 from pax_export._jax import call_with_constants, scan_operands
-from pax_export._jaxpr import bound, called_program, is_literal, line_of
+from pax_export._jaxpr import bound, called_program, interpret, is_literal, line_of
 from pax_export.core import path_in
 
 _ADVICE = {
@@ -110,37 +110,37 @@ def _text(value: Any) -> str:
 
 def _first(program: Any, arguments: Sequence[Any], around: str) -> _Found:
     """The operation from which what is not finite in the results comes."""
-    jaxpr = getattr(program, "jaxpr", program)
-    given = (*getattr(program, "consts", ()), *arguments)
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), given))
-    maker: dict[Any, Any] = {}
+    made: dict[Any, _Found] = {}  # by variable
 
-    def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else values[atom]
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+        results = bound(equation, operands)
+        path = path_in(equation, around)
+        made.update(dict.fromkeys(equation.outvars, _Found(equation, path, operands, results)))
+        return results
 
-    for equation in jaxpr.eqns:
-        results = bound(equation, [read(atom) for atom in equation.invars])
-        values.update(zip(equation.outvars, results))
-        maker.update(dict.fromkeys(equation.outvars, equation))
-    atom = next(atom for atom in jaxpr.outvars if is_bad(read(atom)))
-    if is_literal(atom) or atom not in maker:
-        return _Found(None, around, (), (read(atom),))
-    while True:
-        equation = maker[atom]
-        operands = [read(each) for each in equation.invars]
-        made = (each for each in equation.invars if not is_literal(each) and each in maker)
-        before = next((each for each in made if is_bad(values[each])), None)
-        if before is None:
-            break
-        atom = before
-    path = path_in(equation, around)
-    results = [values[out] for out in equation.outvars if out in values]
-    return _inside(equation, operands, path) or _Found(equation, path, operands, results)
+    outputs = zip(
+        getattr(program, "jaxpr", program).outvars, interpret(program, arguments, operate)
+    )
+    atom, value = next((atom, value) for atom, value in outputs if is_bad(value))
+    found = None if is_literal(atom) else made.get(atom)
+    if found is None:
+        return _Found(None, around, (), (value,))
+    while before := _bad_operand(found, made):
+        found = before
+    return _inside(found) or found
 
 
-def _inside(equation: Any, operands: list[Any], path: str) -> _Found | None:
-    """Further into what an operation calls, if it calls anything."""
-    name, params = equation.primitive.name, equation.params
+def _bad_operand(found: _Found, made: dict[Any, _Found]) -> _Found | None:
+    """The operation that gave an operand that is not finite; None if all operands are finite."""
+    operands = zip(found.equation.invars, found.operands)
+    bad = (atom for atom, value in operands if not is_literal(atom) and is_bad(value))
+    return next((made[atom] for atom in bad if atom in made), None)
+
+
+def _inside(found: _Found) -> _Found | None:
+    """The operation in the program that this one calls, if it calls any."""
+    path, operands = found.path, list(found.operands)
+    name, params = found.equation.primitive.name, found.equation.params
     if name == "scan":
         return _in_scan(params, operands, path)
     if name == "cond":
@@ -149,7 +149,7 @@ def _inside(equation: Any, operands: list[Any], path: str) -> _Found | None:
         return _first(branches[min(max(int(index), 0), len(branches) - 1)], rest, path)
     if name == "while":
         return _in_while(params, operands, path)
-    inner = called_program(equation)
+    inner = called_program(found.equation)
     return None if inner is None else _first(inner, operands, path)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pax_export._jaxpr import called_program, inner_programs, is_literal
+from pax_export._jaxpr import called_program, inner_programs, interpret, walk_equations
 from pax_export.core import describe_array, path_in
 from pax_export.inspection._calls import Trace
 
@@ -65,13 +66,12 @@ class _Reader:
         self.shown = {path for path in trace.calls if 0 < self._depth(path) <= depth}
         self.containers = {each for path in self.shown for each in self._around(path)} | {""}
         self.modules: dict[str, int] = {}
+        inputs = [self.flow.add(Node("input", name)) for name in trace.inputs]
         jaxpr = trace.program
-        sources: dict[Any, int] = {}
-        count = len(trace.inputs)
-        for name, variable in zip(trace.inputs, jaxpr.invars[len(jaxpr.invars) - count :]):
-            sources[variable] = self.flow.add(Node("input", name))
-        self._read(jaxpr, sources, "")
-        self._outputs(jaxpr.outvars[len(jaxpr.outvars) - trace.output_count :], sources)
+        leaves = [None] * (len(jaxpr.invars) - len(inputs))
+        sources = self._read(jaxpr, [*leaves, *inputs], "")
+        results = list(zip(sources, jaxpr.outvars))
+        self._outputs(results[len(results) - trace.output_count :])
 
     def _depth(self, path: str) -> int:
         return sum(1 for _ in self._around(path)) if path else 0
@@ -83,56 +83,47 @@ class _Reader:
             if path in self.classes:
                 yield path
 
-    def _outputs(self, variables: Sequence[Any], sources: Mapping[Any, int]) -> None:
-        for number, variable in enumerate(variables):
-            name = "output" if len(variables) == 1 else f"output {number}"
+    def _outputs(self, results: Sequence[tuple[int | None, Any]]) -> None:
+        for number, (source, variable) in enumerate(results):
+            name = "output" if len(results) == 1 else f"output {number}"
             node = self.flow.add(Node("output", name))
-            if not is_literal(variable) and variable in sources:
-                self.flow.connect(sources[variable], node, describe_array(variable.aval))
+            if source is not None:
+                self.flow.connect(source, node, describe_array(variable.aval))
 
-    def _read(self, jaxpr: Any, sources: dict[Any, int], around: str) -> None:
-        for equation in jaxpr.eqns:
+    def _read(self, program: Any, given: Sequence[int | None], around: str) -> list[int | None]:
+        """The nodes that the results of a program come from, for those of its operands."""
+
+        def operate(equation: Any, operands: list[int | None]) -> Sequence[int | None]:
             path = path_in(equation, around)
-            name = equation.primitive.name
             inner = _one_to_one(equation)
             if inner is not None and self._has_modules(inner, path):
-                self._open(equation, inner, sources, path)
-                continue
-            given = [v for v in equation.invars if not is_literal(v) and v in sources]
-            home = self._home(path)
-            if home is None and name in _LOOKS and len(given) == 1:
-                sources.update(dict.fromkeys(equation.outvars, sources[given[0]]))
-                continue
-            if home is None and not given:
-                continue  # a constant
-            node = self._operation(equation) if home is None else self._module(home)
-            for variable in given:
-                if sources[variable] != node:
-                    self.flow.connect(sources[variable], node, describe_array(variable.aval))
-            sources.update(dict.fromkeys(equation.outvars, node))
+                return self._read(inner, operands, path)
+            return [self._node(equation, operands, path)] * len(equation.outvars)
 
-    def _open(self, equation: Any, inner: Any, sources: dict[Any, int], path: str) -> None:
-        inside = {
-            variable: sources[outer]
-            for variable, outer in zip(inner.invars, equation.invars)
-            if not is_literal(outer) and outer in sources
-        }
-        self._read(inner, inside, path)
-        for outer, variable in zip(equation.outvars, inner.outvars):
-            if not is_literal(variable) and variable in inside:
-                sources[outer] = inside[variable]
+        return interpret(program, given, operate, constant=lambda value: None)
 
-    def _has_modules(self, jaxpr: Any, around: str) -> bool:
+    def _node(self, equation: Any, operands: list[int | None], path: str) -> int | None:
+        """The node of an operation, with edges to it; None for one that reads constants only."""
+        home = self._home(path)
+        given = [(x, atom) for x, atom in zip(operands, equation.invars) if x is not None]
+        if home is None and equation.primitive.name in _LOOKS and len(given) == 1:
+            return given[0][0]
+        if home is None and not given:
+            return None
+        node = self._operation(equation) if home is None else self._module(home)
+        for source, atom in given:
+            if source != node:
+                self.flow.connect(source, node, describe_array(atom.aval))
+        return node
+
+    def _has_modules(self, program: Any, around: str) -> bool:
         """Whether a program calls modules that have nodes of their own."""
         home = self._home(around)
-        for equation in jaxpr.eqns:
-            path = path_in(equation, around)
-            if self._home(path) != home:
-                return True
-            inner = (getattr(each, "jaxpr", each) for each in inner_programs(equation))
-            if any(self._has_modules(each, path) for each in inner):
-                return True
-        return False
+        paths = (
+            functools.reduce(lambda path, each: path_in(each, path), (*callers, equation), around)
+            for equation, callers in walk_equations(program)
+        )
+        return any(self._home(path) != home for path in paths)
 
     def _home(self, path: str) -> str | None:
         """The module whose node an operation belongs to; None between modules."""
@@ -155,10 +146,9 @@ class _Reader:
 
 def _one_to_one(equation: Any) -> Any:
     """The program whose operands and results are those of an operation; None if it has none."""
-    program = called_program(equation)
     if equation.primitive.name == "scan":
-        program = equation.params["jaxpr"]
-    return getattr(program, "jaxpr", program)
+        return equation.params["jaxpr"]
+    return called_program(equation)
 
 
 def _title(equation: Any) -> str:
@@ -168,6 +158,6 @@ def _title(equation: Any) -> str:
         return name
     if equation.primitive.name.startswith("custom_"):  # as relu: what it wraps has the name
         for program in inner_programs(equation):
-            for inner in getattr(program, "jaxpr", program).eqns:
+            for inner, _ in walk_equations(program):
                 return _title(inner)
     return equation.primitive.name

@@ -24,7 +24,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import is_tracer
-from pax_export._jaxpr import interpret
+from pax_export._jaxpr import called_program, interpret
 from pax_export.optim._packing import Packing
 from pax_export.optim._transformation_key import KeyedTransformation
 
@@ -152,7 +152,8 @@ class _Reader:
             program, made = jax.make_jaxpr(function, return_shape=True)(*arguments.values())
         except (TypeError, ValueError) as error:
             raise _Unpackable(f"{type(error).__name__}: {error}".splitlines()[0][:200]) from error
-        results = [self._whole(x) for x in interpret(program, given, self._operate, self._constant)]
+        results = interpret(program, given, self._operate, constant=self._constant)
+        results = [self._whole(x) for x in results]
         items, outer = self._places(made)
         left = iter(results)
         return outer, [
@@ -187,10 +188,12 @@ class _Reader:
             self.zeros.add(formula.number)
         return formula
 
-    def _operate(
-        self, name: str, given: list[_Formula], params: Mapping[str, Any], shapes: list[tuple]
-    ) -> list[_Formula]:
+    def _operate(self, equation: Any, given: list[_Formula]) -> list[_Formula] | None:
         """The formulas of what an operation gives."""
+        if called_program(equation) is not None:
+            return None
+        name, params = equation.primitive.name, equation.params
+        shapes = [tuple(variable.aval.shape) for variable in equation.outvars]
         if name == "add" and any(x.summed for x in given):
             added = self._add_sums(*given)
             if added is not None:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jaxpr import bound, evaluate, wrapped_program
+from pax_export._jaxpr import bound, interpret, wrapped_program
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
@@ -207,9 +207,7 @@ class _Graph:
 
     def run(self, program: Any, operands: Sequence[Any]) -> list[Any]:
         """Operation by operation, what a traced program is made of; calls are written out."""
-        jaxpr = getattr(program, "jaxpr", program)
-        constants = map(self._constant, getattr(program, "consts", ()))
-        return evaluate(jaxpr, constants, operands, self._operate, self._constant)
+        return interpret(program, operands, self._operate, constant=self._constant)
 
     def _constant(self, value: Any) -> Any:
         if id(value) in self._constants:

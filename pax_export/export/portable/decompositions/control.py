@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pax_export._jaxpr import bound, branch_for_cpu, evaluate
+from pax_export._jaxpr import bound, branch_for_cpu, interpret
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 
@@ -17,9 +17,7 @@ def custom_linear_solve(*operands: Any, const_lengths: Any, jaxprs: Any, **_: An
     start = const_lengths.matvec + const_lengths.vecmat
     stop = start + const_lengths.solve
     given = operands[stop + const_lengths.transpose_solve :]
-    solve = jaxprs.solve
-    jaxpr, constants = getattr(solve, "jaxpr", solve), getattr(solve, "consts", ())
-    return evaluate(jaxpr, constants, (*operands[start:stop], *given), bound)
+    return interpret(jaxprs.solve, (*operands[start:stop], *given), bound)
 
 
 @decomposes("platform_index")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._jaxpr import bound, evaluate
+from pax_export._jaxpr import bound, interpret
 from pax_export.export.portable.decompositions.registry import decomposes
 
 Arrays = tuple[Any, ...]
@@ -65,8 +65,8 @@ def of_arrays(jaxpr: Any, rank: int, consts: Sequence[Any] = ()) -> Callable[...
 
     def combine(one: Arrays, other: Arrays) -> Arrays:
         def of_numbers(*given: Any) -> Arrays:
-            held = getattr(jaxpr, "consts", None) or consts
-            return tuple(evaluate(getattr(jaxpr, "jaxpr", jaxpr), held, given, bound))
+            held = () if getattr(jaxpr, "consts", None) else consts
+            return tuple(interpret(jaxpr, (*held, *given), bound))
 
         for _ in range(rank):
             of_numbers = jax.vmap(of_numbers)
