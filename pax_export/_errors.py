@@ -174,6 +174,10 @@ class MissingWeightsFileError(WeightsFileError, FileNotFoundError):
     """There is no file of weights at this path."""
 
 
+class TokenizerError(PaxError, ValueError):
+    """A tokenizer or its chat template cannot be read, fails, or is that of another net."""
+
+
 class WeightsMismatchError(PaxError, KeyError, ValueError):
     """The weights of a file are not those of the module; `report` lists them all."""
 

@@ -29,16 +29,17 @@ PACKAGES = {
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),
     "adopt": (_SAFETENSORS, "gguf>=0.17"),
+    "tokenizers": ("tokenizers>=0.21", "jinja2>=3.1.6"),
     "signing": ("model-signing>=1.1", "pyOpenSSL>=25"),
     "examples": (
         _TENSORFLOW,
         "optax>=0.2.5",
         "rich>=13.7",
+        "tokenizers>=0.21",
+        "jinja2>=3.1.6",
         "scikit-learn>=1.5",
         "matplotlib>=3.9",
         "gguf>=0.17",
-        "tokenizers>=0.21",
-        "jinja2>=3.1",
     ),
 }
 

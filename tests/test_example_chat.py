@@ -28,73 +28,42 @@ def example():
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    """A GGUF file with the vocabulary of bytes, two merges and two special tokens."""
-    import gguf
-    from tokenizers.pre_tokenizers import ByteLevel
+def tokenizer():
+    """A tokenizer of bytes, two merges and two special tokens."""
+    import tokenizers
 
-    path = tmp_path_factory.mktemp("chat") / "tiny.gguf"
-    words = ["<s>", "<e>", *sorted(ByteLevel.alphabet()), "he", "hel"]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_array("tokenizer.ggml.tokens", words)
-    writer.add_array("tokenizer.ggml.token_type", [3, 3] + [1] * (len(words) - 2))
-    writer.add_array("tokenizer.ggml.merges", ["h e", "he l"])
-    writer.add_uint32("tokenizer.ggml.eos_token_id", 1)
-    writer.add_string("tokenizer.chat_template", TEMPLATE)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return str(path)
+    import pax_export as pax
+
+    words = ["<s>", "<e>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "he", "hel"]
+    ids = {word: number for number, word in enumerate(words)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [("h", "e"), ("he", "l")]))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(["<s>", "<e>"])
+    return pax.generation.Tokenizer(inner, {"eos_token": "<e>"}, TEMPLATE)
 
 
-def test_the_tokenizer_is_that_of_the_file(example, file):
-    tokenizer, template, stop = example.tokenizer_of(file)
-    assert template == TEMPLATE
-    assert stop == 1
-    text = "<s>help é 12<e>"
-    encoded = tokenizer.encode(text)
-    assert encoded.tokens[:3] == ["<s>", "hel", "p"]
-    assert encoded.tokens[-3:] == ["1", "2", "<e>"]
-    assert tokenizer.decode(encoded.ids, skip_special_tokens=False) == text
-    assert tokenizer.decode(encoded.ids) == "help é 12"
-
-
-def test_turns_read_only_what_is_new(example, file, monkeypatch, capsys):
-    tokenizer, template, stop = example.tokenizer_of(file)
+def test_turns_read_only_what_is_new(example, tokenizer, monkeypatch, capsys):
     read = []
 
-    def answer(ids, stop):
-        read.append(tokenizer.decode(ids, skip_special_tokens=False))
-        yield from (*tokenizer.encode(f"é{len(read)}").ids, stop)
+    def answer(ids):
+        read.append(tokenizer.decode(ids))
+        yield from (*tokenizer.encode(f"é{len(read)}"), *tokenizer.stop)
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand now\n\nnever\n"))
-    example.chat(answer, tokenizer, template, stop)
+    example.chat(answer, tokenizer)
     assert read == ["<s>user\nhello<e>\n<s>assistant\n", "\n<s>user\nand now<e>\n<s>assistant\n"]
     assert capsys.readouterr().out == "> é1\n> é2\n> "
 
 
-def test_a_conversation_without_room_ends_before_it_is_read(example, file, monkeypatch, capsys):
-    tokenizer, template, stop = example.tokenizer_of(file)
+def test_a_conversation_without_room_ends_before_it_is_read(
+    example, tokenizer, monkeypatch, capsys
+):
     monkeypatch.setattr(example, "ROOM", example.MOST + 60)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'1' * 20}\n{'2' * 20}\n"))
-    example.chat(lambda ids, stop: iter([stop]), tokenizer, template, stop)
+    example.chat(lambda ids: iter(tokenizer.stop), tokenizer)
     said = "> \n> (this conversation has no more room; begin another)\n"
     assert capsys.readouterr().out == said
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{% for %}", "TemplateSyntaxError"),
-        ("{{ messages[0].nothing.more }}", "UndefinedError"),
-        ("{{ raise_exception('system first') }}", "UndefinedError"),
-        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-    ],
-)
-def test_a_template_that_fails_is_named(example, template, said):
-    with pytest.raises(SystemExit, match=f"the chat template fails: {said}: .*; write another"):
-        example.rendered(template, [{"role": "user", "content": "hello"}])
 
 
 def test_it_is_short_enough_to_be_read():

@@ -1,0 +1,98 @@
+"""Chat templates: conversations as the text that a model was trained on.
+
+A template is a program of the model's author, so it runs in jinja2's sandbox, and sees JSON alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pax_export._errors import InvalidArgumentTypeError, PaxError, TokenizerError
+from pax_export._optional import require
+
+_PURPOSE = "Tokenizer.apply_chat_template"
+
+
+def render(template: str, variables: Mapping[str, Any], where: str) -> str:
+    """The text that a template makes.
+
+    Args:
+        template: in jinja's language, as transformers runs it.
+        variables: what it sees; values are JSON.
+        where: for messages.
+
+    Raises:
+        TokenizerError: the template is wrong, or raises an error itself.
+        InvalidArgumentTypeError: a variable is no JSON.
+    """
+    plain = {name: _plain(value, f"{where}: {name}") for name, value in variables.items()}
+    try:
+        return _compiled(template).render(**plain)
+    except PaxError:
+        raise
+    except Exception as error:  # whatever its author wrote
+        raise TokenizerError(
+            "The chat template fails.",
+            where=where,
+            got=f"{type(error).__name__}: {error}"[:300],
+            write="messages as its author meant them, or Tokenizer(..., chat_template=another)",
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    environment = require("jinja2.sandbox", "tokenizers", _PURPOSE).ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    return environment.from_string(template)
+
+
+def _generation() -> Any:
+    """The block ``{% generation %}``, which marks answers for training: its content."""
+    extension = require("jinja2.ext", "tokenizers", _PURPOSE).Extension
+
+    def parse(self: Any, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return type("Generation", (extension,), {"tags": {"generation"}, "parse": parse})
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+    sort_keys: bool = False,
+) -> str:  # fmt: skip
+    # That of jinja is for pages of HTML.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    raise require("jinja2", "tokenizers", _PURPOSE).TemplateError(message)
+
+
+def _now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
+
+
+def _plain(value: Any, where: str) -> Any:
+    # Objects have methods of which the sandbox does not know what they do.
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, where) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, where) for each in value]
+    raise InvalidArgumentTypeError(
+        "A chat template takes JSON: texts, numbers, lists and dicts.",
+        where=where,
+        got=f"{type(value).__name__}: {value!r:.80}",
+        write='[{"role": "user", "content": "Hello"}]',
+    )

@@ -1,0 +1,63 @@
+"""`from_pretrained`: a language model of the files of others, and its tokenizer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import TokenizerError
+from pax_export.generation._tokenizer import Tokenizer
+from pax_export.nets import Decoder
+
+
+def from_pretrained(path: str | os.PathLike[str], **options: Any) -> tuple[Decoder, Tokenizer]:
+    """A language model and its tokenizer.
+
+    Where the files of the net do not say at which tokens a text ends, the tokenizer does.
+
+    Args:
+        path: a folder of transformers with ``tokenizer.json``, or a GGUF file.
+        options: what `Decoder.from_pretrained` or `Decoder.from_gguf` takes: ``layers``,
+            ``dtype``, ``config``.
+
+    Returns:
+        A `Decoder` and a `Tokenizer`.
+
+    Raises:
+        TokenizerError: there is no tokenizer, or one with more tokens than the net.
+        PaxError: as `Decoder.from_pretrained` and `Decoder.from_gguf` raise it.
+
+    Example:
+        >>> import tempfile, pax_export as pax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         lm, tokenizer = pax.generation.from_pretrained(folder)
+        ...     except pax.errors.TokenizerError as error:
+        ...         print(error.what)
+        There is no tokenizer to read.
+    """
+    where = Path(os.fspath(path))
+    if where.is_file():
+        tokenizer, lm = Tokenizer.from_gguf(where), Decoder.from_gguf(where, **options)
+    else:
+        tokenizer, lm = Tokenizer.from_pretrained(where), Decoder.from_pretrained(where, **options)
+    check_fits(tokenizer, lm.config.vocab_size, "from_pretrained")
+    said = lm.config.generation
+    if not said.stop and tokenizer.stop:
+        ends = replace(said, stop=tokenizer.stop)
+        lm = lm.set_attribute("config", replace(lm.config, generation=ends))
+    return lm, tokenizer
+
+
+def check_fits(tokenizer: Tokenizer, size: int, where: str) -> None:
+    """Refuses a tokenizer of another vocabulary; a net may have more tokens, as padding."""
+    if tokenizer.vocab_size > size:
+        last = tokenizer.id_to_token(tokenizer.vocab_size - 1)
+        raise TokenizerError(
+            "The tokenizer is that of another net.",
+            where=f"{where}: tokenizer",
+            got=f"ids up to {tokenizer.vocab_size - 1} ({last!r:.40}), where the net has {size}",
+            write="the tokenizer of the folder or file that the weights are from",
+        )

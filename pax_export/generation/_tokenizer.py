@@ -1,0 +1,365 @@
+"""Tokenizer: texts and conversations to ids of tokens, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import InvalidArgumentTypeError, TokenizerError, a_few
+from pax_export._files import bounded
+from pax_export.generation._chat_template import render
+from pax_export.generation._vocabularies import of_gguf, of_json
+from pax_export.weights import open_source
+
+_LARGEST = 1 << 28  # bytes of a tokenizer.json
+#: What is left of a letter of which some bytes are missing.
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+#: The names of special tokens in ``tokenizer_config.json``.
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class Tokenizer:
+    """Texts and conversations to ids of tokens, and back.
+
+    It is the package tokenizers with what its files do not hold: special tokens by their names, and
+    the chat template.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``.
+        special_tokens: such as ``{"eos_token": "</s>"}``.
+        chat_template: in jinja's language; or several by name, of which ``"default"`` is taken, and
+            ``"tool_use"`` for a call with tools.
+
+    Attributes:
+        special_tokens: the same.
+        chat_templates: by name.
+
+    Raises:
+        TokenizerError: a special token that is none of the vocabulary.
+
+    Example:
+        >>> import tokenizers, pax_export as pax
+        >>> words = tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, unk_token="<e>")
+        >>> bare = tokenizers.Tokenizer(words)
+        >>> bare.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        >>> _ = bare.add_special_tokens(["<e>"])
+        >>> template = "{% for each in messages %}{{ each.content }} {{ eos_token }}{% endfor %}"
+        >>> tokenizer = pax.generation.Tokenizer(bare, {"eos_token": "<e>"}, template)
+        >>> tokenizer.encode("a b"), tokenizer.decode([2, 1]), tokenizer.stop
+        ([1, 2], 'b a', (0,))
+        >>> tokenizer.apply_chat_template([{"role": "user", "content": "b"}])
+        [2, 0]
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
+    ):
+        if not all(callable(getattr(tokenizer, each, None)) for each in ("encode", "token_to_id")):
+            raise InvalidArgumentTypeError(
+                "A Tokenizer is made of one of the package tokenizers.",
+                where="Tokenizer",
+                got=type(tokenizer).__name__,
+                write="Tokenizer.from_pretrained(folder), or Tokenizer.from_gguf(path)",
+            )
+        self._inner = tokenizer
+        self.special_tokens = dict(special_tokens or {})
+        if isinstance(chat_template, str):
+            chat_template = {"default": chat_template}
+        self.chat_templates = dict(chat_template or {})
+        for name, token in self.special_tokens.items():
+            if tokenizer.token_to_id(token) is None:
+                raise TokenizerError(
+                    "A special token is none of the vocabulary.",
+                    where=f"Tokenizer: {name}",
+                    got=repr(token),
+                    write="the files of one model: tokenizer.json and tokenizer_config.json",
+                )
+
+    # --- of a file ------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer of a folder of transformers, or of a file ``tokenizer.json``.
+
+        Args:
+            path: the folder, with ``tokenizer.json``; special tokens and chat templates are
+                those of ``tokenizer_config.json``, ``special_tokens_map.json`` and
+                ``chat_template.jinja`` beside it, where there are such files.
+
+        Raises:
+            TokenizerError: no ``tokenizer.json``, or none that can be read.
+            MissingPackageError: tokenizers is not installed.
+        """
+        path = Path(os.fspath(path))
+        folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
+        inner = of_json(_content(file), str(file))
+        config = _keys(folder / "tokenizer_config.json")
+        named = {**_keys(folder / "special_tokens_map.json"), **config}
+        special = {name: _token(named[name]) for name in _SPECIAL if named.get(name) is not None}
+        extra = named.get("extra_special_tokens", named.get("additional_special_tokens"))
+        if isinstance(extra, dict):  # which a chat template may name
+            special |= {name: _token(token) for name, token in extra.items()}
+        _mark_special(inner, [*special.values(), *map(_token, extra or [])])
+        return cls(inner, special, _templates(folder, config.get("chat_template")))
+
+    @classmethod
+    def from_gguf(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer that a GGUF file holds, with its chat template.
+
+        Args:
+            path: of the file, whose vocabulary is one of bytes (``gpt2``, cut as GPT-2, Llama 3,
+                Mistral's Tekken, Qwen 2 or SmolLM cut) or of sentence pieces (``llama``).
+
+        Raises:
+            TokenizerError: another vocabulary.
+            WeightsFileError: no GGUF file, or a damaged one.
+            MissingPackageError: tokenizers is not installed.
+        """
+        with open_source(path) as source:
+            if source.kind != "gguf":
+                raise TokenizerError(
+                    "This is no GGUF file.",
+                    where=source.where,
+                    got=f"a file of {source.kind}",
+                    write="Tokenizer.from_pretrained(folder) for a folder with tokenizer.json",
+                )
+            return cls(*of_gguf(source.metadata, source.where))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``.
+
+        `from_pretrained` reads them, and so do transformers and its relatives.
+        """
+        folder = Path(os.fspath(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files().items():
+            (folder / name).write_bytes(content)
+
+    def files(self) -> dict[str, bytes]:
+        """The files that `save` writes, by name."""
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **{name: token for name, token in self.special_tokens.items() if name in _SPECIAL},
+        }
+        others = {k: v for k, v in self.special_tokens.items() if k not in _SPECIAL}
+        if others:
+            config["extra_special_tokens"] = others
+        made = {"tokenizer.json": self.json()}
+        templates = self.chat_templates
+        if set(templates) == {"default"}:
+            made["chat_template.jinja"] = templates["default"].encode()
+        elif templates:
+            config["chat_template"] = [{"name": k, "template": v} for k, v in templates.items()]
+        config_file = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        return {**made, "tokenizer_config.json": config_file.encode()}
+
+    def json(self) -> bytes:
+        """The content of ``tokenizer.json``."""
+        return self._inner.to_str(pretty=False).encode()
+
+    # --- what it knows --------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are: the largest one and 1."""
+        return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """The ids of the tokens that end a text or a turn, for ``stop=`` of `generate`."""
+        ends = [self.special_tokens.get(name) for name in ("eos_token", "eot_token")]
+        return tuple(sorted({self._inner.token_to_id(each) for each in ends if each is not None}))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The default chat template."""
+        return self.chat_templates.get("default")
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token; None if it is none of the vocabulary."""
+        return self._inner.token_to_id(token)
+
+    def id_to_token(self, id: int) -> str | None:
+        """The token of an id."""
+        return self._inner.id_to_token(int(id))
+
+    def __repr__(self) -> str:
+        templates = sorted(self.chat_templates)
+        return f"Tokenizer(vocab_size={self.vocab_size}, {self.special_tokens}, {templates=})"
+
+    # --- texts ----------------------------------------------------------------------------
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text.
+
+        Args:
+            text: in which special tokens are found.
+            add_special_tokens: whether those that the tokenizer puts around a text are added.
+        """
+        if not isinstance(text, str):
+            raise InvalidArgumentTypeError(
+                "A Tokenizer encodes one text.",
+                where="Tokenizer.encode",
+                got=f"{type(text).__name__}: {text!r:.80}",
+                write="[tokenizer.encode(text) for text in texts]",
+            )
+        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+        """The text of ids.
+
+        Args:
+            ids: integers; a list, or an array of one axis.
+            skip_special_tokens: whether special tokens are left out.
+        """
+        ids = [int(each) for each in ids]
+        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def stream(self, ids: Iterable[Any], skip_special_tokens: bool = True) -> Iterator[str]:
+        """The text of ids that come one by one, in pieces.
+
+        A piece is given when no letter in it is incomplete; together they are the whole text.
+        (Where a vocabulary of sentence pieces ends a run of bytes with bytes of no letter, `decode`
+        makes other letters of those before, too.)
+
+        Args:
+            ids: as a generator gives them.
+            skip_special_tokens: whether special tokens are left out.
+
+        Example:
+            >>> import tokenizers, pax_export as pax
+            >>> letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+            >>> ids = {letter: number for number, letter in enumerate(sorted(letters))}
+            >>> bare = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
+            >>> bare.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            >>> bare.decoder = tokenizers.decoders.ByteLevel()
+            >>> tokenizer = pax.generation.Tokenizer(bare)
+            >>> list(tokenizer.stream(tokenizer.encode("né€")))
+            ['n', 'é', '€']
+        """
+        window: list[int] = []  # tokens before those that are not shown yet, and these
+        shown = 0  # of which so many are shown
+        for token in ids:
+            window.append(int(token))
+            text = self.decode(window, skip_special_tokens)
+            before = self.decode(window[:shown], skip_special_tokens)
+            if len(text) > len(before) and not text.endswith(_BROKEN):
+                yield text[len(before) :]
+                window, shown = window[shown:], len(window) - shown
+        rest = self.decode(window, skip_special_tokens)
+        before = self.decode(window[:shown], skip_special_tokens)
+        if len(rest) > len(before):
+            yield rest[len(before) :]
+
+    # --- conversations --------------------------------------------------------------------
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> Any:
+        """A conversation as the model was trained to read it.
+
+        Args:
+            messages: such as ``{"role": "user", "content": "Hello"}``.
+            add_generation_prompt: whether the beginning of an answer comes at the end.
+            tokenize: whether the result is ids; else the text.
+            tools: as JSON schemas.
+            variables: what else the template takes.
+
+        Returns:
+            A list of ids, or a text.
+
+        Raises:
+            TokenizerError: there is no template, or it fails.
+            InvalidArgumentTypeError: (a TypeError) messages that are no JSON.
+        """
+        where = "Tokenizer.apply_chat_template"
+        name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
+        if name not in self.chat_templates:
+            raise TokenizerError(
+                "This tokenizer has no chat template.",
+                where=where,
+                got=f"templates {a_few(sorted(self.chat_templates), 6) or '(none)'}",
+                write="Tokenizer(tokenizer, special_tokens, chat_template=...), or encode(text)",
+            )
+        given = {
+            **self.special_tokens,
+            **variables,
+            "messages": messages,
+            "tools": tools,
+            "documents": variables.get("documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = render(self.chat_templates[name], given, where)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return bounded.read_bytes(file, _LARGEST)
+    except OSError as error:
+        raise TokenizerError(
+            "There is no tokenizer to read.",
+            where=str(file),
+            got=f"{type(error).__name__}: {error}"[:200],
+            write="a folder with tokenizer.json (transformers' save_pretrained writes it), or "
+            "Tokenizer.from_gguf(path)",
+        ) from None
+
+
+def _keys(file: Path) -> dict[str, Any]:
+    """The keys of a file beside the tokenizer, which need not be there."""
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(_content(file))
+    except (ValueError, RecursionError) as error:
+        found = error
+    if isinstance(found, dict):
+        return found
+    raise TokenizerError(
+        "A file beside a tokenizer is keys and values.",
+        where=str(file),
+        got=f"{found!r:.200}",
+        write="the file as transformers wrote it",
+    )
+
+
+def _token(value: Any) -> str:
+    """A special token, which some files describe in a mapping."""
+    return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
+
+
+def _mark_special(inner: Any, tokens: Iterable[str]) -> None:
+    """Special tokens are found in a text and left out of one, whether the file says so or not."""
+    marked = {each.content for each in inner.get_added_tokens_decoder().values()}
+    new = [
+        token for token in tokens if token not in marked and inner.token_to_id(token) is not None
+    ]
+    inner.add_special_tokens(list(dict.fromkeys(new)))
+
+
+def _templates(folder: Path, said: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if isinstance(said, str):
+        found["default"] = said
+    elif isinstance(said, list):
+        found |= {str(each["name"]): str(each["template"]) for each in said}
+    older = _keys(folder / "chat_template.json").get("chat_template")
+    if isinstance(older, str):
+        found["default"] = older
+    own = {"default": folder / "chat_template.jinja"}
+    own |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    return found | {name: _content(file).decode() for name, file in own.items() if file.exists()}

@@ -1,0 +1,248 @@
+"""Tokenizer: files in, ids and texts out; chat templates; letters that come in parts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.generation import Tokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+LETTERS = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+TEMPLATE = (
+    "{{ bos_token }}{% for each in messages %}{{ each.role }}: {{ each.content }}"
+    "{% if not loop.last %}{{ '\n' }}{% else %}{% break %}{% endif %}{% endfor %}"
+    "{% generation %}{% if add_generation_prompt %}{{ '\nA:' }}{% endif %}{% endgeneration %}"
+)
+
+
+def byte_level(words=("<s>", "<e>", *LETTERS, "he", "hel"), merges=(("h", "e"), ("he", "l"))):
+    ids = {word: number for number, word in enumerate(words)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, list(merges)))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(["<s>", "<e>"])
+    return Tokenizer(inner, {"bos_token": "<s>", "eos_token": "<e>"}, TEMPLATE)
+
+
+def gguf_file(path, fields):
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in fields.items():
+        name = f"tokenizer.{name}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_array(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+BYTES = {
+    "ggml.model": "gpt2",
+    "ggml.pre": "smollm",
+    "ggml.tokens": ["<s>", "<e>", *LETTERS, "he", "hel", "12"],
+    "ggml.token_type": [3, 3] + [1] * (len(LETTERS) + 3),
+    "ggml.merges": ["h e", "he l", "1 2"],
+    "ggml.bos_token_id": 0,
+    "ggml.eos_token_id": 1,
+    "chat_template": TEMPLATE,
+}
+_WORDS = ["<unk>", "<s>", "</s>", "<0xC3>", "<0xA9>", *"▁abc", "ab", "▁ab", "bc", "▁abc"]
+PIECES = {
+    "ggml.model": "llama",
+    "ggml.tokens": _WORDS,
+    "ggml.scores": [0.0] * 5 + [-9.0] * 4 + [-2.0, -1.0, -3.0, -4.0],
+    "ggml.token_type": [2, 3, 3, 6, 6] + [1] * 8,
+    "ggml.bos_token_id": 1,
+    "ggml.eos_token_id": 2,
+    "ggml.unknown_token_id": 0,
+}
+
+
+def test_ids_texts_and_special_tokens():
+    tokenizer = byte_level()
+    text = "<s>help é<e>"
+    ids = tokenizer.encode(text)
+    assert [tokenizer.id_to_token(i) for i in ids[:3]] == ["<s>", "hel", "p"]
+    assert tokenizer.decode(np.array(ids)) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "help é"
+    assert tokenizer.stop == (1,) and tokenizer.vocab_size == len(LETTERS) + 4
+    assert tokenizer.token_to_id("<e>") == 1 and tokenizer.token_to_id("none") is None
+
+
+def test_pieces_of_a_stream_are_whole_letters_and_together_the_text():
+    tokenizer = byte_level()
+    text = "né€😀hello"
+    assert list(tokenizer.stream(tokenizer.encode(text))) == ["n", "é", "€", "😀", "hel", "l", "o"]
+    random = np.random.default_rng(0)
+    for _ in range(50):  # bytes that are no letters, too
+        ids = random.integers(0, tokenizer.vocab_size, 12)
+        for skip in (False, True):
+            assert "".join(tokenizer.stream(ids, skip)) == tokenizer.decode(ids, skip)
+
+
+def test_a_folder_is_read_as_it_was_saved(tmp_path):
+    tokenizer = byte_level()
+    tokenizer.save(tmp_path)
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        again = Tokenizer.from_pretrained(path)
+        assert again.encode("<s>help") == tokenizer.encode("<s>help")
+        assert again.special_tokens == tokenizer.special_tokens
+        assert again.chat_template == TEMPLATE
+    both = {"default": "d", "tool_use": "{{ tools[0].name }}"}
+    two = Tokenizer(tokenizer._inner, {"image_token": "<s>"}, both)
+    two.save(tmp_path / "two")
+    again = Tokenizer.from_pretrained(tmp_path / "two")
+    assert again.chat_templates == both and again.special_tokens == {"image_token": "<s>"}
+    said = again.apply_chat_template([], tools=[{"name": "he"}], tokenize=False)
+    assert said == "he"
+
+
+def test_what_a_file_says_of_batches_is_not_done(tmp_path):
+    tokenizer = byte_level()
+    tokenizer._inner.enable_truncation(2)
+    tokenizer._inner.enable_padding(length=9)
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.json())
+    assert len(Tokenizer.from_pretrained(tmp_path).encode("hhhh")) == 4
+
+
+def test_older_files_describe_tokens_in_mappings(tmp_path):
+    tokenizer = byte_level()
+    inner = json.loads(tokenizer.json())
+    inner["added_tokens"] = [each for each in inner["added_tokens"] if each["content"] == "<s>"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(inner))
+    said = {"eos_token": {"content": "<e>", "lstrip": False}, "chat_template": "x"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    found = Tokenizer.from_pretrained(tmp_path)
+    assert found.stop == (1,) and found.chat_template == "x"
+    assert found.encode("a<e>")[-1] == 1 and found.decode([1], skip_special_tokens=True) == ""
+
+
+def test_a_gguf_file_of_bytes(tmp_path):
+    tokenizer = Tokenizer.from_gguf(gguf_file(tmp_path / "a.gguf", BYTES))
+    ids = tokenizer.encode("<s>help é 12<e>")
+    assert [tokenizer.id_to_token(i) for i in (ids[1], ids[-3], ids[-2])] == ["hel", "1", "2"]
+    assert tokenizer.decode(ids) == "<s>help é 12<e>"
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<e>"}
+    assert tokenizer.chat_template == TEMPLATE
+    for cut, word in (("gpt-2", ["12"]), ("llama-bpe", ["<s>", "12"]), ("qwen2", ["1", "2"])):
+        path = gguf_file(tmp_path / f"{cut}.gguf", BYTES | {"ggml.pre": cut})
+        other = Tokenizer.from_gguf(path)
+        assert [other.id_to_token(i) for i in other.encode("12")] == word
+        composed = "é" if cut == "qwen2" else "e\u0301"
+        assert other.decode(other.encode("e\u0301"), True) == composed
+
+
+def test_a_gguf_file_of_sentence_pieces(tmp_path):
+    tokenizer = Tokenizer.from_gguf(gguf_file(tmp_path / "a.gguf", PIECES))
+
+    def words(text):
+        return [tokenizer.id_to_token(i) for i in tokenizer.encode(text)]
+
+    assert words("abc") == ["<s>", "▁abc"]
+    assert words("é") == ["<s>", "▁", "<0xC3>", "<0xA9>"]
+    assert words("c ab</s>") == ["<s>", "▁", "c", "▁ab", "</s>"]
+    ids = tokenizer.encode("a éb", add_special_tokens=False)
+    assert tokenizer.decode(ids) == "a éb" == "".join(tokenizer.stream(ids))
+    bare = PIECES | {"ggml.add_space_prefix": False, "ggml.add_bos_token": False}
+    tokenizer = Tokenizer.from_gguf(
+        gguf_file(tmp_path / "b.gguf", bare | {"ggml.add_eos_token": True})
+    )
+    assert words("abc") == ["ab", "c", "</s>"]  # the better pair first
+
+
+def test_a_conversation_as_the_template_says():
+    tokenizer = byte_level()
+    messages = [{"role": "u", "content": "he"}, {"role": "a", "content": "l"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert text == "<s>u: he\na: l"
+    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert tokenizer.decode(asked) == text + "\nA:"
+
+
+TINY = pax.nets.DecoderConfig.llama(
+    vocab_size=300, dim=4, num_layers=1, num_heads=2, hidden_dim=8, tied=True
+)
+
+
+def test_a_net_and_its_tokenizer_of_one_folder(tmp_path, monkeypatch):
+    byte_level().save(tmp_path)
+    monkeypatch.setattr(
+        pax.nets.Decoder, "from_pretrained", lambda folder, **kw: pax.nets.Decoder(TINY, **kw)
+    )
+    lm, tokenizer = pax.generation.from_pretrained(tmp_path, layers="listed")
+    assert not lm.is_scanned and lm.config.generation.stop == tokenizer.stop == (1,)
+    small = pax.nets.DecoderConfig.llama(
+        vocab_size=100, dim=4, num_layers=1, num_heads=2, hidden_dim=8
+    )
+    monkeypatch.setattr(pax.nets.Decoder, "from_pretrained", lambda f: pax.nets.Decoder(small))
+    with pytest.raises(pax.errors.TokenizerError, match="ids up to 259 .'hel'., where the net has"):
+        pax.generation.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for %}", "TemplateSyntaxError"),
+        ("{{ messages[0].nothing.more }}", "UndefinedError"),
+        ("{{ raise_exception('system first') }}", "TemplateError: system first"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+    ],
+)
+def test_a_template_that_fails_is_named(template, said):
+    tokenizer = Tokenizer(byte_level()._inner, None, template)
+    with pytest.raises(pax.errors.TokenizerError, match=f"The chat template fails(.|\n)*{said}"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path):
+    error = pax.errors.TokenizerError
+    with pytest.raises(error, match="no chat template"):
+        Tokenizer(byte_level()._inner).apply_chat_template([])
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="takes JSON"):
+        byte_level().apply_chat_template([{"role": "user", "content": object()}])
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="encodes one text"):
+        byte_level().encode(["a"])  # pyright: ignore
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="Tokenizer.from_pretrained"):
+        Tokenizer("folder")
+    with pytest.raises(error, match="none of the vocabulary"):
+        Tokenizer(byte_level()._inner, {"eos_token": "</s>"})
+    with pytest.raises(error, match="no tokenizer to read(.|\n)*tokenizer.json"):
+        Tokenizer.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(error, match="no tokenizer of the package"):
+        Tokenizer.from_pretrained(tmp_path)
+    byte_level().save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    with pytest.raises(error, match="keys and values"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"ggml.pre": "viking"}, "tokenizer.ggml.pre: 'viking', where gpt-2"),
+        ({"ggml.model": "t5"}, "tokenizer.ggml.model: 't5'"),
+        ({"ggml.merges": ["he"]}, "the merge 'he'"),
+        ({"ggml.merges": ["h q7"]}, "q7"),
+        ({"ggml.token_type": [1]}, "1 kinds of"),
+        ({"ggml.model": "llama"}, "no score of each token"),
+        ({"ggml.tokens": ["a", "a"]}, "a token twice"),
+    ],
+)
+def test_a_vocabulary_that_is_not_known_is_refused(tmp_path, changed, said):
+    path = gguf_file(tmp_path / "a.gguf", BYTES | changed)
+    with pytest.raises(pax.errors.TokenizerError, match=said):
+        Tokenizer.from_gguf(path)
