@@ -1,11 +1,22 @@
-"""New modules from old ones: other attributes, another class, other nodes, other methods."""
+"""New modules from old ones: another class, other attributes, something else at some places.
+
+`edit_at` is the one mechanism.  `replace`, `set_attribute` and `replace_node`, the names that
+PAX has, say by attribute or by identity which places are meant; a `Selection` says it in any way.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from jax.tree_util import (
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 from pax_export._errors import (
     InvalidArgumentError,
@@ -19,9 +30,11 @@ from pax_export.core._near_names import near_names
 from pax_export.core._numpy_leaves import on_own_array
 from pax_export.core._state_dict import state_dict
 from pax_export.core._traversal import (
+    Steps,
     apply_bottom_up,
     cached_by_treedef,
-    modules_and_leaves,
+    one_level,
+    plain,
     rebuilt,
 )
 from pax_export.core._tree import (
@@ -35,11 +48,12 @@ from pax_export.core._tree import (
     is_node,
     is_node_or_empty,
     kind_of,
-    shows_static_leaves,
     unflatten,
     update_moduledef,
-    without_static_leaves,
 )
+
+#: Makes of what stands at a place what stands there in the new tree.
+Change = Callable[[Any], Any]
 
 
 def with_static(node: Node, **changes: Any) -> Any:
@@ -52,6 +66,123 @@ def with_class(node: Node, cls: type) -> Any:
     """A copy of a module as an instance of another class."""
     children, moduledef = flatten(node)
     return unflatten(moduledef.derived(cls, moduledef.static), children)
+
+
+# --- the mechanism of all edits ----------------------------------------------------
+
+
+def edit_at(tree: Any, changes: Mapping[Steps, Change], *, same_kinds: bool = False) -> Any:
+    """Returns a new tree in which each of these places holds ``change(what it held)``.
+
+    All edits of a module are made here.  What lies below is changed first: a change of a
+    module sees the changed submodules.
+
+    Args:
+        tree: a module; it stays as it is, and shares no container with the new one.
+        changes: a function for each place, by the steps that lead there from the root.  The
+            last step may name a new attribute of a module, whose function is given None.
+        same_kinds: keep for each attribute whether it is a subtree or static data, whatever
+            stands there now.  Such changes also work on trees with stand-ins for leaves.
+
+    Raises:
+        SharedNodeError: a module or array would stand at two places.
+    """
+    new = _changed_inside(tree, changes, same_kinds)
+    if not same_kinds:
+        check_modules(new)
+    return new
+
+
+def _changed_inside(tree: Any, changes: Mapping[Steps, Change], same_kinds: bool) -> Any:
+    new = rebuilt(tree)
+    owners: dict[Steps, dict[str, dict[Steps, Change]]] = {}
+    for steps, change in changes.items():
+        if steps:
+            depth = _owner(new, steps)
+            places = owners.setdefault(steps[:depth], {}).setdefault(steps[depth], {})
+            places[steps[depth + 1 :]] = change
+    for steps in sorted(owners, key=len, reverse=True):
+        _change_attributes(_walk(new, steps), owners[steps], same_kinds)
+    return changes[()](new) if () in changes else new
+
+
+def _walk(tree: Any, steps: Steps) -> Any:
+    for step in steps:
+        tree = _step(tree, step)
+    return tree
+
+
+def _step(value: Any, step: Any) -> Any:
+    if isinstance(value, Node):
+        return attributes_of(value)[step]
+    if isinstance(value, (dict, list)) or type(value) is tuple:
+        return value[step]
+    return next(item for path, item in one_level(value)[0] if plain(path[0]) == step)
+
+
+def _owner(tree: Any, steps: Steps) -> int:
+    """How many of the steps lead to the innermost module around a place."""
+    depth = 0
+    for number, step in enumerate(steps):
+        if isinstance(tree, Node):
+            depth = number
+        if number + 1 < len(steps):
+            tree = _step(tree, step)
+    return depth
+
+
+def _change_attributes(
+    owner: Node, changes: dict[str, dict[Steps, Change]], same_kinds: bool
+) -> None:
+    """Changes what lies in the attributes of a new module."""
+    attributes, kinds = attributes_of(owner), dict(current_kinds(owner))
+    new = {name: _inside(attributes.get(name), places) for name, places in changes.items()}
+    if not same_kinds:
+        new = {name: own_containers(value) for name, value in new.items()}
+        kinds |= {name: kind_of(value) for name, value in new.items()}
+    attributes.update(new)
+    update_moduledef(owner, kinds)
+
+
+def _inside(value: Any, changes: dict[Steps, Change]) -> Any:
+    """A container with changes in it, at the steps that lead from it; those below first."""
+    deeper: dict[Any, dict[Steps, Change]] = {}
+    for steps, change in changes.items():
+        if steps:
+            deeper.setdefault(steps[0], {})[steps[1:]] = change
+    if deeper:
+        value = _with_items(value, deeper)
+    return changes[()](value) if () in changes else value
+
+
+def _with_items(value: Any, changes: dict[Any, dict[Steps, Change]]) -> Any:
+    if isinstance(value, (dict, list)):
+        for step, below in changes.items():  # the container is the new tree's own
+            value[step] = _inside(value[step], below)
+        return value
+    items, treedef = one_level(value)
+    new = [
+        _inside(item, changes[plain(path[0])]) if plain(path[0]) in changes else item
+        for path, item in items
+    ]
+    return tree_unflatten(treedef, new)
+
+
+def own_containers(value: Any) -> Any:
+    """A value with containers of its own; modules and arrays in it stay what they are."""
+    if kind_of(value) is STATIC:
+        try:
+            return copy_containers(value)
+        except RecursionError:
+            raise cyclic(value) from None
+    if is_node_or_empty(value):
+        return value
+    leaves, treedef = tree_flatten(value, is_leaf=is_node_or_empty)
+    own = [leaf if is_array(leaf) else copy_containers(leaf) for leaf in leaves]
+    return tree_unflatten(treedef, own)
+
+
+# --- what PAX has names for ---------------------------------------------------------
 
 
 @cached_by_treedef()
@@ -92,28 +223,12 @@ def _has(module: Node, name: str) -> bool:
 
 
 def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
-    """A new module with attributes added or replaced; it shares no container with the old one."""
-    new = rebuilt(module)
-    kinds = current_kinds(new)
-    changes = {name: own_containers(value) for name, value in changes.items()}
-    attributes_of(new).update(changes)
-    update_moduledef(new, kinds | {name: kind_of(value) for name, value in changes.items()})
-    check_modules(new)
-    return new
+    """A new module with attributes added or replaced."""
+    return edit_at(module, {(name,): _put(value) for name, value in changes.items()})
 
 
-def own_containers(value: Any) -> Any:
-    """A value with containers of its own; modules and arrays in it stay what they are."""
-    if kind_of(value) is STATIC:
-        try:
-            return copy_containers(value)
-        except RecursionError:
-            raise cyclic(value) from None
-    if is_node_or_empty(value):
-        return value
-    leaves, treedef = tree_flatten(value, is_leaf=is_node_or_empty)
-    own = [leaf if is_array(leaf) else copy_containers(leaf) for leaf in leaves]
-    return tree_unflatten(treedef, own)
+def _put(value: Any) -> Change:
+    return lambda old: value
 
 
 def set_attribute(module: Node, name: str, value: Any) -> Any:
@@ -150,50 +265,18 @@ def _is_slip(name: str, near: str) -> bool:
 
 def replace_node(module: Any, node: Any, value: Any) -> Any:
     """A new module in which one node of the tree, which must occur once, is another."""
-    found = 0
-
-    def is_it(x: Any) -> bool:
-        nonlocal found
-        found += x is node
-        return x is node
-
-    items, treedef = tree_flatten(module, is_leaf=is_it)
-    if found != 1:
+    items, _ = tree_flatten_with_path(module, is_leaf=lambda x: x is node)
+    places = [tuple(map(plain, path)) for path, item in items if item is node]
+    if len(places) != 1:
         raise SharedNodeError(
             "replace_node needs a node that occurs exactly once in the module.",
             where=type(module).__qualname__,
-            got=f"{found} occurrences of {type(node).__name__}",
+            got=f"{len(places)} occurrences of {type(node).__name__}",
             write="the array, module or container itself, as the module holds it",
         )
-    new = tree_unflatten(treedef, [value if x is node else x for x in items])
-    if is_node(new) and _shows_wrapping(new) and not _shows_wrapping(module):
-        new = _unwrapped(new)  # else a module that was put in stays that very object
+    new = edit_at(module, {places[0]: _put(value)}, same_kinds=True)
     check_modules(new)
     return new
-
-
-def _shows_wrapping(module: Any) -> bool:
-    """True for a tree of masks, where wrapping alone tells which leaves are static."""
-    return any(
-        shows_static_leaves(attributes_of(each)[name])
-        for each in modules_and_leaves(module)[0]
-        for name in flatten(each)[1].names
-    )
-
-
-def _unwrapped(module: Any) -> Any:
-    """The module, with static leaves as they are where a new value made them look like masks."""
-
-    def open_up(each: Any) -> Any:
-        attributes = attributes_of(each)
-        names = flatten(each)[1].names
-        wrapped = {n: attributes[n] for n in names if shows_static_leaves(attributes[n])}
-        if wrapped:
-            attributes.update({n: without_static_leaves(v) for n, v in wrapped.items()})
-            update_moduledef(each)
-        return each
-
-    return apply_bottom_up(module, open_up)
 
 
 def map_leaves(module: Any, function: Any, *others: Any) -> Any:

@@ -17,6 +17,16 @@ from pax_export.core._moduledef import LABEL, Label
 from pax_export.core._native import fastest_collect
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
 
+Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
+
+
+def plain(key: Any) -> Any:
+    """The name, index or dict key of one entry of a jax key path."""
+    for field in ("name", "key", "idx"):
+        if hasattr(key, field):
+            return getattr(key, field)
+    return str(key)
+
 
 def path_name(path: tuple) -> str:
     """Writes a jax key path with dots, e.g. ``encoder.layers.3.weight``."""

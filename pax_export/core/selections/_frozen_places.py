@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core._edit import with_class
+from pax_export.core._edit import Change, edit_at, with_class
 from pax_export.core._parameters import STATES_TOO, frozen_alone
 from pax_export.core._subclassing import aspect_of, derived
 from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
-from pax_export.core.selections._edit_places import Change, changed_at
 from pax_export.core.selections._selectable import (
     Place,
     Steps,
@@ -28,7 +27,7 @@ def freeze_at(tree: Any, paths: tuple[Steps, ...], states: bool) -> Any:
     modules, arrays = _concerned(tree, paths)
     changes: dict[Steps, Change] = {steps: partial(_without, paths=own) for steps, own in arrays}
     changes |= dict.fromkeys(modules, _inside_too(partial(frozen_alone, states=states)))
-    return changed_at(tree, changes, same_kinds=True)
+    return edit_at(tree, changes, same_kinds=True)
 
 
 @cached_by_treedef()
@@ -41,7 +40,7 @@ def unfreeze_at(tree: Any, paths: tuple[Steps, ...]) -> Any:
     }
     modes = _modes_around(tree, modules)
     changes |= {s: _inside_too(partial(_thawed, training=modes[s])) for s in modules}
-    return changed_at(tree, changes, same_kinds=True)
+    return edit_at(tree, changes, same_kinds=True)
 
 
 def _inside_too(change: Change) -> Change:

@@ -10,18 +10,8 @@ from typing import Any
 from jax.tree_util import tree_structure, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.core._traversal import one_level
+from pax_export.core._traversal import Steps, one_level, plain
 from pax_export.core._tree import Node, attributes_of, flatten, is_array
-
-Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
-
-
-def plain(key: Any) -> Any:
-    """What a key of a jax key path says: a name, an index, a dict key."""
-    for field in ("name", "key", "idx"):
-        if hasattr(key, field):
-            return getattr(key, field)
-    return str(key)
 
 
 def dotted(steps: Iterable[Any]) -> str:

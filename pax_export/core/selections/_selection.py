@@ -12,12 +12,11 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core._check import describe_array
-from pax_export.core._edit import set_training
+from pax_export.core._edit import Change, edit_at, set_training
 from pax_export.core._numpy_leaves import on_own_array
 from pax_export.core._pure import require_module
 from pax_export.core._traversal import apply_bottom_up
 from pax_export.core._tree import Node, is_array, is_node
-from pax_export.core.selections._edit_places import Change, changed_at
 from pax_export.core.selections._finding import find, in_order, wants_path
 from pax_export.core.selections._frozen_places import freeze_at, unfreeze_at
 from pax_export.core.selections._initial import initialized
@@ -272,7 +271,7 @@ class Selection(Chosen):
                 lambda x: applied(x) if is_node(x) else on_array(x), part, is_leaf=is_node
             )
 
-        return changed_at(self.root, dict.fromkeys(outermost(self.paths), applied))
+        return edit_at(self.root, dict.fromkeys(outermost(self.paths), applied))
 
     def map(self, function: Callable[[Any], Any]) -> Any:
         """Returns the net with ``function(array)`` for each array in the parts.
@@ -314,7 +313,7 @@ class Selection(Chosen):
         return [value, *[jnp.copy(value) if is_array(value) else value for _ in range(count - 1)]]
 
     def _changed(self, changes: list[Change]) -> Any:
-        return changed_at(self.root, dict(zip(self.paths, changes)))
+        return edit_at(self.root, dict(zip(self.paths, changes)))
 
     # --- new nets: how the parts behave ------------------------------------------------
 
@@ -372,7 +371,7 @@ class Selection(Chosen):
     def _in_mode(self, training: bool) -> Any:
         paths = self._of_modules("that have a mode")
         switch: Change = lambda module: set_training(module, training)  # noqa: E731
-        return changed_at(self.root, dict.fromkeys(paths, switch), same_kinds=True)
+        return edit_at(self.root, dict.fromkeys(paths, switch), same_kinds=True)
 
     def cast(self, dtype: Any) -> Any:
         """Returns the net with the floating-point arrays of these parts in another dtype.
@@ -420,9 +419,7 @@ class Selection(Chosen):
         """
         put_under = _from_above("precision", "under_policy")
         paths = self._of_modules("to put under a policy")
-        return changed_at(
-            self.root, dict.fromkeys(paths, lambda module: put_under(module, mp_policy))
-        )
+        return edit_at(self.root, dict.fromkeys(paths, lambda module: put_under(module, mp_policy)))
 
     def lora(
         self, rank: int, *, alpha: float | None = None, key: Any = None, **options: Any
