@@ -1,7 +1,7 @@
-"""The one thing that setup.cfg cannot say: how the C files are built.
+"""The one thing that setup.cfg cannot say: how the C file is built.
 
-They are optional: where there is no compiler, or no header of Python, setuptools
-warns and goes on, and functions of Python and of zlib do the work.
+It is optional: where there is no compiler, or no header of Python, setuptools
+warns and goes on, and functions of Python do the work.
 """
 
 import sysconfig
@@ -21,7 +21,7 @@ setup(
             py_limited_api=stable,
             optional=True,
         )
-        for name in ("core._round_trip", "_wire._crc32")
+        for name in ("core._round_trip",)
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable else {},
 )

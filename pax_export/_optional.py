@@ -14,21 +14,22 @@ from types import ModuleType
 
 from pax_export._errors import MissingPackageError
 
-_TENSORFLOW, _SAFETENSORS = "tensorflow>=2.21,<3", "safetensors>=0.7"
+_TENSORFLOW = "tensorflow>=2.21,<3"
+_SAFETENSORS = ("safetensors>=0.7", "zlib-ng>=0.5")
 #: What each extra of ``setup.cfg`` brings; under "all", what the whole library needs.
 PACKAGES = {
-    "all": ("jax>=0.10.2", "jaxlib>=0.10.2", "numpy>=2.0", "jmp>=0.0.4"),
+    "all": ("jax>=0.10.2", "jaxlib>=0.10.2", "numpy>=2.0", "jmp>=0.0.4", "google-crc32c>=1.7"),
     "tensorflow": (_TENSORFLOW,),
     "optax": ("optax>=0.2.5",),
     "opax": ("opax>=0.2.11",),
-    "safetensors": (_SAFETENSORS,),
+    "safetensors": _SAFETENSORS,
     "checkpoint": ("orbax-checkpoint>=0.12",),
-    "stablehlo": (_SAFETENSORS, "flatbuffers>=24.3.25"),
+    "stablehlo": (*_SAFETENSORS, "flatbuffers>=24.3.25"),
     "tflite": ("ai-edge-litert>=2.1", "flatbuffers>=24.3.25"),
     "onnx": ("onnx>=1.20", "onnxruntime>=1.24"),
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),
-    "adopt": (_SAFETENSORS, "gguf>=0.17"),
+    "adopt": (*_SAFETENSORS, "gguf>=0.17"),
     "tokenizers": ("tokenizers>=0.21", "jinja2>=3.1.6"),
     "signing": ("model-signing>=1.1", "pyOpenSSL>=25"),
     "examples": (
@@ -116,6 +117,6 @@ def install(extra: str) -> str:
 
     Example:
         >>> install("stablehlo")
-        'python -m pip install "safetensors>=0.7" "flatbuffers>=24.3.25"'
+        'python -m pip install "safetensors>=0.7" "zlib-ng>=0.5" "flatbuffers>=24.3.25"'
     """
     return " ".join(("python -m pip install", *(f'"{each}"' for each in PACKAGES[extra])))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from release.sources import FILES, PACKAGE
 
-COMPILED = (f"{PACKAGE}/core/_round_trip.", f"{PACKAGE}/_wire/_crc32.")
+COMPILED = (f"{PACKAGE}/core/_round_trip.",)
 #: A wheel for Python 3.11 and all later ones.
 STABLE = "-cp311-abi3-"
 

@@ -123,8 +123,6 @@ VERSION = "0.2.0"
 PACKAGE = {"pax_export/__init__.py", "pax_export/py.typed", "pax_export/core/_tree.py"}
 C_FILE = "pax_export/core/_round_trip.c"
 SHARED = "pax_export/core/_round_trip.abi3.so"
-OTHER_C_FILE = "pax_export/_wire/_crc32.c"
-OTHER_SHARED = "pax_export/_wire/_crc32.abi3.so"
 METADATA = (
     f"Name: pax-export\nVersion: {VERSION}\n"
     "License-Expression: Apache-2.0\nRequires-Python: >=3.11\n"
@@ -136,7 +134,7 @@ GOOD = "pax_export-0.2.0-cp311-abi3-manylinux_2_17_x86_64.whl"
 @pytest.fixture
 def source(tmp_path):
     """Sources as small as can be."""
-    for name in PACKAGE | {C_FILE, OTHER_C_FILE}:
+    for name in PACKAGE | {C_FILE}:
         path = tmp_path / "source" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -150,7 +148,7 @@ def wheel_faults(source, tmp_path):
     def check(add=(), without=(), name=GOOD, metadata=METADATA, entries=ENTRIES, compiled=b""):
         about = f"pax_export-{VERSION}.dist-info"
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            for each in sorted((PACKAGE | {SHARED, OTHER_SHARED} | set(add)) - set(without)):
+            for each in sorted((PACKAGE | {SHARED} | set(add)) - set(without)):
                 archive.writestr(each, compiled if each == SHARED else b"")
             archive.writestr(f"{about}/METADATA", metadata)
             archive.writestr(f"{about}/entry_points.txt", entries)
@@ -167,7 +165,6 @@ def test_a_wheel_that_is_good(wheel_faults):
     "made, message",
     [
         ({"without": {SHARED}}, f"{GOOD}: {C_FILE} was not compiled; a compiler and Python's"),
-        ({"without": {OTHER_SHARED}}, f"{GOOD}: {OTHER_C_FILE} was not compiled; a compiler and"),
         ({"without": {"pax_export/py.typed"}}, f"{GOOD} lacks pax_export/py.typed"),
         ({"add": {"tests/test_a.py"}}, f"{GOOD} holds what it should not: tests/test_a.py"),
         ({"add": {C_FILE}}, f"{GOOD} holds what it should not: {C_FILE}"),
@@ -196,7 +193,7 @@ def sdist_faults(source, tmp_path):
     """What is wrong with a source distribution of these files."""
 
     def check(add=(), without=(), top="pax_export-0.2.0"):
-        known = {C_FILE, OTHER_C_FILE, "PKG-INFO", *sources.FILES}
+        known = {C_FILE, "PKG-INFO", *sources.FILES}
         names = (PACKAGE | known | set(add)) - set(without)
         with tarfile.open(tmp_path / "pax_export-0.2.0.tar.gz", "w:gz") as archive:
             for name in sorted(names):
