@@ -396,8 +396,20 @@ def test_a_pass_that_fails_leaves_a_right_file(tmp_path, monkeypatch):
         raise RuntimeError("no")
 
     monkeypatch.setattr("pax_export.export.portable.passes.folded", fails)
-    with pytest.warns(RuntimeWarning, match="as the program was traced"):
-        to_onnx(_norms(), tmp_path / "net.onnx", spec("batch, 16, 16, 3"))
+    with pytest.warns(RuntimeWarning, match="the program as it was traced"):
+        report = to_onnx(_norms(), tmp_path / "net.onnx", spec("batch, 16, 16, 3"))
+    assert "which may be slow: RuntimeError('no')" in str(report)
+
+
+def test_a_rule_that_fails_for_the_optimized_program_alone_is_said(tmp_path, monkeypatch):
+    from pax_export.export.formats.onnx.registry import Refused
+
+    def fails(*_, **__):
+        raise Refused("planted")
+
+    monkeypatch.setattr("pax_export.export.formats.onnx.rules.kept._ROWS", {"softmax": fails})
+    with pytest.warns(RuntimeWarning, match="which may be slow: .*planted"):
+        to_onnx(({}, lambda _, x: jax.nn.softmax(x)), tmp_path / "net.onnx", spec("batch, 3"))
 
 
 TRANSPOSED = {  # stride, padding, dilation, groups

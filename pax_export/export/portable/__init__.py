@@ -9,5 +9,6 @@ from pax_export.export.portable.decompose import not_decomposed as not_decompose
 from pax_export.export.portable.decompositions import NotDecomposedError as NotDecomposedError
 from pax_export.export.portable.passes import Options as Options
 from pax_export.export.portable.passes import optimized as optimized
+from pax_export.export.portable.passes import written_fast as written_fast
 from pax_export.export.portable.program import PortableProgram as PortableProgram
 from pax_export.export.portable.program import Weight as Weight

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pax_export.export.portable import layout_rules as layout_rules
 from pax_export.export.portable.arithmetic import computed
@@ -14,6 +15,8 @@ from pax_export.export.portable.layout import laid_out
 from pax_export.export.portable.padding import padded_inside
 from pax_export.export.portable.program import PortableProgram, Weight
 from pax_export.export.portable.recognize import recognized
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,42 @@ def optimized(
         made = laid_out(made)
     # The others leave arithmetic and transposes of weights behind.
     return computed(made) if options.fold else made
+
+
+def written_fast(
+    optimize: Callable[[], PortableProgram],
+    write: Callable[[PortableProgram | None], T],
+    refused: tuple[type[Exception], ...],
+) -> tuple[T, PortableProgram | None, tuple[str, ...]]:
+    """Writes the optimized program, or the traced one where a pass or a rule fails on that.
+
+    Args:
+        optimize: makes the program simpler.
+        write: writes that program, or for None the one that was traced.
+        refused: the errors by which `write` says that a program cannot be written.
+
+    Returns:
+        What was written, the program (None for the traced one), and notes for the report.
+
+    Raises:
+        Exception: of `refused`; it says what of the traced program cannot be written.
+    """
+    program, reason = None, None
+    try:
+        program = optimize()
+    except Exception as error:  # a pass that fails is no reason to refuse a model
+        reason = error
+    if program is not None:
+        try:
+            return write(program), program, program.notes
+        except refused as error:
+            reason = error
+    # Where this is refused, too, its error names what the user wrote.
+    made = write(None)
+    note = f"the program as it was traced, which may be slow: {reason!r}"
+    warnings.warn(
+        f"The file has {note}. This is a mistake of pax_export; please report it.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return made, None, (note,)

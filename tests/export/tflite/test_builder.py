@@ -86,8 +86,11 @@ def test_what_is_read_twice_is_not_folded(tmp_path):
 def test_scales_that_overflow_are_not_folded(tmp_path):
     weights = np.full((2, 2), 1e30, np.float32)
     model = (weights, lambda params, x: (x @ params) * 1e20)
-    to_tflite(model, tmp_path / "m.tflite", spec("1, 2"), validate=False)
+    report = to_tflite(model, tmp_path / "m.tflite", spec("1, 2"), validate=False)
     assert names(tmp_path / "m.tflite") == {"FULLY_CONNECTED": 1, "MUL": 1}
+    (kept,) = report.details["kept"]
+    assert kept.endswith("is not folded: its numbers would not be finite")
+    assert kept in str(report)
     assert load(tmp_path / "m.tflite")(np.full((1, 2), 1e-20, np.float32)).max() == np.float32(2e30)
 
 
@@ -262,3 +265,4 @@ def test_a_pass_that_fails_is_no_reason_to_refuse(tmp_path, monkeypatch):
     with pytest.warns(RuntimeWarning, match="planted"):
         report = to_tflite(model, tmp_path / "m.tflite", spec("2, 3"))
     assert report.validated == "here"
+    assert "as it was traced, which may be slow" in str(report)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +32,7 @@ from pax_export.export.portable import (
     decompose,
     optimized,
     passes,
+    written_fast,
 )
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import placed
@@ -83,45 +82,36 @@ def converted(
     `names` are those of the weights that are its leaves and constants, in order.
     """
     onnx = require("onnx", "onnx", "to_onnx")
-    model = _Model(onnx, program, names, weights, options)
-    portable = _portable(program, names, weights, options)
-    made = None
-    if portable is not None:
-        with contextlib.suppress(Refused, NotInOnnxError):
-            made = model.made(portable)
-    if made is None or portable is None:
-        # The program as it was traced says best what it was that could not be written.
-        portable, model = None, _Model(onnx, program, names, weights, options)
-        made = model.of_traced()
+
+    def write(portable: PortableProgram | None) -> tuple[Any, set[str]]:
+        model = _Model(onnx, program, names, weights, options)
+        made = model.of_traced() if portable is None else model.made(portable)
+        return made, model.differs
+
+    def optimize() -> PortableProgram:
+        return _optimized(program, names, weights, options)
+
+    refused = Refused, NotInOnnxError
+    (made, differs), portable, notes = written_fast(optimize, write, refused)
     _check_operators(onnx, made, options.opset)
     content = made.SerializeToString(deterministic=True)
-    if portable is None:
-        return Converted(content, (), (), ())
     stored = {each.name for each in made.graph.initializer}
-    used = {source for each in portable.weights for source in each.sources if each.name in stored}
+    computed = () if portable is None else portable.weights
+    used = {source for each in computed for source in each.sources if each.name in stored}
     folded = tuple(name for name in weights if name in used and name not in stored)
-    return Converted(content, folded, portable.notes, differences(model.differs))
+    return Converted(content, folded, notes, differences(differs))
 
 
-def _portable(
+def _optimized(
     program: Program, names: Sequence[str], weights: Mapping[str, Any], options: Options
-) -> PortableProgram | None:
-    """The program as the runtime runs it fast; None where a pass fails, which is no reason to."""
+) -> PortableProgram:
+    """The program as the runtime runs it fast."""
     traced = program.traced
     count = len(traced.structs) - len(program.inputs.flat)
     leaves = [Weight(name, np.asarray(weights[name])) for name in names[:count]]
     constants = {id(array): name for array, name in zip(traced.constants, names[count:])}
     wanted = passes.Options(fold=options.fold, keep=not options.exact)
-    try:
-        return optimized(traced.program, leaves, constants, wanted, len(program.output_names))
-    except Exception as error:
-        warnings.warn(
-            f"The ONNX file is written as the program was traced, and may be slow: {error!r}. "
-            "This is a mistake of pax_export; please report it.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+    return optimized(traced.program, leaves, constants, wanted, len(program.output_names))
 
 
 class _Model:

@@ -186,6 +186,7 @@ class _TfliteWriter(Writer):
             "versions": package_versions("flatbuffers"),
             "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
             | ({"folded": list(self._made.folded)} if self._made.folded else {})
+            | ({"kept": list(self._made.notes)} if self._made.notes else {})
             | ({"quantize": self._quantize} if self._quantize else {}),
             "known_differences": self._made.differs,
         }
@@ -196,10 +197,11 @@ class _TfliteWriter(Writer):
 
 @dataclass(frozen=True)
 class _Converted:
-    """A TFLite model, the weights that others took up, and where it differs from jax."""
+    """A TFLite model, the weights that others took up, what was left, and where it differs."""
 
     content: Any
     folded: tuple[str, ...]
+    notes: tuple[str, ...]
     differs: tuple[str, ...]
 
 
@@ -207,12 +209,15 @@ def _converted(store: Store, programs: Sequence[Program], options: Options) -> _
     """Makes one TFLite model of programs, of nothing but built-in operators."""
     with constants_shared():
         weights = Weights(store)
-        signatures = [make_signature(each, weights, options.exact) for each in programs]
+        made = [make_signature(each, weights, options.exact) for each in programs]
+    signatures = [signature for signature, _ in made]
     graphs = [each.graph for each in signatures]
-    folded = set().union(*(simplify(each, options.fold) for each in graphs))
+    notes = {note: None for _, notes in made for note in notes}
+    folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
     if options.quantize is not None:
         store_small(graphs, options.quantize)
-    return _Converted(encode(signatures), tuple(sorted(folded)), differences(graphs))
+    kept = tuple(notes)
+    return _Converted(encode(signatures), tuple(sorted(folded)), kept, differences(graphs))
 
 
 def load(path: Path, report: Report) -> LoadedFile:

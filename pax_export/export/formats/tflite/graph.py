@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import pkgutil
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +45,7 @@ from pax_export.export.portable import (
     decompose,
     not_decomposed,
     optimized,
+    written_fast,
 )
 from pax_export.export.portable.complex_numbers import COMPLEX, on_pairs
 from pax_export.export.portable.random_keys import KEYS, on_words
@@ -59,22 +58,29 @@ _WRITE = (
 )
 
 
-def make_signature(program: Program, weights: Weights, exact: bool) -> Signature:
-    """A graph of the inputs of a program, by position, and its outputs.
+def make_signature(
+    program: Program, weights: Weights, exact: bool
+) -> tuple[Signature, tuple[str, ...]]:
+    """A graph of the inputs of a program, by position, and its outputs; notes for the report.
 
     Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
     """
     _check_places(program)
-    portable = None if exact else _portable(program, weights.store)
-    if portable is not None:
-        # The program as it was traced says best what it was that could not be written.
-        with contextlib.suppress(UnsupportedOperationError):
-            return _signature(program, weights, has, portable)
-    return _signature(program, weights, _has_exactly if exact else has, None)
+    if exact:
+        return _signature(program, weights, _has_exactly, None), ()
+
+    def optimize() -> PortableProgram:
+        return _optimized(program, weights.store)
+
+    def write(portable: PortableProgram | None) -> Signature:
+        return _signature(program, weights, has, portable)
+
+    made, _, notes = written_fast(optimize, write, (UnsupportedOperationError,))
+    return made, notes
 
 
-def _portable(program: Program, store: Store) -> PortableProgram | None:
-    """The program in calls of functions that runtimes have; None where a pass fails."""
+def _optimized(program: Program, store: Store) -> PortableProgram:
+    """The program in calls of functions that runtimes have."""
     traced = program.traced
     variables = [store.variables[place] for place in store.of_leaf]
     count = len(traced.structs) - len(program.inputs.flat)
@@ -82,16 +88,7 @@ def _portable(program: Program, store: Store) -> PortableProgram | None:
     names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
     # Scales and layouts are taken out of the graph, where more is known of its operators.
     wanted = Options(fold=False, keep=True, features_first=False)
-    try:
-        return optimized(traced.program, leaves, names, wanted, len(program.output_names))
-    except Exception as error:
-        warnings.warn(
-            f"The TFLite file is written as the program was traced, and may be slow: {error!r}. "
-            "This is a mistake of pax_export; please report it.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+    return optimized(traced.program, leaves, names, wanted, len(program.output_names))
 
 
 def _signature(

@@ -25,17 +25,19 @@ _REDUCTIONS = ("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE
 _ACTIVATIONS = ("RELU", "RELU6")
 
 
-def simplify(graph: Graph, fold: bool = True) -> set[str]:
+def simplify(graph: Graph, fold: bool = True, notes: dict[str, None] | None = None) -> set[str]:
     """Takes operators out of a graph, and of those of its loops and branches.
 
     Gives the names of the weights that others have taken up; without `fold` none are.
+    `notes` gets what was left as it was, and why.
     """
     folded: set[str] = set()
+    notes = {} if notes is None else notes
     for operator in graph.operators:
         for each in operator.graphs.values():
-            folded |= simplify(each, fold)
+            folded |= simplify(each, fold, notes)
     _drop_unread(graph)
-    fusion = _Fusion(graph, fold)
+    fusion = _Fusion(graph, fold, notes)
     fusion.run()
     _drop_unread(graph)
     return folded | fusion.folded
@@ -54,8 +56,8 @@ def _drop_unread(graph: Graph) -> None:
 class _Fusion:
     """One pass over the operators of a graph, in their order."""
 
-    def __init__(self, graph: Graph, fold: bool):
-        self._graph, self._fold = graph, fold
+    def __init__(self, graph: Graph, fold: bool, notes: dict[str, None]):
+        self._graph, self._fold, self._notes = graph, fold, notes
         self.folded: set[str] = set()
         self._reads: dict[int, int] = {}
         for each in (*graph.outputs, *(e for o in graph.operators for e in o.inputs)):
@@ -192,6 +194,8 @@ class _Fusion:
         number = np.broadcast_to(number.reshape(-1), (channels,))
         found = _folded(operator.name, turned, weights.value, bias, number, axis)
         if found is None:
+            named = ", ".join(sorted(weights.sources)[:1]) or "an array of the program"
+            self._notes[f"{named} is not folded: its numbers would not be finite"] = None
             return None
         if operator.name in ("MUL", "DIV") or turned:
             self.folded |= weights.sources
