@@ -70,10 +70,12 @@ class KnownValues:
 
     Args:
         program: of which they are.
+        spread: how many bytes a result may have that only spreads numbers.
     """
 
-    def __init__(self, program: PortableProgram):
+    def __init__(self, program: PortableProgram, spread: int = 0):
         self.program = program
+        self._spread = spread
         self.given = dict(zip(program.jaxpr.invars, program.weights))
         self._arrays = {variable: weight.array for variable, weight in self.given.items()}
         self._sources = {v: each.sources or (each.name,) for v, each in self.given.items()}
@@ -118,7 +120,7 @@ class KnownValues:
             sizes.append(_bytes(variable))
         operands = {id(a): _bytes(a) for a in equation.invars if not is_literal(a)}
         # Runtimes broadcast by themselves.
-        least = 0 if equation.primitive.name == "broadcast_in_dim" else SMALL
+        least = self._spread if equation.primitive.name == "broadcast_in_dim" else SMALL
         return sum(sizes) <= max(least, sum(operands.values()))
 
     def array(self, atom: Any) -> Any:
@@ -185,17 +187,18 @@ def computed(program: PortableProgram) -> PortableProgram:
 
 def _frontier(program: PortableProgram) -> tuple[KnownValues, list[Any]]:
     """The known arrays that what is not known reads, without copies of large weights."""
-    known = KnownValues(program)
+    # What is spread and read as it is stays; with others in one array it is computed.
+    known = KnownValues(program, LARGE)
     while True:
         read = [atom for atom in program.jaxpr.outvars if atom in known]
         for equation in needed(program.jaxpr):
             if not all(variable in known for variable in equation.outvars):
                 read.extend(atom for atom in equation.invars if atom in known)
         frontier = list(dict.fromkeys(atom for atom in read if not is_literal(atom)))
-        copies = _copies(known, frontier)
-        if not copies:
+        left = _copies(known, frontier) or _spread(known, frontier)
+        if not left:
             return known, frontier
-        known.forget(copies)
+        known.forget(left)
 
 
 def _copies(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
@@ -206,6 +209,17 @@ def _copies(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
             of_root.setdefault(known.root(atom), []).append(atom)
     several = (atoms for atoms in of_root.values() if len(atoms) > 1)
     return [atom for atoms in several for atom in atoms if atom in known.makers]
+
+
+def _spread(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
+    """Those that runtimes spread by themselves."""
+    found = []
+    for atom in frontier:
+        maker = known.makers.get(atom)
+        if maker is not None and maker.primitive.name == "broadcast_in_dim":
+            if _bytes(atom) > sum(_bytes(a) for a in maker.invars if not is_literal(a)):
+                found.append(atom)
+    return found
 
 
 def _needed_after(jaxpr: Any, given: set[Any]) -> list[Any]:

@@ -62,11 +62,69 @@ def layer_norm(x: Any, *vectors: Any, epsilon: float, scaled: bool, shifted: boo
     return made + vectors[-1] if shifted else made
 
 
+def lstm(x: Any, w: Any, r: Any, b: Any, h: Any, c: Any, *, reverse: bool) -> Any:
+    """All outputs, the last one and the last cell; gates in the order input, output, forget, cell.
+
+    `x` is ``[time, batch, features]``, `w` ``[1, 4 * size, features]``, `r` the same of the state,
+    and `b` ``[1, 8 * size]``, with a bias for each of the two.
+    """
+
+    def step(state: Any, row: Any) -> Any:
+        h, c = state
+        i, o, f, g = jnp.split(row + h @ r[0].T, 4, axis=-1)
+        c = lax.logistic(f) * c + lax.logistic(i) * jnp.tanh(g)
+        h = lax.logistic(o) * jnp.tanh(c)
+        return (h, c), h
+
+    (h, c), outputs = lax.scan(step, (h, c), _rows(x, w, b), reverse=reverse)
+    return outputs, h, c
+
+
+def gru(x: Any, w: Any, r: Any, b: Any, h: Any, *, reverse: bool, reset_after: bool) -> Any:
+    """All outputs and the last one; gates in the order update, reset, new."""
+    size, shift = h.shape[-1], b[0, -h.shape[-1] :]
+
+    def step(h: Any, row: Any) -> Any:
+        gates, new = jnp.split(row, [2 * size], axis=-1)
+        of_gates = h @ (r[0] if reset_after else r[0, : 2 * size]).T
+        if reset_after:
+            of_gates, inner = jnp.split(of_gates, [2 * size], axis=-1)
+            z, reset = jnp.split(lax.logistic(gates + of_gates), 2, axis=-1)
+            new = jnp.tanh(new + reset * (inner + shift))
+        else:
+            z, reset = jnp.split(lax.logistic(gates + of_gates), 2, axis=-1)
+            new = jnp.tanh(new + (reset * h) @ r[0, 2 * size :].T + shift)
+        h = new + z * (h - new)
+        return h, h
+
+    shifts = b.at[:, -size:].set(0)
+    h, outputs = lax.scan(step, h, _rows(x, w, shifts), reverse=reverse)
+    return outputs, h
+
+
+def rnn(x: Any, w: Any, r: Any, b: Any, h: Any, *, reverse: bool, activation: str) -> Any:
+    """All outputs and the last one."""
+    function = {"tanh": jnp.tanh, "relu": lambda x: lax.max(x, jnp.zeros_like(x))}[activation]
+
+    def step(h: Any, row: Any) -> Any:
+        h = function(row + h @ r[0].T)
+        return h, h
+
+    h, outputs = lax.scan(step, h, _rows(x, w, b), reverse=reverse)
+    return outputs, h
+
+
+def _rows(x: Any, w: Any, b: Any) -> Any:
+    """What the gates of all steps take from the input."""
+    one, other = jnp.split(b[0], 2)
+    return x @ w[0].T + (one + other)
+
+
 #: By name.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-}
+} | {each.__name__: each for each in (lstm, gru, rnn)}
 #: Those that treat each element alike, wherever it lies.
 ELEMENTWISE = frozenset({"clip", "silu", "hard_sigmoid", "hard_swish", "gelu"})
 

@@ -15,6 +15,7 @@ from pax_export.export.portable.layout import laid_out
 from pax_export.export.portable.padding import padded_inside
 from pax_export.export.portable.program import PortableProgram, Weight
 from pax_export.export.portable.recognize import recognized
+from pax_export.export.portable.recurrent import recurrent_kept
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def optimized(
     made = flattened(program, leaves, names, count)
     # Functions are found as they were written: folding and layouts take them apart.
     if options.keep:
-        made = recognized(made)
+        made = recognized(recurrent_kept(made))
     made = padded_inside(made)
     # Scales are found by the axis of their features, which is simplest in the model's layout.
     if options.fold:

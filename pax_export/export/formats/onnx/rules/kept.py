@@ -13,7 +13,7 @@ from pax_export.export.formats.onnx.rules.reductions import reduced
 from pax_export.export.formats.onnx.values import AnyValue, Value
 from pax_export.export.portable import kept
 
-Row = Callable[..., str]
+Row = Callable[..., Any]
 #: Gelu is an operator from here on.
 _GELU = 20
 
@@ -77,7 +77,43 @@ def layer_norm(
     return writer("LayerNormalization", x, scale, *shift, axis=-1, epsilon=epsilon)
 
 
+def lstm(writer: Writer, x: Value, *given: Value, reverse: bool) -> list[Any]:
+    return _recurrent(writer, "LSTM", x, *given, reverse=reverse)
+
+
+def gru(writer: Writer, x: Value, *given: Value, reverse: bool, reset_after: bool) -> list[Any]:
+    return _recurrent(
+        writer, "GRU", x, *given, reverse=reverse, linear_before_reset=int(reset_after)
+    )
+
+
+def rnn(writer: Writer, x: Value, *given: Value, reverse: bool, activation: str) -> list[Any]:
+    return _recurrent(
+        writer, "RNN", x, *given, reverse=reverse, activations=[activation.capitalize()]
+    )
+
+
+def _recurrent(
+    writer: Writer,
+    name: str,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value,
+    *states: Value,
+    reverse: bool,
+    **told: Any,
+) -> list[Any]:
+    """An operator whose results have an axis of directions, of which there is one."""
+    starts = [writer.unsqueeze(each, [0]) for each in states]
+    told |= {"hidden_size": int(states[0].shape[-1])} | (
+        {"direction": "reverse"} if reverse else {}
+    )
+    outputs, *last = writer(name, x, w, r, b, None, *starts, results=1 + len(states), **told)
+    return [writer.squeeze(outputs, [1]), *(writer.squeeze(each, [0]) for each in last)]
+
+
 _ROWS: dict[str, Row] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-}
+} | {each.__name__: each for each in (lstm, gru, rnn)}

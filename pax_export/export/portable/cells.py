@@ -1,0 +1,336 @@
+"""What one step of a loop computes, as sums of products with weights and functions of these.
+
+`recurrent.py` compares it with the steps of recurrent layers.  A value of a step that is no
+such sum or function is a `Step` named "other", which no layer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export._jaxpr import bound, called_program, inner_programs, is_literal
+from pax_export.export.portable.program import is_static, source_of
+
+#: These give what they are given; a conversion does where the dtype stays.
+_SAME = "copy copy_p stop_gradient optimization_barrier pvary convert_element_type".split()
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A value of a step, by what it is made of.
+
+    Attributes:
+        name: ``"carry"`` and ``"row"`` are operands of the step, ``"joined"`` several values
+            one after the other, and others the primitive that makes it.
+        of: what it is made of.
+        shape: its shape.
+        axis: the axis of its features; any other is of the batch.
+        place: which of the operands it is.
+    """
+
+    name: str
+    of: tuple[Any, ...] = ()
+    shape: tuple[Any, ...] = ()
+    axis: int = -1
+    place: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """An array that is the same in all steps, made outside of the loop where it is read.
+
+    Attributes:
+        make: makes it.
+        shape: its shape.
+        thin: makes it with size 1 along axes over which it is only spread.
+        number: what it is full of, if that stands in the program.
+    """
+
+    make: Callable[[], Any]
+    shape: tuple[Any, ...]
+    thin: Callable[[], Any]
+    number: float | None = None
+
+    @cached_property
+    def array(self) -> Any:
+        return self.make()
+
+    def vector(self, axis: int, rank: int) -> Any:
+        """Its numbers along an axis; None if others than that differ."""
+        thin = self.thin()
+        if not thin.ndim:
+            return thin.reshape(1)
+        if thin.ndim != rank or any(n != 1 for i, n in enumerate(thin.shape) if i != axis):
+            return None
+        return thin.reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A sum of products with weights and a bias.
+
+    Attributes:
+        terms: each value with its matrix, ``[features of the value, size]``.
+        bias: ``[size]`` or ``[1]``; None without.
+        size: of the features.
+        shape: of the value.
+        axis: the axis of its features.
+    """
+
+    terms: tuple[tuple[Step, Any], ...]
+    bias: Any
+    size: int
+    shape: tuple[Any, ...]
+    axis: int
+
+    def part(self, begin: int, end: int, shape: tuple[Any, ...]) -> Affine:
+        terms = tuple((each, matrix[:, begin:end]) for each, matrix in self.terms)
+        bias = self.bias
+        if bias is not None and bias.shape[0] != 1:
+            bias = bias[begin:end]
+        return Affine(terms, bias, end - begin, shape, self.axis)
+
+    def plus(self, other: Affine, sign: int = 1) -> Affine:
+        terms = dict(self.terms)
+        for each, matrix in other.terms:
+            matrix = matrix if sign > 0 else -matrix
+            terms[each] = terms[each] + matrix if each in terms else matrix
+        return Affine(
+            tuple(terms.items()),
+            _sum(self.bias, other.bias, sign),
+            self.size,
+            self.shape,
+            self.axis,
+        )
+
+    def shifted(self, bias: Any, sign: int = 1) -> Affine:
+        return Affine(self.terms, _sum(self.bias, bias, sign), self.size, self.shape, self.axis)
+
+    def negative(self) -> Affine:
+        terms = tuple((each, -matrix) for each, matrix in self.terms)
+        bias = None if self.bias is None else -self.bias
+        return Affine(terms, bias, self.size, self.shape, self.axis)
+
+    def matrix(self, step: Step) -> Any:
+        return next((matrix for each, matrix in self.terms if each is step), None)
+
+    def biases(self, dtype: Any) -> Any:
+        bias = jnp.zeros(1, dtype) if self.bias is None else self.bias
+        return jnp.broadcast_to(bias, (self.size,))
+
+
+def _sum(one: Any, other: Any, sign: int) -> Any:
+    if other is None:
+        return one
+    other = other if sign > 0 else -other
+    return other if one is None else one + other
+
+
+def _array(make: Callable[[], Any], shape: Sequence[Any], number: float | None = None) -> Known:
+    value = Known(make, tuple(shape), lambda: value.array, number)
+    return value
+
+
+def step_results(program: Any, constants: Sequence[Any], carries: int) -> list[Any]:
+    """What the results of a step are made of.
+
+    Args:
+        program: the closed jaxpr of the step.
+        constants: stand for its first operands, which all steps share.
+        carries: how many of its operands the step before gives.
+    """
+    count, given = len(constants), program.jaxpr.invars
+    operands: list[Any] = [
+        _array(lambda value=value: value, atom.aval.shape) for value, atom in zip(constants, given)
+    ]
+    for place, atom in enumerate(given[count:]):
+        name, place = ("carry", place) if place < carries else ("row", place - carries)
+        operands.append(Step(name, (), atom.aval.shape, atom.aval.ndim - 1, place))
+    return _results(program, operands)
+
+
+def _results(program: Any, operands: Sequence[Any]) -> list[Any]:
+    jaxpr = getattr(program, "jaxpr", program)
+    values = dict(zip(jaxpr.invars, operands))
+    for variable, array in zip(jaxpr.constvars, getattr(program, "consts", ())):
+        values[variable] = _array(lambda array=array: jnp.asarray(array), variable.aval.shape)
+    for equation in jaxpr.eqns:
+        given = [_read(values, atom) for atom in equation.invars]
+        called = called_program(equation)
+        with source_of(equation):
+            made = _made(equation, given) if called is None else _results(called, given)
+        values.update(zip(equation.outvars, made))
+    return [_read(values, atom) for atom in jaxpr.outvars]
+
+
+def _read(values: dict[Any, Any], atom: Any) -> Any:
+    if not is_literal(atom):
+        return values[atom]
+    number = None if np.ndim(atom.val) else float(np.real(atom.val))
+    return _array(lambda: jnp.asarray(atom.val, atom.aval.dtype), atom.aval.shape, number)
+
+
+def _made(equation: Any, given: list[Any]) -> Sequence[Any]:
+    name, results = equation.primitive.name, equation.outvars
+    if all(isinstance(each, Known) for each in given) and not equation.effects:
+        if not any(True for _ in inner_programs(equation)):
+            return _known(equation, given)
+    dtypes = {each.aval.dtype for each in (*equation.invars, *results)}
+    rule = _RULES.get(name) if len(dtypes) == 1 else None
+    made = None if rule is None else rule(equation, given)
+    return [Step("other", (), each.aval.shape) for each in results] if made is None else made
+
+
+def _known(equation: Any, given: Sequence[Known]) -> list[Known]:
+    results: list[Any] = []
+
+    def all_results() -> list[Any]:
+        if not results:
+            with source_of(equation):
+                results.extend(bound(equation, [each.array for each in given]))
+        return results
+
+    made = [
+        _array(lambda at=at: all_results()[at], each.aval.shape)
+        for at, each in enumerate(equation.outvars)
+    ]
+    if equation.primitive.name == "broadcast_in_dim" and len(given) == 1:
+        shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
+        (of,) = given
+
+        def thin() -> Any:
+            inner = of.thin()
+            sizes = [1] * len(shape)
+            for axis, place in enumerate(places):
+                sizes[place] = inner.shape[axis]
+            return inner.reshape(sizes)
+
+        return [Known(made[0].make, tuple(shape), thin, of.number)]
+    return made
+
+
+def _pieces(value: Any) -> tuple[Any, ...]:
+    return value.of if value.name == "joined" else (value,)
+
+
+def _dot(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+    """A value times weights."""
+    ((left, right), batch) = equation.params["dimension_numbers"]
+    if any(batch) or len(left) != 1:
+        return None
+    (x, w), (axis, of_w) = given, (left[0], right[0])
+    if isinstance(x, Known):
+        x, w, axis, of_w = w, x, of_w, axis
+    first = x is given[0]
+    if not isinstance(x, Step) or not isinstance(w, Known) or len(w.shape) != 2:
+        return None
+    if axis != x.axis or not is_static(w.shape) or x.name == "other":
+        return None
+    matrix = w.array if of_w == 0 else w.array.T
+    begin, terms = 0, []
+    for piece in _pieces(x):
+        size = piece.shape[piece.axis]
+        terms.append((piece, matrix[begin : begin + size]))
+        begin += size
+    shape = equation.outvars[0].aval.shape
+    if len(shape) > 2 or len({id(piece) for piece, _ in terms}) != len(terms):
+        return None
+    return [Affine(tuple(terms), None, matrix.shape[1], shape, len(shape) - 1 if first else 0)]
+
+
+def _add(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+    x, y = given
+    sign = 1 if equation.primitive.name == "add" else -1
+    if isinstance(x, Known) and sign > 0:
+        x, y = y, x
+    if isinstance(x, Affine) and isinstance(y, Affine):
+        return [x.plus(y, sign)] if (x.axis, x.size) == (y.axis, y.size) else None
+    if isinstance(x, Affine) and isinstance(y, Known):
+        vector = y.vector(x.axis, len(x.shape))
+        return None if vector is None else [x.shifted(vector, sign)]
+    return _function(equation, given)
+
+
+def _function(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+    """What treats each number alike, of values that lie alike."""
+    axes = {each.axis for each in given if not isinstance(each, Known)}
+    if len(axes) != 1 or any(_is_other(each) for each in given):
+        return None
+    shape = equation.outvars[0].aval.shape
+    return [Step(equation.primitive.name, tuple(given), shape, *axes)]
+
+
+def _is_other(value: Any) -> bool:
+    return isinstance(value, Step) and value.name == "other"
+
+
+def _concatenate(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+    axis, shape = equation.params["dimension"], equation.outvars[0].aval.shape
+    if not all(isinstance(each, Step) and each.axis == axis for each in given):
+        return None
+    if any(_is_other(each) for each in given):
+        return None
+    return [Step("joined", tuple(p for each in given for p in _pieces(each)), shape, axis)]
+
+
+def _parts(value: Any, axis: int, bounds: Sequence[tuple[int, int]], shapes: Any) -> Any:
+    """Parts of the features of a value."""
+    if isinstance(value, Affine) and value.axis == axis:
+        return [value.part(*each, shape) for each, shape in zip(bounds, shapes)]
+    if isinstance(value, Step) and value.name in ("logistic", "tanh") and value.axis == axis:
+        inner = _parts(value.of[0], axis, bounds, shapes)
+        if inner is not None:
+            return [Step(value.name, (e,), shape, axis) for e, shape in zip(inner, shapes)]
+    return None
+
+
+def _split(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+    begin, bounds = 0, []
+    for size in equation.params["sizes"]:
+        bounds.append((begin, begin + int(size)))
+        begin += int(size)
+    shapes = [each.aval.shape for each in equation.outvars]
+    return _parts(given[0], equation.params["axis"], bounds, shapes)
+
+
+def _slice(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+    told, (x,) = equation.params, given
+    shape = equation.outvars[0].aval.shape
+    if isinstance(x, Known) or _is_other(x) or any(n != 1 for n in told["strides"] or ()):
+        return None
+    whole = zip(told["start_indices"], told["limit_indices"], x.shape)
+    others = [each for axis, each in enumerate(whole) if axis != x.axis]
+    if any(str(begin) != "0" or str(end) != str(size) for begin, end, size in others):
+        return None
+    bounds = told["start_indices"][x.axis], told["limit_indices"][x.axis]
+    return _parts(x, x.axis, [bounds], [shape])
+
+
+def _transpose(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+    (x,), shape = given, equation.outvars[0].aval.shape
+    if not isinstance(x, Affine):
+        return None
+    axis = equation.params["permutation"].index(x.axis)
+    return [Affine(x.terms, x.bias, x.size, shape, axis)]
+
+
+_RULES: dict[str, Callable[[Any, Sequence[Any]], Sequence[Any] | None]] = {
+    **dict.fromkeys(_SAME, lambda _, given: given),
+    "dot_general": _dot,
+    "add": _add,
+    "sub": _add,
+    "mul": _function,
+    "tanh": _function,
+    "logistic": _function,
+    "max": _function,
+    "concatenate": _concatenate,
+    "split": _split,
+    "slice": _slice,
+    "transpose": _transpose,
+}

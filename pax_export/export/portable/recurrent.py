@@ -1,0 +1,251 @@
+"""Loops over the step of an LSTM, a GRU or a simple recurrent layer become one operator.
+
+Who wrote the step does not matter: what is compared is its arithmetic, see `cells.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from pax_export._jax import scan_operands
+from pax_export._jaxpr import bound
+from pax_export.export.portable import kept
+from pax_export.export.portable.cells import Affine, Known, Step, step_results
+from pax_export.export.portable.program import PortableProgram, is_static, needed, uses
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A recurrent layer as its step was found.
+
+    Attributes:
+        name: of the kept function.
+        state: which of the carries is the output of the step before.
+        gates: the sums of the gates, in the order of the kept function.
+        cell: which of the carries is the cell of an LSTM.
+        told: what else the kept function is told.
+        reset: the output of the step before times the reset gate, where it is multiplied first.
+    """
+
+    name: str
+    state: int
+    gates: tuple[Affine, ...]
+    cell: int | None = None
+    told: tuple[tuple[str, Any], ...] = ()
+    reset: Step | None = None
+
+
+def recurrent_kept(program: PortableProgram) -> PortableProgram:
+    """The program with recurrent layers as calls of kept functions."""
+    counts = uses(program.jaxpr)
+    if not any(each.primitive.name == "scan" for each in needed(program.jaxpr)):
+        return program
+
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+        made = None
+        if equation.primitive.name == "scan":
+            made = _layer(equation, operands, counts)
+        return bound(equation, operands) if made is None else made
+
+    return program.rebuilt(operate)
+
+
+def _layer(equation: Any, operands: list[Any], counts: Any) -> list[Any] | None:
+    told = equation.params
+    constants, start, rows = scan_operands(told, operands)
+    floats = {each.aval.dtype.name for each in (*start, *rows)}
+    is_some = is_static((told["length"],)) and told["length"] > 0
+    if floats != {"float32"} or not rows or not is_some:
+        return None
+    if any(each.ndim not in (1, 2) for each in start) or any(each.ndim < 2 for each in rows):
+        return None
+    results = step_results(told["jaxpr"], constants, len(start))
+    after, ys = results[: len(start)], results[len(start) :]
+    layer = _match(after)
+    if layer is None:
+        return None
+    given = _given(layer, start, rows)
+    if given is None:
+        return None
+    for variable, y in zip(equation.outvars[len(start) :], ys):
+        if counts.get(variable) and y is not after[layer.state]:
+            return None
+    made = kept.call(layer.name, *given, reverse=told["reverse"], **dict(layer.told))
+    single = start[layer.state].ndim == 1
+    outputs, *last = [each.squeeze(-2) for each in made] if single else made
+    finals = {at: last[0] for at, value in enumerate(after) if value is after[layer.state]}
+    if layer.cell is not None:
+        finals[layer.cell] = last[1]
+    carried = [finals.get(place, value) for place, value in enumerate(start)]
+    return [*carried, *(outputs for _ in ys)]
+
+
+def _match(after: Sequence[Any]) -> Layer | None:
+    """The layer whose step gives these carries."""
+    found = (each(at, after) for at in range(len(after)) for each in (_lstm, _gru, _simple))
+    return next((each for each in found if each is not None and _is_whole(each, after)), None)
+
+
+def _is_whole(layer: Layer, after: Sequence[Any]) -> bool:
+    """Whether the other carries are the same, or stay as they were."""
+    for place, value in enumerate(after):
+        if place in (layer.state, layer.cell) or value is after[layer.state]:
+            continue
+        if not _is_carry(value, place):
+            return False
+    return True
+
+
+def _is_carry(value: Any, place: int) -> bool:
+    return isinstance(value, Step) and value.name == "carry" and value.place == place
+
+
+def _both(value: Any, name: str) -> Iterator[tuple[Any, Any]]:
+    """The operands of a sum or product, in both orders."""
+    if isinstance(value, Step) and value.name == name:
+        yield value.of
+        if name != "sub":
+            yield value.of[::-1]
+
+
+def _of(value: Any, name: str) -> Affine | None:
+    """The sum that a function of a gate is of."""
+    if isinstance(value, Step) and value.name == name and isinstance(value.of[0], Affine):
+        return value.of[0]
+    return None
+
+
+def _lstm(place: int, after: Sequence[Any]) -> Layer | None:
+    """``o * tanh(f * cell + i * g)``."""
+    for gate, curve in _both(after[place], "mul"):
+        o = _of(gate, "logistic")
+        if o is None or not isinstance(curve, Step) or curve.name != "tanh":
+            continue
+        cell = curve.of[0]
+        at = next((at for at, value in enumerate(after) if value is cell and at != place), None)
+        for one, other in _both(cell, "add"):
+            for f, old in _both(one, "mul"):
+                for i, g in _both(other, "mul"):
+                    gates = _of(i, "logistic"), o, _of(f, "logistic"), _of(g, "tanh")
+                    if at is not None and _is_carry(old, at) and None not in gates:
+                        return Layer("lstm", place, gates, at)  # type: ignore[arg-type]
+    return None
+
+
+def _gru(place: int, after: Sequence[Any]) -> Layer | None:
+    """``(1 - z) * n + z * hidden``, in the four ways to write it."""
+    for z, new in _mixed(after[place], place):
+        if not isinstance(new, Step) or new.name != "tanh":
+            continue
+        (total,) = new.of
+        if isinstance(total, Affine):  # the reset gate is multiplied with the output before
+            for step, _ in total.terms:
+                for r, old in _both(step, "mul"):
+                    reset = _of(r, "logistic")
+                    if reset is not None and _is_carry(old, place):
+                        told = (("reset_after", False),)
+                        return Layer("gru", place, (z, reset, total), None, told, step)
+        for of_row, product in _both(total, "add"):
+            for r, of_state in _both(product, "mul"):
+                reset = _of(r, "logistic")
+                if reset is None or not isinstance(of_row, Affine):
+                    continue
+                if isinstance(of_state, Affine) and not _reads_rows(of_state):
+                    if not any(step.name == "carry" for step, _ in of_row.terms):
+                        told = (("reset_after", True),)
+                        return Layer("gru", place, (z, reset, of_row, of_state), None, told)
+    return None
+
+
+def _mixed(value: Any, place: int) -> Iterator[tuple[Affine, Any]]:
+    """The sum of the gate, and the new value, of what mixes that with a carry."""
+    for one, other in _both(value, "add"):
+        for z, difference in _both(other, "mul"):
+            gate = _of(z, "logistic")
+            if gate is None:
+                continue
+            for left, right in _both(difference, "sub"):
+                if right is one and _is_carry(left, place):
+                    yield gate, one
+                if right is one and _is_carry(one, place):
+                    yield gate.negative(), left
+            for rest, factor in _both(one, "mul"):
+                for number, same in _both(rest, "sub"):
+                    if same is z and _is_one(number):
+                        if _is_carry(difference, place):
+                            yield gate, factor
+                        if _is_carry(factor, place):
+                            yield gate.negative(), difference
+
+
+def _is_one(value: Any) -> bool:
+    if not isinstance(value, Known):
+        return False
+    return value.number == 1.0
+
+
+def _reads_rows(value: Affine) -> bool:
+    return any(step.name != "carry" for step, _ in value.terms)
+
+
+def _simple(place: int, after: Sequence[Any]) -> Layer | None:
+    """``tanh`` or ``relu`` of a sum."""
+    total = _of(after[place], "tanh")
+    if total is not None:
+        return Layer("rnn", place, (total,), None, (("activation", "tanh"),))
+    for x, zero in _both(after[place], "max"):
+        if isinstance(x, Affine) and isinstance(zero, Known) and zero.number == 0.0:
+            return Layer("rnn", place, (x,), None, (("activation", "relu"),))
+    return None
+
+
+def _given(layer: Layer, start: Sequence[Any], rows: Sequence[Any]) -> list[Any] | None:
+    """The operands of the kept function; None where a gate reads something else."""
+    steps = {step: None for gate in layer.gates for step, _ in gate.terms}
+    taken = [step for step in steps if step.name == "row"]
+    states = [step for step in steps if step.name == "carry"]
+    rest = [step for step in steps if step not in taken and step not in states]
+    if not taken or rest not in ([], [layer.reset]):
+        return None
+    if any(step.place != layer.state for step in states):
+        return None
+    hidden, dtype = start[layer.state], start[layer.state].dtype
+    size, of_rows = hidden.shape[-1], [rows[step.place] for step in taken]
+    if any(gate.size != size or gate.axis != len(gate.shape) - 1 for gate in layer.gates):
+        return None
+    if any(each.ndim != hidden.ndim + 1 for each in of_rows):
+        return None
+    if layer.reset is not None:
+        read = [layer.gates[-1].matrix(step) is None for step in states]
+        first = all(gate.matrix(layer.reset) is None for gate in layer.gates[:-1])
+        if not (all(read) and first):
+            return None
+    x = of_rows[0] if len(of_rows) == 1 else jnp.concatenate(of_rows, -1)
+    gates = layer.gates[:3] if layer.name == "gru" else layer.gates
+
+    def block(gate: Affine, step: Step | None, inside: int) -> Any:
+        matrix = None if step is None else gate.matrix(step)
+        return jnp.zeros((size, inside), dtype) if matrix is None else matrix.T
+
+    def of_row(gate: Affine) -> Any:
+        parts = [block(gate, step, step.shape[-1]) for step in taken]
+        return jnp.concatenate(parts, -1)
+
+    state = states[0] if states else None
+    of_state = [block(gate, state, size) for gate in gates]
+    shifts = [jnp.zeros(size, dtype) for _ in gates]
+    if len(layer.gates) == 4 and layer.name == "gru":
+        of_state[-1] = block(layer.gates[3], state, size)
+        shifts[-1] = layer.gates[3].biases(dtype)
+    if layer.reset is not None:
+        of_state[-1] = block(gates[-1], layer.reset, size)
+    w, r = jnp.concatenate([of_row(g) for g in gates]), jnp.concatenate(of_state)
+    b = jnp.concatenate([*(gate.biases(dtype) for gate in gates), *shifts])
+    states_given = [hidden] if layer.cell is None else [hidden, start[layer.cell]]
+    if hidden.ndim == 1:
+        x, states_given = x[:, None], [each[None] for each in states_given]
+    return [x, w[None], r[None], b[None], *states_given]
