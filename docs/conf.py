@@ -30,6 +30,8 @@ extensions = [
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 nitpicky = False
+# An annotation `bytes` is Python's, not the attribute of that name of one of our classes.
+suppress_warnings = ["ref.python"]
 default_role = "code"  # what docstrings have in backticks
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
