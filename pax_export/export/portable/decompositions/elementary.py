@@ -85,7 +85,8 @@ def log2(x: Any, **_: Any) -> Any:
 def expm1(x: Any, **_: Any) -> Any:
     count = _terms(x, 9, 18)
     near = x * polynomial(x, [1 / math.factorial(n) for n in range(1, count + 1)])
-    return jnp.where(jnp.abs(x) < 0.5, near, jnp.exp(x) - 1)
+    half = jnp.exp(x * 0.5)  # which a runtime has where the whole is nearly infinite
+    return jnp.where(jnp.abs(x) < 0.5, near, half * half - 1)
 
 
 @decomposes("log1p", single=True)
@@ -93,9 +94,9 @@ def log1p(x: Any, **_: Any) -> Any:
     """Near 0 by the series of the inverse hyperbolic tangent."""
     close = jnp.abs(x) < 0.3
     part = jnp.where(close, x, 0)
-    part = part / (2 + part)
+    part = part / (1 + 0.5 * part)  # twice the argument, so that nothing is lost of tiny numbers
     count = _terms(x, 7, 12)
-    near = 2 * part * polynomial(part * part, [1 / (2 * n + 1) for n in range(count)])
+    near = part * polynomial(part * part, [0.25**n / (2 * n + 1) for n in range(count)])
     return jnp.where(close, near, jnp.log(1 + x))
 
 
@@ -124,13 +125,18 @@ def cosh(x: Any, **_: Any) -> Any:
 _LARGE = 1e9
 
 
+def _log_of_double(x: Any) -> Any:
+    """Of large numbers; a runtime's logarithm of the largest ones may be infinite."""
+    return jnp.log(x * 0.25) + math.log(8)
+
+
 @decomposes("asinh", single=True)
 def asinh(x: Any, **_: Any) -> Any:
     size = jnp.abs(x)
     bounded = jnp.minimum(size, _LARGE)
     squared = bounded * bounded
     near = jnp.log1p(bounded + squared / (1 + jnp.sqrt(squared + 1)))
-    far = jnp.log(size) + math.log(2)
+    far = _log_of_double(size)
     return jnp.sign(x) * jnp.where(size > _LARGE, far, near)
 
 
@@ -138,7 +144,7 @@ def asinh(x: Any, **_: Any) -> Any:
 def acosh(x: Any, **_: Any) -> Any:
     above = jnp.minimum(x, _LARGE) - 1
     near = jnp.log1p(above + jnp.sqrt(above * (above + 2)))
-    far = jnp.log(x) + math.log(2)
+    far = _log_of_double(x)
     return jnp.where(x < 1, jnp.nan, jnp.where(x > _LARGE, far, near))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -130,7 +130,8 @@ def digamma(x: Any, **_: Any) -> Any:
     z = jnp.where(reflected, -x, x - 1)
     t = z + 7.5
     series, slope = _lanczos(z)
-    found = jnp.log(t) + slope / series - 7 / t
+    logarithm = math.log(7.5) + jnp.log1p(z / 7.5)
+    found = logarithm + slope / series - 7 / t
     part = x + jnp.abs(jnp.floor(x + 0.5))
     angle = math.pi * part
     found = jnp.where(reflected, found - math.pi * jnp.cos(angle) / jnp.sin(angle), found)
@@ -143,8 +144,7 @@ def bessel_i0e(x: Any, **_: Any) -> Any:
     size = jnp.abs(x)
     inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
     near = polynomial((inside / 3.75) ** 2, _I0_NEAR) * jnp.exp(-inside)
-    far = polynomial(3.75 / outside, _I0_FAR) / jnp.sqrt(outside)
-    return jnp.where(size > 3.75, far, near)
+    return jnp.where(size > 3.75, _bessel_tail(outside, _I0_FAR), near)
 
 
 @decomposes("bessel_i1e", single=True, double=False)
@@ -152,8 +152,12 @@ def bessel_i1e(x: Any, **_: Any) -> Any:
     size = jnp.abs(x)
     inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
     near = inside * polynomial((inside / 3.75) ** 2, _I1_NEAR) * jnp.exp(-inside)
-    far = polynomial(3.75 / outside, _I1_FAR) / jnp.sqrt(outside)
-    return jnp.where(size > 3.75, far, near) * jnp.sign(x)
+    return jnp.where(size > 3.75, _bessel_tail(outside, _I1_FAR), near) * jnp.sign(x)
+
+
+def _bessel_tail(size: Any, coefficients: Sequence[float]) -> Any:
+    """From 3.75 on; a runtime may have no root of the largest numbers."""
+    return polynomial(3.75 / size, coefficients) / (4 * jnp.sqrt(size * 0.0625))
 
 
 def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:
