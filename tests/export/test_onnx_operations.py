@@ -297,6 +297,7 @@ def test_products(path):
             "many": jnp.einsum("bij,jk,kl->bil", x, w, w.T),
             "tensordot": jnp.tensordot(w.T, x, ((1,), (2,))),
             "whole": whole @ whole.T,
+            "true": (whole > 40) @ (whole < 90).T,
             "wide": lax.dot_general(
                 whole, whole, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
             ),

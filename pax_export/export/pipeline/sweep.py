@@ -36,7 +36,8 @@ ELEMENTWISE = frozenset(
 COUNT = 8192
 #: Numbers beyond which an argument is not known to its last digit, so that no result is.
 _FAR = 1e5
-_TINY = float(np.finfo(np.float32).tiny)
+#: What is left of numbers that some take for 0, times an argument where exponentials end.
+_NOTHING = 128 * float(np.finfo(np.float32).tiny)
 _BIT = float(np.finfo(np.float32).eps)
 
 #: Writes a program of no model at a place of its own, and calls it with arrays by name.
@@ -94,7 +95,7 @@ def grid(operation: Operation) -> list[np.ndarray]:
     """Values for each operand: of every size, and what is no number."""
     first, *others = operation.operands
     if not others:
-        return [_filled(_values(first, 16 if is_inexact(first) else 1))]
+        return [_filled(_values(first, 15 if is_inexact(first) else 1))]
     side = int(COUNT**0.5)
     one, other = (_few(_values(dtype, 1), side) for dtype in (first, *others))
     pairs = np.meshgrid(one, other, indexing="ij")
@@ -189,7 +190,7 @@ def _sweep(
         return list(map(np.asarray, program.traced.run(near)))
 
     expected = by_jax(0.0)
-    near = [by_jax(moved) for moved in (4 * _BIT, -4 * _BIT)]
+    near = [by_jax(moved) for moved in (8 * _BIT, -8 * _BIT)]
     found = []
     for index, (each, given) in enumerate(zip(operations, values)):
         one, other = expected[index], np.asarray(got[program.output_names[index]])
@@ -217,7 +218,7 @@ def _differs(
         spread = np.max([np.abs(each.astype(np.float64) - one) for each in near], axis=0)
         spread = np.where(np.isfinite(spread), spread, 0.0)
         far = np.max([np.abs(each.astype(np.float64)) for each in given], axis=0) > _FAR
-        allowed = np.where(far, np.minimum(spread, 1e-6), spread) + _TINY
+        allowed = np.where(far, np.minimum(spread, 1e-6), spread) + _NOTHING
         relative = factor * TOLERANCE[expected.dtype.name]
         apart = np.abs(one - other)
     same = (one == other) | (np.isnan(one) & np.isnan(other))

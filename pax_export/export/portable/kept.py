@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._jaxpr import inner_programs
+
 _PREFIX = "pax_export."
 
 
@@ -138,6 +140,17 @@ def name_of(parameters: Mapping[str, Any]) -> str:
     """The name of the function that a composite with these parameters is; empty for another's."""
     name = parameters["name"]
     return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else ""
+
+
+def operation_names(program: Any) -> set[str]:
+    """The operations of a program by their names; those of a function that is kept are its own."""
+    names = set()
+    for equation in getattr(program, "jaxpr", program).eqns:
+        kept = name_of(equation.params) if equation.primitive.name == "composite" else ""
+        names.add(kept or equation.primitive.name)
+        if not kept:
+            names.update(*map(operation_names, inner_programs(equation)))
+    return names
 
 
 def attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:

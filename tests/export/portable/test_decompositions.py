@@ -14,6 +14,7 @@ from jax.lax import linalg
 
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
 from pax_export.export.portable import decompose, not_decomposed
+from pax_export.export.portable.decompositions.windows import select_and_scatter_add
 from tests.closeness import assert_close
 
 _POSITIVE = [0, 1e-30, 1e-8, 1e-4, 0.1, 0.3, 0.5, 0.7, 0.99, 1, 1.5, 2, 2.5, 3, 5, 7.5, 9.3, 10.5]
@@ -190,6 +191,14 @@ def test_gradients_of_pools(window, reduce):
     check("select_and_gather_add", lambda x, t: jax.jvp(pool, (x,), (t,))[1], IMAGES, -IMAGES)
     tied = np.round(IMAGES)  # the first of equals is taken
     check("select_and_scatter_add", back, tied, pool(IMAGES))
+
+
+def test_booleans_are_scattered_by_or():
+    """XLA adds booleans so, and jax has no function for it."""
+    source, image = np.array([True, False, True]), np.array([0, 1, 1, 0, 0, 1], bool)
+    windows = {"window_dimensions": (2,), "window_strides": (2,), "padding": [(0, 0)]}
+    found = select_and_scatter_add(source, image, select_prim=lax.ge_p, **windows)
+    assert found.tolist() == [False, True, False, False, False, True]
 
 
 @pytest.mark.parametrize("whole", ["int16", "uint16"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, spec, to_tflite
 from tests.closeness import assert_close
 
@@ -246,6 +247,16 @@ def test_complex_numbers_and_fourier(tmp_path):
     }
     x = np.random.default_rng(2).normal(size=(2, 156)).astype(np.float32)
     check(tmp_path, functions, [(x,), (x[:1],)], spec("b, 156"), 1e-4)
+
+
+@pytest.mark.parametrize("way", ["multiply", "min", "max"])
+def test_scattered_complex_numbers_are_more_than_their_parts(way, tmp_path):
+    def apply(_, x):
+        z = lax.complex(x, 2 * x)
+        return getattr(z.at[jnp.array([0, 2])], way)(z[1:3]).real
+
+    with pytest.raises(UnsupportedOperationError, match="scatter.*complex numbers"):
+        to_tflite(({}, apply), tmp_path / "m.tflite", spec("5"), validate=False)
 
 
 def test_random_numbers_are_those_of_jax(tmp_path):

@@ -40,7 +40,6 @@ class Writer:
         self.opset = opset
         self.inline = inline
         self.exact = exact  # whether NaN, ties and signs of zero are guarded
-        self.differs: set[str] = set()  # operators whose kernels may differ in these
         self.operation = ""  # the primitive that is being written
         self.initializers: dict[str, Any] = {}
         self._constants: dict[tuple, str] = {}
@@ -60,11 +59,6 @@ class Writer:
 
     def __call__(self, operator: str, *operands: Any, results: int = 1, **attributes: Any) -> Any:
         return self._add(self._nodes, operator, operands, results, attributes)
-
-    def native(self, operator: str, *operands: Any, **attributes: Any) -> str:
-        """An operator whose kernels may differ from jax in NaN, ties and signs of zero."""
-        self.differs.add(operator)
-        return self(operator, *operands, **attributes)
 
     def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> str:
         return self._add(self._root, operator, operands, 1, attributes)

@@ -10,11 +10,11 @@ import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError, UnsupportedOperationError
 from pax_export._optional import require
+from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.formats.onnx import rules as rules
 from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter, NotInOnnxError
 from pax_export.export.formats.onnx.graph import Writer, bodies, flat, needed, read_in
-from pax_export.export.formats.onnx.known_differences import differences
 from pax_export.export.formats.onnx.registry import Refused, has
 from pax_export.export.formats.onnx.values import (
     AnyValue,
@@ -30,6 +30,7 @@ from pax_export.export.portable import (
     PortableProgram,
     Weight,
     decompose,
+    operation_names,
     optimized,
     passes,
     written_fast,
@@ -83,23 +84,24 @@ def converted(
     """
     onnx = require("onnx", "onnx", "to_onnx")
 
-    def write(portable: PortableProgram | None) -> tuple[Any, set[str]]:
+    def write(portable: PortableProgram | None) -> Any:
         model = _Model(onnx, program, names, weights, options)
-        made = model.of_traced() if portable is None else model.made(portable)
-        return made, model.differs
+        return model.of_traced() if portable is None else model.made(portable)
 
     def optimize() -> PortableProgram:
         return _optimized(program, names, weights, options)
 
     refused = Refused, NotInOnnxError
-    (made, differs), portable, notes = written_fast(optimize, write, refused)
+    made, portable, notes = written_fast(optimize, write, refused)
     _check_operators(onnx, made, options.opset)
     content = made.SerializeToString(deterministic=True)
+    run = program.traced.program if portable is None else portable.program
+    differs = known_differences("onnxruntime", operation_names(run), options.exact)
     stored = {each.name for each in made.graph.initializer}
     computed = () if portable is None else portable.weights
     used = {source for each in computed for source in each.sources if each.name in stored}
     folded = tuple(name for name in weights if name in used and name not in stored)
-    return Converted(content, folded, notes, differences(differs))
+    return Converted(content, folded, notes, differs)
 
 
 def _optimized(
@@ -135,10 +137,6 @@ class _Model:
         self._weights = weights
         self._names = names
         self._made: dict[str, AnyValue] = {}
-
-    @property
-    def differs(self) -> set[str]:
-        return self._writer.differs
 
     def made(self, portable: PortableProgram) -> Any:
         """The model of a portable program."""

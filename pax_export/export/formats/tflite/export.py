@@ -15,6 +15,7 @@ from pax_export._optional import find, require
 from pax_export._tensorflow_log import quiet_start
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
+from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tflite.builder.encode import encode
@@ -22,7 +23,6 @@ from pax_export.export.formats.tflite.builder.graph import constants_shared
 from pax_export.export.formats.tflite.builder.quantize import store_small
 from pax_export.export.formats.tflite.builder.simplify import simplify
 from pax_export.export.formats.tflite.graph import Weights, make_signature
-from pax_export.export.formats.tflite.known_differences import differences
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.variables import Store
@@ -210,14 +210,15 @@ def _converted(store: Store, programs: Sequence[Program], options: Options) -> _
     with constants_shared():
         weights = Weights(store)
         made = [make_signature(each, weights, options.exact) for each in programs]
-    signatures = [signature for signature, _ in made]
+    signatures = [signature for signature, _, _ in made]
+    operations = set().union(*(names for _, names, _ in made))
     graphs = [each.graph for each in signatures]
-    notes = {note: None for _, notes in made for note in notes}
+    notes = {note: None for *_, notes in made for note in notes}
     folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
     if options.quantize is not None:
         store_small(graphs, options.quantize)
-    kept = tuple(notes)
-    return _Converted(encode(signatures), tuple(sorted(folded)), kept, differences(graphs))
+    differs = known_differences("LiteRT", operations, options.exact)
+    return _Converted(encode(signatures), tuple(sorted(folded)), tuple(notes), differs)
 
 
 def load(path: Path, report: Report) -> LoadedFile:

@@ -44,6 +44,7 @@ from pax_export.export.portable import (
     Weight,
     decompose,
     not_decomposed,
+    operation_names,
     optimized,
     written_fast,
 )
@@ -60,14 +61,15 @@ _WRITE = (
 
 def make_signature(
     program: Program, weights: Weights, exact: bool
-) -> tuple[Signature, tuple[str, ...]]:
-    """A graph of the inputs of a program, by position, and its outputs; notes for the report.
+) -> tuple[Signature, set[str], tuple[str, ...]]:
+    """A graph of the inputs of a program and its outputs; its operations; notes for the report.
 
     Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
     """
     _check_places(program)
     if exact:
-        return _signature(program, weights, _has_exactly, None), ()
+        names = operation_names(program.traced.program)
+        return _signature(program, weights, _has_exactly, None), names, ()
 
     def optimize() -> PortableProgram:
         return _optimized(program, weights.store)
@@ -75,8 +77,9 @@ def make_signature(
     def write(portable: PortableProgram | None) -> Signature:
         return _signature(program, weights, has, portable)
 
-    made, _, notes = written_fast(optimize, write, (UnsupportedOperationError,))
-    return made, notes
+    made, portable, notes = written_fast(optimize, write, (UnsupportedOperationError,))
+    names = operation_names(program.traced.program if portable is None else portable.program)
+    return made, names, notes
 
 
 def _optimized(program: Program, store: Store) -> PortableProgram:

@@ -167,6 +167,10 @@ def select_and_scatter_add(
     zeros = (neutral(operand.dtype), jnp.int32(0))
     window = (window_dimensions, window_strides, none, once, once)
     _, chosen = _reduced((wide, places), zeros, select, *window)
-    found = jnp.zeros(count, source.dtype).at[chosen.reshape(-1)].add(source.reshape(-1))
+    at = chosen.reshape(-1)
+    if source.dtype == jnp.bool_:
+        found = jnp.zeros(count, jnp.int32).at[at].max(source.reshape(-1).astype(jnp.int32)) != 0
+    else:
+        found = jnp.zeros(count, source.dtype).at[at].add(source.reshape(-1))
     inside = [(-low, -high, 0) for low, high in padding]
     return lax.pad(found.reshape(wide.shape), jnp.zeros((), source.dtype), inside)

@@ -124,7 +124,7 @@ def extreme(writer: Writer, operator: str, x: Any, y: Any, is_float: bool) -> st
     if not is_float:
         return writer(operator, x, y)
     if not writer.exact:
-        return writer.native(operator, x, y)
+        return writer(operator, x, y)
     chosen = writer(operator, x, y)
     # A sum is NaN where a part is; +inf and -inf together are no NaN of theirs.
     bad = writer("Or", writer("IsNaN", x), writer("IsNaN", y))
@@ -159,7 +159,7 @@ def _bounded(writer: Writer, operator: str, name: str, bound: Value) -> str:
     if np.isnan(bound.known):
         return writer("Add", name, bound)
     if not writer.exact:
-        return writer.native(operator, name, bound)
+        return writer(operator, name, bound)
     beyond = writer("Less" if operator == "Max" else "Greater", name, bound)
     return writer("Where", beyond, bound, name)
 

@@ -53,7 +53,7 @@ def logistic(writer: Writer, results: Results, x: Value, **_: Any) -> str:
     And so it is, to the last bit, what a softmax of two gives, as in jax.
     """
     if not writer.exact and x.carrier.name == "float32":
-        return writer.fit(writer.native("Sigmoid", x), results[0].dtype)
+        return writer.fit(writer("Sigmoid", x), results[0].dtype)
     total = writer("Add", writer("Exp", writer("Neg", x)), writer.like(1, x))
     return writer.fit(writer("Reciprocal", total), results[0].dtype)
 

@@ -31,27 +31,27 @@ def composite(writer: Writer, results: Sequence[Any], *operands: AnyValue, **tol
 
 def clip(writer: Writer, x: Value, *, low: Any = None, high: Any = None) -> str:
     if low == 0 and high is None:
-        return writer.native("Relu", x)
+        return writer("Relu", x)
     ends = [None if end is None else writer.like(end, x) for end in (low, high)]
     while ends[-1] is None:
         ends.pop()
-    return writer.native("Clip", x, *ends)
+    return writer("Clip", x, *ends)
 
 
 def silu(writer: Writer, x: Value) -> str:
-    return writer("Mul", x, writer.native("Sigmoid", x))
+    return writer("Mul", x, writer("Sigmoid", x))
 
 
 def hard_sigmoid(writer: Writer, x: Value) -> str:
-    return writer.native("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+    return writer("HardSigmoid", x, alpha=1 / 6, beta=0.5)
 
 
 def hard_swish(writer: Writer, x: Value) -> str:
-    return writer.native("HardSwish", x)
+    return writer("HardSwish", x)
 
 
 def gelu(writer: Writer, x: Value, *, approximate: bool) -> str:
-    return writer.native("Gelu", x, approximate="tanh" if approximate else "none")
+    return writer("Gelu", x, approximate="tanh" if approximate else "none")
 
 
 def softmax(writer: Writer, x: Value, *, axis: int) -> str:

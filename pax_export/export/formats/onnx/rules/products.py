@@ -20,7 +20,11 @@ def dot_general(
     writer: Writer, results: Results, x: Value, y: Value, *, dimension_numbers: Any, **_: Any
 ) -> Any:
     (result,) = results
-    made = product(writer, x, y, dimension_numbers, result.shape, carrier(result.dtype))
+    kind = carrier(result.dtype)
+    if kind == np.bool_:  # whether any pair is true in both
+        count = product(writer, x, y, dimension_numbers, result.shape, np.dtype(np.float32))
+        return writer.cast(count, kind)
+    made = product(writer, x, y, dimension_numbers, result.shape, kind)
     return writer.fit(made, result.dtype)
 
 

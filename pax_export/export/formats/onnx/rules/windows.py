@@ -15,7 +15,7 @@ Results = Sequence[Any]
 
 @rule("reduce_window_max")
 def max_pool(writer: Writer, results: Results, x: Value, **window: Any) -> str:
-    return writer.native("MaxPool", x, **_told(**window))
+    return writer("MaxPool", x, **_told(**window))
 
 
 @rule("reduce_window_sum")

@@ -267,20 +267,9 @@ def _filling(op: Operation) -> Any:
 _FLOATS = ("float32", "float16", "bfloat16", "complex64")
 
 
-@rule(
-    "scatter",
-    "scatter-add",
-    "scatter-sub",
-    "scatter-mul",
-    "scatter-min",
-    "scatter-max",
-    "scatter_add",
-    "scatter_sub",
-    "scatter_mul",
-    "scatter_min",
-    "scatter_max",
-    parts=True,
-)
+#: A product or an order of complex numbers is not that of their parts.
+@rule("scatter-mul", "scatter-min", "scatter-max", "scatter_mul", "scatter_min", "scatter_max")
+@rule("scatter", "scatter-add", "scatter-sub", "scatter_add", "scatter_sub", parts=True)
 def scatter(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
     numbers, mode = op.params["dimension_numbers"], str(op.params["mode"])
     shape = op.operands[0].shape
