@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -249,9 +249,9 @@ def write(differences: Sequence[Difference]) -> None:
         Path(known_differences.__file__),
         '_ROWS = """\\\n',
         '"""\n',
-        "".join(f"{each.line}\n" for each in differences),
+        (each.line for each in differences),
     )
-    _replace(GUIDE, HEADING, "\n", "".join(f"{row}\n" for row in table(differences)))
+    _replace(GUIDE, HEADING, "\n", table(differences))
 
 
 #: The page with the table, and how that begins.
@@ -259,11 +259,14 @@ GUIDE = Path(__file__).parents[2] / "docs/guide/targets.md"
 HEADING = "| runtime | operation | where | for example |\n|---|---|---|---|\n"
 
 
-def _replace(path: Path, before: str, behind: str, text: str) -> None:
+def _replace(path: Path, before: str, behind: str, rows: Iterable[str]) -> None:
+    """Writes other lines between those before and the first line that is `behind`."""
     head, found, rest = path.read_text().partition(before)
     if not found:
         raise ValueError(f"{path} has no {before!r}")
-    path.write_text(f"{head}{before}{text}{rest[rest.index(behind) :]}")
+    lines = rest.splitlines(keepends=True)
+    made = "".join(f"{row}\n" for row in rows)
+    path.write_text(f"{head}{before}{made}{''.join(lines[lines.index(behind) :])}")
 
 
 def table(differences: Sequence[Difference]) -> list[str]:

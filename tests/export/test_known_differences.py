@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pax_export.export.artifact import known_differences as known
 from pax_export.export.artifact.known_differences import DIFFERENCES, known_differences
+from tests.export import sweep_differences as sweeps
 from tests.export.sweep_differences import (
     GUIDE,
     HEADING,
@@ -74,3 +76,14 @@ def test_a_report_leaves_out_what_matters_to_no_model():
     assert known_differences("LiteRT", {"reduce_window_max"}) == (
         "reduce_window_max at NaN: reduce_window_max(nan) = -inf, in jax nan",
     )
+
+
+def test_writing_the_list_again_changes_nothing(tmp_path, monkeypatch):
+    files = {each: tmp_path / Path(each).name for each in (known.__file__, str(sweeps.GUIDE))}
+    for name, copy in files.items():
+        copy.write_text(Path(name).read_text())
+    monkeypatch.setattr(known, "__file__", str(files[known.__file__]))
+    monkeypatch.setattr(sweeps, "GUIDE", files[str(sweeps.GUIDE)])
+    sweeps.write(DIFFERENCES)
+    for name, copy in files.items():
+        assert copy.read_text() == Path(name).read_text()
