@@ -1,4 +1,4 @@
-"""Adapters: low-rank additions to frozen layers, trained, saved and merged by themselves."""
+"""LoRA and DoRA adapters: low-rank updates of frozen layers."""
 
 from pax_export.adapters._layer import lora, weight_of
 from pax_export.adapters._lora import LoRA

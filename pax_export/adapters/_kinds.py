@@ -1,8 +1,8 @@
-"""The layers that can be adapted, and how each of them lays out its weight.
+"""Layers that support adapters, and the layouts of their weights.
 
-An adapter of any of them is two arrays whose product, ``a · b``, is laid out as the weight is:
-``a`` ends with the inputs and the rank, ``b`` is rank times outputs.  In a convolution ``a`` has
-the axes of the kernel before, and in a stacked layer (`Scan`, `Vmap`) both begin with its axes.
+An adapter has two arrays whose product ``a · b`` has the layout of the weight: ``a`` ends with
+``[inputs, rank]``, and ``b`` is ``[rank, outputs]``.  For convolutions, ``a`` starts with the axes
+of the kernel, and for stacked layers (`Scan`, `Vmap`) both start with the axes of the stack.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pax_export.nn import (
 
 
 class Sizes(NamedTuple):
-    """What an adapter must fit.
+    """The sizes of a weight that an adapter must match.
 
     Attributes:
-        stacked: the axes of layers that the weight has before its own.
-        kernel: the axes of the kernel; none but in a convolution.
-        inputs: what one output is a sum over, beside the kernel.
-        outputs: the channels that come out.
+        stacked: the leading axes of a stack of layers.
+        kernel: the axes of the kernel; empty except for convolutions.
+        inputs: the number of input channels.
+        outputs: the number of output channels.
     """
 
     stacked: tuple[int, ...]
@@ -49,26 +49,26 @@ class Sizes(NamedTuple):
 
     @property
     def largest_rank(self) -> int:
-        """A product of more than this has no more freedom than the weight itself."""
+        """The largest useful rank: that of the weight itself."""
         return min(math.prod(self.kernel) * self.inputs, self.outputs)
 
 
 def is_adaptable(module: Any) -> bool:
-    """True for a layer that an adapter can stand at."""
+    """Returns True for a layer that supports adapters."""
     return isinstance(module, (Linear, Embed, Convolution))
 
 
 def is_transposed(layer: Any) -> bool:
-    """True where the outputs stand before the inputs in the weight."""
+    """Returns True if the weight has the outputs before the inputs."""
     return isinstance(layer, (Conv1DTranspose, Conv2DTranspose))
 
 
 def sizes_of(layer: Any, where: str) -> Sizes:
-    """The sizes that an adapter of a layer must have.
+    """Returns the sizes of a layer's weight.
 
     Raises:
-        InvalidArgumentTypeError: it is no layer that can be adapted, or has no weight here.
-        InvalidArgumentError: its weight is not laid out as its class says.
+        InvalidArgumentTypeError: the layer does not support adapters, or has no weight.
+        InvalidArgumentError: the weight does not have the layout of the class.
     """
     if not is_adaptable(layer):
         raise InvalidArgumentTypeError(
@@ -115,7 +115,7 @@ def _of_class(layer: Any) -> tuple[tuple[int, ...], int, int]:
 
 
 def product(layer: Any, a: Any, b: Any) -> Any:
-    """``a · b`` in the layout of the layer's weight, as exactly as the machine multiplies."""
+    """Returns ``a · b`` in the layout of the layer's weight, at the highest precision."""
 
     def multiplied(a: Any, b: Any) -> Any:
         kernel = (1,) * (a.ndim - b.ndim)
@@ -127,14 +127,14 @@ def product(layer: Any, a: Any, b: Any) -> Any:
 
 
 def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
-    """What the layer would give for an input if ``a · b`` was its weight, without a bias.
+    """Returns the layer's output with ``a · b`` as its weight, without a bias.
 
     Args:
-        layer: the layer; its own weight is not looked at.
+        layer: the layer; its own weight is not used.
         x: what the layer was called with.
         a: of the adapter.
         b: of the adapter.
-        like: an array that lies on a mesh as the output shall.
+        like: an array with the sharding of the output.
     """
     lies = lambda: joined(*spec_of(like))  # noqa: E731
     if isinstance(layer, Linear):
@@ -146,7 +146,7 @@ def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
     numbers = _dimension_numbers(layer)
     x, a, b = x.astype(dtype), a.astype(dtype), b.astype(dtype)
     if getattr(layer, "feature_group_count", 1) > 1:
-        # Each group has few channels, and sees its own outputs of `b` only.
+        # Each group has few channels, and only its own outputs of `b`.
         function = lambda x, a, b: layer._convolved(layer, x, product(layer, a, b), numbers)  # noqa: E731
         return computed_by_batch(function, x, (a, b))
 
@@ -174,21 +174,21 @@ def _dimension_numbers(layer: Any) -> tuple[str, str, str]:
 
 
 def by_channel(layer: Any, vector: Any) -> Any:
-    """A number for each output channel, in a form that multiplies the layer's output."""
+    """Reshapes a value per output channel so that it broadcasts with the layer's output."""
     if isinstance(layer, Convolution) and not layer.data_format.endswith("C"):
         return vector.reshape(-1, *[1] * len(layer.kernel_shape))
     return vector
 
 
 def norms(layer: Any, weight: Any) -> Any:
-    """The length of what leads to each output channel: ``[..., outputs]``."""
+    """Returns the norm of the weights of each output channel: ``[..., outputs]``."""
     weight = jnp.swapaxes(weight, -1, -2) if is_transposed(layer) else weight
     over = tuple(range(-2 - _kernel_axes(layer), -1))
     return computed(lambda w: jnp.sqrt(jnp.sum(w * w, over)), (weight,), lambda: joined())
 
 
 def in_weight(layer: Any, vector: Any) -> Any:
-    """A number for each output channel, in a form that multiplies the layer's weight."""
+    """Reshapes a value per output channel so that it broadcasts with the layer's weight."""
     kernel = range(-2 - _kernel_axes(layer), -2)
     return jnp.expand_dims(vector, (*kernel, -1 if is_transposed(layer) else -2))
 

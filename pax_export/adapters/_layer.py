@@ -1,8 +1,8 @@
-"""A layer with adapters: the layer itself, of a derived class, with a dict of them beside.
+"""Adapted layers: the layer with a derived class and a dict ``adapters``.
 
-The weight stays where it is and keeps its name, so that files of weights of the net without
-adapters fit the net with them.  The class is derived as that of a frozen module is: there is one
-for each class, so equal layers have equal treedefs, and pickles name the recipe.
+The weight keeps its path, so weights files of the net without adapters fit the adapted net.
+There is one derived class for each layer class, so equal layers have equal treedefs; pickles
+store how the class was derived.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pax_export.weights import chosen_sharding
 
 M = TypeVar("M")
 
-#: How a module is marked that is frozen because adapters train in its place.
+#: Marks modules that are frozen because adapters train instead of them.
 FOR_ADAPTERS = "for adapters"
 _ATTRIBUTE = "adapters"
 
@@ -57,31 +57,31 @@ def lora(
     rslora: bool = False,
     dora: bool = False,
 ) -> M:
-    """Puts an adapter at one layer, whose own arrays are frozen from then on.
+    """Adds an adapter to one layer, and freezes the layer's own arrays.
 
-    The layer stays what it is, a `Linear` for example, with its weight at its place; only the
-    adapter, in its dict ``adapters``, is among its `parameters()`.  At first the adapter adds
-    exactly nothing: ``a`` is random and ``b`` zero (in an `Embed` the other way round), as in PEFT.
+    The layer keeps its class and its weight; only the adapter, in its dict ``adapters``, is in its
+    `parameters()`.  The adapter initially adds exactly zero: ``a`` is random and ``b`` zero (for an
+    `Embed` the other way round), as in PEFT.
 
     Args:
-        module: a `Linear`, `Embed`, convolution or transposed convolution, or what derives from
-            them; stacked ones, in `Scan` or `Vmap`, get an adapter for each layer.
-        rank: the size between ``a`` and ``b``.
-        alpha: the adapter is multiplied by ``alpha / rank``; the rank itself by default.
-        dropout: how much of the input the adapter does not see in train mode; calls need `pure`
-            then, as those of `Dropout` do.  (Not in an `Embed`.)
-        key: the key of the initial values; the next of the ambient stream by default.
-        name: of the adapter; a layer may have several.
-        rslora: whether alpha is divided by the root of the rank instead (Kalajdzievski, 2023).
-        dora: whether the lengths of the weight's columns are trained apart (Liu et al., 2024).
+        module: a `Linear`, `Embed`, convolution or transposed convolution, or a subclass of these;
+            stacked layers, in `Scan` or `Vmap`, get an adapter for each layer.
+        rank: the rank of the update.
+        alpha: the adapter is scaled by ``alpha / rank``; equal to the rank by default.
+        dropout: the dropout rate of the adapter's input in train mode; calls then need `pure`, as
+            those of `Dropout`.  Ignored for an `Embed`.
+        key: the random key of the initial values; drawn from the global stream by default.
+        name: the name of the adapter; a layer may have several.
+        rslora: divide alpha by the square root of the rank (Kalajdzievski, 2023).
+        dora: train the norms of the weight's columns separately (Liu et al., 2024).
 
     Returns:
-        The same data as an instance of a subclass of the same name, with the adapter.
+        The layer with the adapter, as an instance of a subclass with the same name.
 
     Raises:
-        InvalidArgumentTypeError: the module is no such layer.
-        InvalidArgumentError: the rank is larger than the layer, the name is taken, or an argument
-            is out of its range.
+        InvalidArgumentTypeError: the module does not support adapters.
+        InvalidArgumentError: the rank is larger than the layer, the name exists, or an argument is
+            out of range.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -137,7 +137,7 @@ def _positive(value: Any, where: str) -> float:
 
 
 def put(layer: Any, name: str, adapter: LoRA) -> Any:
-    """The layer with one more adapter, in its mode and under its policy."""
+    """Adds an adapter to a layer, with the layer's mode and policy."""
     now = adapters_of(layer)
     if not isinstance(name, str) or not name or "." in name:
         raise InvalidArgumentError(
@@ -160,7 +160,7 @@ def put(layer: Any, name: str, adapter: LoRA) -> Any:
         )
     policy = policy_of(layer)
     if policy is not None:
-        # What trains stays in float32, as loss scales and small steps need.
+        # Adapters stay in float32, for small updates and loss scales.
         wide = jnp.promote_types(policy.param_dtype, jnp.float32)
         policy = jmp.Policy(wide, policy.compute_dtype, policy.output_dtype)
         adapter = apply_mp_policy(adapter, policy)
@@ -169,14 +169,14 @@ def put(layer: Any, name: str, adapter: LoRA) -> Any:
 
 
 def adapters_of(module: Any) -> dict[str, LoRA]:
-    """The adapters of a layer by name; none of anything else."""
+    """Returns the adapters of a layer by name; empty for other objects."""
     if not is_node(module) or aspect_of(type(module), "adapted") is None:
         return {}
     return dict(getattr(module, _ATTRIBUTE))
 
 
 def with_adapters(layer: Any, adapters: dict[str, LoRA]) -> Any:
-    """An adapted layer with other adapters; without any it is as before the first."""
+    """Replaces the adapters of a layer; without any, restores the original class."""
     return _with_adapters(layer, adapters) if adapters else unmarked(bare(layer))
 
 
@@ -189,7 +189,7 @@ def _with_adapters(layer: Any, adapters: dict[str, LoRA]) -> Any:
 
 
 def bare(layer: Any) -> Any:
-    """A layer without its adapters, still frozen."""
+    """Removes the adapters of a layer, which stays frozen."""
     new = rebuilt(layer)
     known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
     attributes_of(new).pop(_ATTRIBUTE, None)
@@ -198,45 +198,45 @@ def bare(layer: Any) -> Any:
 
 
 def marked(module: Any) -> Any:
-    """A module whose own arrays are not trained, as adapters train in their place."""
+    """Freezes a module's own arrays because adapters train instead of them."""
     if aspect_of(type(module), "frozen") is not None:
         return module
     return with_class(module, derived(type(module), "frozen", FOR_ADAPTERS))
 
 
 def unmarked(module: Any) -> Any:
-    """A module as it was before `marked`; what its user has frozen stays frozen."""
+    """Undoes `marked`; modules frozen by the user stay frozen."""
     return unfrozen(module) if is_marked(module) else module
 
 
 def is_marked(module: Any) -> bool:
-    """True for what is frozen because adapters train in its place."""
+    """Returns True for modules frozen by `marked`."""
     return aspect_of(type(module), "frozen") == FOR_ADAPTERS
 
 
 def unfrozen(module: Any) -> Any:
-    """A module whose own arrays are trained, whoever froze it."""
+    """Unfreezes a module's own arrays."""
     return with_class(module, derived(type(module), "frozen", None))
 
 
 def with_strength(adapter: LoRA, strength: float) -> LoRA:
-    """An adapter that adds so much of itself; one that adds nothing is not trained either."""
+    """Sets the strength of an adapter; strength 0 also freezes it."""
     adapter = with_static(adapter, strength=strength)
     return unmarked(adapter) if strength else marked(adapter)
 
 
 def weight_of(layer: Any) -> Any:
-    """The weight of a layer with what its active adapters add to it.
+    """Returns the weight of a layer including its active adapters.
 
-    A layer adds that to its outputs by itself.  Who computes with the weight of a layer besides,
-    as a head does that is tied to an embedding, asks here: its adapters count there as well then,
-    as they will when they are merged.
+    Layers apply their adapters themselves.  Use this function where a net uses a layer's weight
+    directly, as a head tied to an embedding does, so that the adapters apply there as well, as
+    they do after merging.
 
     Args:
         layer: a layer with or without adapters.
 
     Returns:
-        An array like ``layer.weight``; that itself without active adapters.
+        An array like ``layer.weight``, or that array itself without active adapters.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -258,7 +258,7 @@ def _with_changes(layer: Any) -> Any:
 
 
 def merged(layer: Any) -> Any:
-    """An adapted layer with what its active adapters add in its weight, and without them."""
+    """Adds the active adapters of a layer to its weight, and removes them."""
     weight, total = layer.weight, _with_changes(layer)
     layer = bare(layer)
     if total is weight:
@@ -274,7 +274,7 @@ def merged(layer: Any) -> Any:
 
 
 def _adapted(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
-    """The call of the layer, under whatever policy it is, and what the adapters add to it."""
+    """Calls the layer under its policy, and adds the outputs of the adapters."""
     inner: Any = namespace.get("__call__") or base.__call__
 
     def __call__(self: Any, x: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""LoRA: the arrays of one adapter, and what they add to the output of a layer."""
+"""The arrays of one LoRA or DoRA adapter, and its output."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pax_export.nn import Dropout, Embed, computed, fraction, joined, spec_of
 
 
 class LoRA(ParameterModule):
-    """One adapter of one layer (Hu et al., 2021): what it adds is ``scale * x · a · b``.
+    """A LoRA adapter of one layer (Hu et al., 2021), which adds ``scale * x · a · b``.
 
-    With a `magnitude` it is DoRA (Liu et al., 2024): the columns of the sum of weight and adapter
-    get these lengths.  `lora` and `add` make it; it stands in the layer's dict ``adapters``.
+    With a `magnitude` it is DoRA (Liu et al., 2024): the columns of weight plus adapter are
+    rescaled to these norms.  `lora` and `add` create it in the layer's dict ``adapters``.
 
     Args:
         lora_a: see the attributes.
         lora_b: the same.
-        alpha: over the rank (or its root) it is the scale.
-        dropout: how much of the input the adapter does not see in train mode.
-        rslora: whether alpha is divided by the root of the rank.
+        alpha: the scale is alpha divided by the rank, or by its square root.
+        dropout: the dropout rate of the input in train mode.
+        rslora: divide alpha by the square root of the rank.
         magnitude: see the attributes; None for LoRA.
-        key: the key of the dropout; needed if there is one.
+        key: the random key of the dropout; required with dropout.
 
     Attributes:
-        lora_a: ``[..., in, rank]``, in a convolution ``[..., *kernel, in, rank]``.
+        lora_a: ``[..., in, rank]``, for convolutions ``[..., *kernel, in, rank]``.
         lora_b: ``[..., rank, out]``.
         magnitude: ``[..., out]``, or None.
-        rank: the size between ``a`` and ``b``.
+        rank: the rank of the update.
         dropout: a `Dropout`, or None.
-        strength: by how much all that it adds is multiplied; 0 while it is not active.
+        strength: a factor of the output; 0 for inactive adapters.
 
     Example:
         >>> import pax_export as pax
@@ -72,16 +72,16 @@ class LoRA(ParameterModule):
 
     @property
     def scale(self) -> float:
-        """What the product of ``a`` and ``b`` is multiplied by, beside the strength."""
+        """The factor of ``a · b``, without the strength."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def __call__(self, layer: Any, x: Any, y: Any) -> jax.Array:
-        """What the adapter adds to the output of its layer.
+        """Returns the update of the layer's output.
 
         Args:
-            layer: the layer, whose weight DoRA looks at.
-            x: what the layer was called with.
-            y: what it gave for that.
+            layer: the layer; DoRA uses its weight.
+            x: the input of the layer.
+            y: the output of the layer.
 
         Returns:
             An array of the shape of ``y``.
@@ -104,7 +104,7 @@ class LoRA(ParameterModule):
         return computed(with_lengths, operands, lambda: joined(*spec_of(y)))
 
     def change(self, layer: Any) -> jax.Array:
-        """What the adapter adds to the weight of its layer.
+        """Returns the update of the layer's weight.
 
         Args:
             layer: the layer.
@@ -121,9 +121,9 @@ class LoRA(ParameterModule):
         return (factor * (weight + found * self.scale) - weight) * self.strength
 
     def _factor(self, layer: Any) -> jax.Array:
-        """What gives the columns of weight and adapter their lengths.
+        """Returns the factor that rescales the columns of weight plus adapter.
 
-        No gradient goes through the length that they have (section 4.3 of the paper).
+        Their current norms get no gradient (section 4.3 of the paper).
         """
         product = kinds.product(layer, self.lora_a, self.lora_b)
         length = kinds.norms(layer, layer.weight + product * self.scale)

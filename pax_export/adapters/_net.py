@@ -1,4 +1,4 @@
-"""Adapters over a whole net: added, switched, taken out, merged into its weights."""
+"""Adding, activating, removing and merging the adapters of a net."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ def add(
     dora: bool = False,
     train: Target | Iterable[Target] = (),
 ) -> M:
-    """Puts adapters at layers of a net; only these train from then on.
+    """Adds adapters to layers of a net, and freezes everything else.
 
-    All else is frozen, apart from what `train` chooses.  Once the last adapter is merged or
-    removed, what was frozen for them is as it was.  Adapters of several names add up.
+    Modules selected by `train` stay trainable.  When the last adapter is merged or removed, the
+    freezing is undone.  Adapters with different names are summed.
 
     Args:
-        net: the net; it stays as it is.
-        targets: the layers, or modules around them, as `Module.at` takes them: a class, a path
-            (``"layers.*.query_projection"``; one that begins with ``*`` may begin anywhere), a
-            function of a module, a selection, or several of these.
-        rank: as in `lora`, and so the following.
-        alpha: the same.
-        dropout: the same.
-        key: the same; each layer gets one of its own.
-        name: the same.
-        rslora: the same.
-        dora: the same.
-        train: what is trained as a whole beside them, a new head for example.  Its arrays are
-            saved with the adapters.
+        net: the net, which is not changed.
+        targets: the layers, or modules that contain them, as for `Module.at`: a class, a path
+            (``"layers.*.query_projection"``; a leading ``*`` matches at any depth), a predicate, a
+            selection, or several of these.
+        rank: see `lora`.
+        alpha: see `lora`.
+        dropout: see `lora`.
+        key: see `lora`; it is split for the layers.
+        name: see `lora`.
+        rslora: see `lora`.
+        dora: see `lora`.
+        train: modules that stay trainable, such as a new head.  Their arrays are saved with the
+            adapters.
 
     Returns:
-        The net with adapters; paths of its own arrays are what they were.
+        The net with adapters; the paths of its own arrays do not change.
 
     Raises:
-        InvalidArgumentError: a target matches nothing, or nothing that can be adapted; a layer is
-            smaller than the rank; the name is taken.
-        InvalidArgumentTypeError: no module, or no target.
+        InvalidArgumentError: a target matches no layer that supports adapters, a layer is smaller
+            than the rank, or the name exists.
+        InvalidArgumentTypeError: the net is not a module, or a target has the wrong type.
 
     Example:
         >>> import pax_export as pax
@@ -103,7 +103,7 @@ def add(
 
 
 def marks(net: Any) -> Changes:
-    """What freezes a net for its first adapters; nothing if it has some."""
+    """Returns edits that freeze a net for its first adapters; empty if it has adapters."""
     modules = [module for _, module in named_modules(net)]
     if any(map(layers.adapters_of, modules)):
         return {}
@@ -111,7 +111,7 @@ def marks(net: Any) -> Changes:
 
 
 def _adaptable(net: Any, targets: Any, rank: int, whole: set[int]) -> list[tuple[str, Any]]:
-    """The layers in what the targets choose, apart from those that are trained as a whole."""
+    """Returns the layers selected by the targets, except trainable ones."""
     has_adapters = bool(adapted_layers(net))
     found: dict[str, Any] = {}
     trained = []
@@ -146,7 +146,7 @@ def _adaptable(net: Any, targets: Any, rank: int, whole: set[int]) -> list[tuple
 
 @contextmanager
 def told_where(path: str) -> Iterator[None]:
-    """Adds the path of a layer to errors of its adapter."""
+    """Context manager that adds the path of a layer to errors of its adapter."""
     try:
         yield
     except PaxError as error:
@@ -155,12 +155,12 @@ def told_where(path: str) -> Iterator[None]:
 
 
 def adapted_layers(net: Any) -> list[tuple[str, Any]]:
-    """The layers with adapters, with their paths."""
+    """Returns the adapted layers with their paths."""
     return [(path, module) for path, module in named_modules(net) if layers.adapters_of(module)]
 
 
 def changed(net: Any, changes: Changes) -> Any:
-    """The net with some modules, known by their ids, changed by functions; inner ones first."""
+    """Applies functions to modules given by id, innermost first."""
 
     def build(module: Any, parts: Iterator[Any]) -> Any:
         new = map_submodules(module, lambda sub: next(parts))
@@ -170,7 +170,7 @@ def changed(net: Any, changes: Changes) -> Any:
 
 
 def names(net: Any) -> list[str]:
-    """The names of the adapters that a net has.
+    """Returns the names of the adapters of a net.
 
     Example:
         >>> import pax_export as pax
@@ -183,7 +183,7 @@ def names(net: Any) -> list[str]:
 
 
 def required(net: Any, what: str, wanted: Iterable[str] = ()) -> list[tuple[str, Any]]:
-    """The adapted layers of a net; raises unless there are some, with adapters of these names."""
+    """Returns the adapted layers of a net; raises if there are none with these names."""
     require_module(net, what)
     found = adapted_layers(net)
     if not found:
@@ -207,14 +207,14 @@ def required(net: Any, what: str, wanted: Iterable[str] = ()) -> list[tuple[str,
 
 
 def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
-    """Chooses which adapters add to the outputs of their layers, and by how much.
+    """Sets which adapters are active, and their strengths.
 
-    Those that are not active cost nothing, and are not trained.  What is active is static: a
-    jitted function is traced again where it changes.
+    Inactive adapters cost nothing and are not trained.  Strengths are static, so a change of them
+    retraces jitted functions.
 
     Args:
         net: the net with adapters.
-        which: the name of one, several, a dict from names to strengths, or ``()`` for none.
+        which: a name, several names, a dict from names to strengths, or ``()`` for none.
 
     Returns:
         The net with the same arrays.
@@ -262,14 +262,14 @@ def _strength(value: Any, name: str) -> float:
 
 
 def remove(net: M, name: str) -> M:
-    """Takes the adapters of one name out of a net.
+    """Removes the adapters of one name from a net.
 
     Args:
         net: the net with adapters.
-        name: theirs.
+        name: the name of the adapters.
 
     Returns:
-        The net without them; without any left it is what it was before the first were added.
+        The net without them; the original net if these were the last.
 
     Raises:
         InvalidArgumentError: the net has no adapters, or none of this name.
@@ -294,20 +294,20 @@ def _unmarked_if_bare(net: Any) -> Any:
 
 
 def merge(net: M) -> M:
-    """Adds what the active adapters add to the weights of their layers, and takes all out.
+    """Adds the active adapters to the weights of their layers, and removes all adapters.
 
-    A weight becomes ``weight + alpha / rank * a · b``, computed in float32 at least, in the dtype
-    that it has.  The net that was given stays as it is: it is what to train on with, and
-    `unmerge` puts its adapters back.
+    A weight becomes ``weight + alpha / rank * a · b``, computed in at least float32 and cast to
+    the dtype of the weight.  Keep the given net to continue training; `unmerge` restores its
+    adapters.
 
     Args:
         net: the net with adapters.
 
     Returns:
-        A net of the structure that it had before adapters were added, trainable as then.
+        A net with the structure and trainable parameters from before adapters were added.
 
     Raises:
-        InvalidArgumentError: the net has no adapters: merged twice, for example.
+        InvalidArgumentError: the net has no adapters, for example because it is already merged.
 
     Example:
         >>> import jax, pax_export as pax
@@ -321,18 +321,18 @@ def merge(net: M) -> M:
 
 
 def unmerge(merged: M, origin: Any) -> M:
-    """Puts the adapters back that were merged, and the weights, bit for bit, that were before.
+    """Restores the adapters and the weights from before `merge`, bit for bit.
 
     Args:
-        merged: what `merge` gave, changed elsewhere perhaps.
+        merged: the result of `merge`, possibly changed in other modules.
         origin: the net that was merged.
 
     Returns:
         ``merged`` with the adapted layers of ``origin``, frozen as those of ``origin`` are.
 
     Raises:
-        InvalidArgumentError: the origin has no adapters, or ``merged`` is not what it gives: a
-            layer is another one, or was trained since.
+        InvalidArgumentError: the origin has no adapters, or an adapted layer of ``merged`` was
+            replaced or trained since.
 
     Example:
         >>> import pax_export as pax

@@ -1,7 +1,7 @@
-"""PEFT's form of adapters: names and layouts of arrays, and what stands in adapter_config.json.
+"""PEFT's file format: names and layouts of arrays, and adapter_config.json.
 
-torch has the outputs first, and the rank first in ``A``; of a convolution both arrays are kernels,
-that of ``B`` of size one.  An `Embed` has names of its own there.  (PEFT 0.21 was read for this.)
+torch layouts have the outputs first, and the rank first in ``A``; for convolutions both arrays are
+kernels, that of ``B`` of size one.  Embeddings have other names.  (As of PEFT 0.21.)
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model"
 MAGNITUDE = "lora_magnitude_vector"
 
-#: What changes how PEFT computes an adapter, and is not what `LoRA` does.
+#: Options of PEFT that `LoRA` does not support.
 _OTHER_METHODS = (
     "alora_invocation_tokens arrow_config kasa_config layer_replication lora_bias megatron_config "
     "monteclora_config target_parameters trainable_token_indices use_bdlora use_qalora "
     "velora_config"
 ).split()
-#: Initial values that come with another base weight; where PEFT converts them, it says so here.
+#: Initializations that change the base weight; PEFT records here if it converted them.
 _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -38,18 +38,18 @@ _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def suffixes(layer: Any) -> tuple[str, str]:
-    """What follows the path of a layer in the names of ``a`` and ``b``."""
+    """Returns the suffixes of the names of ``a`` and ``b`` after the path of a layer."""
     if isinstance(layer, Embed):
         return "lora_embedding_A", "lora_embedding_B"
     return "lora_A.weight", "lora_B.weight"
 
 
-#: What may follow the path of a layer.
+#: Suffixes of adapter array names.
 SUFFIXES = ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B", MAGNITUDE)
 
 
 def shapes(layer: Any, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
-    """The shapes in PEFT of ``a``, ``b`` and the magnitude."""
+    """Returns the shapes of ``a``, ``b`` and the magnitude in PEFT's layout."""
     sizes = kinds.sizes_of(layer, where)
     ones = (1,) * len(sizes.kernel)
     b = (*sizes.stacked, sizes.outputs, rank, *ones)
@@ -58,13 +58,13 @@ def shapes(layer: Any, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
 
 
 def rank_of(layer: Any, b: Any) -> int:
-    """The rank, of the shape of PEFT's ``b``; 0 of an array that is no such thing."""
+    """Returns the rank from the shape of PEFT's ``b``; 0 for other arrays."""
     kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
     return b[-1 - kernel] if len(b) > kernel + 1 else 0
 
 
 def to_peft(layer: Any, adapter: LoRA) -> dict[str, np.ndarray]:
-    """The arrays of an adapter by what follows the path of its layer."""
+    """Returns the arrays of an adapter by name suffix, in PEFT's layout."""
     kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
     a, b = np.asarray(adapter.lora_a), np.swapaxes(np.asarray(adapter.lora_b), -1, -2)
     a = _features_first(a, kernel)
@@ -79,7 +79,7 @@ def to_peft(layer: Any, adapter: LoRA) -> dict[str, np.ndarray]:
 
 
 def from_peft(layer: Any, a: Any, b: Any, magnitude: Any) -> tuple[Any, Any, Any]:
-    """The arrays of `LoRA`, of those of a file, whose shapes fit."""
+    """Converts arrays in PEFT's layout, with checked shapes, to those of `LoRA`."""
     kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
     b = b.reshape(b.shape[: b.ndim - kernel])
     if magnitude is not None and kernel:
@@ -89,7 +89,7 @@ def from_peft(layer: Any, a: Any, b: Any, magnitude: Any) -> tuple[Any, Any, Any
 
 
 def _features_first(array: Any, kernel: int) -> Any:
-    """``[..., *kernel, in, out]`` as ``[..., out, in, *kernel]``."""
+    """Transposes ``[..., *kernel, in, out]`` to ``[..., out, in, *kernel]``."""
     return np.moveaxis(array, (-1, -2), (-2 - kernel, -1 - kernel))
 
 
@@ -98,7 +98,7 @@ def _features_last(array: Any, kernel: int) -> Any:
 
 
 def whole_to_torch(module: Any, attribute: str, array: Any) -> np.ndarray:
-    """An array of a module that was trained as a whole, laid out as torch has it."""
+    """Converts an array of a fully trained module to torch's layout."""
     array = np.asarray(array)
     if attribute == "weight" and _is_turned(module):
         array = _features_first(array, len(getattr(module, "kernel_shape", ())))
@@ -106,7 +106,7 @@ def whole_to_torch(module: Any, attribute: str, array: Any) -> np.ndarray:
 
 
 def whole_from_torch(module: Any, attribute: str, array: Any) -> Any:
-    """The same back."""
+    """The inverse of `whole_to_torch`."""
     if attribute == "weight" and _is_turned(module) and array.ndim >= 2:
         return _features_last(array, len(getattr(module, "kernel_shape", ())))
     return array
@@ -121,7 +121,7 @@ def _is_turned(module: Any) -> bool:
 
 
 def renamed(path: str, rename: Mapping[str, str]) -> str:
-    """The path of a module in another model, by patterns of paths or of how they begin.
+    """Maps the path of a module by patterns of paths or of their prefixes.
 
     Example:
         >>> renamed("layers.3.attention.query", {"layers.*.attention": "model.h.*.attn"})
@@ -142,7 +142,7 @@ def renamed(path: str, rename: Mapping[str, str]) -> str:
 
 
 def config_of(adapters: Mapping[str, LoRA], whole: list[str]) -> dict[str, Any]:
-    """What PEFT writes of adapters, by the paths of their layers, and of modules saved whole."""
+    """Returns PEFT's configuration for adapters by layer path, and for fully saved modules."""
     rslora = all(each.rslora for each in adapters.values())
     alphas = {p: _alpha(each, rslora) for p, each in adapters.items()}
     ranks = {p: each.rank for p, each in adapters.items()}
@@ -183,13 +183,13 @@ def _most(values: Mapping[str, Any]) -> Any:
 
 
 def _pattern(path: str, paths: Mapping[str, Any]) -> str:
-    """A pattern of PEFT, which looks at the ends of paths, for one path alone."""
+    """Returns a PEFT pattern, which matches the ends of paths, for exactly one path."""
     ends_others = any(other.endswith(f".{path}") for other in paths)
     return f"^{re.escape(path)}" if ends_others else re.escape(path)
 
 
 def check_config(config: Any, where: str) -> None:
-    """Refuses, by a WeightsFileError, what is no LoRA, or one that is computed in another way."""
+    """Raises a WeightsFileError for unsupported adapter types and options."""
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
         raise WeightsFileError(
@@ -215,7 +215,7 @@ def check_config(config: Any, where: str) -> None:
 
 
 def alpha_and_rate(config: Mapping[str, Any], path: str, where: str) -> tuple[float, float]:
-    """Alpha and dropout of the layer at a path (in the names of the file)."""
+    """Returns alpha and dropout of the layer at a path of the file."""
     try:
         patterns = dict(config.get("alpha_pattern") or {})
         found = next((p for p in patterns if re.match(rf"(.*\.)?({p})$", path)), None)
@@ -234,5 +234,5 @@ def alpha_and_rate(config: Mapping[str, Any], path: str, where: str) -> tuple[fl
 
 
 def full_name(path: str, suffix: str) -> str:
-    """The name of an array in a file of adapters."""
+    """Returns the name of an array in an adapter file."""
     return join(PREFIX, join(path, suffix))

@@ -1,4 +1,4 @@
-"""One rank for the adapters of repeated layers, so that these can be stacked."""
+"""Pads the adapters of repeated layers to one rank, so that the layers can be stacked."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ M = TypeVar("M")
 
 
 def pad_ranks(net: M) -> M:
-    """Gives adapters of layers that differ by a number one rank, with zeros for what is missing.
+    """Pads the adapters of repeated layers with zeros to the same rank.
 
-    PEFT's ``rank_pattern`` and ``alpha_pattern`` give the layers of a net adapters of different
-    ranks and scales, and layers are stacked only if they are equal.  What the adapters add stays
-    the same; so do the zeros, which get no gradient.
+    PEFT's ``rank_pattern`` and ``alpha_pattern`` give layers adapters of different ranks and
+    scales, but only equal layers can be stacked.  The outputs do not change, and the padding stays
+    zero, since it gets no gradient.
 
     Args:
         net: the net with adapters.
 
     Returns:
-        The net, in which all adapters of one name at ``layers.*.query``, say, have the rank and
-        the alpha of the largest.
+        The net, in which all adapters with one name at, for example, ``layers.*.query`` have the
+        rank and alpha of the largest.
 
     Raises:
         InvalidArgumentError: the net has no adapters.
@@ -64,7 +64,7 @@ def _pattern(path: str) -> str:
 
 
 def _padded(adapter: LoRA, like: LoRA) -> LoRA:
-    """The adapter with the rank and the scale of another one; what it adds is the same."""
+    """Pads an adapter to the rank and scale of another one, with the same output."""
     missing = like.rank - adapter.rank
     if not missing and adapter.scale == like.scale:
         return adapter

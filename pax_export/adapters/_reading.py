@@ -1,4 +1,4 @@
-"""The arrays of a file of adapters, and where in a net they belong."""
+"""Matches the arrays of an adapter file with a net."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pax_export.adapters._lora import LoRA
 from pax_export.core import join, named_leaves, named_modules, near_names
 from pax_export.weights import LoadReport, describe, mismatch
 
-#: What PEFT calls a layer so that it has put an adapter around.
+#: The name that PEFT gives to a wrapped layer.
 _AROUND = ".base_layer"
 
 
 def own_leaves(module: Any) -> list[tuple[str, Any]]:
-    """The arrays of a module that lie in no module below it, by their names in it."""
+    """Returns a module's own arrays, without those of submodules, by name."""
     inner = [each for path, each in named_modules(module) if path]
     below = {id(leaf) for each in inner for _, leaf in named_leaves(each)}
     return [(name, leaf) for name, leaf in named_leaves(module) if id(leaf) not in below]
@@ -29,18 +29,18 @@ def own_leaves(module: Any) -> list[tuple[str, Any]]:
 
 @dataclass
 class Found:
-    """What a file has of the adapter of one layer.
+    """The arrays of one layer's adapter in a file.
 
     Attributes:
-        own_path: the path of the layer in the names of the file.
-        arrays: what there is, by what follows that path.
+        own_path: the path of the layer in the file.
+        arrays: the arrays by name suffix.
     """
 
     own_path: str
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     def adapter(self, layer: Any, alpha: float, rate: float, rslora: Any, key: Any) -> LoRA:
-        """The adapter, in float32 at least."""
+        """Returns the adapter, in at least float32."""
         a_name, b_name = peft.suffixes(layer)
         wide = jnp.promote_types(self.arrays[a_name].dtype, jnp.float32)
         given = (self.arrays[a_name], self.arrays[b_name], self.arrays.get(peft.MAGNITUDE))
@@ -54,11 +54,11 @@ class Found:
 
 
 class Reading:
-    """What of a file belongs where in a net.
+    """The match of an adapter file with a net.
 
     Attributes:
-        adapters: what belongs to the adapters of layers, by the paths of these in the net.
-        trained: the paths of modules that were trained as a whole.
+        adapters: the arrays of adapters by layer path in the net.
+        trained: the paths of fully trained modules.
     """
 
     def __init__(self, net: Any, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
@@ -108,7 +108,7 @@ class Reading:
         return False
 
     def _check(self, path: str, found: Found) -> None:
-        """Notes which of the arrays for an adapter are missing or do not fit."""
+        """Records missing arrays and wrong shapes of an adapter."""
         layer = self._modules[path]
         a_name, b_name = peft.suffixes(layer)
         names = {s: peft.full_name(found.own_path, s) for s in (a_name, b_name, peft.MAGNITUDE)}
@@ -129,7 +129,7 @@ class Reading:
                 )
 
     def require_complete(self, where: str) -> None:
-        """Raises, by a WeightsMismatchError, unless every array has its place."""
+        """Raises a WeightsMismatchError unless all arrays match."""
         report = LoadReport(
             tuple(self._loaded), tuple(self._missing), tuple(self._unexpected), self._mismatched
         )
@@ -149,7 +149,7 @@ class Reading:
         return "the net that they were trained for, or rename={path: path in the file}"
 
     def with_whole(self, net: Any) -> Any:
-        """The net with the arrays that were trained as a whole."""
+        """Returns the net with the arrays of fully trained modules."""
         leaves, treedef = tree_flatten(net)
         names = [name for name, _ in named_leaves(net)]
         new = [
@@ -160,7 +160,7 @@ class Reading:
 
 
 def _split(stem: str) -> tuple[str, str]:
-    """The name of an array of an adapter as the path of its layer and what follows it."""
+    """Splits the name of an adapter array into layer path and suffix."""
     for suffix in peft.SUFFIXES:
         if stem == suffix or stem.endswith(f".{suffix}"):
             return stem[: -len(suffix) - 1] if stem != suffix else "", suffix

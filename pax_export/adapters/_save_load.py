@@ -1,4 +1,4 @@
-"""Adapters on disk, as PEFT has them: a folder with their arrays and what they are."""
+"""Saving and loading adapters in PEFT's format."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ def save(
     name: str = "default",
     rename: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes the adapters of one name to a folder, which PEFT reads as well.
+    """Saves the adapters of one name to a folder in PEFT's format.
 
-    It holds ``adapter_model.safetensors`` with arrays named as PEFT names them
+    The folder has ``adapter_model.safetensors`` with PEFT's names
     (``base_model.model.<path>.lora_A.weight``, ``[rank, in]``), and ``adapter_config.json``.
-    What else of the net is trained, such as a new head, is saved with them, in torch's layout,
-    as PEFT does with ``modules_to_save``.  Strengths are not saved.
+    Other trainable modules, such as a new head, are saved in torch's layout, as PEFT's
+    ``modules_to_save``.  Strengths are not saved.
 
-    Adapters of stacked layers (`Scan`, a scanned ``Decoder``) are written stacked, which PEFT does
-    not read: for PEFT, save a net with a list of layers, ``lm.listed()``.
+    Adapters of stacked layers (`Scan`, a scanned ``Decoder``) are saved stacked, which PEFT cannot
+    read; for PEFT, save a net with a list of layers, ``lm.listed()``.
 
-    The folder is there whole or not at all; it may replace one of adapters, and nothing else.
+    Writing is atomic.  An existing folder is replaced only if it contains adapters.
 
     Args:
         net: the net with adapters.
-        folder: where to.  Missing parents are made.
-        name: which adapters.
-        rename: other paths of modules in the file: ``{"layers.*.query": "model.layers.*.q_proj"}``;
-            a pattern is a path or how it begins, and ``*`` any part of one.
+        folder: the path of the folder.  Missing parents are created.
+        name: the name of the adapters.
+        rename: paths of modules in the file: ``{"layers.*.query": "model.layers.*.q_proj"}``;
+            a pattern is a path or a prefix, and ``*`` matches any part.
 
     Raises:
         InvalidArgumentError: the net has no adapters, or none of this name.
-        InvalidArgumentTypeError: their values are not here: inside of jit, for example.
-        WeightsFileError: (an OSError) something else lies there.
+        InvalidArgumentTypeError: the arrays have no values, for example inside jit.
+        WeightsFileError: (an OSError) the path exists and is not a folder of adapters.
         ExportPathError: (an OSError) the folder cannot be written.
         MissingPackageError: safetensors is not installed.
 
@@ -108,7 +108,7 @@ def save(
 
 
 def _names(rename: Any, where: str) -> Mapping[str, str]:
-    """Other paths of modules, none for None."""
+    """Returns the renaming; empty for None."""
     given = {} if rename is None else rename
     pairs = [*given, *given.values()] if isinstance(given, Mapping) else [None]
     if not all(isinstance(each, str) for each in pairs):
@@ -134,7 +134,7 @@ def _require_values(path: str, tree: Any) -> None:
 
 
 def _trained_beside(net: Any) -> list[tuple[str, Any, str, Any]]:
-    """What is trained beside adapters: the path of a module, it, the name of an array, it."""
+    """Yields other trainable arrays: module path, module, array name, array."""
     trained = {id(leaf) for _, leaf in named_leaves(net.parameters())}
     found = []
     for path, module in named_modules(net):
@@ -147,7 +147,7 @@ def _trained_beside(net: Any) -> list[tuple[str, Any, str, Any]]:
 
 
 def _recognized(path: Path) -> Belongs | None:
-    """Of a folder: one of adapters, whoever wrote it."""
+    """Returns True for a folder of adapters."""
     if not (path / peft.CONFIG).is_file():
         return None
     return (peft.CONFIG, peft.WEIGHTS).__contains__
@@ -176,24 +176,23 @@ def load(
     rename: Mapping[str, str] | None = None,
     key: Any = None,
 ) -> M:
-    """Puts the adapters of a folder at the layers of a net, as `add` does with new ones.
+    """Loads adapters from a folder into a net.
 
     Args:
-        net: the net that they were trained for, with or without adapters of other names; it stays
-            as it is.
-        folder: what `save` wrote, or PEFT: LoRA or DoRA, in safetensors.
-        name: the name that they get.
-        rename: as in `save`: from paths of the net to those of the file.
-        key: the key of their dropout, if they have any; the next of the ambient stream by default.
+        net: the net they were trained for, with or without adapters of other names.
+        folder: a folder written by `save` or PEFT, with LoRA or DoRA in safetensors.
+        name: the name of the loaded adapters.
+        rename: from paths of the net to paths of the file, as in `save`.
+        key: the random key of dropout; drawn from the global stream by default.
 
     Returns:
-        The net with active adapters; ranks and scales are those of the file.
+        The net with the active adapters, with the ranks and scales of the file.
 
     Raises:
-        WeightsMismatchError: (a ValueError and a KeyError) arrays are missing, unexpected, or of
-            another shape: adapters of another model.  The message lists all of them.
-        WeightsFileError: (an OSError) the folder has no adapters that can be read.
-        InvalidArgumentError: the net has adapters of this name already.
+        WeightsMismatchError: (a ValueError and a KeyError) arrays are missing, unexpected, or
+            have another shape; the message lists all of them.
+        WeightsFileError: (an OSError) the folder has no readable adapters.
+        InvalidArgumentError: the net already has adapters with this name.
 
     Example:
         >>> import os, tempfile, pax_export as pax

@@ -1,4 +1,4 @@
-"""Which modules of a net are meant, in the language of `Module.at`."""
+"""Selects modules of a net, as `Module.at` does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Target = type[Module] | str | Callable[..., Any] | Selection
 
 
 def chosen(net: Any, targets: Any, where: str) -> list[tuple[str, Any]]:
-    """The modules that are selected, or lie in containers that are, with their paths.
+    """Returns the selected modules, also those in selected containers, with their paths.
 
     Raises:
-        InvalidArgumentError: nothing is meant, or only arrays and the like.
+        InvalidArgumentError: nothing matches, or only arrays and other values.
     """
     if isinstance(targets, (tuple, list)) and not targets:
         return []
