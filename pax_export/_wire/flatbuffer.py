@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pax_export._wire.places import Places
+from pax_export._wire.places import RandomAccessBytes
 
 #: A longer list of tables, or of whole numbers that become objects, is none.
 _MOST = 1_000_000
@@ -15,7 +15,7 @@ _MOST_OF_A_BYTE = 4
 _MOST_FIELDS = 64
 
 
-def root(places: Places) -> Table:
+def root(places: RandomAccessBytes) -> Table:
     """The table that a flat buffer begins with."""
     return Table(places, places.unpack("<I", 0)[0], [_MOST_OF_A_BYTE * places.size])
 
@@ -25,7 +25,7 @@ class Table:
 
     __slots__ = ("_known", "_left", "_offsets", "_size", "place", "places")
 
-    def __init__(self, places: Places, place: int, left: list[int]):
+    def __init__(self, places: RandomAccessBytes, place: int, left: list[int]):
         self.places, self.place = places, place
         self._left = left  # so many entries of lists may be read, of all tables together
         self._offsets = place - places.unpack("<i", place)[0]

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 from pax_export._wire.checksums import masked_crc32c
-from pax_export._wire.places import Places
+from pax_export._wire.places import RandomAccessBytes
 from pax_export._wire.varint import encode_varint, varint
 
 #: What a table ends with.
@@ -22,7 +22,7 @@ _TRAILER = 5
 _RESTART = 16
 
 
-def table_entries(file: Places) -> Iterator[tuple[bytes, bytes]]:
+def table_entries(file: RandomAccessBytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and the values."""
     footer = file.read(file.size - _FOOTER, _FOOTER)
     _, _, behind = _handle(footer, 0)  # the place of a block that says nothing of the names
@@ -40,7 +40,7 @@ def table_entries(file: Places) -> Iterator[tuple[bytes, bytes]]:
             yield key, value
 
 
-def _block(file: Places, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+def _block(file: RandomAccessBytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     raw = file.read(offset, size + _TRAILER)
     kind, crc = struct.unpack_from("<BI", raw, size)
     if kind:

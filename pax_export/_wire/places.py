@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 
-class Places(ABC):
+class RandomAccessBytes(ABC):
     """A file, or a part of the memory: its size, and the bytes at each place."""
 
     size: int
@@ -35,7 +35,7 @@ class Places(ABC):
             raise ValueError(f"bytes {offset} to {end} of a file of {self.size} bytes")
 
 
-class Memory(Places):
+class Memory(RandomAccessBytes):
     """Bytes that are in memory, or mapped there.
 
     Example:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pax_export._wire.places import Places
+from pax_export._wire.places import RandomAccessBytes
 from pax_export._wire.varint import LONGEST, varint
 
 _VARINT, _BYTES = 0, 2
@@ -36,7 +36,7 @@ class Message:
 
     def __init__(
         self,
-        places: Places,
+        places: RandomAccessBytes,
         begin: int = 0,
         size: int | None = None,
         piece: tuple[int, bytes] = (0, b""),

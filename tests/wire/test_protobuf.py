@@ -7,11 +7,11 @@ import struct
 import numpy as np
 import pytest
 
-from pax_export._wire import Memory, Message, Places, message, signed, varint, whole
+from pax_export._wire import Memory, Message, RandomAccessBytes, message, signed, varint, whole
 from pax_export.weights.sources._binary_file import BinaryFile
 
 
-class Counting(Places):
+class Counting(RandomAccessBytes):
     """A part of the memory that counts what is read of it."""
 
     def __init__(self, content):

@@ -18,13 +18,13 @@ import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
 from pax_export._files import file_types
-from pax_export._wire import Places
+from pax_export._wire import RandomAccessBytes
 
 #: A smaller array is read, not mapped: a process may have about 65,000 mappings.
 _MAPPED = 1 << 20
 
 
-class BinaryFile(Places):
+class BinaryFile(RandomAccessBytes):
     """A regular file, open for reading at any place; `where` names it in messages."""
 
     def __init__(self, path: Path, where: str | None = None):

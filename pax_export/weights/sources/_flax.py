@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import struct
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,10 @@ import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
 from pax_export.weights._dtypes import NUMPY_NAMES
-from pax_export.weights.sources._binary_file import BinaryFile, Stream
+from pax_export.weights.sources._binary_file import Stream
 from pax_export.weights.sources._nested import flattened
-from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._reader import InputFile
+from pax_export.weights.sources._source import Entry, Source
 
 KIND = "msgpack file of flax"
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
@@ -30,7 +30,7 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 _SIZES = {1: ">B", 2: ">H", 4: ">I"}
 
 
-def recognises(file: BinaryFile) -> bool:
+def matches(file: InputFile) -> bool:
     """Whether a file begins with a dict whose first key is a text."""
     begin = file.begin(6)
     if not begin:
@@ -57,15 +57,14 @@ class _Pieces:
     parts: tuple[_Piece, ...]
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+def read(file: InputFile) -> Source:
     """The arrays of a file."""
-    with refusing(file.where, KIND):
-        reader = _Reader(file.stream(), file.where)
-        tree = reader.value(0)
-        if reader.stream.tell() != file.size:
-            raise ValueError(f"{file.size - reader.stream.tell()} bytes behind the last value")
-        leaves, others = flattened(_whole(tree), lambda each: isinstance(each, (_Piece, _Pieces)))
-        entries = {name: _entry(file, name, leaf) for name, leaf in leaves.items()}
+    reader = _Reader(file.stream(), file.where)
+    tree = reader.value(0)
+    if reader.stream.tell() != file.size:
+        raise ValueError(f"{file.size - reader.stream.tell()} bytes behind the last value")
+    leaves, others = flattened(_whole(tree), lambda each: isinstance(each, (_Piece, _Pieces)))
+    entries = {name: _entry(file, name, leaf) for name, leaf in leaves.items()}
     return Source("flax", file.where, entries, metadata=others)
 
 
@@ -197,14 +196,10 @@ def _in_order(numbered: dict[str, Any]) -> list[Any]:
     return [numbered[str(number)] for number in range(len(numbered))]
 
 
-def _entry(file: BinaryFile, name: str, leaf: _Piece | _Pieces) -> Entry:
+def _entry(file: InputFile, name: str, leaf: _Piece | _Pieces) -> Entry:
     where = f"{name} in {file.where}"
     if isinstance(leaf, _Piece):
-        return Entry(
-            where, KIND, leaf.shape, leaf.dtype,
-            lambda: file.array(leaf.dtype, leaf.shape, leaf.place),
-            lambda index: file.array(leaf.dtype, leaf.shape, leaf.place)[index],
-        )  # fmt: skip
+        return Entry.stored(file, where, KIND, leaf.shape, leaf.dtype, leaf.place)
     dtype = np.dtype(leaf.parts[0].dtype)
 
     def read() -> np.ndarray:

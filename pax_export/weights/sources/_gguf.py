@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ import numpy as np
 from pax_export._errors import UnsupportedDtypeError
 from pax_export._optional import require
 from pax_export.weights.sources import _gguf_blocks
-from pax_export.weights.sources._binary_file import BinaryFile, Stream
+from pax_export.weights.sources._binary_file import Stream
+from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 
 KIND = "GGUF file"
@@ -33,37 +33,36 @@ _PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: 
 _AT_ONCE = 1 << 20
 
 
-def recognises(file: BinaryFile) -> bool:
+def matches(file: InputFile) -> bool:
     """Whether a file begins as one of this format does."""
     return file.begin(4) == _MAGIC
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+def read(file: InputFile) -> Source:
     """The arrays of a file, and all that it says of its model."""
     entries: dict[str, Entry] = {}
-    with refusing(file.where, KIND):
-        stream = file.stream()
-        version, arrays, keys = struct.unpack("<4xIQQ", _exactly(stream, 24))
-        if version not in _VERSIONS:
-            raise ValueError(f"version {version} of the format, or bytes in another order")
-        metadata: dict[str, Any] = {}
-        for _ in range(keys):
-            key = _text(stream)
-            if key in metadata:
-                raise ValueError(f"the key {key!r:.200} twice")
-            metadata[key] = _value(stream, _number(stream, "<I"), 0)
-        heads = list(_heads(stream, arrays))
-        align = metadata.get("general.alignment", 32)
-        if type(align) is not int or not 0 < align <= 1 << 20:
-            raise ValueError(f"arrays at multiples of {align!r:.50}")
-        begin = -(-stream.tell() // align) * align
-        for name, shape, code, offset in heads:
-            with refusing(f"{name} in {file.where}", KIND):
-                found = _entries(file, name, shape, code, begin + offset, keep_quantised)
-                twice = entries.keys() & found.keys()
-                if twice:
-                    raise ValueError(f"the name {min(twice)!r:.200} twice")
-                entries |= found
+    stream = file.stream()
+    version, arrays, keys = struct.unpack("<4xIQQ", _exactly(stream, 24))
+    if version not in _VERSIONS:
+        raise ValueError(f"version {version} of the format, or bytes in another order")
+    metadata: dict[str, Any] = {}
+    for _ in range(keys):
+        key = _text(stream)
+        if key in metadata:
+            raise ValueError(f"the key {key!r:.200} twice")
+        metadata[key] = _value(stream, _number(stream, "<I"), 0)
+    heads = list(_heads(stream, arrays))
+    align = metadata.get("general.alignment", 32)
+    if type(align) is not int or not 0 < align <= 1 << 20:
+        raise ValueError(f"arrays at multiples of {align!r:.50}")
+    begin = -(-stream.tell() // align) * align
+    for name, shape, code, offset in heads:
+        with refusing(f"{name} in {file.where}", KIND):
+            found = _entries(file, name, shape, code, begin + offset)
+            twice = entries.keys() & found.keys()
+            if twice:
+                raise ValueError(f"the name {min(twice)!r:.200} twice")
+            entries |= found
     return Source("gguf", file.where, entries, metadata=metadata)
 
 
@@ -109,18 +108,11 @@ def _heads(stream: Stream, count: int) -> Iterator[tuple[str, tuple[int, ...], i
 
 
 def _entries(
-    file: BinaryFile, name: str, shape: tuple[int, ...], code: int, begin: int, keep: bool
+    file: InputFile, name: str, shape: tuple[int, ...], code: int, begin: int
 ) -> dict[str, Entry]:
     where = f"{name} in {file.where}"
     if code in _PLAIN:
-        file.require(begin, math.prod(shape) * np.dtype(_PLAIN[code]).itemsize)
-        return {
-            name: Entry(
-                where, KIND, shape, _PLAIN[code],
-                lambda: file.array(_PLAIN[code], shape, begin),
-                lambda index: file.array(_PLAIN[code], shape, begin)[index],
-            )
-        }  # fmt: skip
+        return {name: Entry.stored(file, where, KIND, shape, _PLAIN[code], begin)}
     library = require("gguf", "adopt", "open_source of a GGUF file")
     try:
         kind = library.GGMLQuantizationType(code)
@@ -140,7 +132,7 @@ def _entries(
     def raw() -> np.ndarray:
         return file.array(np.uint8, raw_shape, begin)
 
-    if keep and kind.name in _gguf_blocks.KEPT:
+    if file.keep_quantised and kind.name in _gguf_blocks.KEPT:
         return _gguf_blocks.entries(where, KIND, name, shape, kind.name, raw)
     return {
         name: Entry(

@@ -10,18 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from pax_export.weights.sources._binary_file import BinaryFile
-from pax_export.weights.sources._hdf5_objects import MAGIC, UNDEFINED, Hdf5, Object
+from pax_export.weights.sources._hdf5_objects import UNDEFINED, Hdf5, Object
 from pax_export.weights.sources._source import Entry, damaged
 
 _COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
 _MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100
 _MOST_CHUNKS = 1_000_000
-
-
-def recognises(file: BinaryFile) -> bool:
-    """Whether a file begins as one of HDF5 does."""
-    return file.begin(8) == MAGIC
 
 
 def dtype_of(dataset: Object) -> np.dtype | None:
@@ -47,7 +42,7 @@ def entry(
     """The array of a dataset; `begin` is where the HDF5 file begins in the file."""
     dtype, shape, layout = dtype_of(dataset), dataset.shape, dataset.layout
     assert dtype is not None and shape is not None and layout is not None
-    native = dtype.newbyteorder("=") if dtype.name != "bfloat16" else dtype
+    native = dtype if dtype.isnative else dtype.newbyteorder("=")
     count = math.prod(shape) * dtype.itemsize
     if layout[0] not in (3, 4):
         raise ValueError(f"a dataset of version {layout[0]}")
@@ -55,13 +50,8 @@ def entry(
         address, size = struct.unpack_from("<QQ", layout, 2)
         if count and (address == UNDEFINED or size != count):
             raise ValueError(f"{size} bytes of {dtype}{list(shape)}, or none that were written")
-        place = begin + address if count else 0
-        file.require(place, count)
-        return Entry(
-            where, kind, shape, native,
-            lambda: file.array(dtype, shape, place).astype(native, copy=False),
-            lambda index: file.array(dtype, shape, place)[index].astype(native, copy=False), note,
-        )  # fmt: skip
+        offset = begin + address if count else 0
+        return Entry.stored(file, where, kind, shape, dtype, offset, note)
     if layout[1] == _COMPACT:
         (size,) = struct.unpack_from("<H", layout, 2)
         content = layout[4 : 4 + size]

@@ -11,13 +11,12 @@ import json
 import re
 import shutil
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from pax_export.weights.sources import _hdf5
-from pax_export.weights.sources._binary_file import BinaryFile
-from pax_export.weights.sources._hdf5_objects import Hdf5, Object
+from pax_export.weights.sources._hdf5_objects import MAGIC, Hdf5, Object
+from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 from pax_export.weights.sources._zip_archive import ZipArchive
 
@@ -44,46 +43,39 @@ _VARIABLES = {
 _WITHOUT_BIAS = frozenset(("kernel", "depthwise_kernel"))
 
 
-def recognises(archive: ZipArchive) -> bool:
-    """Whether an archive is a ``.keras`` file."""
-    return _WEIGHTS in archive
+def matches(file: InputFile) -> bool:
+    """Whether a file is a ``.keras`` archive or begins as HDF5."""
+    return _WEIGHTS in file.archive if file.archive else file.begin(8) == MAGIC
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
-    """The arrays of a ``.keras`` archive."""
-    with refusing(file.where, KIND):
-        archive = ZipArchive(file)
-        metadata: dict[str, Any] = {}
-        if "metadata.json" in archive:
-            metadata = dict(json.loads(archive.read("metadata.json", _LARGEST_TEXT)))
-        if "config.json" in archive:
-            metadata["config"] = json.loads(archive.read("config.json", _LARGEST_TEXT))
-        begin = archive.place(_WEIGHTS)
-        if begin is None:
-            inner, begin = _unpacked(archive, file.where, opened), 0
-            return _opened(inner, 0, inner.size, metadata, opened)
-        return _opened(file, begin, archive.size(_WEIGHTS), metadata, opened)
+def read(file: InputFile) -> Source:
+    """The arrays of a ``.keras`` archive, or of an HDF5 file."""
+    archive = file.archive
+    if archive is None:
+        return _read_hdf5(file, 0, file.size, {})
+    metadata: dict[str, Any] = {}
+    if "metadata.json" in archive:
+        metadata = dict(json.loads(archive.read("metadata.json", _LARGEST_TEXT)))
+    if "config.json" in archive:
+        metadata["config"] = json.loads(archive.read("config.json", _LARGEST_TEXT))
+    begin = archive.place(_WEIGHTS)
+    if begin is None:
+        unpacked = _unpack(archive, file)
+        return _read_hdf5(unpacked, 0, unpacked.size, metadata)
+    return _read_hdf5(file, begin, archive.size(_WEIGHTS), metadata)
 
 
-def of_hdf5(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
-    """The arrays of an HDF5 file."""
-    with refusing(file.where, KIND):
-        return _opened(file, 0, file.size, {}, opened)
-
-
-def _unpacked(archive: ZipArchive, where: str, opened: ExitStack) -> BinaryFile:
-    """The weights of an archive that packs them, in a file that has no name any more."""
+def _unpack(archive: ZipArchive, file: InputFile) -> InputFile:
+    """The weights of an archive that packs them, in a temporary file without a name."""
     archive.size(_WEIGHTS)  # an error if it is a bomb
     with tempfile.NamedTemporaryFile() as temporary:
         with archive.open(_WEIGHTS) as content:
             shutil.copyfileobj(content, temporary)
         temporary.flush()
-        return opened.enter_context(BinaryFile(Path(temporary.name), where))
+        return file.open_other(Path(temporary.name), file.where)
 
 
-def _opened(
-    file: BinaryFile, begin: int, size: int, metadata: dict[str, Any], opened: ExitStack
-) -> Source:
+def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any]) -> Source:
     hdf5 = Hdf5(file, begin, size)
     _take_attributes(hdf5.groups[""].attributes, metadata)
     found = {path: each for path, each in hdf5.datasets.items() if _hdf5.dtype_of(each) is not None

@@ -20,7 +20,7 @@ from pax_export.weights.sources._source import Entry, Source
 KIND = "mapping of arrays"
 
 
-def opened(tree: Any) -> Source:
+def read(tree: Any) -> Source:
     """The arrays of a tree, by dotted names."""
     where = f"the {type(tree).__name__} that was given"
     try:

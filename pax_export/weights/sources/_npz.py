@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, damaged, refusing
 from pax_export.weights.sources._zip_archive import ZipArchive
 
@@ -18,20 +17,20 @@ KIND = ".npz file"
 _LARGEST_HEADER = 10_000
 
 
-def recognises(archive: ZipArchive) -> bool:
+def matches(file: InputFile) -> bool:
     """Whether all files of an archive are arrays of numpy."""
-    return bool(archive.names) and all(name.endswith(".npy") for name in archive.names)
+    names = file.archive.names if file.archive else []
+    return bool(names) and all(name.endswith(".npy") for name in names)
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+def read(file: InputFile) -> Source:
     """The arrays of an archive, which stays as it is; each is read when it is asked for."""
-    with refusing(file.where, KIND):
-        archive = ZipArchive(file)
-        entries = {}
-        for member in archive.names:
-            name = member.removesuffix(".npy")
-            with refusing(f"{name} in {file.where}", KIND):
-                entries[name] = _entry(archive, member, f"{name} in {file.where}")
+    entries, archive = {}, file.archive
+    assert archive is not None  # `matches` has looked
+    for member in archive.names:
+        name = member.removesuffix(".npy")
+        with refusing(f"{name} in {file.where}", KIND):
+            entries[name] = _entry(archive, member, f"{name} in {file.where}")
     return Source("npz", file.where, entries)
 
 

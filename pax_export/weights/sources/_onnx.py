@@ -6,12 +6,11 @@ The model is read here, without the package onnx: that would hold all of it in m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 from pax_export._wire import Message, message, signed, whole
-from pax_export.weights.sources._binary_file import BinaryFile
 from pax_export.weights.sources._onnx_tensor import ExternalFiles, Tensor, entry
+from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 
 KIND = "ONNX file"
@@ -32,7 +31,7 @@ _RECURRENT = ("LSTM", "GRU", "RNN")
 _VALUES = {"value_float": 2, "value_int": 3, "value_floats": 7, "value_ints": 8}
 
 
-def recognises(file: BinaryFile) -> bool:
+def matches(file: InputFile) -> bool:
     """Whether a file is a model: it has a version and a graph, and nothing that no model has."""
     numbers = set()
     try:
@@ -45,31 +44,30 @@ def recognises(file: BinaryFile) -> bool:
     return {_IR_VERSION, _GRAPH} <= numbers
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+def read(file: InputFile) -> Source:
     """The arrays of a model, those in files beside it too."""
-    with refusing(file.where, KIND):
-        found = _Found(file, ExternalFiles(file.path, opened))
-        for number, value in Message(file).fields():
-            if number == _GRAPH:
-                found.graph(message(value), "", 0)
-            elif number == _FUNCTION:
-                found.function(message(value))
-            elif number == _IR_VERSION:
-                found.metadata["ir_version"] = whole(value)
-            elif number == _PRODUCER:
-                found.metadata["producer_name"] = message(value).text()
-            elif number == _METADATA:
-                texts = {at: message(text).text() for at, text in message(value).fields()}
-                found.metadata[texts.get(1, "")] = texts.get(2, "")
-        found.metadata["used_by"] = found.used_by
-        found.metadata["settings"] = found.settings
+    found = _Found(file, ExternalFiles(file))
+    for number, value in Message(file).fields():
+        if number == _GRAPH:
+            found.graph(message(value), "", 0)
+        elif number == _FUNCTION:
+            found.function(message(value))
+        elif number == _IR_VERSION:
+            found.metadata["ir_version"] = whole(value)
+        elif number == _PRODUCER:
+            found.metadata["producer_name"] = message(value).text()
+        elif number == _METADATA:
+            texts = {at: message(text).text() for at, text in message(value).fields()}
+            found.metadata[texts.get(1, "")] = texts.get(2, "")
+    found.metadata["used_by"] = found.used_by
+    found.metadata["settings"] = found.settings
     return Source("onnx", file.where, found.entries, metadata=found.metadata)
 
 
 class _Found:
     """What a model holds, as it is gone through."""
 
-    def __init__(self, file: BinaryFile, external: ExternalFiles):
+    def __init__(self, file: InputFile, external: ExternalFiles):
         self._file, self._external = file, external
         self.entries: dict[str, Entry] = {}
         self.metadata: dict[str, Any] = {}

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError, WeightsFileError
-from pax_export._wire import ONNX_DTYPES, Message, Places, message, signed, whole
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export._wire import ONNX_DTYPES, Message, RandomAccessBytes, message, signed, whole
+from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry
 
 _TEXT = 8
@@ -87,26 +86,25 @@ class Tensor:
 class ExternalFiles:
     """The files beside a model; none that lies elsewhere is opened."""
 
-    def __init__(self, model: Path, opened: ExitStack):
-        self._folder, self._opened, self._model = model.parent, opened, model
-        self._files: dict[str, BinaryFile] = {}
+    def __init__(self, model: InputFile):
+        self._model = model
+        self._files: dict[str, InputFile] = {}
 
-    def file(self, location: str) -> BinaryFile:
+    def file(self, location: str) -> InputFile:
         """The file that a model names."""
         if location not in self._files:
-            path = self._inside(location)
-            self._files[location] = self._opened.enter_context(BinaryFile(path))
+            self._files[location] = self._model.open_other(self._inside(location))
         return self._files[location]
 
     def _inside(self, location: str) -> Path:
         name = PurePosixPath(location)
         strange = not location or "\\" in location or "\0" in location or ".." in name.parts
-        folder = os.path.realpath(self._folder)
+        folder = os.path.realpath(self._model.path.parent)
         path = os.path.realpath(os.path.join(folder, location)) if not strange else ""
         if strange or name.is_absolute() or not path.startswith(os.path.join(folder, "")):
             raise WeightsFileError(
                 "A model names a file of weights outside of its own folder.",
-                where=str(self._model),
+                where=self._model.where,
                 got=repr(location)[:200],
                 write="a model whose external data lie beside it, with no links elsewhere",
             )
@@ -134,16 +132,13 @@ def entry(where: str, kind: str, tensor: Tensor, external: ExternalFiles, note: 
     wanted = -(-count // 2) if packed else count * dtype.itemsize
     if size is not None and size != wanted:
         raise ValueError(f"{size} bytes of {dtype}{list(shape)}")
-    file.require(begin, wanted)
     if packed:
+        file.require(begin, wanted)
         return Entry(where, kind, shape, dtype, _unpacked(file, begin, shape, dtype), note=note)
-    return Entry(
-        where, kind, shape, dtype, lambda: file.array(dtype, shape, begin),
-        lambda index: file.array(dtype, shape, begin)[index], note,
-    )  # fmt: skip
+    return Entry.stored(file, where, kind, shape, dtype, begin, note)
 
 
-def _place(tensor: Tensor, external: ExternalFiles) -> tuple[Places, int, int | None]:
+def _place(tensor: Tensor, external: ExternalFiles) -> tuple[RandomAccessBytes, int, int | None]:
     if not tensor.external:
         assert tensor.raw is not None
         return tensor.raw.places, tensor.raw.begin, tensor.raw.size
@@ -159,7 +154,9 @@ def _digits(text: str) -> int:
     return int(text)
 
 
-def _unpacked(file: Places, begin: int, shape: Any, dtype: Any) -> Callable[[], np.ndarray]:
+def _unpacked(
+    file: RandomAccessBytes, begin: int, shape: Any, dtype: Any
+) -> Callable[[], np.ndarray]:
     """Two numbers in each byte, the lower half first."""
 
     def read() -> np.ndarray:

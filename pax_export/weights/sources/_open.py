@@ -1,4 +1,4 @@
-"""Which reader a source needs: by what is in it, never by the ending of its name alone."""
+"""`open_source`: chooses the reader by the content of a file, never by its name alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pax_export._files.replacing import some_names
 from pax_export.weights.sources import (
     _flax,
     _gguf,
-    _hdf5,
     _keras,
     _mapping,
     _npz,
@@ -24,9 +23,14 @@ from pax_export.weights.sources import (
     _tflite,
     _torch,
 )
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._reader import InputFile, Reader
 from pax_export.weights.sources._source import Source, refusing
-from pax_export.weights.sources._zip_archive import ZipArchive
+
+#: The readers of files, in the order in which they are asked: a format with a longer mark at its
+#: begin comes first, and msgpack and ONNX, which have none, come last.
+READERS: tuple[Reader, ...] = (
+    _torch, _keras, _npz, _gguf, _safetensors, _tflite, _tensorflow, _flax, _onnx,
+)  # fmt: skip
 
 _READABLE = (
     "a file of safetensors or PyTorch, or the index of several; GGUF; Keras (.keras or .h5); "
@@ -69,42 +73,34 @@ def open_source(source: Any, *, keep_quantised: bool = False) -> Source:
     if isinstance(source, Source):
         return source
     if not isinstance(source, (str, os.PathLike)):
-        return _mapping.opened(source)
+        return _mapping.read(source)
     path = Path(os.fsdecode(source))
-    with ExitStack() as opened:
-        read = _of_folder if os.path.isdir(path) else _of_file
+    with ExitStack() as resources:
+        read = _read_folder if os.path.isdir(path) else _read_file
         with refusing(str(path), "source of weights"):
-            found = read(path, opened, keep_quantised)
-        return found.closing(opened.pop_all())
+            found = read(path, resources, keep_quantised)
+        return found.closing(resources.pop_all())
 
 
-def _of_folder(path: Path, opened: ExitStack, keep: bool) -> Source:
+def _read_folder(path: Path, resources: ExitStack, keep_quantised: bool) -> Source:
     file = _tensorflow.in_folder(path) or _sharded.in_folder(path)
     if file is not None:
-        return _of_file(file, opened, keep)
+        return _read_file(file, resources, keep_quantised)
     trees = _orbax.trees(path)
     if trees:
-        return _orbax.opened(path, trees, opened)
+        return _orbax.read(path, trees)
     raise _unknown(str(path), f"a folder with {some_names(path)}")
 
 
-def _of_file(path: Path, opened: ExitStack, keep: bool) -> Source:
+def _read_file(path: Path, resources: ExitStack, keep_quantised: bool) -> Source:
     if _sharded.is_index(path):
-        return _sharded.opened(path, opened, lambda shard: _of_file(shard, opened, keep))
-    file = opened.enter_context(BinaryFile(_tensorflow.of_prefix(path) or path))
-    if file.begin(2) == b"PK":
-        with refusing(file.where, "zip archive"):
-            archive = ZipArchive(file)
-        for reader in (_torch, _keras, _npz):
-            if reader.recognises(archive):
-                return reader.opened(file, opened, keep)
-    if _hdf5.recognises(file):
-        return _keras.of_hdf5(file, opened)
-    if _torch.recognises_legacy(file):
-        return _torch.legacy(file, opened)
-    for reader in (_gguf, _safetensors, _tflite, _tensorflow, _flax, _onnx):
-        if reader.recognises(file):
-            return reader.opened(file, opened, keep)
+        return _sharded.read(path, lambda shard: _read_file(shard, resources, keep_quantised))
+    path = _tensorflow.of_prefix(path) or path
+    file = InputFile(path, keep_quantised=keep_quantised, resources=resources)
+    for reader in READERS:
+        if reader.matches(file):
+            with refusing(file.where, reader.KIND):
+                return reader.read(file)
     begin = file.begin(16)
     got = f"a file of {file.size} bytes that begins with {begin!r}"
     pickled = begin[:1] == b"\x80" and begin[1:2] in (b"\2", b"\3", b"\4", b"\5")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def trees(path: Path) -> dict[str, Path]:
     return trees(steps[0])
 
 
-def opened(path: Path, found: dict[str, Path], opened: ExitStack) -> Source:
+def read(path: Path, found: dict[str, Path]) -> Source:
     """The arrays of the trees of a checkpoint."""
     library = require("tensorstore", "checkpoint", "open_source of a checkpoint of orbax")
     entries: dict[str, Entry] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,28 +12,27 @@ from pax_export._errors import UnsupportedDtypeError, a_few
 from pax_export.weights import _checksums
 from pax_export.weights._dtypes import NUMPY_NAMES, described, restored
 from pax_export.weights._leaves import RESERVED
-from pax_export.weights.sources._binary_file import BinaryFile
-from pax_export.weights.sources._source import Entry, Source, damaged, refusing
+from pax_export.weights.sources._reader import InputFile
+from pax_export.weights.sources._source import Entry, Source, damaged
 
 KIND = "safetensors file"
 _LARGEST_HEADER = 100_000_000
 _NOTES = "pax_export"
 
 
-def recognises(file: BinaryFile) -> bool:
+def matches(file: InputFile) -> bool:
     """Whether a file begins as one of this format does."""
     begin = file.begin(9)
     return begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= _LARGEST_HEADER
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+def read(file: InputFile) -> Source:
     """The arrays of one file."""
-    with refusing(file.where, KIND):
-        entries, metadata = _read(file)
+    entries, metadata = _read_header(file)
     return Source("safetensors", file.where, entries, metadata=metadata)
 
 
-def _read(file: BinaryFile) -> tuple[dict[str, Entry], dict[str, Any]]:
+def _read_header(file: InputFile) -> tuple[dict[str, Entry], dict[str, Any]]:
     begin = file.read(0, 8)
     size = int.from_bytes(begin, "little")
     raw = file.read(8, size)
@@ -113,7 +111,7 @@ def _require_dtypes(header: dict[str, Any], where: str) -> None:
 
 
 def _entry(
-    file: BinaryFile, name: str, code: str, place: Any, note: Any, checksum: str | None
+    file: InputFile, name: str, code: str, place: Any, note: Any, checksum: str | None
 ) -> Entry:
     """An array, as `save_weights` was given it if that has left a note; keys as their data."""
     where, key = f"{name} in {file.where}", (note or {}).get("key")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,13 @@ def in_folder(path: Path) -> Path | None:
     return None
 
 
-def opened(path: Path, opened: ExitStack, read: Callable[[Path], Source]) -> Source:
+def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     """The arrays of all files that an index names, each from the file that it says."""
     with refusing(str(path), KIND):
         index = json.loads(bounded.read_bytes(path, _LARGEST))
         files = index["weight_map"]
         shards = {
-            name: read(_inside(path, name))
+            name: read_file(_inside(path, name))
             for name in sorted({_text(name, path) for name in files.values()})
         }
         kinds = {shard.kind for shard in shards.values()}

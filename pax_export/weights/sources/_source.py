@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from pax_export._errors import PaxError, WeightsFileError, a_few
+from pax_export._wire import RandomAccessBytes
 from pax_export.weights._dtypes import NUMPY_NAMES  # which makes jax's dtypes known to numpy
 
 Index = tuple[slice, ...]
@@ -85,6 +86,24 @@ class Entry:
         self.note = note
         self._where, self._kind = where, kind
         self._read, self._part = read, part
+
+    @classmethod
+    def stored(
+        cls, file: RandomAccessBytes, where: str, kind: str, shape: Iterable[int], dtype: Any,
+        offset: int, note: str = "",
+    ) -> Self:  # fmt: skip
+        """An array whose numbers follow each other in a file, from an offset on."""
+        shape, stored = tuple(shape), np.dtype(dtype)
+        native = stored if stored.isnative else stored.newbyteorder("=")
+        file.require(offset, math.prod(shape) * stored.itemsize)
+
+        def read() -> np.ndarray:
+            return file.array(stored, shape, offset)
+
+        return cls(
+            where, kind, shape, native, lambda: read().astype(native, copy=False),
+            lambda index: read()[index].astype(native, copy=False), note,
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:

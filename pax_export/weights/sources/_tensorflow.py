@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,7 @@ from pax_export._wire import (
     whole,
 )
 from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
 
 KIND = "checkpoint of TensorFlow"
@@ -62,34 +62,33 @@ def of_prefix(path: Path) -> Path | None:
     return index if not path.exists() and index.is_file() else None
 
 
-def recognises(file: BinaryFile) -> bool:
+def matches(file: InputFile) -> bool:
     """Whether a file ends as a table of LevelDB does."""
     end = file.read(file.size - 8, 8) if file.size >= 48 else b""
     return end == LEVELDB_MAGIC
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+def read(file: InputFile) -> Source:
     """The variables of a checkpoint, by the names that they were given."""
-    with refusing(file.where, KIND):
-        saved: dict[str, SavedTensor] = {}
-        names: list[tuple[str, str]] = []
-        shards = 1
-        for key, content in table_entries(file):
-            value = Message(Memory(content))
-            if key == b"":
-                shards = _shards(value)
-            elif key == _GRAPH:
-                names = _given_names(SavedTensor(value), file, shards, opened)
-            else:
-                saved[key.decode()] = SavedTensor(value)
-        files = _Shards(file.path, shards, opened)
-        found = _named(saved, names)
-        entries = {}
-        for name, key in found.items():
-            if saved[key].dtype != _STRING:
-                entries[name] = _entry(f"{name} in {file.where}", saved[key], files, _note(key))
-        tied = _tied(names, found, saved)
-        metadata = {"keys": {name: found[name] for name in entries}}
+    saved: dict[str, SavedTensor] = {}
+    names: list[tuple[str, str]] = []
+    shards = 1
+    for key, content in table_entries(file):
+        value = Message(Memory(content))
+        if key == b"":
+            shards = _shards(value)
+        elif key == _GRAPH:
+            names = _given_names(SavedTensor(value), file, shards)
+        else:
+            saved[key.decode()] = SavedTensor(value)
+    files = _Shards(file, shards)
+    found = _named(saved, names)
+    entries = {}
+    for name, key in found.items():
+        if saved[key].dtype != _STRING:
+            entries[name] = _entry(f"{name} in {file.where}", saved[key], files, _note(key))
+    tied = _tied(names, found, saved)
+    metadata = {"keys": {name: found[name] for name in entries}}
     return Source("tensorflow", file.where, entries, metadata=metadata, tied=tied)
 
 
@@ -105,19 +104,17 @@ def _shards(header: Message) -> int:
 class _Shards:
     """The files of numbers beside an index."""
 
-    def __init__(self, index: Path, count: int, opened: ExitStack):
-        self._prefix = index.with_suffix("")
-        self._count, self._opened = count, opened
-        self._files: dict[int, BinaryFile] = {}
+    def __init__(self, index: InputFile, count: int):
+        self._index, self._count = index, count
+        self._files: dict[int, InputFile] = {}
 
-    def file(self, number: int) -> BinaryFile:
+    def file(self, number: int) -> InputFile:
         """The file with this number."""
         if number not in self._files:
             if number >= self._count:
                 raise ValueError(f"the file {number} of {self._count}")
-            name = f"{self._prefix.name}.data-{number:05d}-of-{self._count:05d}"
-            file = BinaryFile(self._prefix.with_name(name))
-            self._files[number] = self._opened.enter_context(file)
+            ending = f".data-{number:05d}-of-{self._count:05d}"
+            self._files[number] = self._index.open_other(self._index.path.with_suffix(ending))
         return self._files[number]
 
 
@@ -147,11 +144,9 @@ def _entry(where: str, saved: SavedTensor, files: _Shards, note: str) -> Entry:
     )  # fmt: skip
 
 
-def _given_names(
-    graph: SavedTensor, index: BinaryFile, shards: int, opened: ExitStack
-) -> list[tuple[str, str]]:
+def _given_names(graph: SavedTensor, index: InputFile, shards: int) -> list[tuple[str, str]]:
     """Pairs of a variable's key and the name it was given, in the order of the graph."""
-    file = _Shards(index.path, shards, opened).file(graph.shard)
+    file = _Shards(index, shards).file(graph.shard)
     file.require(graph.offset, graph.size)
     return list(_names(_string(file, graph)))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
 from pax_export._wire import TFLITE_DTYPES, TFLITE_MARK, Table, root
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 
 KIND = "TFLite file"
@@ -24,26 +23,25 @@ _DATA, _OFFSET, _SIZE = 0, 1, 2
 _LONGEST_NAME, _MOST_DIMENSIONS = 1 << 12, 32
 
 
-def recognises(file: BinaryFile) -> bool:
+def matches(file: InputFile) -> bool:
     """Whether a file is named as one of this format in its first bytes."""
     return file.begin(8)[4:] == TFLITE_MARK
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+def read(file: InputFile) -> Source:
     """The constants of a model."""
     entries: dict[str, Entry] = {}
-    with refusing(file.where, KIND):
-        model = root(file)
-        buffers = model.tables(_BUFFERS)
-        for graph in model.tables(_SUBGRAPHS):
-            for at in graph.tables(_TENSORS):
-                tensor = _Tensor(at, buffers)
-                if not tensor.size:
-                    continue
-                name = tensor.name if tensor.name not in entries else f"{tensor.name}:{at.place}"
-                where = f"{name} in {file.where}"
-                with refusing(where, KIND):
-                    entries |= _entries(where, name, tensor, file, keep_quantised)
+    model = root(file)
+    buffers = model.tables(_BUFFERS)
+    for graph in model.tables(_SUBGRAPHS):
+        for at in graph.tables(_TENSORS):
+            tensor = _Tensor(at, buffers)
+            if not tensor.size:
+                continue
+            name = tensor.name if tensor.name not in entries else f"{tensor.name}:{at.place}"
+            where = f"{name} in {file.where}"
+            with refusing(where, KIND):
+                entries |= _entries(where, name, tensor, file)
     return Source("tflite", file.where, entries)
 
 
@@ -68,9 +66,7 @@ class _Tensor:
         self.quantised = table.table(_QUANTISED)
 
 
-def _entries(
-    where: str, name: str, tensor: _Tensor, file: BinaryFile, keep: bool
-) -> dict[str, Entry]:
+def _entries(where: str, name: str, tensor: _Tensor, file: InputFile) -> dict[str, Entry]:
     if tensor.dtype not in TFLITE_DTYPES or tensor.sparse:
         raise UnsupportedDtypeError(
             "An array of this kind is not read.",
@@ -81,19 +77,17 @@ def _entries(
     dtype, shape = np.dtype(TFLITE_DTYPES[tensor.dtype]), tensor.shape
     if math.prod(shape) * dtype.itemsize != tensor.size:
         raise ValueError(f"{tensor.size} bytes of {dtype}{list(shape)}")
-    file.require(tensor.place, tensor.size)
-
-    def read() -> np.ndarray:
-        return file.array(dtype, shape, tensor.place)
-
     scales, zeros, axis = _scales(tensor)
-    if not len(scales) or dtype.kind not in "iu":
-        return {name: Entry(where, KIND, shape, dtype, read, lambda index: read()[index])}
     note = f"{dtype}, scaled along the axis {axis}" if len(scales) > 1 else f"{dtype}, scaled"
-    if keep:
+    if not len(scales) or dtype.kind not in "iu":
+        note = ""
+    stored = Entry.stored(file, where, KIND, shape, dtype, tensor.place, note)
+    if not note:
+        return {name: stored}
+    if file.keep_quantised:
         few = scales.shape
         return {
-            name: Entry(where, KIND, shape, dtype, read, lambda index: read()[index], note),
+            name: stored,
             f"{name}.scales": Entry(where, KIND, few, np.float32, lambda: scales, note=note),
             f"{name}.zeros": Entry(where, KIND, few, np.int64, lambda: zeros, note=note),
         }
@@ -102,7 +96,7 @@ def _entries(
         spread[axis] = len(scales)
 
     def dequantised() -> np.ndarray:
-        whole = (read().astype(np.int64) - zeros.reshape(spread)).astype(np.float32)
+        whole = (stored.read().astype(np.int64) - zeros.reshape(spread)).astype(np.float32)
         return whole * scales.reshape(spread)
 
     return {name: Entry(where, KIND, shape, np.float32, dequantised, note=note)}

@@ -6,17 +6,17 @@ Only tensors are made of them.  The pickle inside is read by a machine that call
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
 from pax_export.weights.sources import _torch_names
-from pax_export.weights.sources._binary_file import BinaryFile, Stream
+from pax_export.weights.sources._binary_file import Stream
 from pax_export.weights.sources._nested import flattened
 from pax_export.weights.sources._pickle_machine import PickleMachine
 from pax_export.weights.sources._pickled_numpy import PickledArray
+from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 from pax_export.weights.sources._torch_names import Storage, Tensor
 from pax_export.weights.sources._zip_archive import ZipArchive
@@ -29,14 +29,11 @@ _LARGEST_PICKLE = 1 << 28
 _MOST_EXPANDED = 1 << 26
 
 
-def recognises(archive: ZipArchive) -> bool:
-    """Whether an archive is one of PyTorch."""
-    return _root(archive) is not None
-
-
-def recognises_legacy(file: BinaryFile) -> bool:
-    """Whether a file is one that PyTorch wrote before it wrote archives."""
-    return file.begin(len(_LEGACY)) == _LEGACY
+def matches(file: InputFile) -> bool:
+    """Whether a file is an archive of PyTorch, or of a version before it wrote archives."""
+    if file.archive is None:
+        return file.begin(len(_LEGACY)) == _LEGACY
+    return _root(file.archive) is not None
 
 
 def _root(archive: ZipArchive) -> str | None:
@@ -46,23 +43,25 @@ def _root(archive: ZipArchive) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def opened(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
-    """The tensors of an archive."""
-    with refusing(file.where, KIND):
-        archive = ZipArchive(file)
-        root = _root(archive) or ""
-        if f"{root}byteorder" in archive:
-            _require_little(file.where, archive.read(f"{root}byteorder", 100) == b"little")
-        content = _Archived(archive, f"{root}data/")
-        tree = _loaded(file.where, archive, f"{root}{_PICKLE}")
-        leaves, others = flattened(tree, _is_leaf)
-        entries = {name: _entry(file.where, name, leaf, content) for name, leaf in leaves.items()}
-        if f"{root}constants.pkl" in archive:  # what TorchScript's code names CONSTANTS.c0
-            constants = _Archived(archive, f"{root}constants/")
-            tree = _loaded(file.where, archive, f"{root}constants.pkl")
-            for name, leaf in flattened(tree, _is_leaf)[0].items():
-                name = f"CONSTANTS.c{name}"
-                entries[name] = _entry(file.where, name, leaf, constants)
+def read(file: InputFile) -> Source:
+    """The tensors of a file."""
+    return _read_legacy(file) if file.archive is None else _read_archive(file, file.archive)
+
+
+def _read_archive(file: InputFile, archive: ZipArchive) -> Source:
+    root = _root(archive) or ""
+    if f"{root}byteorder" in archive:
+        _require_little(file.where, archive.read(f"{root}byteorder", 100) == b"little")
+    content = ZipStorages(archive, f"{root}data/")
+    tree = _loaded(file.where, archive, f"{root}{_PICKLE}")
+    leaves, others = flattened(tree, _is_leaf)
+    entries = {name: _entry(file.where, name, leaf, content) for name, leaf in leaves.items()}
+    if f"{root}constants.pkl" in archive:  # what TorchScript's code names CONSTANTS.c0
+        constants = ZipStorages(archive, f"{root}constants/")
+        tree = _loaded(file.where, archive, f"{root}constants.pkl")
+        for name, leaf in flattened(tree, _is_leaf)[0].items():
+            name = f"CONSTANTS.c{name}"
+            entries[name] = _entry(file.where, name, leaf, constants)
     return Source("torch", file.where, entries, metadata=others, tied=_tied(leaves))
 
 
@@ -82,7 +81,7 @@ class _Buffered(Stream):
         self._piece, self._piece_at = content, 0
 
 
-class _Archived:
+class ZipStorages:
     """The storages in an archive; each is compared with its checksum once."""
 
     def __init__(self, archive: ZipArchive, folder: str):
@@ -104,32 +103,31 @@ class _Archived:
         return content if content.ctypes.data % item == 0 else content.copy()
 
 
-def legacy(file: BinaryFile, opened: ExitStack, keep_quantised: bool = False) -> Source:
+def _read_legacy(file: InputFile) -> Source:
     """The tensors of a file of PyTorch before 1.6: pickles, and the storages behind them."""
-    with refusing(file.where, KIND):
-        stream = file.stream()
-        storages: dict[str, Storage] = {}
+    stream = file.stream()
+    storages: dict[str, Storage] = {}
 
-        def persistent(identity: Any) -> Storage:
-            found = _torch_names.storage(identity)
-            storages.setdefault(found.key, found)
-            return found
+    def persistent(identity: Any) -> Storage:
+        found = _torch_names.storage(identity)
+        storages.setdefault(found.key, found)
+        return found
 
-        machine = PickleMachine(file.where, _torch_names.known, persistent)
-        _, protocol, system, tree = (machine.load(stream) for _ in range(4))
-        if protocol != 1001:
-            raise ValueError(f"version {protocol!r:.50} of this format")
-        _require_little(file.where, system.get("little_endian") is True)
-        content = _Behind(file, machine.load(stream), storages, stream.tell())
-        leaves, others = flattened(tree, _is_leaf)
-        entries = {name: _entry(file.where, name, leaf, content) for name, leaf in leaves.items()}
+    machine = PickleMachine(file.where, _torch_names.known, persistent)
+    _, protocol, system, tree = (machine.load(stream) for _ in range(4))
+    if protocol != 1001:
+        raise ValueError(f"version {protocol!r:.50} of this format")
+    _require_little(file.where, system.get("little_endian") is True)
+    content = LegacyStorages(file, machine.load(stream), storages, stream.tell())
+    leaves, others = flattened(tree, _is_leaf)
+    entries = {name: _entry(file.where, name, leaf, content) for name, leaf in leaves.items()}
     return Source("torch", file.where, entries, metadata=others, tied=_tied(leaves))
 
 
-class _Behind:
+class LegacyStorages:
     """The storages behind the pickles of the older format: a number, and so many elements."""
 
-    def __init__(self, file: BinaryFile, keys: Any, storages: dict[str, Storage], at: int):
+    def __init__(self, file: InputFile, keys: Any, storages: dict[str, Storage], at: int):
         self._file = file
         self._places: dict[str, tuple[int, int]] = {}
         for key in keys:
@@ -155,7 +153,9 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, (Tensor, PickledArray))
 
 
-def _entry(where: str, name: str, leaf: Tensor | PickledArray, content: Any) -> Entry:
+def _entry(
+    where: str, name: str, leaf: Tensor | PickledArray, content: ZipStorages | LegacyStorages
+) -> Entry:
     where = f"{name} in {where}"
     with refusing(where, KIND):
         if isinstance(leaf, PickledArray):

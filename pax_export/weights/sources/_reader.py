@@ -1,0 +1,69 @@
+"""The interface of a reader of weights: one module for each format, one row in `_open.READERS`.
+
+A reader finds names, shapes, dtypes and offsets when a file is opened, and reads arrays one by
+one when they are asked for.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, Self
+
+from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights.sources._source import Source, refusing
+from pax_export.weights.sources._zip_archive import ZipArchive
+
+
+class InputFile(BinaryFile):
+    """An untrusted file, open for as long as the arrays of its source can be read.
+
+    Attributes:
+        keep_quantised: whether arrays of few bits stay integers.
+        archive: the file as a zip archive; None if it is none.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        where: str | None = None,
+        keep_quantised: bool = False,
+        resources: ExitStack | None = None,
+    ):
+        super().__init__(path, where)
+        self.keep_quantised = keep_quantised
+        self._resources = ExitStack() if resources is None else resources
+        self._resources.callback(self.close)
+
+    def open_other(self, path: Path, where: str | None = None) -> Self:
+        """Opens another file, which is closed together with this one."""
+        return type(self)(path, where, self.keep_quantised, self._resources)
+
+    @cached_property
+    def archive(self) -> ZipArchive | None:
+        """The members of a zip archive, or None."""
+        if self.begin(2) != b"PK":
+            return None
+        with refusing(self.where, "zip archive"):
+            return ZipArchive(self)
+
+
+class Reader(Protocol):
+    """A module that reads one format."""
+
+    @property
+    def KIND(self) -> str:
+        """What an error calls a file of this format."""
+        ...
+
+    def matches(self, file: InputFile) -> bool:
+        """Whether the content of the file, not its name, has this format."""
+        ...
+
+    def read(self, file: InputFile) -> Source:
+        """The names, shapes and dtypes of its arrays, none of which is read yet.
+
+        Whatever it raises becomes a WeightsFileError that names the file.
+        """
+        ...
