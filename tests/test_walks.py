@@ -22,6 +22,7 @@ from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from pax_export.export.tracing import flops
 from pax_export.precision import policy_of
 from pax_export.weights.adoption._layers import wanted
+from pax_export.weights.sources import _open
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pax_export"
@@ -247,15 +248,12 @@ def test_format(name):
 
 # --- a reader of weights ----------------------------------------------------------------------
 
-SOURCES = PACKAGE / "weights" / "sources"
-READERS = sorted(
-    path.stem[1:]
-    for path in SOURCES.glob("_*.py")
-    if re.search(r"^def opened\(", path.read_text(), re.M)
-    and path.stem != "_sharded"  # hands each file to its own
-)
+READERS = [
+    *(str(vars(reader)["__name__"]).rpartition("._")[2] for reader in _open.READERS),
+    *("orbax", "mapping"),  # of folders, and of what is in memory
+]
 READER_STEPS: Steps = {
-    "pax_export/weights/sources/_open.py: where it is asked": lambda name: (
+    "pax_export/weights/sources/_open.py: READERS": lambda name: (
         len(re.findall(rf"\b_{name}\b", read("pax_export/weights/sources/_open.py"))) > 1
     ),
     "tests/weights/sources/test_NAME.py": lambda name: (
@@ -302,7 +300,8 @@ def test_operation(name):
 def test_the_walks_name_every_place():
     """What is looked for here stands in CONTRIBUTING."""
     text = read("CONTRIBUTING.md")
-    steps = [*LAYER_STEPS, *WEIGHT_STEPS, *TRANSFORM_STEPS, *FORMAT_STEPS, *OPERATION_STEPS]
+    steps = [*LAYER_STEPS, *WEIGHT_STEPS, *TRANSFORM_STEPS, *FORMAT_STEPS, *READER_STEPS,
+             *OPERATION_STEPS]  # fmt: skip
     places = {re.sub(r"^\d\. ", "", step).partition(":")[0] for step in steps}
     assert [place for place in sorted(places) if f"`{place}" not in text] == []
     for first, steps in (("layer", LAYER_STEPS), ("transform", TRANSFORM_STEPS)):

@@ -16,9 +16,9 @@ from pax_export.sharding import shardings
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import require_shape
 from pax_export.weights.adoption import _refusals
+from pax_export.weights.adoption._array_transforms import Piece, forward
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._moves import Piece, forward
 from pax_export.weights.adoption._nets import ways_out
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._parametrized import file_names

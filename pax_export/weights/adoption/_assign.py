@@ -25,8 +25,8 @@ from typing import Any
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._missing import without_counterpart
+from pax_export.weights.adoption._name_parsing import KINDS
 from pax_export.weights.adoption._order import contradicts, in_order, is_norm, norm_place
-from pax_export.weights.adoption._words import KINDS
 
 #: So many steps are spent on finding out whether there is a second way.
 _STEPS = 20_000

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.weights.adoption._array_transforms import Piece, Shape, Step
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._moves import Piece, Shape, Step
+from pax_export.weights.adoption._layouts import Recipe
+from pax_export.weights.adoption._name_parsing import WEIGHT
 from pax_export.weights.adoption._order import is_norm
-from pax_export.weights.adoption._readings import Recipe
-from pax_export.weights.adoption._words import WEIGHT
 
 AS_IT_IS, FIRST = "as it is", "channels_first"
 #: What the user says of all layers, or by path how many channels were flattened.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from pax_export.weights.adoption._array_transforms import Piece
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._moves import Piece
+from pax_export.weights.adoption._name_parsing import COUNT, WEIGHT, Name, named, parsed, with_first
 from pax_export.weights.adoption._parametrized import NOTES, no_weights
-from pax_export.weights.adoption._words import COUNT, WEIGHT, Name, named, parsed, with_first
 from pax_export.weights.sources import Source
 
 

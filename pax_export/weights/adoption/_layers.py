@@ -28,9 +28,8 @@ from pax_export.nn import (
 )
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._leaves import leaves_by_name
-from pax_export.weights.adoption._moves import Place
-from pax_export.weights.adoption._stacks import Stack, stack_at
-from pax_export.weights.adoption._words import (
+from pax_export.weights.adoption._array_transforms import Place
+from pax_export.weights.adoption._name_parsing import (
     BIAS,
     COUNT,
     MEAN,
@@ -40,6 +39,7 @@ from pax_export.weights.adoption._words import (
     name_of,
     role_of,
 )
+from pax_export.weights.adoption._stacks import Stack, stack_at
 
 
 @dataclass(frozen=True)

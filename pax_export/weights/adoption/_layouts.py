@@ -19,11 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from pax_export.weights.adoption._array_transforms import (
+    Piece,
+    Shape,
+    Step,
+    shape_after,
+    squeezed_equal,
+)
 from pax_export.weights.adoption._groups import Group, is_conv1d_of_transformers
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._moves import Piece, Shape, Step, shape_after, squeezed_equal
+from pax_export.weights.adoption._name_parsing import BIAS, MEAN, VAR, WEIGHT
 from pax_export.weights.adoption._recurrent import recurrent
-from pax_export.weights.adoption._words import BIAS, MEAN, VAR, WEIGHT
 
 #: For each leaf, by its path, what fills it.
 Recipe = dict[str, tuple[Piece, ...]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._words import KINDS, ROLES, Name
+from pax_export.weights.adoption._name_parsing import KINDS, ROLES, Name
 
 Fits = Callable[[Layer, Group], bool]
 

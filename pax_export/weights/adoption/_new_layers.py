@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import AdoptionError, a_few
+from pax_export.weights.adoption._array_transforms import Piece, backward
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer, Leaf, wanted
-from pax_export.weights.adoption._moves import Piece, backward
+from pax_export.weights.adoption._layouts import Recipe, readings
+from pax_export.weights.adoption._name_parsing import BIAS, MEAN, VAR, WEIGHT, named, parsed
 from pax_export.weights.adoption._options import is_at, named_by
-from pax_export.weights.adoption._readings import Recipe, readings
-from pax_export.weights.adoption._words import BIAS, MEAN, VAR, WEIGHT, named, parsed
 from pax_export.weights.sources import Source
 
 _TORCH = {WEIGHT: "weight", BIAS: "bias", MEAN: "running_mean", VAR: "running_var"}

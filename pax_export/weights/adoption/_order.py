@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._words import Name
+from pax_export.weights.adoption._name_parsing import Name
 
 _BEFORE, _AFTER = {"pre", "before"}, {"post", "after"}
 _START, _END = {"input", *_BEFORE}, {"output", "final", *_AFTER}

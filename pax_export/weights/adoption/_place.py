@@ -11,7 +11,13 @@ import numpy as np
 from pax_export._errors import AdoptionError, UnsupportedDtypeError
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
-from pax_export.weights.adoption._moves import Piece, assembled, axes_alone, forward, region
+from pax_export.weights.adoption._array_transforms import (
+    Piece,
+    assembled,
+    axes_alone,
+    forward,
+    region,
+)
 from pax_export.weights.adoption._shards import on_devices
 from pax_export.weights.sources import Source
 

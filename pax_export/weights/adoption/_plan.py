@@ -30,11 +30,12 @@ from pax_export.weights.adoption._layers import (
     as_pax_keeps_them,
     wanted,
 )
+from pax_export.weights.adoption._layouts import Recipe, joined, readings, recipe_key
 from pax_export.weights.adoption._missing import without_strangers
+from pax_export.weights.adoption._name_parsing import Name
 from pax_export.weights.adoption._options import Options, is_at, matching, renamed
 from pax_export.weights.adoption._parametrized import file_names, versions
-from pax_export.weights.adoption._readings import Recipe, joined, readings, recipe_key
-from pax_export.weights.adoption._unfold import (
+from pax_export.weights.adoption._split_fused import (
     PARTS,
     Order,
     arrangements,
@@ -42,7 +43,6 @@ from pax_export.weights.adoption._unfold import (
     sizes_of_module,
     unfolded,
 )
-from pax_export.weights.adoption._words import Name
 from pax_export.weights.sources import Entry, Source
 
 #: Arrays that are no parameters, in files of torch.

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pax_export.weights.adoption._array_transforms import Piece, Step
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._moves import Piece, Step
-from pax_export.weights.adoption._words import BIAS, RECURRENT, WEIGHT
+from pax_export.weights.adoption._name_parsing import BIAS, RECURRENT, WEIGHT
 
 _ORDERS = {
     "lstm": {"here": "igfo", "torch": "ifgo", "keras": "ifgo", "onnx": "iofg"},

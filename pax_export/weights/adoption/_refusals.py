@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pax_export._errors import AdoptionError, AmbiguousWeightsError
 from pax_export.core import near_names
+from pax_export.weights.adoption._array_transforms import Piece, Shape
 from pax_export.weights.adoption._flatten import SAYS, flattened
 from pax_export.weights.adoption._groups import Group, is_fused, is_fused_name
 from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._layouts import Recipe
 from pax_export.weights.adoption._missing import is_stranger
-from pax_export.weights.adoption._moves import Piece, Shape
+from pax_export.weights.adoption._name_parsing import OF_CELL, RECURRENT, WEIGHT
+from pax_export.weights.adoption._name_parsing import pieces as words_of
 from pax_export.weights.adoption._plan import Hypothesis, Study
-from pax_export.weights.adoption._readings import Recipe
 from pax_export.weights.adoption._recurrent import another_function
-from pax_export.weights.adoption._words import OF_CELL, RECURRENT, WEIGHT
-from pax_export.weights.adoption._words import pieces as words_of
 from pax_export.weights.sources import Source
 
 _MOST = 40

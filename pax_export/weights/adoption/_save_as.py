@@ -18,8 +18,7 @@ from pax_export.weights._dtypes import stored
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import absence
 from pax_export.weights.adoption._adopt import plan_of
-from pax_export.weights.adoption._groups import WRITTEN_AS
-from pax_export.weights.adoption._moves import (
+from pax_export.weights.adoption._array_transforms import (
     Piece,
     assembled,
     backward,
@@ -27,15 +26,16 @@ from pax_export.weights.adoption._moves import (
     region,
     shape_of,
 )
+from pax_export.weights.adoption._groups import WRITTEN_AS
+from pax_export.weights.adoption._layouts import Recipe
+from pax_export.weights.adoption._name_parsing import COUNT, parsed
 from pax_export.weights.adoption._new_layers import homes, new_layers
 from pax_export.weights.adoption._npz_file import write_npz
 from pax_export.weights.adoption._options import Options, is_at, matching, named_by, options_of
 from pax_export.weights.adoption._parametrized import Resolved, file_names, versions
 from pax_export.weights.adoption._plan import BOOKKEEPING
-from pax_export.weights.adoption._readings import Recipe
 from pax_export.weights.adoption._report import AdoptionReport
 from pax_export.weights.adoption._torch_file import write_torch
-from pax_export.weights.adoption._words import COUNT, parsed
 from pax_export.weights.sources import Source, open_source
 
 Write = Callable[[Path, dict[str, np.ndarray], Mapping[str, Any]], None]

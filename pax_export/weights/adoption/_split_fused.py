@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pax_export.weights.adoption._array_transforms import Place, Shape, Step
 from pax_export.weights.adoption._groups import (
     Group,
     Three,
@@ -22,9 +23,8 @@ from pax_export.weights.adoption._groups import (
     without_fused,
 )
 from pax_export.weights.adoption._layers import Layer, Leaf
-from pax_export.weights.adoption._moves import Place, Shape, Step
+from pax_export.weights.adoption._name_parsing import BIAS, WEIGHT, named, pieces
 from pax_export.weights.adoption._stacks import numbered, numbered_name
-from pax_export.weights.adoption._words import BIAS, WEIGHT, named, pieces
 
 PARTS = ("query", "key", "value")
 _ALL = slice(None)

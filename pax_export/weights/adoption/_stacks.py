@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from pax_export.transforms import Scan, Vmap
-from pax_export.weights.adoption._moves import Shape
-from pax_export.weights.adoption._words import Name, name_of
+from pax_export.weights.adoption._array_transforms import Shape
+from pax_export.weights.adoption._name_parsing import Name, name_of
 
 
 class Stack:

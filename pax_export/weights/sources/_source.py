@@ -146,8 +146,7 @@ class Source:
     """Arrays by name, from a file of any framework; open for the time of a ``with`` block.
 
     Attributes:
-        kind: the format: ``"safetensors"``, ``"torch"``, ``"gguf"``, ``"keras"``, ``"npz"``,
-            ``"onnx"``, ``"tensorflow"``, ``"tflite"``, ``"flax"``, ``"orbax"`` or ``"mapping"``.
+        kind: the format, e.g. ``"safetensors"`` or ``"torch"``; the guide lists them.
         where: the path, or what else was given, as text for messages.
         entries: the arrays by their names in the file, in its order.
         metadata: what else the file says, by name: texts and numbers.
