@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pax_export import opax as opax
     from pax_export import optim as optim
     from pax_export import precision as precision
+    from pax_export import quantization as quantization
     from pax_export import sharding as sharding
     from pax_export import transforms as transforms
     from pax_export import utils as utils
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from pax_export.optim import build_update_fn as build_update_fn
     from pax_export.precision import apply_mp_policy as apply_mp_policy
     from pax_export.precision import unwrap_mp_policy as unwrap_mp_policy
+    from pax_export.quantization import quantize as quantize
     from pax_export.transforms import grad as grad
     from pax_export.transforms import value_and_grad as value_and_grad
     from pax_export.utils import scan as scan
@@ -81,7 +83,7 @@ __version__ = "0.1.0"
 # for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
 _PUBLIC_ROOMS = frozenset(
     "adapters checkpoint debug errors experimental export generation inspection nets optim "
-    "precision sharding transforms utils weights".split()
+    "precision quantization sharding transforms utils weights".split()
 )
 _ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
 # Names that the package takes from a room.
@@ -100,6 +102,7 @@ _NAMES = {
     "rotary_frequencies sinusoidal_positions",
     "optim": "build_update_fn",
     "precision": "apply_mp_policy unwrap_mp_policy",
+    "quantization": "quantize",
     "transforms": "grad value_and_grad",
     "utils": "scan",
     "weights": "load_weights save_weights",

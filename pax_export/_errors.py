@@ -265,6 +265,10 @@ class DTensorStateError(PaxError, RuntimeError):
     """DTensor is not initialized, or not for the devices that jax has."""
 
 
+class QuantizationError(PaxError, ValueError):
+    """Weights are quantized already, or their integers or scales are not what they should be."""
+
+
 class ExportPathError(PaxError, OSError, ValueError):
     """An export cannot be written to, or read from, this directory."""
 

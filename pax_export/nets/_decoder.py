@@ -11,6 +11,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
+from pax_export._quantized import times_transposed
 from pax_export.core import Module, explained
 from pax_export.nets._decoder_attend import CachedReading, Reading
 from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
@@ -357,7 +358,7 @@ class Decoder(Module):
         dtype = jnp.promote_types(h.dtype, jnp.float32)
         if self.config.tied:
             table = weight_in_use(self.embed)
-            logits = jnp.einsum("...d,vd->...v", h, table, preferred_element_type=dtype)
+            logits = times_transposed(h, table, dtype)
         else:
             logits = self.head(h).astype(dtype)
         cap = self.config.logit_softcap

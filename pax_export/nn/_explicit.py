@@ -23,12 +23,14 @@ Spec = tuple[Entry, ...]
 
 
 def explicit_mesh(*arrays: Any) -> Any:
-    """The mesh with Explicit axes that one of these arrays lies on, or None."""
-    for array in arrays:
-        if array is not None:
-            mesh = jax.typeof(array).sharding.mesh
-            if AxisType.Explicit in mesh.axis_types:
-                return mesh
+    """The mesh with Explicit axes that one of these arrays lies on, or None.
+
+    Some may be None, or trees of arrays, as quantized weights are.
+    """
+    for array in tree_leaves(arrays):
+        mesh = jax.typeof(array).sharding.mesh
+        if AxisType.Explicit in mesh.axis_types:
+            return mesh
     return None
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._quantized import QuantizedArray, rows, times
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, joined, spec_of
@@ -79,7 +80,7 @@ class Linear(ParameterModule):
         x = arg.as_array(x)
         self._check(x)
         weight, bias = self.weight, self.bias if self.with_bias else None
-        out = lambda: joined(*spec_of(x)[:-1], spec_of(weight)[-1])  # noqa: E731
+        out = lambda: joined(*spec_of(x)[:-1], spec_of(jax.tree.leaves(weight)[0])[-1])  # noqa: E731
         return computed(_affine, (x, weight, bias), out)
 
     def _check(self, x: jax.Array) -> None:
@@ -97,7 +98,7 @@ class Linear(ParameterModule):
 
 
 def _affine(x: Any, weight: Any, bias: Any) -> jax.Array:
-    y = jnp.dot(x, weight)
+    y = times(x, weight)
     return y if bias is None else y + bias
 
 
@@ -161,15 +162,12 @@ class Embed(ParameterModule):
                 got=f"{x.dtype}{list(x.shape)}",
                 write="x.astype(jnp.int32)",
             )
-        weight = jnp.asarray(self.weight)
+        weight = self.weight
+        weight = weight if isinstance(weight, QuantizedArray) else jnp.asarray(weight)
         out = lambda: joined(*spec_of(x))  # noqa: E731
-        return computed(_rows, (weight, x), out)
+        return computed(rows, (weight, x), out)
 
     _repr = arg.repr_method("vocab_size", "embed_dim")
-
-
-def _rows(table: Any, index: Any) -> jax.Array:
-    return table[index]
 
 
 def weight_in_use(layer: Any) -> Any:

@@ -184,7 +184,8 @@ def load_weights(
                 "The weights of the file are not those of the module",
                 report,
                 where=os.fspath(path),
-                write="the module that was saved, or load_weights(module, path, strict=False) "
+                write=_of_quantized(report)
+                or "the module that was saved, or load_weights(module, path, strict=False) "
                 "to load what fits",
             )
         fitting = set(report.loaded)
@@ -193,6 +194,17 @@ def load_weights(
         ]
     loaded = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(module), values)
     return loaded if strict else (loaded, report)
+
+
+def _of_quantized(report: LoadReport) -> str:
+    """What to write where the file or the module has integers for weights and the other has not."""
+    found = [name for name in report.unexpected if name.endswith(".integers")]
+    if found and found[0].removesuffix(".integers") in report.missing:
+        return "load_weights(pax.quantize(module, bits=...)[0], path), with the bits of the file"
+    lacking = [name for name in report.missing if name.endswith(".integers")]
+    if lacking and lacking[0].removesuffix(".integers") in report.unexpected:
+        return "pax.quantize(load_weights(net, path), bits=...), with the net as it was before"
+    return ""
 
 
 def require_shape(name: str, leaf: Any, what: str) -> None:

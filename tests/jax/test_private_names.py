@@ -29,6 +29,12 @@ UNPROMISED = {
     "_jax/_watched.py": {"jax.extend.source_info_util"},
     "_jaxpr.py": {"jax.extend.source_info_util"},
     "export/portable/decompose.py": {"jax.extend.core.primitives"},
+    "_quantized/_operations.py": {
+        "jax.extend.core.Primitive",
+        "jax.interpreters.ad",
+        "jax.interpreters.batching",
+        "jax.interpreters.mlir",
+    },
     "export/formats/stablehlo/bundle.py": {
         "jax.interpreters.ad",
         "jax.interpreters.batching",

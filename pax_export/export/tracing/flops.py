@@ -198,6 +198,17 @@ def _arg_reduction(equation: Any) -> Any:
     return _ARG_STEP * (_elements(equation.invars) - _elements(equation.outvars))
 
 
+def _dequantized(equation: Any) -> Any:
+    return 2 * _elements(equation.outvars)
+
+
+def _quantized_dot(equation: Any) -> Any:
+    """The product and, once, the numbers of the matrix."""
+    inner = equation.invars[0].aval.shape[-1]
+    matrix = inner * equation.outvars[0].aval.shape[-1]
+    return 2 * _elements(equation.outvars) * inner + 2 * matrix
+
+
 def _random_bits(equation: Any) -> Any:
     """Threefry, as its loops count: pairs of numbers, and a key; other generators are free."""
     if "fry" not in str(equation.invars[0].aval.dtype):
@@ -317,6 +328,9 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "random_bits": _random_bits,
     "integer_pow": _integer_power,
     "dot_general": _dot,
+    "dequantize": _dequantized,
+    "quantized_dot": _quantized_dot,
+    "quantized_rows": _dequantized,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _convolution,
     "reduce_window_sum": _window,

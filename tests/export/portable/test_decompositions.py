@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
+import pax_export as pax
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
 from pax_export.export.portable import decompose, not_decomposed
 from pax_export.export.portable.decompositions.windows import select_and_scatter_add
@@ -122,6 +123,23 @@ FUNCTIONS = {
 def test_functions_of_statistics(name):
     function = getattr(lax, {"regularized_incomplete_beta": "betainc"}.get(name, name))
     check_each(name, jax.jit(function), *FUNCTIONS[name], rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_products(bits):
+    weight = RANDOM.normal(size=(64, 32)).astype(np.float32)
+    linear, table = pax.Linear(64, 32, with_bias=False), pax.Embed(64, 32)
+    (small, _), (rows, _) = (
+        pax.quantize(layer.replace(weight=weight), bits=bits) for layer in (linear, table)
+    )
+    x = RANDOM.normal(size=(2, 64)).astype(np.float32)
+    for name, function, operand in (
+        ("quantized_dot", small, x),
+        ("quantized_rows", rows, np.array([3, 0, 63])),
+        ("dequantize", lambda x: x + small.weight.dequantized(), np.ones(32, np.float32)),
+    ):
+        (expected,), (found,) = both(name, function, operand)
+        assert_close(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 7, -1, -2])

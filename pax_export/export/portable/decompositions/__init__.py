@@ -10,6 +10,7 @@ from pax_export.export.portable.decompositions import (
     eigenvalues,
     elementary,
     linear_algebra,
+    quantized,
     random_bits,
     reductions,
     special_functions,

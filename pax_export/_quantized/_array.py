@@ -1,0 +1,140 @@
+"""QuantizedArray: integers and scales in the place of a weight."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export._quantized._integers import Form
+from pax_export._quantized._operations import dequantize, quantized_dot, quantized_rows
+from pax_export.core import StateModule
+
+
+class QuantizedArray(StateModule):
+    """Integers and scales, which stand for an array: ``integers * scales``.
+
+    `quantize` puts them in the place of weights.  Layers multiply with them as they are; any
+    other function of jax is given the numbers that they stand for.  They are not trained.
+
+    Args:
+        integers: int8; of 4 bits two in each byte, along ``axis``.
+        scales: one for each channel, so that they broadcast to the array, or with ``group`` one
+            for each group along ``axis``.
+        form: what they mean.
+
+    Attributes:
+        integers: as given.
+        scales: as given.
+        form: the ``bits``, the ``group``, the ``axis`` and the ``dtype``.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> small, report = pax.quantize(pax.Linear(64, 8), bits=4)
+        >>> small.weight
+        QuantizedArray(float32[64,8], bits=4, group=32)
+        >>> small.weight.integers.shape, small.weight.scales.dtype
+        ((32, 8), dtype('float16'))
+        >>> jnp.asarray(small.weight).shape
+        (64, 8)
+    """
+
+    __array_ufunc__ = None  # so that `array @ this` of numpy asks here
+
+    def __init__(self, integers: Any, scales: Any, form: Form):
+        super().__init__()
+        self.integers = integers
+        self.scales = scales
+        self.form = form
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array they stand for."""
+        sizes = list(self.integers.shape)
+        if self.form.bits == 4:
+            sizes[self.form.axis] *= 2
+        return tuple(sizes)
+
+    @property
+    def ndim(self) -> int:
+        """Of the array they stand for."""
+        return len(self.integers.shape)
+
+    @property
+    def size(self) -> int:
+        """Of the array they stand for."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Of the array they stand for."""
+        return jnp.dtype(self.form.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Of integers and scales."""
+        return self.integers.nbytes + self.scales.nbytes
+
+    def dequantized(self) -> jax.Array:
+        """The array they stand for."""
+        return dequantize(jnp.asarray(self.integers), jnp.asarray(self.scales), self.form)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.dequantized()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.dequantized(), dtype)
+
+    def astype(self, dtype: Any) -> jax.Array:
+        """The array they stand for, in a dtype."""
+        return self.dequantized().astype(dtype)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return self.dequantized()[index]
+
+    def __matmul__(self, other: Any) -> jax.Array:
+        return self.dequantized() @ other
+
+    def __rmatmul__(self, other: Any) -> jax.Array:
+        return times(jnp.asarray(other), self)
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        shape = ",".join(map(str, getattr(self.integers, "shape", ()) and self.shape))
+        group = "" if self.form.group is None else f", group={self.form.group}"
+        return f"QuantizedArray({self.form.dtype}[{shape}], bits={self.form.bits}{group})"
+
+
+def times(x: Any, weight: Any) -> jax.Array:
+    """``jnp.dot(x, weight)``, for a weight that may be quantized."""
+    if not isinstance(weight, QuantizedArray):
+        return jnp.dot(x, weight)
+    return _product(x, weight, -2)
+
+
+def times_transposed(x: Any, weight: Any, dtype: Any) -> jax.Array:
+    """``x · weightᵀ`` in a dtype, for a weight ``[outputs, inputs]`` that may be quantized."""
+    if not isinstance(weight, QuantizedArray):
+        return jnp.einsum("...d,vd->...v", x, weight, preferred_element_type=dtype)
+    return _product(x, weight, -1).astype(dtype)
+
+
+def _product(x: Any, weight: QuantizedArray, contracted: int) -> jax.Array:
+    form = weight.form
+    if weight.ndim != 2 or form.axis != contracted:
+        numbers = weight.dequantized()
+        return jnp.dot(x, numbers if contracted == -2 else numbers.T)
+    return quantized_dot(
+        x, jnp.asarray(weight.integers), jnp.asarray(weight.scales), form, contracted
+    )
+
+
+def rows(table: Any, index: Any) -> jax.Array:
+    """``table[index]``, for a table that may be quantized."""
+    if not isinstance(table, QuantizedArray):
+        return table[index]
+    if table.ndim != 2 or table.form.axis != -1:
+        return table.dequantized()[index]
+    return quantized_rows(index, jnp.asarray(table.integers), jnp.asarray(table.scales), table.form)

@@ -1,0 +1,86 @@
+"""How integers of few bits lie in arrays, and what numbers they stand for.
+
+Integers of 8 bits lie as they are.  Of 4 bits two lie in a byte: along one axis, each group of
+32 is 16 bytes, whose low halves are the first 16 integers and whose high halves are the others,
+so that neither half has to be shuffled before it is multiplied.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+#: So many integers of 4 bits are packed together, and share a scale.
+GROUP = 32
+_HALF = GROUP // 2
+
+
+class Form(NamedTuple):
+    """What integers and scales mean; static.
+
+    Attributes:
+        bits: 8 or 4.
+        group: how many neighbors along ``axis`` share a scale; None where scales broadcast.
+        axis: along which groups and packed bytes lie, counted from the last (-1).
+        dtype: the name of the dtype of the numbers they stand for.
+    """
+
+    bits: int
+    group: int | None
+    axis: int
+    dtype: str
+
+
+def packed(integers: Any, axis: int) -> Any:
+    """Integers of 4 bits, two in each byte; the axis has a multiple of 32 of them."""
+    low, high = _split(integers, axis, _HALF)
+    return _joined(((low & 15) | (high << 4)).astype("int8"), axis)
+
+
+def halves(integers: Any, axis: int) -> tuple[Any, Any]:
+    """The low and the high integers of packed bytes, grouped: ``[..., groups, 16, ...]``."""
+    place = integers.ndim + axis
+    shape = integers.shape
+    grouped = integers.reshape(*shape[:place], -1, _HALF, *shape[place + 1 :])
+    four = jnp.int8(4)
+    low = lax.shift_right_arithmetic(lax.shift_left(grouped, four), four)
+    return low, lax.shift_right_arithmetic(grouped, four)
+
+
+def unpacked(integers: Any, axis: int) -> Any:
+    """The inverse of `packed`."""
+    low, high = halves(integers, axis)
+    return _joined(jnp.concatenate([low, high], axis), axis)
+
+
+def scales_per_group(scales: Any, axis: int) -> Any:
+    """Scales that multiply ``[..., groups, of a group, ...]``."""
+    return jnp.expand_dims(scales, scales.ndim + axis + 1)
+
+
+def dequantized(integers: Any, scales: Any, form: Form) -> Any:
+    """The numbers, in operations of jax: ``integers * scales`` in float32, then cast."""
+    if form.bits == 4:
+        integers = unpacked(integers, form.axis)
+    numbers, scales = integers.astype(jnp.float32), scales.astype(jnp.float32)
+    if form.group is None:
+        return (numbers * scales).astype(form.dtype)
+    place = numbers.ndim + form.axis
+    shape = numbers.shape
+    grouped = numbers.reshape(*shape[:place], -1, form.group, *shape[place + 1 :])
+    return (grouped * scales_per_group(scales, form.axis)).reshape(shape).astype(form.dtype)
+
+
+def _split(array: Any, axis: int, size: int) -> tuple[Any, Any]:
+    place, shape = array.ndim + axis, array.shape
+    grouped = array.reshape(*shape[:place], -1, 2, size, *shape[place + 1 :])
+    taken = (slice(None),) * (place + 1)
+    return grouped[(*taken, 0)], grouped[(*taken, 1)]
+
+
+def _joined(array: Any, axis: int) -> Any:
+    place = array.ndim - 1 + axis
+    shape = array.shape
+    return array.reshape(*shape[:place], -1, *shape[place + 2 :])

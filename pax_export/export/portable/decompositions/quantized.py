@@ -1,0 +1,10 @@
+"""Products of quantized weights, as products of the numbers that these stand for."""
+
+from __future__ import annotations
+
+from pax_export import _quantized
+from pax_export.export.portable.decompositions.registry import decomposes
+
+decomposes("dequantize")(_quantized.decomposed_dequantize)
+decomposes("quantized_dot")(_quantized.decomposed_dot)
+decomposes("quantized_rows")(_quantized.decomposed_rows)

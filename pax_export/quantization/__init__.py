@@ -1,0 +1,14 @@
+"""Quantization: weights as integers of few bits, and what that costs."""
+
+from pax_export._quantized import QuantizedArray
+from pax_export.quantization._quantize import dequantize, quantize
+from pax_export.quantization._report import Difference, QuantizationReport, QuantizedLeaf
+
+__all__ = [
+    "Difference",
+    "QuantizationReport",
+    "QuantizedArray",
+    "QuantizedLeaf",
+    "dequantize",
+    "quantize",
+]

@@ -1,0 +1,124 @@
+"""The outputs of two nets for the same batches, beside each other."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.quantization._report import Difference
+
+_WHERE = "quantize(batches=...)"
+_WRITE = "a list of what the net is called with: an array for each batch, or a tuple of them"
+#: A net is timed by the least of so many calls.
+_CALLS = 5
+
+
+def checked(batches: Any) -> list[tuple[Any, ...]]:
+    """The arguments of each call; raises for what says nothing of how the net is used."""
+    if hasattr(batches, "shape") or not isinstance(batches, Iterable):
+        raise InvalidArgumentTypeError(
+            "Batches come in a list.",
+            where=_WHERE,
+            got=type(batches).__name__,
+            write="[x], or " + _WRITE,
+        )
+    found = [each if isinstance(each, tuple) else (each,) for each in batches]
+    if not found:
+        raise InvalidArgumentError(
+            "There are no batches.", where=_WHERE, got="an empty list", write=_WRITE
+        )
+    for number, batch in enumerate(found):
+        for leaf in jax.tree_util.tree_leaves(batch):
+            _check(np.asarray(leaf), number)
+    return found
+
+
+def _check(array: np.ndarray, number: int) -> None:
+    problem = ""
+    if not array.size:
+        problem = "no elements"
+    elif array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            problem = "NaN or infinite elements"
+        elif not array.any():
+            problem = "nothing but zeros"
+    if problem:
+        raise InvalidArgumentError(
+            "Batches must be like those that the net is used with.",
+            where=f"{_WHERE}, batch {number}",
+            got=f"an array {list(array.shape)} with {problem}",
+            write="real examples",
+        )
+
+
+def compared(
+    before: Callable[..., Any], after: Callable[..., Any], batches: Sequence[tuple[Any, ...]]
+) -> Difference:
+    """How far outputs of two compiled functions are apart."""
+    largest, total, size, count = 0.0, 0.0, 0.0, 0
+    divergences: list[np.ndarray] = []
+    same: list[np.ndarray] = []
+    for batch in batches:
+        old, new = _floats(_called(before, batch)), _floats(after(*batch))
+        for one, other in zip(old, new):
+            apart = np.abs(one - other)
+            largest = max(largest, float(apart.max(initial=0)))
+            total, count = total + float(apart.sum()), count + apart.size
+            size += float(np.abs(one).sum())
+        if len(old) == 1 and old[0].ndim > 1 and old[0].shape[-1] > 1:
+            divergences.append(_divergence(old[0], new[0]))
+            same.append(old[0].argmax(-1) == new[0].argmax(-1))
+    logits = len(divergences) == len(batches)
+    return Difference(
+        largest,
+        total / max(count, 1),
+        size / max(count, 1),
+        float(np.mean(np.concatenate([each.ravel() for each in divergences]))) if logits else None,
+        float(np.mean(np.concatenate([each.ravel() for each in same]))) if logits else None,
+        (_seconds(before, batches[0]), _seconds(after, batches[0])),
+    )
+
+
+def _called(function: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
+    try:
+        return function(*batch)
+    except Exception as error:
+        shapes = ", ".join(str(list(np.shape(each))) for each in batch)
+        raise InvalidArgumentError(
+            "The net cannot be called with a batch.",
+            where=_WHERE,
+            got=f"shapes {shapes}: {type(error).__name__}: {str(error)[:300]}",
+            write=_WRITE,
+        ) from error
+
+
+def _floats(output: Any) -> list[np.ndarray]:
+    leaves = jax.tree_util.tree_leaves(output)
+    inexact = [each for each in leaves if jnp.issubdtype(jnp.result_type(each), jnp.inexact)]
+    return [np.asarray(each, np.float64) for each in inexact]
+
+
+def _divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:
+    one, other = _log_softmax(logits), _log_softmax(others)
+    return np.sum(np.exp(one) * (one - other), -1)
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    apart = x - x.max(-1, keepdims=True)
+    return apart - np.log(np.exp(apart).sum(-1, keepdims=True))
+
+
+def _seconds(function: Callable[..., Any], batch: tuple[Any, ...]) -> float:
+    best = math.inf
+    for _ in range(_CALLS):
+        begin = time.perf_counter()
+        jax.block_until_ready(function(*batch))
+        best = min(best, time.perf_counter() - begin)
+    return best

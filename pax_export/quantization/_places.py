@@ -1,0 +1,89 @@
+"""Which arrays of a net are quantized, and along which axes they are multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._quantized import QuantizedArray
+from pax_export.core import is_array, join, named_leaves, named_modules
+from pax_export.nn import Conv1DTranspose, Conv2DTranspose, Convolution, Embed, Linear
+
+
+class Place(NamedTuple):
+    """An array that can be quantized.
+
+    Attributes:
+        name: the path of the array.
+        weight: the array.
+        reduced: the axes over which an output is a sum, counted from the last (-1); the others
+            are channels.
+        axis: of these the one along which groups lie.
+    """
+
+    name: str
+    weight: Any
+    reduced: tuple[int, ...]
+    axis: int
+
+
+def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Place, Any]]:
+    """The weights of layers in some modules, with the layers."""
+    seen = set()
+    for path, module in modules:
+        for below, layer in named_modules(module):
+            found = _axes(layer)
+            if found is not None and id(layer) not in seen:
+                seen.add(id(layer))
+                name = join(join(path, below) if below else path, "weight")
+                yield Place(name, layer.weight, *found), layer
+
+
+def places_of_tree(params: Any) -> Iterator[Place]:
+    """The arrays of a tree with two axes or more, as ``x @ array`` takes them."""
+    is_leaf = lambda each: isinstance(each, QuantizedArray)  # noqa: E731
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)[0]:
+        if is_leaf(leaf) or is_array(leaf):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            reduced = tuple(range(-len(leaf.shape), -1))
+            yield Place(name, leaf, reduced or (-1,), -2)
+
+
+def _axes(layer: Any) -> tuple[tuple[int, ...], int] | None:
+    """The axes of a layer's weight that are summed over, and that of groups."""
+    if isinstance(layer, Linear):
+        return (-2,), -2
+    if isinstance(layer, Embed):
+        return (-1,), -1
+    if isinstance(layer, Convolution):
+        kernel = tuple(range(-len(layer.kernel_shape) - 2, -2))
+        inputs = -1 if isinstance(layer, (Conv1DTranspose, Conv2DTranspose)) else -2
+        return (*kernel, inputs), inputs
+    return None
+
+
+def why_not(place: Place) -> str:
+    """Why an array cannot be quantized; empty if it can."""
+    weight = place.weight
+    if not is_array(weight):
+        return f"{type(weight).__name__}, which is no array"
+    if not jnp.issubdtype(weight.dtype, jnp.floating):
+        return f"its dtype is {weight.dtype}"
+    if len(weight.shape) < 2:
+        return "a vector"
+    if not weight.size:
+        return "it has no elements"
+    if not bool(jnp.isfinite(weight).all()):
+        return "it has NaN or infinite elements"
+    return ""
+
+
+def other_arrays(net: Any, done: set[str]) -> Iterator[tuple[str, str]]:
+    """The arrays of a net that are not among those done, and why they are not."""
+    for name, leaf in named_leaves(net):
+        if name not in done and is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
+            rank = len(leaf.shape)
+            yield name, "a vector or a number" if rank < 2 else "not a weight of a known layer"

@@ -1,0 +1,256 @@
+"""quantize: a net in, the same net with integers for weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import tree_leaves
+
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, QuantizationError
+from pax_export._quantized import GROUP, Form, QuantizedArray
+from pax_export.adapters import changed, chosen
+from pax_export.core import Module, Selection
+from pax_export.quantization import _compare as compare
+from pax_export.quantization._places import (
+    Place,
+    other_arrays,
+    places_of_layers,
+    places_of_tree,
+    why_not,
+)
+from pax_export.quantization._report import QuantizationReport, QuantizedLeaf, tree_bytes
+from pax_export.quantization._rounding import fits_halves, rounded
+
+
+def quantize(
+    net: Any,
+    batches: Any = None,
+    *,
+    bits: int = 8,
+    group: int | None = None,
+    at: Any = None,
+    metric: Callable[[Any], Any] | None = None,
+) -> tuple[Any, QuantizationReport]:
+    """Stores the weights of a net as integers.
+
+    The weights of `Linear`, `Embed` and convolutions become `QuantizedArray`s, in which integers
+    and scales are leaves.  What comes back runs, jits, saves, loads and exports as the net does,
+    and each file holds these integers.  Nothing of it is trained but what is added to it, such as
+    adapters (`pax_export.adapters`).
+
+    Args:
+        net: a module; a selection of one, ``net.at("layers")``, whose parts alone are quantized;
+            or ``(params, function)``, of which arrays with two axes or more are.
+        batches: what the net is called with, a list with an array, or a tuple of arguments, for
+            each call: the report says how far outputs are from what they were.
+        bits: 8: from -127 to 127, one float32 scale for each output channel (each row of an
+            `Embed`); 4: from -8 to 7, one float16 scale for each group of 32.
+        group: 32: groups share a float16 scale in 8 bits as well.
+        at: which parts of a module are quantized, as `Module.at` takes it; all by default.
+        metric: a function of a net that says how good it is; the report has it before and after.
+
+    Returns:
+        The quantized net, of the same kind as ``net`` (of a selection the whole net), and a
+        `QuantizationReport`, which names what was not quantized and why.
+
+    Raises:
+        InvalidArgumentError: other bits or groups; batches that are empty, all zero or not
+            finite, or that the net cannot be called with; nothing to quantize.
+        InvalidArgumentTypeError: this is no net.
+        QuantizationError: (a ValueError) it is quantized already.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> net = pax.Sequential(pax.Linear(64, 32), jax.nn.relu, pax.Linear(32, 10))
+        >>> x = jax.random.normal(jax.random.key(0), (8, 64))
+        >>> small, report = pax.quantize(net, [x], bits=4)
+        >>> [leaf.bits for leaf in report.leaves], list(report.kept)
+        ([4, 4], ['modules.0.bias', 'modules.2.bias'])
+        >>> small(x).shape
+        (8, 10)
+    """
+    _check(bits, group)
+    calls = None if batches is None else compare.checked(batches)
+    if isinstance(net, Selection):
+        if at is not None:
+            raise InvalidArgumentError(
+                "A selection says already what is quantized.",
+                where="quantize(at=...)",
+                got=repr(at)[:100],
+                write="quantize(net.at(...)), or quantize(net, at=...)",
+            )
+        net, at = net.root, net
+    wish = partial(_quantized, bits=bits, group=group)
+    if isinstance(net, Module):
+        small, found = _module(net, at, wish)
+    else:
+        small, found = _params(net, at, wish)
+    leaves, kept, fallbacks = found
+    if not leaves:
+        raise InvalidArgumentError(
+            "There is nothing to quantize.",
+            where="quantize",
+            got=", ".join(f"{name}: {why}" for name, why in kept.items())[:300] or repr(net)[:100],
+            write="a net with Linear, Embed or convolutions, or (params, function)",
+        )
+    report = QuantizationReport(
+        tuple(leaves),
+        kept,
+        fallbacks,
+        tree_bytes(tree_leaves(_arrays(net))),
+        tree_bytes(tree_leaves(_arrays(small))),
+        None if metric is None else (float(metric(net)), float(metric(small))),
+        None if calls is None else compare.compared(_call(net), _call(small), calls),
+    )
+    return small, report
+
+
+def dequantize(net: Any) -> Any:
+    """Returns a net, or a tree, with the arrays that its `QuantizedArray`s stand for.
+
+    Example:
+        >>> import pax_export as pax
+        >>> small, _ = pax.quantize(pax.Linear(8, 4))
+        >>> pax.quantization.dequantize(small).weight.dtype
+        dtype('float32')
+    """
+    return jax.tree_util.tree_map(
+        lambda each: each.dequantized() if isinstance(each, QuantizedArray) else each,
+        net,
+        is_leaf=lambda each: isinstance(each, QuantizedArray),
+    )
+
+
+def _check(bits: Any, group: Any) -> None:
+    if isinstance(bits, bool) or bits not in (4, 8):
+        raise InvalidArgumentError(
+            "Weights have 8 or 4 bits.", where="quantize(bits=...)", got=repr(bits), write="bits=8"
+        )
+    if group not in (None, GROUP) or isinstance(group, bool):
+        raise InvalidArgumentError(
+            f"Groups have {GROUP} elements, which every target has.",
+            where="quantize(group=...)",
+            got=repr(group),
+            write=f"group={GROUP}, or None",
+        )
+
+
+Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
+Wish = Callable[[Place], tuple[Any, str]]
+
+
+def _module(net: Module, at: Any, wish: Wish) -> tuple[Any, Found]:
+    modules = [("", net)] if at is None else chosen(net, at, "quantize")
+    leaves: list[QuantizedLeaf] = []
+    kept: dict[str, str] = {}
+    fallbacks: dict[str, str] = {}
+    changes: dict[int, Callable[[Any], Any]] = {}
+    for place, layer in places_of_layers(modules):
+        array = _one(place, wish, leaves, kept, fallbacks)
+        if array is not None:
+            changes[id(layer)] = partial(_with_weight, weight=array)
+    done = {each.name for each in leaves}
+    known = {place.name for place, _ in places_of_layers([("", net)])}
+    for name, why in other_arrays(net, {*done, *kept}):
+        kept[name] = "not chosen" if name in known else why
+    return changed(net, changes), (leaves, kept, fallbacks)
+
+
+def _with_weight(layer: Any, *, weight: Any) -> Any:
+    return layer.replace(weight=weight)
+
+
+def _params(net: Any, at: Any, wish: Wish) -> tuple[Any, Found]:
+    if not (isinstance(net, tuple) and len(net) == 2 and callable(net[1])) or at is not None:
+        raise InvalidArgumentTypeError(
+            "What is quantized is a module, a selection of one, or (params, function).",
+            where="quantize",
+            got=f"{type(net).__name__}" + ("" if at is None else " with at="),
+            write="quantize(module), quantize(module, at=...) or quantize((params, function))",
+        )
+    params, function = net
+    leaves: list[QuantizedLeaf] = []
+    kept: dict[str, str] = {}
+    fallbacks: dict[str, str] = {}
+    made = {
+        id(place.weight): _one(place, wish, leaves, kept, fallbacks)
+        for place in places_of_tree(params)
+    }
+
+    def new(leaf: Any) -> Any:
+        found = made.get(id(leaf))
+        return leaf if found is None else found
+
+    return (jax.tree_util.tree_map(new, params), function), (leaves, kept, fallbacks)
+
+
+def _one(
+    place: Place, wish: Wish, leaves: list, kept: dict[str, str], fallbacks: dict[str, str]
+) -> Any:
+    """The quantized array of a place, or None; notes which it is."""
+    if isinstance(place.weight, QuantizedArray):
+        raise QuantizationError(
+            "This is quantized already; a second time would round what is rounded.",
+            where=place.name,
+            got=repr(place.weight),
+            write="quantize(net) of the net before, quantize(net, at=...) of what is not "
+            "quantized, or quantization.dequantize(net) first",
+        )
+    why = why_not(place)
+    if why:
+        kept[place.name] = why
+        return None
+    array, fallback = wish(place)
+    if fallback:
+        fallbacks[place.name] = fallback
+    leaves.append(_leaf(place, array))
+    return array
+
+
+def _quantized(place: Place, *, bits: int, group: int | None) -> tuple[Any, str]:
+    """The integers of a place, and why they are not those that were asked for."""
+    weight = jnp.asarray(place.weight)
+    dtype = np.dtype(weight.dtype).name
+    why = ""
+    if bits == 4 or group is not None:
+        size = weight.shape[place.axis]
+        if size % GROUP:
+            why = f"int8 for each channel: {size} is no multiple of {GROUP}"
+        elif not fits_halves(weight, place.axis):
+            why = "int8 for each channel: scales of groups are outside of float16"
+        else:
+            return rounded(weight, Form(bits, GROUP, place.axis, dtype), place.reduced), ""
+    return rounded(weight, Form(8, None, place.axis, dtype), place.reduced), why
+
+
+def _leaf(place: Place, array: QuantizedArray) -> QuantizedLeaf:
+    weight = jnp.asarray(place.weight, jnp.float32)
+    apart = array.dequantized().astype(jnp.float32) - weight
+    norm = float(jnp.sqrt(jnp.sum(weight * weight)))
+    return QuantizedLeaf(
+        place.name,
+        tuple(weight.shape),
+        array.form.bits,
+        array.form.group,
+        place.weight.nbytes,
+        array.nbytes,
+        float(jnp.max(jnp.abs(apart))),
+        float(jnp.sqrt(jnp.sum(apart * apart))) / norm if norm else 0.0,
+    )
+
+
+def _arrays(net: Any) -> Any:
+    return net if isinstance(net, Module) else net[0]
+
+
+def _call(net: Any) -> Callable[..., Any]:
+    if isinstance(net, Module):
+        compiled = jax.jit(lambda net, *batch: net(*batch))
+        return partial(compiled, net.eval())
+    params, function = net
+    return partial(jax.jit(function), params)

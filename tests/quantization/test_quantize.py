@@ -1,0 +1,183 @@
+"""pax.quantize: what comes out of it, and what it refuses."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export import adapters, errors
+from pax_export.nets import Decoder, DecoderConfig
+from pax_export.quantization import dequantize, quantize
+from tests.closeness import assert_close
+
+X = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
+
+
+def net(width=32):
+    pax.seed_rng_key(0)
+    return pax.Sequential(pax.Linear(64, width), jax.nn.relu, pax.Linear(width, 10))
+
+
+def test_int8_is_symmetric_for_each_channel():
+    weight = np.asarray(net().modules[0].weight)
+    small, _ = quantize(net())
+    scales = np.abs(weight).max(0, keepdims=True) / np.float32(127)
+    held = small.modules[0].weight
+    assert held.integers.dtype == np.int8 and held.scales.dtype == np.float32
+    assert_close(held.scales, scales)
+    assert np.array_equal(held.integers, np.rint(weight / np.asarray(held.scales)))
+    assert int(jnp.abs(held.integers).max()) == 127
+
+
+def test_int4_has_groups_with_halves_for_scales():
+    weight = np.asarray(net().modules[0].weight)
+    small, report = quantize(net(), bits=4)
+    held = small.modules[0].weight
+    assert held.integers.shape == (32, 32) and held.scales.shape == (2, 32)
+    assert held.scales.dtype == np.float16
+    # Nearer than by the largest of each group, which others take.
+    groups = weight.reshape(2, 32, 32)
+    scales = (np.abs(groups).max(1, keepdims=True) / 7).astype(np.float16).astype(np.float32)
+    plain = np.clip(np.rint(groups / scales), -8, 7) * scales
+    error = np.linalg.norm(np.asarray(held.dequantized()) - weight)
+    assert error < np.linalg.norm(plain - groups)
+    assert report.leaves[0].relative_error == pytest.approx(error / np.linalg.norm(weight), 1e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_it_is_the_net_that_its_numbers_make(bits):
+    small, report = quantize(net(), [X], bits=bits, metric=lambda n: n(X).mean())
+    whole = dequantize(small)
+    assert jax.tree.structure(whole) == jax.tree.structure(net())
+    assert_close(small(X), whole(X), rtol=1e-5)
+    assert_close(jax.jit(lambda n, x: n(x))(small, X), whole(X), rtol=1e-5)
+    assert_close(jax.vmap(small)(X[:, None])[:, 0], whole(X), rtol=1e-5)
+    apart = np.abs(np.asarray(net()(X)) - np.asarray(small(X)))
+    assert report.difference.largest == pytest.approx(apart.max(), 1e-4)
+    assert report.difference.mean == pytest.approx(apart.mean(), 1e-4)
+    assert report.difference.kl > 0 and report.metric[1] == pytest.approx(float(small(X).mean()))
+    assert report.after / report.before < {8: 0.3, 4: 0.17}[bits]
+    assert report.kept == dict.fromkeys(
+        ["modules.0.bias", "modules.2.bias"], "a vector or a number"
+    )
+    assert "as logits" in str(report)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_on_disk(bits, tmp_path):
+    small, _ = quantize(net(), bits=bits)
+    pax.save_weights(small, tmp_path / "w.safetensors")
+    like = jax.tree.map(jnp.zeros_like, small)
+    again = pax.load_weights(like, tmp_path / "w.safetensors")
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, small))
+    with pytest.raises(errors.WeightsMismatchError, match=r"pax\.quantize\(module, bits"):
+        pax.load_weights(net(), tmp_path / "w.safetensors")
+    pax.save_weights(net(), tmp_path / "float.safetensors")
+    with pytest.raises(errors.WeightsMismatchError, match=r"pax\.quantize\(load_weights"):
+        pax.load_weights(small, tmp_path / "float.safetensors")
+
+
+def test_adapters_train_over_it():
+    small, _ = quantize(net(), bits=4)
+    tuned = adapters.add(small, pax.Linear, rank=2)
+    assert all("lora" in name for name, _ in pax.core.named_leaves(tuned.parameters()))
+    gradient = pax.grad(lambda n: (n(X) ** 2).sum())(tuned)
+    assert float(jnp.abs(gradient.modules[0].adapters["default"].lora_b).max()) > 0
+    merged = adapters.merge(tuned)
+    assert merged.modules[0].weight.shape == (64, 32)
+    assert_close(merged(X), small(X), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("layers", "tied"), [("scanned", True), ("listed", False)])
+def test_language_models(layers, tied):
+    config = DecoderConfig.llama(
+        vocab_size=50, dim=32, num_layers=2, num_heads=2, hidden_dim=64, tied=tied
+    )
+    lm, tokens = Decoder(config, layers=layers), jnp.array([[3, 1, 4]])
+    small, report = quantize(lm, [tokens], bits=4)
+    assert {leaf.bits for leaf in report.leaves} == {4}
+    assert_close(small(tokens), dequantize(small)(tokens), rtol=1e-4)
+    if layers == "scanned":
+        assert_close(small.listed()(tokens), small(tokens), rtol=1e-4)
+        made = pax.generate(small, tokens, max_new_tokens=3)
+        assert made.tolist() == pax.generate(dequantize(small), tokens, max_new_tokens=3).tolist()
+
+
+def test_convolutions():
+    pax.seed_rng_key(0)
+    whole = pax.Sequential(
+        pax.Conv2D(3, 32, 3), pax.Conv2D(32, 8, 1), pax.Conv2DTranspose(8, 4, 3),
+        pax.Conv2D(4, 8, 3, feature_group_count=4),
+    )  # fmt: skip
+    small, report = quantize(whole, bits=4)
+    x = np.ones((1, 8, 8, 3), np.float32)
+    assert_close(small(x), dequantize(small)(x), rtol=1e-5)
+    assert [leaf.bits for leaf in report.leaves] == [8, 4, 8, 8]
+    assert report.fallbacks["modules.0.weight"].endswith("3 is no multiple of 32")
+    shapes = [layer.weight.scales.shape for layer in small.modules]
+    assert shapes == [(1, 1, 1, 32), (1, 1, 1, 8), (1, 1, 4, 1), (1, 1, 1, 8)]
+
+
+def test_parts_and_functions():
+    some, report = quantize(net().at("modules.0"))
+    assert [leaf.name for leaf in report.leaves] == ["modules.0.weight"]
+    assert report.kept["modules.2.weight"] == "not chosen"
+    other, _ = quantize(net(), at="modules.0")
+    assert jax.tree.structure(some) == jax.tree.structure(other)
+    params = {"w": jnp.asarray(X.T), "b": jnp.zeros(8), "n": jnp.arange(3)}
+    (small, function), report = quantize((params, lambda p, x: x @ p["w"] + p["b"]), [X])
+    assert_close(function(small, X), X @ small["w"].dequantized(), rtol=1e-5)
+    assert list(report.kept) == ["b", "n"] and report.leaves[0].name == "w"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_kept(value):
+    bad = net().at("modules.0.weight").apply(lambda w: w.at[0, 0].set(value))
+    _, report = quantize(bad)
+    assert report.kept["modules.0.weight"] == "it has NaN or infinite elements"
+
+
+def test_zeros_and_numbers_outside_of_halves():
+    zeros = net().at("modules.0.weight").apply(jnp.zeros_like)
+    assert not quantize(zeros, bits=4)[0].modules[0].weight.dequantized().any()
+    assert not quantize(zeros)[0].modules[0].weight.dequantized().any()
+    large = net().at("modules.0.weight").apply(lambda w: w * 1e8)
+    small, report = quantize(large, bits=4)
+    assert "outside of float16" in report.fallbacks["modules.0.weight"]
+    assert small.modules[0].weight.form.bits == 8
+
+
+@pytest.mark.parametrize(
+    ("batches", "text"),
+    [
+        ([], "an empty list"),
+        ([X * 0], "nothing but zeros"),
+        ([X * np.nan], "NaN or infinite elements"),
+        ([X[:0]], "no elements"),
+        ([X[:, :5]], "shapes [8, 5]"),
+    ],
+)
+def test_batches_are_looked_at(batches, text):
+    with pytest.raises(errors.InvalidArgumentError) as error:
+        quantize(net(), batches)
+    assert text in str(error.value)
+
+
+def test_refusals():
+    with pytest.raises(errors.QuantizationError, match=r"modules\.0\.weight"):
+        quantize(quantize(net())[0])
+    with pytest.raises(errors.InvalidArgumentError, match="8 or 4 bits"):
+        quantize(net(), bits=5)
+    with pytest.raises(errors.InvalidArgumentError, match="32 elements"):
+        quantize(net(), bits=4, group=64)
+    with pytest.raises(errors.InvalidArgumentTypeError, match="come in a list"):
+        quantize(net(), X)
+    with pytest.raises(errors.InvalidArgumentError, match="nothing to quantize"):
+        quantize(pax.Sequential(jax.nn.relu))
+    with pytest.raises(errors.InvalidArgumentError, match="A selection says already"):
+        quantize(net().at("modules.0"), at="modules.2")
+    with pytest.raises(errors.InvalidArgumentTypeError, match=r"\(params, function\)"):
+        quantize({"w": X})

@@ -1,0 +1,100 @@
+"""Products of quantized arrays, beside those of the numbers that they stand for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export._quantized import Form, QuantizedArray, packed, times, times_transposed, unpacked
+from tests.closeness import assert_close
+
+RANDOM = np.random.default_rng(0)
+
+
+def made(inputs, outputs, bits, group, axis):
+    """A quantized array, and the numbers that it stands for, by numpy."""
+    shape = (inputs, outputs)
+    integers = RANDOM.integers(-8, 8, shape).astype(np.int8)
+    if group is None:
+        few = (1, outputs) if axis == -2 else (inputs, 1)
+        scales = RANDOM.uniform(0.5, 1, few).astype(np.float32)
+        numbers = integers * scales
+    else:
+        few = (inputs // group, outputs) if axis == -2 else (inputs, outputs // group)
+        scales = RANDOM.uniform(0.5, 1, few).astype(np.float16)
+        numbers = integers * np.repeat(scales.astype(np.float32), group, axis)
+    held = packed(jnp.asarray(integers), axis) if bits == 4 else integers
+    return QuantizedArray(held, scales, Form(bits, group, axis, "float32")), numbers
+
+
+FORMS = [(8, None), (8, 32), (4, 32)]
+SIZES = [(64, 40), (1536, 24), (1600, 33), (544, 20)]  # one block, several, with a rest, without
+
+
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+@pytest.mark.parametrize("size", SIZES)
+def test_times(bits, group, size):
+    array, numbers = made(*size, bits, group, -2)
+    x = RANDOM.normal(size=(3, 2, size[0])).astype(np.float32)
+    assert_close(array.dequantized(), numbers, rtol=0)
+    assert_close(times(x, array), x @ numbers, rtol=1e-5)
+    assert_close(jax.jit(times)(x, array), x @ numbers, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+@pytest.mark.parametrize("rows", [40, 1024, 1100])
+def test_times_transposed(bits, group, rows):
+    array, numbers = made(rows, 64, bits, group, -1)
+    x = RANDOM.normal(size=(2, 64)).astype(np.float32)
+    found = jax.jit(lambda x, array: times_transposed(x, array, jnp.float32))(x, array)
+    assert_close(found, x @ numbers.T, rtol=1e-5)
+
+
+def test_an_odd_number_of_inputs_in_8_bits():
+    array, numbers = made(1023, 5, 8, None, -2)
+    x = RANDOM.normal(size=(2, 1023)).astype(np.float32)
+    assert_close(jax.jit(times)(x, array), x @ numbers, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "group"), FORMS)
+def test_transforms(bits, group):
+    array, numbers = made(64, 5, bits, group, -2)
+    x = RANDOM.normal(size=(3, 64)).astype(np.float32)
+    gradient = jax.grad(lambda x: (times(x, array) ** 2).sum())(x)
+    assert_close(gradient, 2 * (x @ numbers) @ numbers.T, rtol=1e-5)
+    assert_close(jax.vmap(lambda x: times(x, array))(x), x @ numbers, rtol=1e-5)
+    two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), array)
+    assert_close(jax.vmap(lambda each: times(x, each))(two)[1], x @ numbers, rtol=1e-5)
+    assert_close(jax.vmap(lambda each: each.dequantized())(two)[1], numbers, rtol=0)
+
+    def of_scales(scales):
+        return times(x, array.replace(scales=scales)).sum()
+
+    wide = array.scales.astype(np.float32)
+    step = 2.0**-6
+    moved = wide.copy()
+    moved[0, 2] += step
+    slope = (of_scales(moved) - of_scales(wide)) / step
+    assert_close(jax.grad(of_scales)(wide)[0, 2], slope, rtol=1e-2)
+
+
+def test_packing():
+    integers = jnp.asarray(RANDOM.integers(-8, 8, (3, 64, 2)), jnp.int8)
+    held = packed(integers, -2)
+    assert held.shape == (3, 32, 2) and (unpacked(held, -2) == integers).all()
+    # The low halves of the first 16 bytes of a group are its first 16 integers.
+    assert ((held[:, :16] << 4) >> 4 == integers[:, :16]).all()
+    assert (held[:, :16] >> 4 == integers[:, 16:32]).all()
+
+
+def test_what_knows_nothing_of_them_is_given_numbers():
+    array, numbers = made(64, 5, 4, 32, -2)
+    assert array.shape == (64, 5) and array.dtype == np.float32 and array.ndim == 2
+    assert_close(jnp.tanh(array), np.tanh(numbers))
+    assert_close(jnp.ones((1, 64)) @ array, numbers.sum(0, keepdims=True), rtol=1e-5)
+    assert_close(array[3], numbers[3], rtol=0)
+    assert repr(array) == "QuantizedArray(float32[64,5], bits=4, group=32)"
+    assert pax.quantization.QuantizedArray is QuantizedArray
