@@ -1,4 +1,4 @@
-"""What belongs to a checkpoint: no other file is ever deleted with it."""
+"""Tells files of a checkpoint from other files, which are never deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from pax_export._files.replacing import files
 from pax_export.checkpoint._orbax import ABOUT, DELETED
 
-#: What orbax writes into a step, beside its trees; and into each tree.
+#: Files that orbax writes in a step beside its trees, and in each tree.
 _OF_STEP = re.compile(rf"_CHECKPOINT_METADATA|commit_success\.txt|{ABOUT}/[^/]+")
 _OF_TREE = re.compile(
     r"[^/]+/(_METADATA|_sharding|commit_success\.txt|array_metadatas/process_\d+"
@@ -20,7 +20,7 @@ _OF_TREE = re.compile(
 
 
 def strange_files(step: Path) -> list[str]:
-    """The files of a step that do not belong to a checkpoint; all, if it is none."""
+    """Returns the files in a step's directory that are not part of a checkpoint."""
     names = list(files(step))
     if not (step / ABOUT).is_dir():
         return names
@@ -28,7 +28,7 @@ def strange_files(step: Path) -> list[str]:
 
 
 def remove_deleted(directory: Path) -> None:
-    """Removes the checkpoints that were moved away to be deleted, and nothing else."""
+    """Removes the checkpoints that were moved away for deletion."""
     folder = directory / DELETED
     with suppress(OSError):
         for name in os.listdir(folder):

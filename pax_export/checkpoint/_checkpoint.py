@@ -1,4 +1,4 @@
-"""Checkpoint: one step on disk, and what is read from it."""
+"""Reading one checkpoint."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pax_export.weights import LoadReport, compare, mismatch, require_shape
 
 
 class Checkpoint:
-    """One checkpoint, opened: what is in it, without its numbers.
+    """An open checkpoint: its structure and metrics, without its arrays.
 
-    `Checkpoints.open` makes it.
+    Returned by `Checkpoints.open`.
 
     Attributes:
-        step: its number.
-        directory: where it lies.
-        metrics: that were saved with it.
+        step: the step number.
+        directory: the path of the checkpoint.
+        metrics: the metrics saved with it.
 
     Example:
         >>> import jax, tempfile, pax_export as pax
@@ -64,12 +64,12 @@ class Checkpoint:
 
     @property
     def trees(self) -> tuple[str, ...]:
-        """The names under which trees were saved."""
+        """The names of the saved trees."""
         return tuple(self._entries)
 
     @property
     def leaves(self) -> dict[str, str]:
-        """Shape and dtype of each leaf, by its dotted name."""
+        """The shape and dtype of each leaf by dotted name."""
         return {
             full_name(tree, name): str(entry.description)
             for tree, entries in self._entries.items()
@@ -77,21 +77,20 @@ class Checkpoint:
         }
 
     def on_disk(self, tree: str, target: Any) -> Any:
-        """A tree whose arrays stay on disk until something reads them, one at a time.
+        """Returns a tree whose arrays are read from disk on use.
 
-        `pax_export.export.to_saved_model` takes a module of such arrays, and holds
-        one of them at a time: up to three times its size, while it is decoded, put
-        together and written.
+        `pax_export.export.to_saved_model` reads the arrays of such a module one at a
+        time, and needs up to three times the size of the largest.
 
         Args:
-            tree: the name under which it was saved.
-            target: a tree of its structure, e.g. ``jax.eval_shape(make_model)``.
+            tree: the name of the saved tree.
+            target: a tree with its structure, e.g. ``jax.eval_shape(make_model)``.
 
         Returns:
             The target, with a `StoredArray` for each array.
 
         Raises:
-            WeightsMismatchError: the checkpoint is that of another model.
+            WeightsMismatchError: the checkpoint is from another model.
 
         Example:
             >>> import jax, tempfile, pax_export as pax
@@ -119,12 +118,12 @@ class Checkpoint:
     def restore(
         self, targets: Mapping[str, Any], shardings: Mapping[str, Any], strict: bool
     ) -> Restored:
-        """Makes trees with the arrays of the checkpoint, as `Checkpoints.restore` does.
+        """Restores trees, as `Checkpoints.restore` does.
 
         Args:
-            targets: tree -> what it is made from.
-            shardings: tree -> a sharding or None for each of its leaves, in tree
-                order; trees that are not there go where the target is.
+            targets: the target of each tree by name.
+            shardings: for each tree, a sharding or None per leaf in tree order; other
+                trees get the shardings of the target.
             strict: whether each tree must have exactly the leaves on disk.
         """
         leaves = {tree: named(tree, target) for tree, target in targets.items()}
@@ -140,7 +139,7 @@ class Checkpoint:
         return Restored(trees, self.step, self.metrics, report)
 
     def compared(self, leaves: Mapping[str, Mapping[str, Any]], strict: bool) -> LoadReport:
-        """Compares leaves by tree and name with those on disk; with strict they must be alike."""
+        """Compares the leaves of targets with those on disk; raises for differences if strict."""
         wanted, there = {}, {}
         for tree, own in leaves.items():
             for name, leaf in own.items():
@@ -175,10 +174,10 @@ class Checkpoint:
         return error
 
     def try_to_read(self) -> None:
-        """Reads the smallest array of each tree, to see that all is where it should be.
+        """Reads the smallest array of each tree to test the checkpoint.
 
-        Where several processes wrote it, it looks only whether they put it together: reading
-        would need all of them.
+        For checkpoints of several processes, only checks that all parts are present, since
+        reading would involve all processes.
         """
         for tree, entries in self._entries.items():
             sizes = {name: each.size for name, each in entries.items() if each.on_disk}
@@ -190,7 +189,7 @@ class Checkpoint:
     def _read(
         self, tree: str, leaves: Mapping[str, Any], places: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The values of some leaves, of the kind and at the place of a target's."""
+        """Reads leaves with the types and shardings of the target."""
         entries = self._entries.get(tree, {})
         wanted = {
             name: sharding_to_read(full_name(tree, name), own, entries[name], places[name])
@@ -206,7 +205,7 @@ class Checkpoint:
         return values
 
     def _arrays(self, tree: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Arrays as they are on disk, with these shardings; those of None as numpy's."""
+        """Reads stored arrays with the given shardings; None reads a numpy array."""
         if not wanted:
             return {}
         try:
@@ -223,7 +222,7 @@ class Checkpoint:
     def _culprit(
         self, tree: str, wanted: Mapping[str, Any], error: Exception
     ) -> tuple[str | None, Exception]:
-        """The first array that cannot be read, and why."""
+        """Returns the first array that cannot be read, and the error."""
         if len(wanted) == 1:
             return next(iter(wanted)), error
         if jax.process_count() == 1:  # several must read in step, so they look no further
@@ -249,7 +248,7 @@ class Checkpoint:
 
 
 def _brief(error: BaseException) -> str:
-    """What an error of orbax says, without its pages of advice."""
+    """Returns the first part of an orbax error message."""
     text = str(error).split(" [tensorstore_spec=")[0]
     lines = [line for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]

@@ -1,4 +1,4 @@
-"""Checkpoints: a directory of them, written while training goes on."""
+"""A directory of checkpoints, written in the background."""
 
 from __future__ import annotations
 
@@ -31,21 +31,20 @@ from pax_export.checkpoint._saved import saved_trees
 class Checkpoints:
     """A directory of checkpoints.
 
-    `save` copies the arrays and returns; they are written while training goes
-    on, by every process its own shards.  A checkpoint is there when it is
-    complete, however the program ends.  Everything is called by all processes
-    alike, with the same steps and metrics.
+    `save` copies the arrays and writes them in the background; every process writes
+    its own shards.  Checkpoints are atomic: a directory with the name of a step is
+    complete.  All processes must make the same calls with the same steps and metrics.
 
     Args:
-        directory: where they lie; made by the first `save`.  All processes must
-            see it.
-        keep: how many of the last ones stay; None keeps all.
-        best: the name of a metric: the checkpoint in which it is best stays, too.
-        mode: whether the best value is the smallest or the largest.
-        asynchronous: False lets `save` wait until everything is on the disk.
+        directory: the path, created by the first `save`; it must be shared by all
+            processes.
+        keep: the number of latest checkpoints to keep; None keeps all.
+        best: the name of a metric; the best checkpoint by it is kept, too.
+        mode: ``"min"`` or ``"max"``, which value of the metric is best.
+        asynchronous: if False, `save` returns when everything is written.
 
     Raises:
-        InvalidArgumentError: an argument has a value that means nothing.
+        InvalidArgumentError: an argument is invalid.
 
     Example:
         >>> import tempfile, pax_export as pax
@@ -84,9 +83,9 @@ class Checkpoints:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps of which there are complete checkpoints, in order.
+        """The steps of complete checkpoints, in order.
 
-        One that is still being written is not there yet; `wait` waits for it.
+        Use `wait` to include one that is still being written.
         """
         try:
             names = [entry.name for entry in os.scandir(self.directory) if entry.is_dir()]
@@ -98,12 +97,12 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The last step, None if there is no checkpoint."""
+        """The last step, or None."""
         return max(self.steps, default=None)
 
     @property
     def best(self) -> int | None:
-        """The step with the best metric, None if there is none."""
+        """The step with the best metric, or None."""
         if self._retention.best is None:
             raise InvalidArgumentError(
                 "No metric says which checkpoint is the best.",
@@ -113,16 +112,16 @@ class Checkpoints:
         return self._retention.best_of({step: self._metrics_of(step) for step in self.steps})
 
     def open(self, step: int | None = None) -> Checkpoint:
-        """Opens one checkpoint, and reads no array of it.
+        """Opens a checkpoint without reading arrays.
 
-        One that is still being written is waited for.
+        Waits for a checkpoint that is still being written.
 
         Args:
-            step: its number; the last one if None.
+            step: the step; the last one if None.
 
         Raises:
-            MissingCheckpointError: (a FileNotFoundError) there is none.
-            CheckpointError: it is damaged.
+            MissingCheckpointError: (a FileNotFoundError) the checkpoint does not exist.
+            CheckpointError: the checkpoint is corrupted.
         """
         if step is None or step == self._writing:
             self.wait()
@@ -135,24 +134,24 @@ class Checkpoints:
     # --- writing -------------------------------------------------------------------
 
     def save(self, step: int, *, metrics: Mapping[str, Any] | None = None, **trees: Any) -> None:
-        """Saves trees under their names.
+        """Saves trees by name.
 
-        Returns when the arrays are copied, so that they may be donated or changed.
-        A checkpoint that is still being written is waited for first, and older
-        ones that are not to be kept are removed after the new one is complete.
+        Returns after copying the arrays, so that they may be donated or changed.
+        Waits for a previous save first; older checkpoints beyond `keep` are removed
+        after the new one is complete.
 
         Args:
-            step: its number, larger than those of all checkpoints there.
-            metrics: numbers to tell checkpoints apart by.
+            step: the step, larger than all existing ones.
+            metrics: numbers stored with the checkpoint.
             **trees: ``model=``, ``optimizer=``, ``loss_scale=``, ``rng=`` or any
-                other names: pytrees of arrays, typed keys, numbers and text.
+                other names: pytrees of arrays, typed keys, numbers and strings.
 
         Raises:
-            InvalidArgumentError: the step is not a new one, the metrics lack that
-                of ``best``, or there is nothing to save.
-            InvalidArgumentTypeError: a leaf can not be saved.
-            CheckpointError: (an OSError) the checkpoint, or the one before, was
-                not written.
+            InvalidArgumentError: the step is not larger, the metric of ``best`` is
+                missing, or there are no trees.
+            InvalidArgumentTypeError: a leaf has an unsupported type.
+            CheckpointError: (an OSError) this or the previous checkpoint could not
+                be written.
 
         Example:
             >>> import jax, tempfile, pax_export as pax
@@ -175,11 +174,10 @@ class Checkpoints:
             raise self._unwritten(error) from error
 
     def wait(self) -> None:
-        """Returns when what was saved is on the disk.
+        """Waits until the last checkpoint is written.
 
         Raises:
-            CheckpointError: (an OSError) it could not be written, or cannot be read
-                back.
+            CheckpointError: (an OSError) it could not be written, or not be read back.
         """
         if self._manager is None:
             return
@@ -193,12 +191,12 @@ class Checkpoints:
             self._read_back(step)
 
     def close(self) -> None:
-        """Waits, and ends the threads that write.
+        """Waits for the last checkpoint, and ends the writer threads.
 
-        A program that ends without this, or `wait`, may lose what it saved last.
+        A program that exits without `close` or `wait` may lose the last checkpoint.
 
         Raises:
-            CheckpointError: as `wait`.
+            CheckpointError: see `wait`.
         """
         try:
             self.wait()
@@ -212,8 +210,8 @@ class Checkpoints:
         """Removes a checkpoint.
 
         Raises:
-            MissingCheckpointError: there is none of this step.
-            CheckpointError: there are files in it that do not belong to it.
+            MissingCheckpointError: the checkpoint does not exist.
+            CheckpointError: its directory contains other files.
         """
         self.wait()
         if step not in self.steps:
@@ -246,34 +244,32 @@ class Checkpoints:
         strict: bool = True,
         **targets: Any,
     ) -> Restored:
-        """Makes trees with the arrays of a checkpoint, found by name.
+        """Restores trees, matching arrays by name.
 
-        Only the trees that are asked for are read.
+        Only the requested trees are read.
 
         Args:
-            step: its number; the last one if None.
-            mesh: where all arrays go; if None, they go where those of the
-                targets are.
-            rules: how the tree called ``model`` lies on the mesh, as
-                `pax_export.sharding.shard` takes them; other trees follow it.
-            strict: whether each tree must have exactly the leaves on disk, with
-                their shapes and dtypes.  If not, what fits is loaded, the target
-                keeps its own leaves elsewhere, and ``report`` lists the rest.
-            **targets: the name of a tree, and what to make it from: a tree of
-                arrays, which stays as it is, or of shapes,
-                ``jax.eval_shape(make_model)``, which may name shardings.  The
-                mesh may be another than that on which they were saved.
+            step: the step; the last one if None.
+            mesh: the mesh of the restored arrays, which may differ from that of the
+                saving run; if None, the arrays get the shardings of the targets.
+            rules: the sharding rules of the tree ``model``, as for
+                `pax_export.sharding.shard`; other trees follow it.
+            strict: require exactly the saved leaves, with the same shapes and dtypes.
+                Otherwise matching leaves are loaded, the target keeps the others, and
+                ``report`` lists them.
+            **targets: the target of each tree: a tree of arrays, or of shapes,
+                ``jax.eval_shape(make_model)``, which may have shardings.
 
         Returns:
             The trees by name, with the step, metrics and a report.
 
         Raises:
-            MissingCheckpointError: (a FileNotFoundError) there is none.
-            WeightsMismatchError: (a ValueError and a KeyError) with strict, a
-                leaf is missing, unexpected, or of another shape or dtype.  The
-                message lists all of them; `report` holds them.
-            ShardingError: (a ValueError) the rules do not fit.
-            CheckpointError: (an OSError) the checkpoint is damaged.
+            MissingCheckpointError: (a FileNotFoundError) the checkpoint does not exist.
+            WeightsMismatchError: (a ValueError and a KeyError) with strict, leaves are
+                missing, unexpected, or have other shapes or dtypes; the message lists
+                all of them.
+            ShardingError: (a ValueError) the rules do not match.
+            CheckpointError: (an OSError) the checkpoint is corrupted.
 
         Example:
             >>> import jax, tempfile, pax_export as pax
@@ -297,7 +293,7 @@ class Checkpoints:
     # --- helpers -------------------------------------------------------------------
 
     def _opened(self) -> Any:
-        """What writes, made when it is needed: a directory that is only read stays as it is."""
+        """Returns the orbax manager, created on first write."""
         if self._manager is None:
             _orbax.orbax()
             try:
@@ -312,7 +308,7 @@ class Checkpoints:
         return self._manager
 
     def _kept(self, steps: Sequence[int]) -> Sequence[int]:
-        """What stays: also what is no checkpoint, or holds files of somebody else."""
+        """Returns the steps to keep, including directories with other files."""
         if self._retention.last is None:
             return steps
         strange = [step for step in steps if step != self._writing and self._is_strange(step)]
@@ -326,7 +322,7 @@ class Checkpoints:
             return True
 
     def _read_back(self, step: int) -> None:
-        """Opens what was written, and reads the smallest array of each tree."""
+        """Opens the written checkpoint, and reads the smallest array of each tree."""
         try:
             Checkpoint(self.directory / str(step), step).try_to_read()
         except CheckpointError as error:

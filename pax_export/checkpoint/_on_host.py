@@ -1,4 +1,4 @@
-"""Arrays of jax as arrays of numpy, one at a time: nothing stays behind on the host."""
+"""Copies jax arrays to numpy without keeping a copy in jax."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-#: Memory that begins at a multiple of it can be taken over by other libraries.
+#: Alignment at which other libraries can use memory without a copy.
 _ALIGNMENT = 64
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The whole of an array as one of numpy; shards are put together.
+    """Gathers an array, which is not one of typed keys, into numpy.
 
-    jax keeps what ``numpy.asarray`` makes of an array on other devices, or on
-    several, as long as the array lives.  This does not.  No keys.
+    jax caches the result of ``numpy.asarray`` for arrays on other or several devices as
+    long as the array exists.  This function does not.
     """
     if not isinstance(array, jax.Array):
         return np.asarray(array)
@@ -49,7 +49,7 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def checksum(array: Any) -> int | None:
-    """The CRC-32 of the numbers of an array; None if other processes hold parts of it."""
+    """Returns the CRC-32 of an array; None if other processes hold parts of it."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return None
     flat = np.ascontiguousarray(on_host(array)).reshape(-1)

@@ -1,12 +1,12 @@
-"""The only file that calls orbax-checkpoint, through its public names.
+"""The interface to orbax-checkpoint, by its public API.
 
 A checkpoint of step 100 is a directory:
 
     100/model/       arrays by their dotted names, one flat dict
     100/optimizer/   likewise; one directory for each tree
-    100/about/       JSON: metrics, and what each leaf was
+    100/about/       JSON: metrics, and the original dtype and shape of each leaf
 
-orbax writes it under another name and renames it when every process has
+orbax writes to a temporary name, and renames it when every process has
 written its shards, so a directory named by a number is complete.
 """
 
@@ -26,13 +26,13 @@ import numpy as np
 from pax_export._errors import CheckpointError
 from pax_export._optional import require
 
-#: What orbax takes for a pattern in the path of a checkpoint, and then finds nothing.
+#: Glob characters, which orbax misreads in the path of a checkpoint.
 PATTERN = frozenset("*?[]\\")
 
 #: Another path to a directory that is open.
 OPEN = "/proc/self/fd/{}"
 
-#: The tree of JSON; no tree of arrays may have this name.
+#: The name of the JSON tree, reserved.
 ABOUT = "about"
 
 #: Where checkpoints wait to be deleted: moved there in one step, so that a
@@ -47,13 +47,13 @@ Keep = Callable[[Sequence[int]], Iterable[int]]
 
 
 def orbax() -> Any:
-    """orbax.checkpoint, or an error that names the extra which brings it."""
+    """Imports orbax.checkpoint, or raises an error that names the extra."""
     return require("orbax.checkpoint", "checkpoint", "Checkpoints")
 
 
 @dataclass(frozen=True)
 class _Preservation:
-    """What orbax asks after each save: which checkpoints stay."""
+    """The preservation policy that orbax queries after each save."""
 
     keep: Keep
 
@@ -63,7 +63,7 @@ class _Preservation:
 
 
 def manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
-    """What writes checkpoints; removes what a killed process has left half-written."""
+    """Returns an orbax manager, and removes incomplete checkpoints of killed processes."""
     ocp = orbax()
     return ocp.CheckpointManager(
         directory,
@@ -78,10 +78,10 @@ def manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
 
 @contextmanager
 def plain(directory: Path) -> Iterator[Path]:
-    """A path to a directory that orbax does not take for a pattern, for the time of a block.
+    """Context manager for a path without glob characters to a directory.
 
-    orbax looks for the files that it has written by patterns that begin with the path.  Linux
-    has another path for each directory that is open.
+    orbax finds its files by glob patterns that start with the path.  Linux has another path
+    for each open directory.
     """
     if not PATTERN & set(str(directory)):
         yield directory
@@ -102,9 +102,10 @@ def plain(directory: Path) -> Iterator[Path]:
 
 
 class _Turns:
-    """One save at a time in a process: orbax numbers them, and all its threads ask for the last.
+    """Serializes the saves of a process.
 
-    Two at once take each other's signals, and fail or wait for ever.
+    orbax numbers its saves globally, and its threads wait for the last number: two at once
+    receive each other's signals, and fail or hang.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,7 @@ class _Turns:
 
     @contextmanager
     def of(self, manager: Any) -> Iterator[None]:
-        """Waits until what another manager writes is on the disk; its own error stays its own."""
+        """Waits for another manager's save, without raising its error."""
         with self._lock:
             if self._last is not None and self._last is not manager:
                 with suppress(Exception):
@@ -122,7 +123,7 @@ class _Turns:
             yield
 
     def finish(self, manager: Any) -> None:
-        """Waits for what this manager writes."""
+        """Waits for this manager's save."""
         with self._lock:
             if self._last is manager:
                 self._last = None
@@ -133,7 +134,7 @@ _turns = _Turns()
 
 
 def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Starts to write a checkpoint: tree -> name -> array, at least one in each, and JSON."""
+    """Starts writing a checkpoint of nonempty trees (tree -> name -> array) and JSON."""
     args = orbax().args
     items = {tree: args.PyTreeSave(arrays) for tree, arrays in trees.items()}
     items[ABOUT] = args.JsonSave(about)
@@ -142,21 +143,21 @@ def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, 
 
 
 def wait(manager: Any) -> None:
-    """Returns when what was saved is on the disk."""
+    """Waits until the checkpoint is written."""
     _turns.finish(manager)
 
 
 def about(directory: Path) -> dict[str, Any]:
-    """The JSON of one checkpoint."""
+    """Reads the JSON of a checkpoint."""
     ocp = orbax()
     with plain(directory) as path, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         return reader.restore(path / ABOUT)
 
 
 def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads arrays of one tree, and no others.
+    """Reads some arrays of one tree.
 
-    A sharding makes an array of jax that reads its own shards only, None one of numpy.
+    With a sharding, only local shards are read into a jax array; None reads a numpy array.
     """
     ocp = orbax()
 

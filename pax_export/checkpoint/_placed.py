@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint, of the kind and at the place that a target names, or rules on a mesh."""
+"""Places restored arrays by a target, or by sharding rules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pax_export.weights import LoadReport, chosen_sharding, refuse_narrowing
 
 
 class Restored(dict[str, Any]):
-    """What `Checkpoints.restore` gives: the trees by name, and what it found.
+    """The result of `Checkpoints.restore`: the trees by name, and a report.
 
     Attributes:
-        step: of the checkpoint.
-        metrics: that were saved with it.
-        report: names of what was loaded, and of what did not fit.
+        step: the step of the checkpoint.
+        metrics: the metrics saved with it.
+        report: the names of loaded and of mismatched leaves.
 
     Example:
         >>> from pax_export.checkpoint import Restored
@@ -44,7 +44,7 @@ class Restored(dict[str, Any]):
 
 
 def sharding_to_read(name: str, own: Any, entry: Entry, sharding: Any) -> Any:
-    """The sharding that an array is read with; None if it is read as one of numpy first."""
+    """Returns the sharding for reading an array; None to read it as numpy first."""
     if isinstance(own, (np.ndarray, np.generic)):
         return None
     refuse_narrowing(name, own)
@@ -52,7 +52,7 @@ def sharding_to_read(name: str, own: Any, entry: Entry, sharding: Any) -> Any:
 
 
 def placed(array: Any, own: Any, sharding: Any) -> Any:
-    """An array that was read, of the kind of the target's leaf, and where it is."""
+    """Converts a restored array to the type and sharding of the target's leaf."""
     if is_plain(own):
         return array
     if isinstance(own, np.generic):
@@ -70,7 +70,7 @@ MODEL = "model"
 
 
 def shardings_of(targets: Mapping[str, Any], mesh: Any, rules: Any) -> dict[str, list[Any]]:
-    """The sharding of each leaf of each tree, in tree order; none without a mesh."""
+    """Returns the shardings of the leaves of each tree in tree order; empty without a mesh."""
     if mesh is None:
         if rules is not None:
             raise InvalidArgumentError(
@@ -89,5 +89,5 @@ def shardings_of(targets: Mapping[str, Any], mesh: Any, rules: Any) -> dict[str,
 
 
 def _as_array(leaf: Any) -> Any:
-    """What has no shape is a number here: it has a place among the leaves, and no use for it."""
+    """Converts Python numbers to arrays, since rules need shapes."""
     return np.zeros((), np.int32) if is_plain(leaf) else leaf

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the last ones, and the best."""
+"""Retention of checkpoints: the last ones, and the best."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 
 @dataclass(frozen=True)
 class Retention:
-    """A rule for what stays."""
+    """A retention policy."""
 
     last: int | None  # how many of the last ones; None for all
     best: str | None  # the metric of which the best one stays
@@ -41,7 +41,7 @@ class Retention:
             )
 
     def checked(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
-        """The metrics of a checkpoint as numbers; that of the best must be there."""
+        """Returns the metrics as numbers; raises if the metric of `best` is missing."""
         numbers = {}
         for name, value in (metrics or {}).items():
             try:
@@ -63,7 +63,7 @@ class Retention:
         return numbers
 
     def best_of(self, metrics: Mapping[int, Mapping[str, float]]) -> int | None:
-        """The best step; the later one of two that are equal, never one without or with NaN."""
+        """Returns the best step, the latest of equal ones, ignoring missing metrics and NaN."""
         if self.best is None:
             return None
         sign = -1 if self.mode == "min" else 1
@@ -72,7 +72,7 @@ class Retention:
         return max(rated)[1] if rated else None
 
     def steps(self, metrics: Mapping[int, Mapping[str, float]]) -> Sequence[int]:
-        """The steps that stay, of those with these metrics."""
+        """Returns the steps to keep."""
         ordered = sorted(metrics)
         kept = ordered if self.last is None else ordered[-self.last :]
         best = self.best_of(metrics)

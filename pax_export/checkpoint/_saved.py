@@ -1,8 +1,7 @@
-"""A tree as it is saved: arrays by dotted names, and an entry that says what each leaf was.
+"""The stored form of a tree: arrays by dotted names, and a JSON entry per leaf.
 
-orbax and the format below it hold the usual dtypes.  The others are stored as
-these, and what they were is in the entry, as JSON, with a CRC-32 of the array:
-the format below orbax does not notice a bit that flips.
+orbax's format supports the common dtypes.  Others are stored as one of these, and
+the entry has the original dtype and a CRC-32, since the format has no checksums.
 
     an array                   itself               {"dtype": "float32", "shape": [2, 3]}
     typed PRNG keys            their uint32 data    {"dtype": "key<threefry2x32>", "shape": []}
@@ -33,18 +32,18 @@ _WIDER = {"uint4": np.uint8, "uint2": np.uint8, "int2": np.int8}
 
 
 def named(tree_name: str, tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by dotted names; a tree that is one leaf has the name of the tree."""
+    """Returns the leaves of a tree by dotted name; a single leaf has the name of the tree."""
     return {tree_name: tree} if jax.tree_util.all_leaves([tree]) else leaves_by_name(tree)
 
 
 def full_name(tree_name: str, name: str) -> str:
-    """How a leaf is called in reports and errors: ``model.modules.0.weight``."""
+    """Returns the name of a leaf in reports and errors: ``model.modules.0.weight``."""
     return tree_name if name == tree_name else f"{tree_name}.{name}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one leaf was before it was saved."""
+    """The original type of a saved leaf."""
 
     description: Description | str  # its shape and dtype, or in words what it is
     value: Any = None  # the leaf itself, if it lies in the entry
@@ -52,21 +51,21 @@ class Entry:
 
     @classmethod
     def of(cls, leaf: Any) -> Entry:
-        """The entry of a leaf of a tree, or of one that only has a shape and a dtype."""
+        """Creates the entry of a leaf, or of a shape and dtype."""
         if is_plain(leaf):
             return cls(f"a Python {type(leaf).__name__}", leaf)
         return cls(describe(leaf))
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Entry:
-        """The inverse of `to_json`; a KeyError or TypeError where there is none."""
+        """The inverse of `to_json`; raises KeyError or TypeError for invalid JSON."""
         if "value" in fields:
             return cls.of(fields["value"])
         description = Description(tuple(fields["shape"]), str(fields["dtype"]))
         return cls(description, checksum=fields.get("crc32"))
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as JSON can hold it."""
+        """Returns the entry as JSON data."""
         if isinstance(self.description, str):
             return {"value": self.value}
         fields = {"dtype": self.description.dtype, "shape": list(self.description.shape)}
@@ -74,7 +73,7 @@ class Entry:
 
     @property
     def on_disk(self) -> bool:
-        """Whether an array on disk belongs to it."""
+        """Whether the leaf has an array on disk."""
         return not isinstance(self.description, str) and 0 not in self.description.shape
 
     @property
@@ -88,19 +87,19 @@ class Entry:
         return self.on_disk and (self._algorithm is not None or self._dtype in _WIDER)
 
     def stored(self, leaf: Any) -> Any:
-        """The array that is written for the leaf."""
+        """Returns the array to write for the leaf."""
         if self._algorithm is not None:
             return jax.random.key_data(leaf)
         return leaf.astype(_WIDER[self._dtype]) if self._dtype in _WIDER else leaf
 
     def restored(self, array: Any) -> Any:
-        """The leaf, from the array that was read."""
+        """Converts a stored array to the leaf."""
         if self._algorithm is not None:
             return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=self._algorithm)
         return array.astype(np.dtype(self._dtype)) if self._dtype in _WIDER else array
 
     def without_array(self) -> Any:
-        """The leaf, if no array on disk belongs to it."""
+        """Returns the leaf, if it has no array on disk."""
         if isinstance(self.description, str):
             return self.value
         if self._algorithm is None:
@@ -118,12 +117,12 @@ class Entry:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether a leaf is a value of Python; numpy's numbers are arrays, though some derive."""
+    """Returns True for Python values; numpy scalars count as arrays."""
     return isinstance(leaf, PLAIN) and not isinstance(leaf, np.generic)
 
 
 def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays to write, by tree and name, and what JSON says of all leaves."""
+    """Returns the arrays to write, by tree and name, and the JSON entries of all leaves."""
     if not trees:
         raise InvalidArgumentError(
             "There is nothing to save.",
@@ -158,14 +157,14 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _native(leaf: Any) -> Any:
-    """An array in the order of bytes of this machine, in one piece."""
+    """Returns a contiguous array in native byte order."""
     if isinstance(leaf, jax.Array):
         return leaf
     return np.asarray(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
 
 
 def _shared(array: Any) -> Any:
-    """An array that all processes hold together; one that each has for itself is of numpy."""
+    """Returns a global jax array; process-local arrays become numpy arrays."""
     if jax.process_count() > 1 and isinstance(array, jax.Array) and array.is_fully_addressable:
         return np.asarray(array)  # the first process writes it
     return array

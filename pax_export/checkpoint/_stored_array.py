@@ -1,4 +1,4 @@
-"""An array that stays on disk until it is read."""
+"""Arrays that are read from disk on use."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pax_export.weights import is_key
 
 
 class StoredArray:
-    """An array of a checkpoint: its shape and dtype here, its numbers on disk.
+    """An array of a checkpoint, with shape and dtype, whose values are on disk.
 
-    It has no arithmetic.  `read`, and so ``numpy.asarray``, reads the array each
-    time that it is called, and keeps nothing.
+    It has no arithmetic.  `read` and ``numpy.asarray`` read the array at each call, without
+    caching.
 
     Attributes:
-        name: its dotted name, with that of its tree.
-        shape: its shape.
-        dtype: its dtype.
+        name: the dotted name, including that of the tree.
+        shape: the shape.
+        dtype: the dtype.
     """
 
     __slots__ = ("_read", "dtype", "name", "shape")
@@ -43,11 +43,11 @@ class StoredArray:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes once it is read."""
+        """The size of the array in bytes."""
         return self.size * int(self.dtype.itemsize)
 
     def read(self) -> Any:
-        """The array: one of numpy, or a jax array of typed keys."""
+        """Reads the array as numpy, or as a jax array of typed keys."""
         return self._read()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
