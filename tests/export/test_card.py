@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,7 +20,6 @@ import pax_export as pax
 from pax_export._errors import ExportPathError, InvalidArgumentTypeError
 from pax_export.cli import main
 from pax_export.export import load, spec
-from pax_export.export.artifact import c_snippets
 from pax_export.export.artifact.card import drawing_in, page
 from pax_export.export.artifact.report import ArrayInfo, Report
 from tests.closeness import assert_close
@@ -95,82 +93,6 @@ def test_the_command_line_on_the_card_runs_as_it_stands(exports, monkeypatch, tm
         assert main(shlex.split(line)[1:]) == 0
         capsys.readouterr()
     assert np.load("outputs.npz")["output"].shape == (1, 3)
-
-
-def test_c_on_the_card_names_what_is_in_the_graph(exports):
-    from pax_export.export.artifact.inspect import read_saved_model
-
-    (graph,) = read_saved_model(exports / "saved", "test").meta_graphs
-    code = snippets(card_of(exports / "saved").read_text())["C: serving_default"]
-    signature = graph.signature_def["serving_default"]
-    for tensor in (*signature.inputs.values(), *signature.outputs.values()):
-        name, _, place = tensor.name.partition(":")
-        assert f'TF_GraphOperationByName(graph, "{name}"), {place}' in code
-
-
-TENSORFLOW = os.environ.get("TENSORFLOW_HEADERS", "")  # of a TensorFlow with its library
-
-
-@pytest.mark.skipif(not TENSORFLOW or "CI" in os.environ, reason="no headers of TensorFlow")
-def test_c_on_the_card_compiles_and_runs(exports, tmp_path):
-    code = snippets(card_of(exports / "saved").read_text())["C: serving_default"]
-    (tmp_path / "call.c").write_text(code)
-    libraries = ["-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"]
-    where = [f"-I{TENSORFLOW}/include", f"-L{TENSORFLOW}", f"-Wl,-rpath,{TENSORFLOW}"]
-    build = ["cc", "-Wall", "-Werror", tmp_path / "call.c", "-o", tmp_path / "call"]
-    subprocess.run([*build, *where, *libraries], check=True)
-    done = subprocess.run([tmp_path / "call"], cwd=exports / "saved", capture_output=True)
-    assert done.returncode == 0, done.stderr[-500:]
-
-
-HEADERS = Path(__file__).with_name("c_headers")
-compiles = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
-
-
-def compiled(code: str, folder: Path, *more: str) -> None:
-    (folder / "call.c").write_text(code)
-    build = ["cc", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}", folder / "call.c"]
-    done = subprocess.run([*build, *more], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@compiles
-def test_c_for_onnxruntime_compiles_and_runs(exports, tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    libraries = sorted((Path(runtime.__file__).parent / "capi").glob("libonnxruntime.so*"))
-    if not libraries:
-        pytest.skip("onnxruntime brings no library that C links to")
-    code = snippets(card_of(exports / "net.onnx").read_text())["C: serving_default"]
-    # Ones instead of zeros, and a line that says what came out.
-    code = code.replace("  OrtValue* given", "  for (int i = 0; i < 3; ++i) data_0[i] = 1;\n"
-                        "  OrtValue* given")  # fmt: skip
-    code = code.replace(
-        "  return 0;\n}", '  printf("%g %g", result_0[0], result_0[1]);\n  return 0;\n}'
-    )
-    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):  # as an installation has it
-        (tmp_path / name).symlink_to(libraries[0])
-    where = [f"-L{tmp_path}", "-lonnxruntime", f"-Wl,-rpath,{tmp_path}"]
-    compiled(code, tmp_path, "-o", str(tmp_path / "call"), *where)
-    done = subprocess.run(
-        [tmp_path / "call"], cwd=exports, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "6 9"
-
-
-@compiles
-@pytest.mark.parametrize("name", ["net.onnx", "net.tflite"])
-def test_c_compiles_for_each_dtype_and_for_numbers(exports, tmp_path, name):
-    report = Report.read(exports / name)
-    info = report.signatures["serving_default"]
-    arrays = tuple(
-        ArrayInfo(f"x_{n}", f"x_{n}", ("batch", 2) if n % 2 else (), dtype)
-        for n, dtype in enumerate(c_snippets.DTYPES)
-    )
-    info = dataclasses.replace(info, inputs=arrays, outputs=arrays)
-    report = dataclasses.replace(report, signatures={"serving_default": info})
-    code = c_snippets.of(report, "serving_default", name, {"batch": 3})
-    assert code.count("result_") >= 2 * len(arrays)
-    compiled(code, tmp_path, "-c", "-o", str(tmp_path / "call.o"))
 
 
 def test_what_the_card_says(exports):

@@ -1,4 +1,4 @@
-"""Calls of an export that a reader copies: Python, a command line, C.
+"""Calls of an export that a reader copies: Python and a command line.
 
 They run as they stand in the folder of the export, on zeros.  Names of a model are quoted
 wherever they come: they may be any text.
@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pax_export.export.artifact import c_snippets, dimensions
+from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.report import DEFAULT, ArrayInfo, Report, SignatureInfo
 from pax_export.export.artifact.structure import Fixed, rebuild
 
@@ -25,10 +25,9 @@ _OF_NUMPY = frozenset(
 
 def of(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
     """The title and the text of each; ``name`` is that of a file, None for a folder."""
-    path, first = name or _HERE, _first(report)
-    sizes = {key: _sizes(info) for key, info in report.signatures.items()}
+    path = name or _HERE
     for key, info in report.signatures.items():
-        inputs = _inputs(info, sizes[key])
+        inputs = _inputs(info, _sizes(info))
         call = _with_pax_export(path, key, info, report)
         yield f"Python: {key}", _python(info, "from pax_export.export import load", inputs, call)
         if report.target in _RUNTIMES and all(map(_is_plain, (*info.inputs, *info.outputs))):
@@ -36,8 +35,6 @@ def of(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
             text = _python(info, line, inputs, write(path, key))
             yield f"Python, with {runtime} alone: {key}", text
     yield "Command line", _commands(path, report)
-    if first is not None and (text := c_snippets.of(report, first, path, sizes[first])):
-        yield f"C: {first}", text
 
 
 def _first(report: Report) -> str | None:
