@@ -8,16 +8,16 @@ fields may be appended, and `metadata_props` is the one for such things.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import mmap
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
-from io import BytesIO
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from pax_export._files import checksums
-from pax_export._wire import encode_varint
+from pax_export._wire import Memory, Message, encode_varint
 from pax_export.export.artifact import limits
 
 NAME = "pax_export.json"
@@ -49,7 +49,6 @@ _OF_DAMAGED_FILES = (
     OverflowError,
     RuntimeError,
 )
-_FIXED = {1: 8, 5: 4}  # bytes of the wire types that have a fixed size
 
 
 def append_zip(path: Path, text: str) -> None:
@@ -143,17 +142,29 @@ def _read(path: Path) -> str | None:
                 _check_size(len(text))
                 return text.decode()
     found: dict[bytes, bytes] = {}
-    with path.open("rb") as file:
-        for _, content in _fields(file, (_METADATA_PROPS,)):
-            pair = dict(_fields(BytesIO(content), (1, 2)))
-            if pair.get(1) in (NAME.encode(), _HASH):
-                found[pair[1]] = pair[2]
+    for number, entry in _fields(_opened(path)):
+        if number != _METADATA_PROPS or not isinstance(entry, Message):
+            continue
+        _check_size(entry.size)
+        pair = {
+            place: each.content() for place, each in _fields(entry) if isinstance(each, Message)
+        }
+        if pair.get(1) in (NAME.encode(), _HASH):
+            found[pair[1]] = pair[2]
     text = found.get(NAME.encode())
     if text is None:
         return None
     if _HASH in found and found[_HASH] != hashlib.sha256(text).hexdigest().encode():
         raise ValueError("it is not as it was written")
     return text.decode()
+
+
+def _opened(path: Path) -> Message:
+    """A file as a protobuf message, of which nothing is read yet."""
+    if not path.stat().st_size:
+        return Message(Memory(b""))
+    with path.open("rb") as file:
+        return Message(Memory(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))))
 
 
 def _check_list(path: Path) -> None:
@@ -175,38 +186,11 @@ def _check_size(size: int) -> None:
         raise ValueError("a report of such a size is none")
 
 
-def _readencode_varint(file: IO[bytes]) -> int | None:
-    number = shift = 0
-    while byte := file.read(1):
-        number |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return number
-        shift += 7
-        if shift > 63:
-            return None
-    return None
-
-
-def _fields(file: IO[bytes], wanted: Collection[int]) -> Iterator[tuple[int, bytes]]:
-    """The outermost fields of a protobuf message that have these numbers and a length."""
-    end = file.seek(0, 2)
-    file.seek(0)
-    for _ in range(_MOST_FIELDS):
-        if (tag := _readencode_varint(file)) is None:
+def _fields(message: Message) -> Iterator[tuple[int, int | Message]]:
+    """The fields of a protobuf message, as far as it is one."""
+    fields = itertools.islice(message.fields(), _MOST_FIELDS)
+    while True:
+        try:
+            yield next(fields)
+        except (StopIteration, ValueError, IndexError):
             return
-        field, kind = tag >> 3, tag & 7
-        if kind == _LENGTH_DELIMITED:
-            length = _readencode_varint(file)
-            if length is None or file.tell() + length > end:
-                return
-            if field in wanted:
-                _check_size(length)
-                yield field, file.read(length)
-            else:
-                file.seek(length, 1)
-        elif kind == 0:
-            _readencode_varint(file)
-        elif kind in _FIXED:
-            file.seek(_FIXED[kind], 1)
-        else:
-            return  # not a message
