@@ -141,9 +141,8 @@ class _TfliteWriter(Writer):
         self.factor = _FACTORS[options.quantize]
 
     def find(self, request: Request) -> None:
-        find("flatbuffers", "tflite", "to_tflite")
-        if request.validate:
-            find("ai_edge_litert", "tflite", "to_tflite")
+        for package in ("flatbuffers", "ai_edge_litert"):
+            find(package, "tflite", "to_tflite")
 
     def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
         self._programs = programs

@@ -1,4 +1,7 @@
-"""The bytes of a TFLite file: a flat buffer of graphs, their signatures and constants."""
+"""The bytes of a TFLite file: a flat buffer of graphs, their signatures and constants.
+
+LiteRT brings the classes of its schema: one is filled for each table of the file, and packed.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,6 @@ from pax_export._errors import UnsupportedOperationError
 from pax_export._optional import require
 from pax_export._wire import TFLITE_MARK
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
-from pax_export.export.formats.tflite.builder.schema import (
-    ACTIVATIONS,
-    CODES,
-    OPTIONS,
-    PADDINGS,
-    TYPES,
-    VERSIONS,
-)
 
 #: A flat buffer has no more bytes than this.
 LARGEST = (1 << 31) - (1 << 16)
@@ -27,6 +22,22 @@ LARGEST = (1 << 31) - (1 << 16)
 _ALIGNMENT = 16
 _SCHEMA_VERSION = 3
 _OLD_CODES = 127
+#: The schema's name for the options of an operator; operators that are not here need none.
+_OPTIONS = {
+    "ADD": "Add", "ARG_MAX": "ArgMax", "AVERAGE_POOL_2D": "Pool2D", "BATCH_MATMUL": "BatchMatMul",
+    "CAST": "Cast", "CONCATENATION": "Concatenation", "CONV_2D": "Conv2D", "CONV_3D": "Conv3D",
+    "CUMSUM": "Cumsum", "DEPTHWISE_CONV_2D": "DepthwiseConv2D", "DIV": "Div",
+    "FULLY_CONNECTED": "FullyConnected", "GATHER": "Gather", "GELU": "Gelu", "IF": "If",
+    "MAX_POOL_2D": "Pool2D", "MEAN": "Reducer", "MUL": "Mul", "PACK": "Pack",
+    "REDUCE_ALL": "Reducer", "REDUCE_ANY": "Reducer", "REDUCE_MAX": "Reducer",
+    "REDUCE_MIN": "Reducer", "REDUCE_PROD": "Reducer", "SHAPE": "Shape", "SOFTMAX": "Softmax",
+    "STRIDED_SLICE": "StridedSlice", "SUB": "Sub", "SUM": "Reducer",
+    "TRANSPOSE_CONV": "TransposeConv", "WHILE": "While",
+}  # fmt: skip
+#: The enumeration of an option that is given as a text; others are dtypes.
+_ENUMERATIONS = {"padding": "Padding", "fused_activation_function": "ActivationFunctionType"}
+#: The oldest form of an operator that LiteRT runs, where it is not the first.
+_VERSIONS = {"BROADCAST_TO": 2}
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ class Signature:
 
 def encode(signatures: Sequence[Signature]) -> memoryview:
     """The bytes of a file with these signatures."""
-    return _File(signatures).encode()
+    return _File(signatures).encode(signatures)
 
 
 def graphs_of(graphs: Iterable[Graph]) -> list[Graph]:
@@ -55,23 +66,13 @@ def graphs_of(graphs: Iterable[Graph]) -> list[Graph]:
 
 class _File:
     def __init__(self, signatures: Sequence[Signature]):
-        self._signatures = signatures
+        self._schema = require("ai_edge_litert.schema_py_generated", "tflite", "to_tflite")
         self._graphs = graphs_of(each.graph for each in signatures)
         self._numbers = {id(graph): number for number, graph in enumerate(self._graphs)}
-        names = {each.name for graph in self._graphs for each in graph.operators}
-        self._codes = {name: number for number, name in enumerate(sorted(names))}
+        self._operators = [each for graph in self._graphs for each in graph.operators]
+        self._codes = {name: i for i, name in enumerate(sorted({o.name for o in self._operators}))}
         self._arrays: dict[int, tuple[int, np.ndarray]] = {}
-        operators = sum(len(graph.operators) for graph in self._graphs)
         self._tensors = [self._numbered(graph) for graph in self._graphs]
-        size = sum(array.nbytes + 64 for _, array in self._arrays.values())
-        if size > LARGEST:
-            raise UnsupportedOperationError(
-                "A TFLite file has no more than 2 GiB.",
-                got=f"{size / 2**30:.1f} GiB of constants",
-                write='quantize="float16" or "dynamic", or another target, e.g. to_saved_model',
-            )
-        flatbuffers = require("flatbuffers", "tflite", "to_tflite")
-        self._to = flatbuffers.Builder(min(size + 512 * operators + 65536, LARGEST))
 
     def _numbered(self, graph: Graph) -> dict[int, tuple[int, Tensor]]:
         """The tensors of a graph by their ids, numbered; constants are noted."""
@@ -86,124 +87,141 @@ class _File:
                 self._arrays[id(each.value)] = len(self._arrays) + 1, each.value
         return found
 
-    def encode(self) -> memoryview:
-        to = self._to
-        codes = self._offsets([self._code(name) for name in sorted(self._codes)])
-        graphs = self._offsets([self._graph(*each) for each in zip(self._graphs, self._tensors)])
-        signatures = self._offsets([self._signature(each) for each in self._signatures])
-        buffers = self._offsets([self._table([]), *map(self._buffer, self._arrays.values())])
-        fields = [(0, "Uint32", _SCHEMA_VERSION), (1, "UOffsetTRelative", codes)]
-        fields += [(2, "UOffsetTRelative", graphs), (4, "UOffsetTRelative", buffers)]
-        to.Finish(self._table([*fields, (7, "UOffsetTRelative", signatures)]), TFLITE_MARK)
-        return memoryview(to.Bytes)[to.Head() :]
+    def encode(self, signatures: Sequence[Signature]) -> memoryview:
+        size = sum(array.nbytes + 64 for _, array in self._arrays.values())
+        if size > LARGEST:
+            raise UnsupportedOperationError(
+                "A TFLite file has no more than 2 GiB.",
+                got=f"{size / 2**30:.1f} GiB of constants",
+                write='quantize="float16" or "dynamic", or another target, e.g. to_saved_model',
+            )
+        flatbuffers = require("flatbuffers", "tflite", "to_tflite")
+        builder = flatbuffers.Builder(min(size + 512 * len(self._operators) + 65536, LARGEST))
+        model = self._table(
+            "Model",
+            version=_SCHEMA_VERSION,
+            operator_codes=list(map(self._code, self._codes)),
+            subgraphs=list(map(self._graph, self._graphs, self._tensors)),
+            buffers=[_Buffer(None), *(_Buffer(array) for _, array in self._arrays.values())],
+            signature_defs=list(map(self._signature, signatures)),
+        )
+        builder.Finish(model.Pack(builder), TFLITE_MARK)
+        return memoryview(builder.Bytes)[builder.Head() :]
 
-    def _table(self, fields: Sequence[tuple[int, str, Any]]) -> int:
-        self._to.StartObject(max((number for number, _, _ in fields), default=-1) + 1)
-        for number, kind, value in fields:
-            getattr(self._to, f"Prepend{kind}Slot")(number, value, 0)
-        return self._to.EndObject()
+    def _table(self, kind: str, **fields: Any) -> Any:
+        """A table of the schema, whose fields have the names of `schema.fbs`."""
+        made = getattr(self._schema, f"{kind}T")()
+        for name, value in fields.items():
+            first, *rest = name.split("_")
+            setattr(made, first + "".join(map(str.capitalize, rest)), value)
+        return made
 
-    def _offsets(self, offsets: Sequence[int]) -> int:
-        self._to.StartVector(4, len(offsets), 4)
-        for each in reversed(offsets):
-            self._to.PrependUOffsetTRelative(each)
-        return self._to.EndVector()
+    def _dtype(self, name: str) -> int:
+        return getattr(self._schema.TensorType, name.upper())
 
-    def _array(self, values: Any, dtype: str) -> int:
-        return self._to.CreateNumpyVector(np.asarray(values, dtype))
-
-    def _buffer(self, numbered: tuple[int, np.ndarray]) -> int:
-        data = np.ascontiguousarray(numbered[1]).reshape(-1).view(np.uint8)
-        to = self._to
-        to.StartVector(1, data.size, _ALIGNMENT)
-        to.head = to.Head() - data.size
-        np.frombuffer(to.Bytes, np.uint8)[to.head : to.head + data.size] = data
-        offset = to.EndVector()
-        return self._table([(0, "UOffsetTRelative", offset)])
-
-    def _code(self, name: str) -> int:
-        code = CODES[name]
+    def _code(self, name: str) -> Any:
+        code = getattr(self._schema.BuiltinOperator, name)
         return self._table(
-            [
-                (0, "Int8", min(code, _OLD_CODES)),
-                (2, "Int32", VERSIONS.get(name, 1)),
-                (3, "Int32", code),
-            ]
+            "OperatorCode",
+            deprecated_builtin_code=min(code, _OLD_CODES),
+            version=_VERSIONS.get(name, 1),
+            builtin_code=code,
         )
 
-    def _graph(self, graph: Graph, tensors: Mapping[int, tuple[int, Tensor]]) -> int:
-        def places(given: Iterable[Any]) -> int:
-            return self._array([-1 if t is None else tensors[id(t)][0] for t in given], "int32")
+    def _graph(self, graph: Graph, tensors: Mapping[int, tuple[int, Tensor]]) -> Any:
+        def places(given: Iterable[Any]) -> np.ndarray:
+            return np.array([-1 if t is None else tensors[id(t)][0] for t in given], np.int32)
 
-        made = self._offsets([self._tensor(*each) for each in tensors.values()])
-        operators = []
-        for each in graph.operators:
-            fields = [(0, "Uint32", self._codes[each.name])]
-            fields += [(1, "UOffsetTRelative", places(each.inputs))]
-            fields += [(2, "UOffsetTRelative", places(each.outputs))]
-            operators.append(self._table([*fields, *self._options(each)]))
-        fields = [(0, "UOffsetTRelative", made), (1, "UOffsetTRelative", places(graph.inputs))]
-        fields += [(2, "UOffsetTRelative", places(graph.outputs))]
-        fields += [(3, "UOffsetTRelative", self._offsets(operators))]
-        return self._table([*fields, (4, "UOffsetTRelative", self._to.CreateString(graph.name))])
-
-    def _tensor(self, number: int, tensor: Tensor) -> int:
-        name = self._to.CreateString(tensor.name or f"{tensor.made_by.lower() or 'array'}_{number}")
-        shape = self._array([1 if size is None else size for size in tensor.shape], "int32")
-        buffer = 0 if tensor.value is None else self._arrays[id(tensor.value)][0]
-        fields = [(0, "UOffsetTRelative", shape), (1, "Int8", TYPES[tensor.dtype.name])]
-        fields += [(2, "Uint32", buffer), (3, "UOffsetTRelative", name)]
-        if tensor.scale is not None:
-            fields.append((4, "UOffsetTRelative", self._quantization(tensor)))
-        if not tensor.shape.known:
-            sizes = [-1 if size is None else size for size in tensor.shape]
-            fields.append((7, "UOffsetTRelative", self._array(sizes, "int32")))
-        return self._table([*fields, (8, "Bool", True)])
-
-    def _quantization(self, tensor: Tensor) -> int:
-        scale = self._array(tensor.scale, "float32")
-        zeros = self._array(np.zeros(len(tensor.scale)), "int64")
+        operators = [
+            self._table(
+                "Operator",
+                opcode_index=self._codes[each.name],
+                inputs=places(each.inputs),
+                outputs=places(each.outputs),
+                **self._options(each),
+            )
+            for each in graph.operators
+        ]
         return self._table(
-            [
-                (2, "UOffsetTRelative", scale),
-                (3, "UOffsetTRelative", zeros),
-                (6, "Int32", tensor.axis),
-            ]
+            "SubGraph",
+            tensors=[self._tensor(*each) for each in tensors.values()],
+            inputs=places(graph.inputs),
+            outputs=places(graph.outputs),
+            operators=operators,
+            name=graph.name,
         )
 
-    def _options(self, operator: Operator) -> list[tuple[int, str, Any]]:
-        if operator.name not in OPTIONS:
-            return []
-        kind, fields = OPTIONS[operator.name]
-        values: dict[str, Any] = dict(operator.options)
-        values |= {name: self._numbers[id(graph)] for name, graph in operator.graphs.items()}
-        for name, numbers in (("activation", ACTIVATIONS), ("padding", PADDINGS)):
-            if name in values:
-                values[name] = numbers[values[name]]
-        made = self._table([(*fields[name], value) for name, value in values.items()])
-        return [(3, "Uint8", kind), (4, "UOffsetTRelative", made)]
+    def _tensor(self, number: int, tensor: Tensor) -> Any:
+        sizes = np.array([-1 if size is None else size for size in tensor.shape], np.int32)
+        return self._table(
+            "Tensor",
+            shape=np.where(sizes < 0, np.int32(1), sizes),
+            shape_signature=None if tensor.shape.known else sizes,
+            type=self._dtype(tensor.dtype.name),
+            buffer=0 if tensor.value is None else self._arrays[id(tensor.value)][0],
+            name=tensor.name or f"{tensor.made_by.lower() or 'array'}_{number}",
+            quantization=None if tensor.scale is None else self._quantization(tensor),
+            has_rank=True,
+        )
 
-    def _signature(self, signature: Signature) -> int:
+    def _quantization(self, tensor: Tensor) -> Any:
+        return self._table(
+            "QuantizationParameters",
+            scale=np.asarray(tensor.scale, np.float32),
+            zero_point=np.zeros(len(tensor.scale), np.int64),
+            quantized_dimension=tensor.axis,
+        )
+
+    def _options(self, operator: Operator) -> dict[str, Any]:
+        if operator.name not in _OPTIONS:
+            return {}
+        options: dict[str, Any] = dict(operator.options)
+        for name, value in options.items():
+            if name in _ENUMERATIONS:
+                options[name] = getattr(getattr(self._schema, _ENUMERATIONS[name]), value)
+            elif isinstance(value, str):
+                options[name] = self._dtype(value)
+        options |= {name: self._numbers[id(graph)] for name, graph in operator.graphs.items()}
+        kind = f"{_OPTIONS[operator.name]}Options"
+        return {
+            "builtin_options_type": getattr(self._schema.BuiltinOptions, kind),
+            "builtin_options": self._table(kind, **options),
+        }
+
+    def _signature(self, signature: Signature) -> Any:
         graph = signature.graph
         number = self._numbers[id(graph)]
-        tensors = self._tensors[number]
 
-        def named(names: Sequence[str], given: Sequence[Tensor]) -> int:
-            return self._offsets(
-                [
-                    self._table(
-                        [
-                            (0, "UOffsetTRelative", self._to.CreateString(name)),
-                            (1, "Uint32", tensors[id(each)][0]),
-                        ]
-                    )
-                    for name, each in zip(names, given)
-                ]
-            )
+        def named(names: Sequence[str], given: Sequence[Tensor]) -> list[Any]:
+            places = (self._tensors[number][id(each)][0] for each in given)
+            pairs = zip(names, places)
+            return [self._table("TensorMap", name=name, tensor_index=i) for name, i in pairs]
 
-        inputs = named(signature.inputs, graph.inputs)
-        outputs = named(signature.outputs, graph.outputs)
-        key = self._to.CreateString(signature.key)
-        fields = [(0, "UOffsetTRelative", inputs), (1, "UOffsetTRelative", outputs)]
-        fields += [(2, "UOffsetTRelative", key)]
-        return self._table([*fields, (4, "Uint32", number)])
+        return self._table(
+            "SignatureDef",
+            inputs=named(signature.inputs, graph.inputs),
+            outputs=named(signature.outputs, graph.outputs),
+            signature_key=signature.key,
+            subgraph_index=number,
+        )
+
+
+class _Buffer:
+    """The bytes of a constant.  The schema's own class copies them, and aligns no beginning."""
+
+    def __init__(self, array: np.ndarray | None):
+        self._array = array
+
+    def Pack(self, builder: Any) -> int:
+        data = None if self._array is None else self._vector(builder, self._array)
+        builder.StartObject(1)
+        if data is not None:
+            builder.PrependUOffsetTRelativeSlot(0, data, 0)
+        return builder.EndObject()
+
+    def _vector(self, builder: Any, array: np.ndarray) -> int:
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        builder.StartVector(1, data.size, _ALIGNMENT)
+        builder.head = builder.Head() - data.size
+        np.frombuffer(builder.Bytes, np.uint8)[builder.head : builder.head + data.size] = data
+        return builder.EndVector()

@@ -96,7 +96,7 @@ def conv3d(x: Tensor, kernel: Tensor, strides: Sequence[int]) -> Tensor:
     options = dict(zip(("stride_d", "stride_h", "stride_w"), map(int, strides)))
     return emit(
         "CONV_3D", [x, kernel], [([x.shape[0], *sizes, kernel.shape[-1]], x.dtype)],
-        padding="VALID", dilation_d=1, dilation_h=1, dilation_w=1, **options,
+        padding="VALID", dilation_d_factor=1, dilation_h_factor=1, dilation_w_factor=1, **options,
     )[0]  # fmt: skip
 
 
@@ -159,7 +159,8 @@ def _pool(
     return emit(
         name, [x], [([x.shape[0], *sizes, x.shape[-1]], x.dtype)],
         known if padding == "VALID" else None, padding=padding,
-        stride_h=int(strides[0]), stride_w=int(strides[1]), filter_h=height, filter_w=width,
+        stride_h=int(strides[0]), stride_w=int(strides[1]),
+        filter_height=height, filter_width=width,
     )[0]  # fmt: skip
 
 
@@ -173,8 +174,8 @@ def _steps(strides: Sequence[int], padding: str, dilations: Sequence[int]) -> di
         "padding": padding,
         "stride_h": int(strides[0]),
         "stride_w": int(strides[1]),
-        "dilation_h": int(dilations[0]),
-        "dilation_w": int(dilations[1]),
+        "dilation_h_factor": int(dilations[0]),
+        "dilation_w_factor": int(dilations[1]),
     }
 
 

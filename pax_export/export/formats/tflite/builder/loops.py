@@ -36,7 +36,7 @@ def while_loop(
     step.outputs += step.inputs[len(start) :]
     shapes = [(shape, each.dtype) for each, shape in zip(start, shape_invariants)]
     shapes += [(each.shape, each.dtype) for each in given[len(start) :]]
-    graphs = {"cond_graph": test, "body_graph": step}
+    graphs = {"cond_subgraph_index": test, "body_subgraph_index": step}
     return _append(outer, "WHILE", given, shapes, graphs)[: len(start)]
 
 
@@ -45,7 +45,10 @@ def cond(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
     if which.value is not None:
         return list(here() if bool(which.value) else there())
     outer = current()
-    graphs = {"then_graph": Graph("then", outer), "else_graph": Graph("else", outer)}
+    graphs = {
+        "then_subgraph_index": Graph("then", outer),
+        "else_subgraph_index": Graph("else", outer),
+    }
     for graph, function in zip(graphs.values(), (here, there)):
         with graph.active():
             results = [graph.own(tensor(each)) for each in function()]

@@ -19,7 +19,6 @@ from pax_export.export.formats.tflite.builder.emit import (
 )
 from pax_export.export.formats.tflite.builder.emit import static_value as static_value
 from pax_export.export.formats.tflite.builder.graph import ARITHMETIC, Tensor, current
-from pax_export.export.formats.tflite.builder.schema import TYPES
 
 
 def one(*arguments: Any, **options: Any) -> Tensor:
@@ -123,7 +122,7 @@ def shape(x: Any) -> Tensor:
     x = tensor(x)
     if x.shape.known:
         return constant(np.array(x.shape, np.int32))
-    return one("SHAPE", [x], [([len(x.shape)], int32)], out_type=TYPES["int32"])
+    return one("SHAPE", [x], [([len(x.shape)], int32)], out_type="int32")
 
 
 def stack(values: Sequence[Any], axis: int = 0) -> Tensor:

@@ -33,7 +33,6 @@ from pax_export.export.formats.tflite.builder.moves import (
     reshape,
     transpose,
 )
-from pax_export.export.formats.tflite.builder.schema import TYPES
 
 #: Kernels broadcast arrays of so many dimensions.
 _BROADCAST = 4
@@ -230,7 +229,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
         return x
     if is_turned(x):
         return transpose(cast(x.operator.inputs[0], dtype), permutation_of(x))
-    types = {"in_type": TYPES[x.dtype.name], "out_type": TYPES[dtype.name]}
+    types = {"in_data_type": x.dtype.name, "out_data_type": dtype.name}
     return one("CAST", [x], [(x.shape, dtype)], lambda v: v.astype(dtype), **types)
 
 
@@ -297,7 +296,7 @@ def argmax(x: Tensor, axis: int) -> Tensor:
     sizes = [n for i, n in enumerate(x.shape) if i != axis % len(x.shape)]
     return one(
         "ARG_MAX", [x, constant(axis, int32)], [(sizes, int32)],
-        lambda v, a: np.argmax(v, int(a)), output_type=TYPES["int32"],
+        lambda v, a: np.argmax(v, int(a)), output_type="int32",
     )  # fmt: skip
 
 

@@ -89,7 +89,9 @@ class _Fusion:
             return self._kept(operator)
         if operator.name in ("MUL", "DIV") and self._becomes_mean(operator):
             return None
-        if operator.name in ("ADD", "SUB", "MUL", "DIV") and not operator.options.get("activation"):
+        if operator.name in ("ADD", "SUB", "MUL", "DIV") and not operator.options.get(
+            "fused_activation_function"
+        ):
             return self._undone(operator) or self._scaled(operator)
         return None
 
@@ -108,11 +110,15 @@ class _Fusion:
     def _activated(self, operator: Operator) -> Tensor | None:
         (x,) = operator.inputs
         made = self._producer(x)
-        if made is None or made.name not in _ACTIVATED or made.options.get("activation"):
+        if (
+            made is None
+            or made.name not in _ACTIVATED
+            or made.options.get("fused_activation_function")
+        ):
             return None
         if x.dtype != np.float32:
             return None
-        made.options = {**made.options, "activation": operator.name}
+        made.options = {**made.options, "fused_activation_function": operator.name}
         return x
 
     def _kept(self, operator: Operator) -> Tensor | None:
@@ -162,7 +168,10 @@ class _Fusion:
         source, factor = made.inputs
         if factor.value is None or factor.value.size != 1 or number.value.size != 1:
             return None
-        if made.options.get("activation") or source.shape != operator.outputs[0].shape:
+        if (
+            made.options.get("fused_activation_function")
+            or source.shape != operator.outputs[0].shape
+        ):
             return None
         same = np.ravel(factor.value)[0] == np.ravel(number.value)[0]
         return source if same and 1 <= factor.value.max() <= _MOST else None
@@ -175,7 +184,11 @@ class _Fusion:
         if other.value is None or x.dtype != np.float32 or (turned and operator.name == "DIV"):
             return None
         made = self._producer(x)
-        if made is None or made.name not in _CHANNELS or made.options.get("activation"):
+        if (
+            made is None
+            or made.name not in _CHANNELS
+            or made.options.get("fused_activation_function")
+        ):
             return None
         places = _CHANNELS[made.name]
         weights, bias = (made.inputs[place] for place in places[:2])
