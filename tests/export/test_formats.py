@@ -18,7 +18,7 @@ from pax_export import _errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec
 from pax_export.export.artifact import formats
-from tests.export.toy_format import TOY, ToyWriter
+from tests.export.toy_format import TOY, ToyExporter
 
 ROOT = Path(__file__).parents[2]
 FACTORY = "tests.export.test_formats:make"
@@ -79,7 +79,7 @@ def test_a_format_in_one_file(installed, tmp_path):
 
 def test_a_package_that_its_row_does_not_name(installed, tmp_path, monkeypatch):
     """The row is wrong, and no operation of the model."""
-    monkeypatch.setattr(ToyWriter, "format", dataclasses.replace(TOY, run_imports=("jax",)))
+    monkeypatch.setattr(ToyExporter, "format", dataclasses.replace(TOY, run_imports=("jax",)))
     with pytest.raises(_errors.InvalidArgumentError, match="imports pax_export") as caught:
         to_toy(tmp_path / "linear.toy", validate="process")
     assert caught.value.write == "run_imports=('jax', 'pax_export')"

@@ -6,6 +6,7 @@ What `CONTRIBUTING.md` says of a new format is done here, for a format that runs
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.report import package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
-from pax_export.export.lowering.lowered_model import lower
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.lowering.lowered_model import LoweredModel, lower
+from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
+from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.validation.cases import output_cases
 
 TOY = Format(
@@ -35,28 +37,34 @@ def to_toy(
     kwargs=None, methods=None, constraints=(), scale=1.0, validate=True, overwrite=False,
 ):  # fmt: skip
     request = Request(model, path, inputs, kwargs, methods, constraints, validate, overwrite)
-    return run_export(ToyWriter(scale), request)
+    return run_export(ToyExporter(scale), request)
 
 
-class ToyWriter(Writer):
+@dataclass(frozen=True)
+class ToyExporter(FormatExporter):
     format = TOY
 
-    def __init__(self, scale):
-        self.scale = scale
+    scale: float
 
-    def lower(self, model, programs):
-        self.lowered = lower(model, programs, "frozen", False, ("cpu",), vjp_order=0)
-        self.variables = self.lowered.store.infos()
+    def lower(self, model, programs, request):
+        lowered = lower(model, programs, "frozen", False, ("cpu",), vjp_order=0)
+        return ToyContents(model.name, lowered.store.infos(), lowered, self.scale)
+
+
+@dataclass(frozen=True)
+class ToyContents(Contents):
+    lowered: LoweredModel
+    scale: float
 
     def write(self, place):
         arrays = {each.name: np.asarray(each.value) for each in self.lowered.store.variables}
         with place.open("wb") as file:
             np.savez(file, weight=arrays["weight"], bias=self.scale * arrays["bias"])
 
-    def cases(self):
-        return output_cases(self.lowered.programs[0], self.lowered.store)
+    def cases(self, budget):
+        return output_cases(self.lowered.programs[0], self.lowered.store, budget)
 
-    def facts(self, place):
+    def report_fields(self, place, written, run):
         return {
             "signatures": self.lowered.signature_infos(),
             "graph_bytes": 0,
@@ -65,7 +73,7 @@ class ToyWriter(Writer):
             "details": {"runs_in": "numpy"},
         }
 
-    def attach(self, report, place):
+    def write_report(self, report, place, written):
         append_zip(place, report_text(report))
 
 

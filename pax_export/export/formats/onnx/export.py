@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,17 +16,21 @@ from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.formats import ONNX
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
-from pax_export.export.formats.onnx.model import Options, converted
+from pax_export.export.formats.onnx.model import Converted, Options, converted
 from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.format_exporter import (
+    FormatExporter,
+    ProgramContents,
+    Request,
+    store_of,
+)
+from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.validation.cases import output_cases
-from pax_export.export.validation.validate import Case
 
 OPSET = 21
 #: Reductions over axes that are operands, bits, and scatters of extremes are as old as this.
@@ -124,17 +130,17 @@ def to_onnx(
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    return run_export(_OnnxWriter(Options(opset, fold, exact), calls), request)
+    return run_export(_OnnxExporter(Options(opset, fold, exact), calls), request)
 
 
-class _OnnxWriter(Writer):
+@dataclass(frozen=True)
+class _OnnxExporter(FormatExporter):
     format = ONNX
     loads = "onnx"
     one_by_one = True
 
-    def __init__(self, options: Options, examples: Mapping[str, Sequence[Any]]):
-        self._options = options
-        self._examples = examples
+    options: Options
+    examples: Mapping[str, Sequence[Any]]
 
     def find(self, request: Request) -> None:
         for package in ("onnx", *(["onnxruntime"] if request.validate else [])):
@@ -145,50 +151,53 @@ class _OnnxWriter(Writer):
         if request.validate:
             require("onnxruntime", "onnx", "to_onnx")
 
-    def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
-        (program,) = programs
-        self._program = with_names_of_their_own(program)
-        self._store = Store(model.leaves, (), trainable=False)
-        constants = map(self._store.of_constant, self._program.traced.constants)
-        places = [*self._store.of_leaf, *constants]
-        self._names = [self._store.variables[place].name for place in places]
-        self.variables = self._store.infos()
-        if self.needed() > _LARGEST:
+    def lower(
+        self, model: Exportable, programs: Sequence[Program], request: Request
+    ) -> _OnnxContents:
+        named = list(map(with_names_of_their_own, programs))
+        store = store_of(model, named)
+        contents = _OnnxContents(
+            model.name, store.infos(), named, store, self.examples, self.options
+        )
+        if contents.estimate_bytes() > _LARGEST:
             raise UnsupportedOperationError(
                 "An ONNX file holds 2 GiB at most.",
-                got=bytes_text(self.needed()),
+                got=bytes_text(contents.estimate_bytes()),
                 write="fewer bits, e.g. bfloat16 weights, or another target, e.g. to_stablehlo",
             )
+        return contents
 
-    def write(self, place: Path) -> None:
-        self._made = converted(self._program, self._names, self.stored(), self._options)
-        place.write_bytes(self._made.content)
 
-    def stored(self) -> Mapping[str, Any]:
-        return {each.name: each.value for each in self._store.variables}
+@dataclass(frozen=True)
+class _OnnxContents(ProgramContents):
+    options: Options
 
-    def cases(self) -> Iterator[Case]:
-        examples = self._examples.get(self._program.key, ())
-        return output_cases(self._program, self._store, self.budget, examples)
+    def write(self, place: Path) -> Converted:
+        (program,) = self.programs
+        places = map(self.store.of_constant, program.traced.constants)
+        names = [self.store.variables[each].name for each in (*self.store.of_leaf, *places)]
+        made = converted(program, names, self.stored(), self.options)
+        place.write_bytes(made.content)
+        return dataclasses.replace(made, content=b"")
 
-    def facts(self, place: Path) -> dict[str, Any]:
-        runs_in = f"onnxruntime, and what reads opset {self._options.opset}"
+    def report_fields(self, place: Path, written: Converted, run: ExportRun) -> dict[str, Any]:
+        opset = self.options.opset
         return {
-            "signatures": {self._program.key: signature_info(self._program)},
+            "signatures": {each.key: signature_info(each) for each in self.programs},
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu", "cuda", "rocm"),
             "versions": package_versions("onnx"),
-            "known_differences": self._made.differs,
+            "known_differences": written.differs,
             "details": {
-                **({"folded": list(self._made.folded)} if self._made.folded else {}),
-                **({"kept": list(self._made.notes)} if self._made.notes else {}),
-                "opset": self._options.opset,
-                "runs_in": runs_in,
+                **({"folded": list(written.folded)} if written.folded else {}),
+                **({"kept": list(written.notes)} if written.notes else {}),
+                "opset": opset,
+                "runs_in": f"onnxruntime, and what reads opset {opset}",
                 SHA256: checksums.digest(place),
             },
         }
 
-    def attach(self, report: Report, place: Path) -> None:
+    def write_report(self, report: Report, place: Path, written: Any) -> None:
         append_field(place, report_text(report))
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from pax_export.export.formats.saved_model import checkpoint, writer
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
-from pax_export.export.lowering.lowered_model import Order, lower
+from pax_export.export.lowering.lowered_model import LoweredModel, Order, lower
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     by_signature,
@@ -29,7 +28,13 @@ from pax_export.export.pipeline.arguments import (
     signature_keys,
 )
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.run_export import Request, Runtime, Writer, run_export
+from pax_export.export.pipeline.format_exporter import (
+    Contents,
+    FormatExporter,
+    Request,
+    Runtime,
+)
+from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
     Exportable,
     TrainStep,
@@ -38,6 +43,7 @@ from pax_export.export.tracing.exportable import (
     with_step,
 )
 from pax_export.export.tracing.programs import Program, trace_all
+from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.model_cases import model_cases
 from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated
@@ -176,11 +182,11 @@ def to_saved_model(
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
     options = state, trainable, vjp_order, step, around, platforms, consumer, calls
-    return run_export(_SavedModelWriter(*options), request)
+    return run_export(_SavedModelExporter(*options), request)
 
 
-@dataclass
-class _SavedModelWriter(Writer):
+@dataclass(frozen=True)
+class _SavedModelExporter(FormatExporter):
     format = SAVED_MODEL
     runtime = Runtime("tensorflow", "tensorflow", "TensorFlow")
 
@@ -192,22 +198,20 @@ class _SavedModelWriter(Writer):
     platforms: tuple[str, ...]
     consumer: str | None
     examples: Mapping[str, Any]
-    _runs: bool = False  # whether TensorFlow has run it
 
     def find(self, request: Request) -> None:
-        if self._processes:
+        if self.processes:
             find("tensorflow", "tensorflow", "to_saved_model(..., preprocess=, postprocess=)")
 
     def load(self, request: Request) -> None:
         tensorflow("to_saved_model")
 
     @property
-    def _processes(self) -> bool:
+    def processes(self) -> bool:
         """Whether functions of TensorFlow stand around the model."""
         return bool(self.around.preprocess or self.around.postprocess)
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
-        self._constraints = request.constraints
         step = self.step
         if step is None:
             return super().trace(request)
@@ -216,8 +220,9 @@ class _SavedModelWriter(Writer):
         given = request.inputs, request.kwargs, request.constraints, request.methods is not None
         return chosen, trace_all(chosen, *given, step.inputs)
 
-    def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
-        self._given = model, programs
+    def lower(
+        self, model: Exportable, programs: Sequence[Program], request: Request
+    ) -> _SavedModelContents:
         learning = self.trainable is not False
         lowered = lower(
             marked(model, self.trainable),
@@ -228,66 +233,75 @@ class _SavedModelWriter(Writer):
             self.vjp_order,
             defer=True,
         )
-        self._lowered = self.around.around(lowered, self._constraints)
-        for signature in self._lowered.signatures:
-            compatibility.check(self.consumer, self._lowered.oldest_tensorflow, signature.key)
-        self.variables = self._lowered.store.infos()
+        lowered = self.around.around(lowered, request.constraints)
+        for signature in lowered.signatures:
+            compatibility.check(self.consumer, lowered.oldest_tensorflow, signature.key)
+        given = model, programs, request
+        return _SavedModelContents(model.name, lowered.store.infos(), self, lowered, given)
 
-    def needed(self) -> int:
-        infos = self._lowered.signature_infos().values()
-        return super().needed() + sum(each.module_bytes for each in infos)
+    def partial(self) -> FormatExporter:
+        return replace(
+            self,
+            examples={} if self.processes else self.examples,  # they are given to the whole
+            around=Processors({}, {}, {}),
+            state="frozen",
+            trainable=False,
+            vjp_order=0,
+        )
+
+
+@dataclass(frozen=True)
+class _SavedModelContents(Contents):
+    exporter: _SavedModelExporter
+    lowered: LoweredModel
+    #: What was lowered: the model, its programs, and what the user said of them.
+    given: tuple[Exportable, Sequence[Program], Request]
+
+    def estimate_bytes(self) -> int:
+        infos = self.lowered.signature_infos().values()
+        return super().estimate_bytes() + sum(each.module_bytes for each in infos)
 
     def write(self, place: Path) -> None:
-        writer.write(place, self._lowered.store, self._lowered.signatures)
+        writer.write(place, self.lowered.store, self.lowered.signatures)
 
     def stored(self) -> Mapping[str, Any]:
-        return self._lowered.weights
+        return self.lowered.weights
 
-    def cases(self) -> list[Case]:
-        return list(model_cases(self._lowered, self.examples))
+    def cases(self, budget: Budget) -> Iterator[Case]:
+        return model_cases(self.lowered, self.exporter.examples, budget)
 
-    def test(self, place: Path, run: ExportRun) -> dict[str, float]:
+    def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         """Arrays that were deferred are read for good if calls are made."""
-        lowered, self._runs = self._lowered, run.calls
+        lowered = self.lowered
         if not run.calls:
             checkpoint.compare(place, {each.name: each.value for each in lowered.store.variables})
             return {}
         lowered.store.gather()
-        cases = model_cases(lowered, self.examples, run.budget)
-        if self._processes:
-            # Functions of TensorFlow may bring variables of their own: all of them are read.
-            return validated(self.format, place, cases, run.separate, here=run_saved_model)
-        # What was written of the variables is compared; calls here share the memory of ours.
-        checkpoint.compare(place, lowered.weights)
-        shared = partial(run_saved_model, weights=lowered.weights)
-        return validated(self.format, place, cases, run.separate, here=shared)
+        cases, here = self.cases(run.budget), run_saved_model
+        # Functions of TensorFlow may bring variables of their own: then all of them are read.
+        if not self.exporter.processes:
+            # What was written of the variables is compared; calls here share the memory of ours.
+            checkpoint.compare(place, lowered.weights)
+            here = partial(run_saved_model, weights=lowered.weights)
+        return validated(exporter.format, place, cases, run.separate, here=here)
 
-    def for_part(self) -> Writer:
-        part = copy.copy(self)
-        if self._processes:
-            part.examples = {}  # they are given to the whole
-        part.around = Processors({}, {}, {})
-        part.state, part.trainable, part.vjp_order = "frozen", False, 0
-        return part
-
-    def gives_up(self, error: ValidationError) -> bool:
+    def drop_optional_gradients(self, error: ValidationError) -> Contents | None:
         """Leaves gradients out that are not right in TensorFlow, if nobody asked for them."""
-        asked = self.vjp_order is not None or self.trainable is not False
+        asked = self.exporter.vjp_order is not None or self.exporter.trainable is not False
         if asked or not isinstance(error, GradientMismatchError):
-            return False
-        self.vjp_order = 0
-        self.lower(*self._given)
+            return None
         said = f"{error.where}: {error.got}" if error.where else error.got
         how = "differ from jax's" if error.where else "cannot be computed"
-        self._lowered = self._lowered.with_reason(f"no gradients: in TensorFlow they {how}: {said}")
-        return True
+        less = replace(self.exporter, vjp_order=0).lower(*self.given)
+        reason = f"no gradients: in TensorFlow they {how}: {said}"
+        return replace(less, lowered=less.lowered.with_reason(reason))
 
-    def attach(self, report: Report, place: Path) -> None:
-        super().attach(report, place)
+    def write_report(self, report: Report, place: Path, written: Any) -> None:
+        super().write_report(report, place, written)
         write_sums(place)
 
-    def facts(self, place: Path) -> dict[str, Any]:
-        lowered = self._lowered
+    def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+        lowered, uses_tensorflow = self.lowered, run.calls or self.exporter.processes
         return {
             "signatures": lowered.signature_infos(),
             "graph_bytes": (place / "saved_model.pb").stat().st_size,
@@ -295,5 +309,5 @@ class _SavedModelWriter(Writer):
             "oldest_tensorflow": compatibility.text(lowered.oldest_tensorflow),
             "stablehlo": compatibility.text(lowered.stablehlo),
             "calling_convention": lowered.calling_convention,
-            "versions": package_versions(*["tensorflow"] * (self._runs or self._processes)),
+            "versions": package_versions(*["tensorflow"] * uses_tensorflow),
         }

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import checksums
 from pax_export.export.artifact.formats import STABLEHLO
-from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, write_report
+from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions
 from pax_export.export.formats.stablehlo import files, functions
 from pax_export.export.formats.stablehlo.exported import Exported, oldest
 from pax_export.export.pipeline.arguments import (
@@ -22,10 +22,12 @@ from pax_export.export.pipeline.arguments import (
     signature_keys,
 )
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.run_export import Request, Writer, run_export
+from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
+from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import legal_names
+from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import named_examples
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
@@ -123,12 +125,12 @@ def to_stablehlo(
     calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    writer = _BundleWriter(state == "update", vjp_order, weights, platforms, disabled_checks, calls)
-    return run_export(writer, request)
+    options = state == "update", vjp_order, weights, platforms, disabled_checks, calls
+    return run_export(_BundleExporter(*options), request)
 
 
-@dataclass
-class _BundleWriter(Writer):
+@dataclass(frozen=True)
+class _BundleExporter(FormatExporter):
     format = STABLEHLO
     tests_reported = True
     one_by_one = True
@@ -140,21 +142,19 @@ class _BundleWriter(Writer):
     disabled_checks: Sequence[Any]
     examples: Mapping[str, Sequence[Any]]
 
-    def make(self, run: ExportRun, request: Request) -> None:
+    def make(self, run: ExportRun, request: Request) -> Contents:
         given = _exporteds(request.model, request.inputs, request.methods)
         if given is None:
-            self._request = request
             return super().make(run, request)
-        self.name = ", ".join(dict.fromkeys(each.fun_name for each in given.values()))
-        self.variables, self._values = (), {}
-        self._calls: dict[str, list[Arrays]] = {}
+        name = ", ".join(dict.fromkeys(each.fun_name for each in given.values()))
         with run.phase("lower"):
-            self._take([functions.of_exported(k, each, self.order) for k, each in given.items()])
-        return None
+            made = [functions.of_exported(k, each, self.order) for k, each in given.items()]
+            return _BundleContents(name, (), self, _by_file(made), {}, {})
 
-    def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
-        request, constant = self._request, self.weights == "constants"
-        several = request.methods is not None
+    def lower(
+        self, model: Exportable, programs: Sequence[Program], request: Request
+    ) -> _BundleContents:
+        constant, several = self.weights == "constants", request.methods is not None
         made, store = functions.lower(
             model,
             programs,
@@ -165,41 +165,47 @@ class _BundleWriter(Writer):
             platforms=checked_platforms(self.platforms),
             disabled_checks=self.disabled_checks,
         )
-        self.variables = () if constant else store.infos()
-        self._values = {} if constant else {each.name: each.value for each in store.variables}
-        self._take(made)
-        self._calls = {
+        values = {} if constant else {each.name: each.value for each in store.variables}
+        calls = {
             each.key: named_examples(each.inputs, self.examples.get(each.key, ()), each.key)
             for each in programs
         }
+        variables = () if constant else store.infos()
+        return _BundleContents(model.name, variables, self, _by_file(made), values, calls)
 
-    def _take(self, made: list[functions.Function]) -> None:
-        self._functions = dict(zip(legal_names(each.key for each in made), made))
-
-    def for_part(self) -> None:
+    def partial(self) -> None:
         """Jax itself runs it: what differs here does so in its gradients or its state."""
 
-    def needed(self) -> int:
-        made = self._functions.values()
+
+@dataclass(frozen=True)
+class _BundleContents(Contents):
+    exporter: _BundleExporter
+    functions: Mapping[str, functions.Function]  # by the names of their files
+    weights: Mapping[str, Any]
+    calls: Mapping[str, list[Arrays]]  # the examples of each signature
+
+    def estimate_bytes(self) -> int:
+        made = self.functions.values()
         modules = sum(len(each.exported.mlir_module_serialized) for each in made)
         portable = sum(len(module.portable.module) for each in made for module in each.modules)
-        return super().needed() + modules + portable
+        return super().estimate_bytes() + modules + portable
 
-    def write(self, place: Path) -> None:
-        for file, each in self._functions.items():
-            files.write_function(place, file, each.exported, self.order, each.modules)
-        files.write_weights(place, self._values)
-        self._sums: dict[str, str] = {}
+    def write(self, place: Path) -> dict[str, str]:
+        """Gives the hashes of what it writes: nothing but report and card comes later."""
+        for file, each in self.functions.items():
+            files.write_function(place, file, each.exported, self.exporter.order, each.modules)
+        files.write_weights(place, self.weights)
+        return checksums.write(place)
 
     def stored(self) -> Mapping[str, Any]:
-        return self._values
+        return self.weights
 
-    def cases(self) -> Iterator[Case]:
-        for function in self._functions.values():
-            yield from function.cases(self.budget, self._calls.get(function.key, ()))
+    def cases(self, budget: Budget) -> Iterator[Case]:
+        for function in self.functions.values():
+            yield from function.cases(budget, self.calls.get(function.key, ()))
 
-    def facts(self, place: Path) -> dict[str, Any]:
-        made = self._functions
+    def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+        made = self.functions
         exported = [each.exported for each in made.values()]
         apart = {files.WEIGHTS, REPORT_FILE, checksums.FILE}
         rest = [file for file in place.iterdir() if file.name not in apart]
@@ -212,18 +218,20 @@ class _BundleWriter(Writer):
             "calling_convention": max(each.calling_convention_version for each in exported),
             "versions": versions,
             "details": {
-                "vjp_order": self.order,
-                "weights": self.weights,
+                "vjp_order": self.exporter.order,
+                "weights": self.exporter.weights,
                 "functions": {each.key: each.details(file) for file, each in made.items()},
                 "runs_in": f"jax {versions['jax']}, on {', '.join(platforms)}",
             },
         }
 
-    def attach(self, report: Report, place: Path) -> None:
-        """Nothing but the report changes after the first time: the rest is hashed once."""
-        write_report(report, place)
-        known = {name: each for name, each in self._sums.items() if name != REPORT_FILE}
-        self._sums = checksums.write(place, known)
+    def write_report(self, report: Report, place: Path, written: Mapping[str, str]) -> None:
+        super().write_report(report, place, written)
+        checksums.write(place, written)
+
+
+def _by_file(made: Sequence[functions.Function]) -> dict[str, functions.Function]:
+    return dict(zip(legal_names(each.key for each in made), made))
 
 
 def _exporteds(model: Any, inputs: Any, methods: Any) -> dict[str, Exported] | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError
 from pax_export._files import checksums
@@ -25,14 +25,18 @@ from pax_export.export.formats.tflite.builder.simplify import simplify
 from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
-from pax_export.export.pipeline.run_export import Request, Writer, not_finite, run_export
+from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.format_exporter import (
+    FormatExporter,
+    ProgramContents,
+    Request,
+    store_of,
+)
+from pax_export.export.pipeline.run_export import not_finite, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.validation.cases import output_cases
 from pax_export.export.validation.serve import Run
-from pax_export.export.validation.validate import Case
 
 _LITERT = "ai_edge_litert.interpreter"
 #: How many bytes of a file a byte of weights is.
@@ -119,7 +123,7 @@ def to_tflite(
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    return run_export(_TfliteWriter(Options(quantize, fold, exact), calls), request)
+    return run_export(_TfliteExporter(Options(quantize, fold, exact), calls), request)
 
 
 @dataclass(frozen=True)
@@ -131,93 +135,94 @@ class Options:
     exact: bool
 
 
-class _TfliteWriter(Writer):
+@dataclass(frozen=True)
+class _TfliteExporter(FormatExporter):
     format = TFLITE
     one_by_one = True
 
-    def __init__(self, options: Options, examples: Mapping[str, Sequence[Any]]):
-        self._options, self._quantize = options, options.quantize
-        self._examples = examples
-        self.factor = _FACTORS[options.quantize]
+    options: Options
+    examples: Mapping[str, Sequence[Any]]
+
+    @property
+    def factor(self) -> float:
+        return _FACTORS[self.options.quantize]
 
     def find(self, request: Request) -> None:
         for package in ("flatbuffers", "ai_edge_litert"):
             find(package, "tflite", "to_tflite")
 
-    def lower(self, model: Exportable, programs: Sequence[Program]) -> None:
-        self._programs = programs
-        self._store = Store(model.leaves, (), trainable=False)
-        for each in programs:
-            for value in each.traced.constants:
-                self._store.of_constant(value)
-        self.variables = self._store.infos()
+    def lower(
+        self, model: Exportable, programs: Sequence[Program], request: Request
+    ) -> _TfliteContents:
+        store = store_of(model, programs)
+        return _TfliteContents(
+            model.name, store.infos(), programs, store, self.examples, self.options
+        )
 
-    def needed(self) -> int:
-        return int(super().needed() * _SIZES[self._quantize])
+    def run_here(self) -> Run:
+        return partial(run, quiet=quiet_start)
 
-    def write(self, place: Path) -> None:
-        if self._quantize == "dynamic" and (names := not_finite(self.stored())):
+
+class _Written(NamedTuple):
+    """What a report says of a file.
+
+    Attributes:
+        folded: names of weights that others took up.
+        notes: what was left as it was, and why.
+        differs: where kernels of the runtime differ from jax.
+    """
+
+    folded: list[str]
+    notes: list[str]
+    differs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _TfliteContents(ProgramContents):
+    options: Options
+
+    def estimate_bytes(self) -> int:
+        return int(super().estimate_bytes() * _SIZES[self.options.quantize])
+
+    def write(self, place: Path) -> _Written:
+        if self.options.quantize == "dynamic" and (names := not_finite(self.stored())):
             raise UnsupportedOperationError(
                 "Weights that are NaN or infinite cannot be stored as int8.",
                 where=names,
                 got='quantize="dynamic"',
                 write="finite weights, from before the training diverged",
             )
-        self._made = _converted(self._store, self._programs, self._options)
-        place.write_bytes(self._made.content)
+        options = self.options
+        with constants_shared():
+            weights = Weights(self.store)
+            made = [make_signature(each, weights, options.exact) for each in self.programs]
+        signatures = [signature for signature, _, _ in made]
+        operations = set().union(*(names for _, names, _ in made))
+        graphs = [each.graph for each in signatures]
+        notes = {note: None for *_, notes in made for note in notes}
+        folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
+        if options.quantize is not None:
+            store_small(graphs, options.quantize)
+        place.write_bytes(encode(signatures))
+        differs = known_differences("LiteRT", operations, options.exact)
+        return _Written(sorted(folded), list(notes), differs)
 
-    def stored(self) -> Mapping[str, Any]:
-        return {each.name: each.value for each in self._store.variables}
-
-    def cases(self) -> Iterator[Case]:
-        for program in self._programs:
-            examples = self._examples.get(program.key, ())
-            yield from output_cases(program, self._store, self.budget, examples)
-
-    def run_here(self) -> Run:
-        return partial(run, quiet=quiet_start)
-
-    def facts(self, place: Path) -> dict[str, Any]:
+    def report_fields(self, place: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
+        quantize = self.options.quantize
         return {
-            "signatures": {each.key: signature_info(each) for each in self._programs},
+            "signatures": {each.key: signature_info(each) for each in self.programs},
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu",),
             "versions": package_versions("flatbuffers"),
             "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
-            | ({"folded": list(self._made.folded)} if self._made.folded else {})
-            | ({"kept": list(self._made.notes)} if self._made.notes else {})
-            | ({"quantize": self._quantize} if self._quantize else {}),
-            "known_differences": self._made.differs,
+            | ({"folded": written.folded} if written.folded else {})
+            | ({"kept": written.notes} if written.notes else {})
+            | ({"quantize": quantize} if quantize else {}),
+            "known_differences": written.differs,
         }
 
-    def attach(self, report: Report, place: Path) -> None:
+    def write_report(self, report: Report, place: Path, written: Any) -> None:
         append_zip(place, report_text(report))
-
-
-@dataclass(frozen=True)
-class _Converted:
-    """A TFLite model, the weights that others took up, what was left, and where it differs."""
-
-    content: Any
-    folded: tuple[str, ...]
-    notes: tuple[str, ...]
-    differs: tuple[str, ...]
-
-
-def _converted(store: Store, programs: Sequence[Program], options: Options) -> _Converted:
-    """Makes one TFLite model of programs, of nothing but built-in operators."""
-    with constants_shared():
-        weights = Weights(store)
-        made = [make_signature(each, weights, options.exact) for each in programs]
-    signatures = [signature for signature, _, _ in made]
-    operations = set().union(*(names for _, names, _ in made))
-    graphs = [each.graph for each in signatures]
-    notes = {note: None for *_, notes in made for note in notes}
-    folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
-    if options.quantize is not None:
-        store_small(graphs, options.quantize)
-    differs = known_differences("LiteRT", operations, options.exact)
-    return _Converted(encode(signatures), tuple(sorted(folded)), tuple(notes), differs)
 
 
 def load(path: Path, report: Report) -> LoadedFile:

@@ -1,0 +1,200 @@
+"""What one format says of an export: how a model is lowered, and what is written of it.
+
+A format derives a class from each of two.  A `FormatExporter` holds what the user asked of the
+format, and lowers models; what it makes of one is a `Contents`, which can be written, called in a
+test, and reported.  Neither changes: a part of the model, or the model without its gradients, is
+another `Contents`.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pax_export._errors import ValidationError
+from pax_export.export.artifact.formats import Format, imported
+from pax_export.export.artifact.report import Report, VariableInfo, write_report
+from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.tracing.exportable import Exportable, exportable
+from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
+from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.cases import output_cases
+from pax_export.export.validation.serve import Run
+from pax_export.export.validation.validate import Case, validate
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user says of an export to any format; see `to_saved_model` for each."""
+
+    model: Any
+    path: str | os.PathLike[str]
+    inputs: Any
+    kwargs: Mapping[str, Any] | None = None
+    methods: Mapping[str, Any] | None = None
+    constraints: Sequence[str] = ()
+    validate: Any = True
+    overwrite: bool = False
+    sign: Any = None  # the path of a private key
+    card: Any = True  # whether there is one, or the drawing in it
+    state: str = "frozen"  # what becomes of the changes of a call
+    outputs: str = "float32"  # the dtype of half-precision outputs of a policy
+
+
+class Runtime(NamedTuple):
+    """What runs an export: a package, the extra that brings it, and its name in sentences."""
+
+    package: str
+    extra: str
+    title: str
+
+
+class FormatExporter(ABC):
+    """What one format does with a model, in the phases of an export.
+
+    Attributes:
+        format: its row in the table of formats.
+        loads: the package that is loaded once the model has been lowered, as the user is told
+            of it; empty for none.
+        runtime: what a test in this process needs, if writing does not need it as well.
+        tests_reported: whether a test needs the report beside what was written.
+        one_by_one: whether the format's `run` asks for one call after the other.
+    """
+
+    format: ClassVar[Format]
+    loads: ClassVar[str] = ""
+    runtime: ClassVar[Runtime | None] = None
+    tests_reported: ClassVar[bool] = False
+    one_by_one: ClassVar[bool] = False
+
+    @property
+    def factor(self) -> float:
+        """How much more than rounding its results may differ from jax's."""
+        return 1.0
+
+    def find(self, request: Request) -> None:  # noqa: B027  most formats load nothing
+        """Finds the packages that `load` loads, before any work is done."""
+
+    def load(self, request: Request) -> None:  # noqa: B027
+        """Loads the packages that `loads` names, or else the `runtime`.
+
+        Either takes longer than to find out that a model is to be refused.
+        """
+
+    def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
+        """Reads the model, and traces each of its methods."""
+        model = exportable(request.model, request.methods, request.outputs)
+        several = request.methods is not None
+        return model, trace_all(model, request.inputs, request.kwargs, request.constraints, several)
+
+    @abstractmethod
+    def lower(self, model: Exportable, programs: Sequence[Program], request: Request) -> Contents:
+        """Makes what is written of the programs."""
+
+    def make(self, run: ExportRun, request: Request) -> Contents:
+        """Makes what is written of the model that the user gave."""
+        with run.phase("trace"):
+            model, programs = self.trace(request)
+            refuse_changes(model, programs, request.state)
+        with run.phase("lower"):
+            contents = self.lower(model, programs, request)
+        if self.loads:
+            with run.phase(f"load {self.loads}"):
+                self.load(request)
+        return contents
+
+    def partial(self) -> FormatExporter | None:
+        """What writes a part of the model, to find the operation that is wrong.
+
+        Such a part is one program: no gradients, no new state, nothing around it.  None where
+        that has no use.
+        """
+        return self
+
+    def run_here(self) -> Run:
+        """What makes the calls of a test in this process."""
+        return imported(self.format.run)
+
+
+@dataclass(frozen=True)
+class Contents(ABC):
+    """What an export holds, as one format has it.
+
+    Attributes:
+        name: of the model.
+        variables: the stored arrays, for the report.
+    """
+
+    name: str
+    variables: Sequence[VariableInfo]
+
+    def estimate_bytes(self) -> int:
+        """About so many bytes will be written."""
+        return sum(each.bytes for each in self.variables)
+
+    @abstractmethod
+    def write(self, place: Path) -> Any:
+        """Writes it, into a folder or to a file; gives what the report says of that."""
+
+    @abstractmethod
+    def cases(self, budget: Budget) -> Iterable[Case]:
+        """The calls of a test, as many as the budget has time for."""
+
+    def stored(self) -> Mapping[str, Any]:
+        """The stored arrays by name, where they are in memory; asked for when a test has failed."""
+        return {}
+
+    def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
+        """Tests what was written; gives the largest error of each output."""
+        here = exporter.run_here() if exporter.one_by_one else None
+        cases = self.cases(run.budget)
+        return validate(exporter.format, place, cases, run.separate, exporter.factor, here)
+
+    def drop_optional_gradients(self, error: ValidationError) -> Contents | None:
+        """The same without gradients that nobody asked for, if a test failed because of them."""
+        return None
+
+    @abstractmethod
+    def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
+        """What of the report only this format knows; `written` is what `write` gave."""
+
+    def write_report(self, report: Report, place: Path, written: Any) -> None:
+        """Writes the report where it will be found."""
+        write_report(report, place)
+
+
+@dataclass(frozen=True)
+class ProgramContents(Contents):
+    """Programs as they were traced, and their weights: for formats that compute outputs alone.
+
+    Attributes:
+        programs: one for each signature.
+        store: the arrays of the leaves and constants.
+        examples: what users gave for calls of a test, by signature.
+    """
+
+    programs: Sequence[Program]
+    store: Store
+    examples: Mapping[str, Sequence[Any]]
+
+    def stored(self) -> Mapping[str, Any]:
+        return {each.name: each.value for each in self.store.variables}
+
+    def cases(self, budget: Budget) -> Iterator[Case]:
+        for program in self.programs:
+            examples = self.examples.get(program.key, ())
+            yield from output_cases(program, self.store, budget, examples)
+
+
+def store_of(model: Exportable, programs: Sequence[Program]) -> Store:
+    """The leaves of a model and the constants of its programs, to be stored."""
+    store = Store(model.leaves, (), trainable=False)
+    for each in programs:
+        for value in each.traced.constants:
+            store.of_constant(value)
+    return store
