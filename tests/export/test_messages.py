@@ -116,16 +116,16 @@ def test_weights_that_are_not_finite_are_named(tmp_path, monkeypatch):
     params = affine_params()
     params["w"][0, 2] = np.nan
     largest = affine
-    converted = tflite_export._converted
+    weights = tflite_export.Weights
 
-    def damaged(store, *rest):
+    def damaged(store):
         other = copy.copy(store)
         other.variables = [
             dataclasses.replace(v, value=np.nan_to_num(v.value)) for v in store.variables
         ]
-        return converted(other, *rest)
+        return weights(other)
 
-    monkeypatch.setattr(tflite_export, "_converted", damaged)
+    monkeypatch.setattr(tflite_export, "Weights", damaged)
     error = refused(
         ValidationError, (params, largest), tmp_path / "m.tflite", spec("2, 3"), export=to_tflite
     )

@@ -125,14 +125,14 @@ def test_validation_in_a_process_without_jax(tmp_path):
 def test_validation_compares_with_the_model(tmp_path, monkeypatch):
     from pax_export.export.formats.tflite import export
 
-    converted = export._converted
+    weights = export.Weights
 
-    def damaged(store, *rest):
+    def damaged(store):
         other = copy.copy(store)
         other.variables = [dataclasses.replace(v, value=v.value + 1) for v in store.variables]
-        return converted(other, *rest)
+        return weights(other)
 
-    monkeypatch.setattr(export, "_converted", damaged)
+    monkeypatch.setattr(export, "Weights", damaged)
     with pytest.raises(_errors.ValidationError, match="differ"):
         to_tflite((affine_params(), affine), tmp_path / "m.tflite", spec("2, 3"))
     assert not list(tmp_path.iterdir())

@@ -30,6 +30,7 @@ from pax_export.export.orbax._shapes import (
     symbolic,
 )
 from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.orbax.utils import get_lowering_platforms
 from pax_export.export.pipeline.arguments import PLATFORMS
 from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
@@ -72,16 +73,7 @@ def _platforms(key: str, given: Mapping[str, Any], with_gradient: bool) -> tuple
             where=key,
             write="trainable=True, or the two of them alike, or no `with_gradient`",
         )
-    platforms = given.get("native_serialization_platforms") or PLATFORMS
-    platforms = (platforms,) if isinstance(platforms, str) else platforms
-    if not set(platforms) <= set(PLATFORMS):
-        raise InvalidArgumentError(
-            "`native_serialization_platforms` must be a sequence of platforms.",
-            where=key,
-            got=repr(platforms),
-            write=", ".join(PLATFORMS),
-        )
-    return tuple(platforms)
+    return tuple(get_lowering_platforms(given) or PLATFORMS)
 
 
 def constraints_of(options: Mapping[str, Any]) -> tuple[str, ...]:

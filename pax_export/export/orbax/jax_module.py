@@ -29,7 +29,7 @@ def get_obx_export_tf_preprocess_only() -> bool:
         >>> get_obx_export_tf_preprocess_only()
         False
     """
-    return config.obx_export_tf_preprocess_only  # type: ignore[attr-defined]
+    return config.obx_export_tf_preprocess_only
 
 
 class JaxModule(tf.Module):

@@ -13,7 +13,6 @@ from jax import export as jax_export
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._files.directory import replaced
-from pax_export.export.orbax import constants
 from pax_export.export.orbax._params import get_key_name, get_param_names
 from pax_export.export.orbax._signatures import (
     CallableSignatures,
@@ -43,10 +42,6 @@ __all__ = [
     "with_bfloat16",
     "with_default_args",
 ]
-
-ConfigProto = Any
-SignatureDef = Any
-NestedTfTensorSpec = Any
 
 _SUFFIX = ".jax_exported"
 
@@ -94,11 +89,10 @@ def get_lowering_platforms(kwargs: Mapping[str, Any]) -> Sequence[str] | None:
         >>> get_lowering_platforms({"native_serialization_platforms": "cpu"})
         ['cpu']
     """
-    platforms = kwargs.get(constants.NATIVE_SERIALIZATION_PLATFORMS)
+    platforms = kwargs.get("native_serialization_platforms")
     if platforms is None:
         return None
-    if isinstance(platforms, str):
-        platforms = [platforms]
+    platforms = [platforms] if isinstance(platforms, str) else platforms
     if not all(isinstance(name, str) and name in PLATFORMS for name in platforms):
         raise InvalidArgumentError(
             "native_serialization_platforms must be a sequence and should be a Platform enum type.",

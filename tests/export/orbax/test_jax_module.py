@@ -138,7 +138,7 @@ REFUSED = {
     "an unknown option": ({"jax2tf_kwargs": {"fast": True}}, "options that jax2tf does not know"),
     "an unknown platform": (
         {"jax2tf_kwargs": {"native_serialization_platforms": ["abacus"]}},
-        "must be a sequence of platforms",
+        "must be a sequence",
     ),
     "no function": ({"apply_fn": 3}, "`apply_fn` must be a function"),
     "no functions": ({"apply_fn": {}}, "non-empty mapping"),

@@ -14,7 +14,7 @@ import pax_export.export
 from pax_export._errors import ExportPathError
 from pax_export.export import orbax
 from pax_export.export.orbax import utils
-from pax_export.export.orbax.config import Config, bool_env, config
+from pax_export.export.orbax.config import bool_env, config, obx_export_tf_preprocess_only
 from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, linear, module, params, x_spec
 
@@ -166,16 +166,9 @@ def test_a_tree_of_variables():
     assert utils.get_variable_tree(tree, [1, 2]) == {"a": 1, "b": [2]}
 
 
-@pytest.fixture
-def option():
-    name = "an_option_of_tests"
-    within = config.define_bool_state(name, False, "of a test")
-    yield name, within
-    config._undefine_state(name)
-
-
-def test_options(option, monkeypatch):
-    name, within = option
+def test_options(monkeypatch):
+    name, within = "obx_export_tf_preprocess_only", obx_export_tf_preprocess_only
+    monkeypatch.setattr(config, "_values", {})
     assert getattr(config, name) is False
     monkeypatch.setenv(name.upper(), "yes")
     assert getattr(config, name) is True
@@ -193,27 +186,10 @@ def test_options(option, monkeypatch):
     assert getattr(config, name) is False
 
 
-def test_options_that_tell():
-    told, name = [], "an_option_that_tells"
-    within = config.define_bool_state(
-        name, True, "", update_global_hook=told.append, update_thread_local_hook=told.append
-    )
-    try:
-        config.update(name, False)
-        with within(True):
-            pass
-    finally:
-        config._undefine_state(name)
-    assert told == [True, False, True, None]
-    assert not hasattr(Config, name)
-
-
 def test_options_that_do_not_exist(monkeypatch):
     for call in (lambda: config.read("none"), lambda: config.update("none", True)):
         with pytest.raises(AttributeError, match="Unrecognized config option: none"):
             call()
-    with pytest.raises(ValueError, match="already defined"):
-        config.define_bool("obx_export_tf_preprocess_only", True)
     monkeypatch.setenv("A_FLAG", "perhaps")
     with pytest.raises(ValueError, match="invalid truth value 'perhaps'"):
         bool_env("A_FLAG", True)

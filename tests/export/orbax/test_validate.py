@@ -22,7 +22,6 @@ from pax_export.export.orbax.validate.validation_utils import (
     EnhancedJSONEncoder,
     Status,
     get_latency_stat,
-    split_tf_floating_and_discrete_groups,
 )
 from tests.closeness import assert_close
 from tests.export.orbax.models import X, linear, module, params, x_spec
@@ -151,10 +150,6 @@ def test_a_job_waits_for_what_it_measures():
 
 
 def test_the_parts_of_a_report():
-    floats, others = split_tf_floating_and_discrete_groups([{"a": 1.5, "b": 2}, tf.ones(2)])
-    assert floats.tolist() == [1.5, 1.0, 1.0]
-    assert others == [2]
-    assert split_tf_floating_and_discrete_groups([1])[0].size == 0
     count, mean, *late = get_latency_stat([0.1, 0.3])
     assert (count, mean) == (2, 200.0)
     assert_close(late, [280, 298])

@@ -22,14 +22,6 @@ def is_floating(value: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, np.inexact))
 
 
-def split_tf_floating_and_discrete_groups(inputs: Any) -> tuple[np.ndarray, list[Any]]:
-    """The leaves of a pytree: all floating numbers in one flat array, and the others."""
-    leaves = jax.tree_util.tree_leaves(inputs)
-    floats = [np.asarray(leaf).ravel() for leaf in leaves if is_floating(leaf)]
-    others = [leaf for leaf in leaves if not is_floating(leaf)]
-    return np.concatenate(floats) if floats else np.array([]), others
-
-
 def get_latency_stat(latencies: Sequence[float]) -> tuple[int, float, float, float]:
     """How many latencies (in seconds), and in ms their mean, 90th and 99th percentile."""
     milliseconds = np.asarray(latencies) * 1000
