@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pax_export.export.formats.tflite.builder.emit import tensor
-from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, current
+from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, current
 from pax_export.export.formats.tflite.builder.moves import identity
 
 
@@ -75,6 +75,5 @@ def _append(
 ) -> list[Tensor]:
     results = outer.append(name, given, shapes, {"number": len(outer.operators)})
     operator = results[0].operator
-    assert isinstance(operator, Operator)
     operator.graphs, operator.options = graphs, {}
     return results

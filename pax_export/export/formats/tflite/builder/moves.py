@@ -393,14 +393,8 @@ def _segment(name: str) -> Callable[[Tensor, Tensor, Any], Tensor]:
 
 
 unsorted_segment_sum = _segment("UNSORTED_SEGMENT_SUM")
-
-
 unsorted_segment_prod = _segment("UNSORTED_SEGMENT_PROD")
-
-
 unsorted_segment_max = _segment("UNSORTED_SEGMENT_MAX")
-
-
 unsorted_segment_min = _segment("UNSORTED_SEGMENT_MIN")
 
 

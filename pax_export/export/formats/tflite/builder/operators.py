@@ -87,107 +87,39 @@ def _quotient(x: Any, y: Any) -> Any:
 
 
 add = _binary("ADD", np.add)
-
-
 subtract = _binary("SUB", np.subtract)
-
-
 multiply = _binary("MUL", np.multiply)
-
-
 divide = _binary("DIV", _quotient)
-
-
 maximum = _binary("MAXIMUM", np.maximum)
-
-
 minimum = _binary("MINIMUM", np.minimum)
-
-
 floormod = _binary("FLOOR_MOD", np.mod)
-
-
 floordiv = _binary("FLOOR_DIV", np.floor_divide)
-
-
 pow = _binary("POW", np.power)
-
-
 atan2 = _binary("ATAN2", np.arctan2)
-
-
 bitwise_xor = _binary("BITWISE_XOR", np.bitwise_xor)
-
-
 right_shift = _binary("RIGHT_SHIFT", np.right_shift)
-
-
 logical_and = _binary("LOGICAL_AND", np.logical_and)
-
-
 logical_or = _binary("LOGICAL_OR", np.logical_or)
-
-
 equal = _binary("EQUAL", np.equal, bool_)
-
-
 not_equal = _binary("NOT_EQUAL", np.not_equal, bool_)
-
-
 less = _binary("LESS", np.less, bool_)
-
-
 less_equal = _binary("LESS_EQUAL", np.less_equal, bool_)
-
-
 greater = _binary("GREATER", np.greater, bool_)
-
-
 greater_equal = _binary("GREATER_EQUAL", np.greater_equal, bool_)
-
-
 logical_not = _unary("LOGICAL_NOT", np.logical_not)
-
-
 sqrt = _unary("SQRT", np.sqrt)
-
-
 rsqrt = _unary("RSQRT", lambda x: 1 / np.sqrt(x))
-
-
 exp = _unary("EXP", np.exp)
-
-
 log = _unary("LOG", np.log)
-
-
 sin = _unary("SIN", np.sin)
-
-
 cos = _unary("COS", np.cos)
-
-
 tanh = _unary("TANH", np.tanh)
-
-
 sigmoid = _unary("LOGISTIC", lambda x: 1 / (1 + np.exp(-x)))
-
-
 floor = _unary("FLOOR", np.floor)
-
-
 ceil = _unary("CEIL", np.ceil)
-
-
 round = _unary("ROUND", np.rint)
-
-
 relu = _unary("RELU", lambda x: np.where(x < 0, np.zeros_like(x), x))
-
-
 relu6 = _unary("RELU6", lambda x: np.where(x < 0, np.zeros_like(x), np.where(x > 6, 6, x)))
-
-
 _abs = _unary("ABS", np.abs)
 
 
@@ -272,23 +204,11 @@ def _reduction(name: str, fold: Callable) -> Callable[..., Tensor]:
 
 
 reduce_sum = _reduction("SUM", np.sum)
-
-
 reduce_mean = _reduction("MEAN", np.mean)
-
-
 reduce_prod = _reduction("REDUCE_PROD", np.prod)
-
-
 reduce_max = _reduction("REDUCE_MAX", np.max)
-
-
 reduce_min = _reduction("REDUCE_MIN", np.min)
-
-
 reduce_any = _reduction("REDUCE_ANY", np.any)
-
-
 reduce_all = _reduction("REDUCE_ALL", np.all)
 
 
