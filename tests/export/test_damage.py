@@ -146,7 +146,7 @@ def test_damage_is_found(kind, tmp_path, monkeypatch):
 )
 def test_damage_is_found_in_a_fresh_process(kind, tmp_path, monkeypatch):
     # Which operation is to blame, others ask; each step of that search starts a process here.
-    monkeypatch.setattr(run_export, "parting", lambda *_: None)
+    monkeypatch.setattr(run_export, "bisect", lambda *_: None)
     error = refused(DAMAGES[kind], tmp_path, monkeypatch, "process")
     assert error.what == DAMAGES[kind].what
     assert DAMAGES[kind].where in error.where

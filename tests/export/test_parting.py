@@ -129,7 +129,7 @@ def test_what_cannot_be_called_is_named_too(monkeypatch, tmp_path):
 
 def test_nothing_is_searched_where_the_test_passes(monkeypatch, tmp_path):
     pytest.importorskip("onnxruntime")
-    for search in ("parting", "sweep"):
+    for search in ("bisect", "sweep"):
         name = f"pax_export.export.pipeline.{search}.Tape"
         monkeypatch.setattr(name, lambda *_: pytest.fail("a tape was made"))
 

@@ -28,9 +28,9 @@ from pax_export.core import traced_anew
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import Report
 from pax_export.export.pipeline.arguments import check_choice
+from pax_export.export.pipeline.bisect import Divergence, add_divergence, bisect
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
-from pax_export.export.pipeline.parting import Parting, named, parting
 from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
 from pax_export.export.pipeline.sweep import Cause, causes
 from pax_export.export.tracing.exportable import Exportable
@@ -110,7 +110,7 @@ def _exported(exporter: FormatExporter, run: ExportRun, request: Request) -> Rep
             except ValidationError as error:
                 less = contents.drop_optional_gradients(error)
                 if less is None:
-                    _name(error, exporter, contents, run, request)
+                    _locate(error, exporter, contents, run, request)
                     raise
                 contents = less
                 for each in place.iterdir():
@@ -182,21 +182,18 @@ def _judge(exporter: FormatExporter, contents: Contents, run: ExportRun, request
             raise ValidationError(
                 "A result of the exported model differs from the model's.",
                 where=f"{where}, where inputs are up to 1e4",
-                got=f"{cause.text}{f' in {cause.path}' if cause.path else ''}",
+                got=str(cause),
                 write="validate=False to look at the export all the same, and please report it",
             )
-        named = "" if cause is None else f"{cause.text}{f' in {cause.path}' if cause.path else ''}"
         what = f"where {probe.input} is" if probe.input else "where inputs are up to 1e4"
-        values = listed.setdefault((named, f"{where} {what}"), [])
+        values = listed.setdefault(("" if cause is None else str(cause), f"{where} {what}"), [])
         if probe.input:
             values.append(probe.value)
-    run.budget.differs += [
-        f"differs from jax at: {text}"
-        for (named, where), values in listed.items()
-        for text in [
-            f"{named} ({where} {', '.join(values)})" if named else f"{where} {', '.join(values)}"
-        ]
-    ]
+    for (cause, where), values in listed.items():
+        place = f"{where} {', '.join(values)}".strip()
+        run.budget.differs.append(
+            f"differs from jax at: {f'{cause} ({place})' if cause else place}"
+        )
 
 
 def _causes(
@@ -224,14 +221,14 @@ def _causes(
     return [found.get(at) for at in range(len(differences))]
 
 
-def _name(
+def _locate(
     error: ValidationError,
     exporter: FormatExporter,
     contents: Contents,
     run: ExportRun,
     request: Request,
 ) -> None:
-    """Adds to an error where jax and the export part, for results that differ."""
+    """Adds to an error where jax and the export begin to differ, for results that do."""
     part = exporter.partial()
     if part is None or isinstance(error, GradientMismatchError) or not_finite(contents.stored()):
         return  # weights that are no numbers are a reason, and no operation is to blame
@@ -243,13 +240,13 @@ def _name(
         contents.write(place)
         contents.test(part, place, run)
 
-    def find() -> Parting | None:
+    def find() -> Divergence | None:
         with traced_anew():
             traced = part.trace(dataclasses.replace(request, model=model))
-        return parting(exporter.format, *traced, kinds, error, test)
+        return bisect(exporter.format, *traced, kinds, error, test)
 
     with run.phase("find the operation"):
-        named(error, find)
+        add_divergence(error, find)
 
 
 def not_finite(weights: Mapping[str, Any]) -> str:

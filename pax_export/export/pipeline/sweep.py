@@ -267,6 +267,9 @@ class Cause:
     path: str
     usual: bool
 
+    def __str__(self) -> str:
+        return f"{self.text} in {self.path}" if self.path else self.text
+
 
 #: So many elements of an operand are looked at.
 _SOME = 512

@@ -1,4 +1,4 @@
-"""Where an export and jax part: the first operation whose result is another one.
+"""Finds the first operation whose result in an export differs from jax's, by bisection.
 
 A test that fails says which output is wrong, which is where a fault arrives and not where it
 is.  So the model is exported again, in parts: cut behind one of its operations, with all that
@@ -43,7 +43,7 @@ Tester = Callable[[Exportable, Program, Path], object]
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """The first operation after which jax and an export differ.
 
     Attributes:
@@ -71,15 +71,15 @@ class Parting:
         return f"{what} in {place}" if place else what
 
 
-def parting(
+def bisect(
     format: Format,
     model: Exportable,
     programs: Sequence[Program],
     kinds: dict[str, str],
     error: ValidationError,
     test: Tester,
-) -> Parting | None:
-    """The first operation after which they part; None where that cannot be said.
+) -> Divergence | None:
+    """The first operation after which jax and an export differ; None where that is not known.
 
     `kinds` are the classes of modules by path, and `error` is what the test of the whole said.
     """
@@ -95,7 +95,7 @@ def parting(
             path = module_path(equations)
             name = step.equation.primitive.name
             kind, source = kinds.get(path, ""), lines(equations)
-            return Parting(name, path, kind, source, apart, candidates)
+            return Divergence(name, path, kind, source, apart, candidates)
     return None
 
 
@@ -235,8 +235,8 @@ def _from_the_middle(good: int, bad: int) -> Iterator[int]:
     return iter(sorted(between, key=lambda number: abs(number - middle)))
 
 
-def named(error: ValidationError, find: Callable[[], Parting | None]) -> None:
-    """Adds to an error of a test where they part, if that can be found."""
+def add_divergence(error: ValidationError, find: Callable[[], Divergence | None]) -> None:
+    """Adds to an error of a test where jax and the export begin to differ, if that is found."""
     found = None
     # It only makes a message better: whatever fails here is no reason to say less.
     with contextlib.suppress(Exception):
