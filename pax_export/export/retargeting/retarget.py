@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -309,6 +308,7 @@ def _mend(function: str, node: Any) -> Module:
             if error.where
             else error.write,
         ) from error
+    version = inspect.stablehlo_version(old)
     node.attr["module"].s = new.module
     needed = convention
     if _SHARDING not in new.module and _TOKENS not in new.module:
@@ -320,17 +320,11 @@ def _mend(function: str, node: Any) -> Module:
         del node.attr[_SHARDY]
     return Module(
         function,
-        (_written_for(old), new.stablehlo),
+        (tuple(map(int, version.split("."))) if version else (), new.stablehlo),
         (convention, needed),
         (len(old), len(new.module)),
         dict(changes),
     )
-
-
-def _written_for(module: bytes) -> compatibility.Version:
-    """The version of StableHLO that the bytes name at their beginning."""
-    match = re.search(rb"StableHLO_v([0-9.]+)", module[:64])
-    return tuple(map(int, match[1].decode().split("."))) if match else ()
 
 
 #: Sizes of all dimensions that a signature leaves open; the later ones are for
