@@ -1,4 +1,4 @@
-"""Whole networks: residual networks for images, a Transformer for sequences, language models."""
+"""Networks: ResNet, Transformer, and pretrained language models."""
 
 from pax_export.nets._decoder import Decoder
 from pax_export.nets._decoder_cache import DecoderCache, Int8Store

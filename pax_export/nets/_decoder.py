@@ -1,4 +1,4 @@
-"""Decoder: a language model, with or without a cache of what it has read."""
+"""Decoder: causal language models, with an optional KV cache."""
 
 from __future__ import annotations
 
@@ -54,29 +54,29 @@ def _check_config(config: Any, where: str) -> None:
 
 
 class Decoder(Module):
-    """A causal language model: tokens in, logits of the next token out.
+    """A causal language model, which maps tokens to logits of the next token.
 
-    What kind it is, its configuration says: Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1 to 3
-    and GPT-2 are instances.
+    The configuration sets the architecture: Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1 to 3
+    and GPT-2 are supported.
 
     Args:
         config: a `DecoderConfig`.
-        layers: ``"scanned"``: one `DecoderLayer` with stacked weights, called by a compiled loop,
-            which traces and compiles in the time of one layer; ``"listed"``: a list of them.
-            `scanned` and `listed` go from one to the other.
-        dtype: of the weights; float32 by default.
-        remat: whether the inner values of layers are computed again for a gradient.
+        layers: ``"scanned"``: one `DecoderLayer` with stacked weights in a scan, which traces and
+            compiles as fast as one layer; ``"listed"``: a list of layers.  `scanned` and `listed`
+            convert between them.
+        dtype: the dtype of the weights; float32 by default.
+        remat: recompute the activations of layers in the backward pass.
 
     Attributes:
         config: the configuration.
         embed: an `Embed`.
-        place_embed: an `Embed` of positions; missing unless these are learned.
+        place_embed: an `Embed` of positions, only with learned positions.
         layers: a stacked `DecoderLayer`, or a list.
-        norm: the last norm.
-        head: a `Linear` to the vocabulary; missing if the embedding is it (``tied``).
+        norm: the final norm.
+        head: a `Linear` to the vocabulary, unless the embedding is tied.
 
     Raises:
-        InvalidArgumentError: a configuration that does not fit, or another word for ``layers``.
+        InvalidArgumentError: the configuration or ``layers`` is invalid.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -128,24 +128,25 @@ class Decoder(Module):
     @classmethod
     @explained(KEYWORDS)
     def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
-        """The net of a GGUF file, as llama.cpp uses it.
+        """Loads a GGUF file of llama.cpp.
 
-        Quantised weights become numbers, one leaf after the other: beside the net itself there is
-        never more than one leaf in memory.
+        Quantized weights are dequantized one leaf at a time, so at most one leaf is in memory
+        beside the net.
 
         Args:
-            path: of the file; see `DecoderConfig.from_gguf` for what it may hold.
+            path: the path of the file; see `DecoderConfig.from_gguf` for supported models.
             layers: ``"scanned"`` or ``"listed"``.
-            dtype: of the weights; that of the file by default, float32 for quantised ones.
+            dtype: the dtype of the weights; by default that of the file, and float32 for
+                quantized weights.
 
         Returns:
-            A `Decoder`, whose ``config`` says what it is.
+            A `Decoder`.
 
         Raises:
-            InvalidArgumentError: a file of another architecture.
+            InvalidArgumentError: the architecture is not supported.
             MissingWeightError: a tensor is missing.
-            WeightsMismatchError: a tensor of another shape, or one too many.
-            WeightsFileError: no GGUF file, or a damaged one.
+            WeightsMismatchError: a tensor has another shape, or is unexpected.
+            WeightsFileError: the file is not a GGUF file, or corrupted.
             MissingPackageError: gguf is not installed.
         """
         choice(layers, _FORMS, "Decoder.from_gguf(layers=...)")
@@ -162,32 +163,31 @@ class Decoder(Module):
         layers: str = "scanned",
         dtype: Any = None,
     ) -> Decoder:
-        """The net of a folder of transformers: ``config.json`` and safetensors, one or several.
+        """Loads a transformers folder with ``config.json`` and safetensors files.
 
-        Every key of ``config.json`` is known or refused by name, every array of the files is
-        used, and every leaf is filled.  If the file has another array for the head than the
-        embedding, it is taken, with a warning, whatever ``tie_word_embeddings`` says.
+        Unknown keys of ``config.json``, unused tensors and missing tensors raise errors.  If the
+        file has a head that differs from the embedding, it is used with a warning, whatever
+        ``tie_word_embeddings`` is.
 
         Args:
-            folder: its path; see `DecoderConfig.from_hf` for what it may hold.
-            config: what the net is, in place of ``config.json``: for models of other
-                architectures that compute the same and name their arrays as Llama does in
-                transformers (as GPT-2 does with ``family="gpt2"``, as Gemma 2 does with
-                ``post_norms``).
+            folder: the path of the folder; see `DecoderConfig.from_hf` for supported models.
+            config: a configuration to use instead of ``config.json``, for other architectures
+                that compute the same and have the tensor names of Llama (of GPT-2 with
+                ``family="gpt2"``, of Gemma 2 with ``post_norms``).
             layers: ``"scanned"`` or ``"listed"``.
-            dtype: of the weights, of jax, numpy or torch, or its name; that of the file by
-                default.
+            dtype: the dtype of the weights, as a jax, numpy or torch dtype or a name; by default
+                that of the file.
 
         Returns:
-            A `Decoder`, whose ``config`` says what it is.
+            A `Decoder`.
 
         Raises:
-            InvalidArgumentTypeError: (a TypeError) an argument that there is not, as of
-                transformers' `from_pretrained`; the error says what to write.
-            InvalidArgumentError: a model of another architecture, or a key that is not known.
+            InvalidArgumentTypeError: (a TypeError) an unsupported argument, such as some of
+                transformers' `from_pretrained`; the error names the alternative.
+            InvalidArgumentError: the architecture or a key is not supported.
             MissingWeightError: a tensor is missing.
-            WeightsMismatchError: a tensor of another shape, one too many, or quantized weights.
-            WeightsFileError: no such folder, or a damaged file.
+            WeightsMismatchError: a tensor has another shape, is unexpected, or quantized.
+            WeightsFileError: the folder does not exist, or a file is corrupted.
         """
         choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
         dtype = weight_dtype(dtype, "Decoder.from_pretrained")
@@ -218,7 +218,7 @@ class Decoder(Module):
         )
 
     def scanned(self) -> Decoder:
-        """The same net with stacked layers."""
+        """Returns the net with stacked layers."""
         return self if self.is_scanned else self.set_attribute("layers", stack_layers(self.layers))
 
     # --- a call ---------------------------------------------------------------------------
@@ -232,23 +232,23 @@ class Decoder(Module):
         rolling: bool = True,
         listed: bool = False,
     ) -> DecoderCache:
-        """An empty cache.
+        """Returns an empty KV cache.
 
         Args:
-            batch: how many rows.
-            max_length: how many tokens each row can hold.
-            dtype: of keys and values: that of the weights by default; ``"int8"`` keeps integers
-                with a scale for each vector, a quarter of float32.
-            rolling: whether layers with a window hold no more than that.
-            listed: whether each layer has arrays of its own, see `DecoderCache.listed`.
+            batch: the number of rows.
+            max_length: the number of tokens per row.
+            dtype: the dtype of keys and values; by default that of the weights.  ``"int8"`` stores
+                integers with a scale per vector, a quarter of float32.
+            rolling: store only the window for layers with a sliding window.
+            listed: store separate arrays per layer, see `DecoderCache.listed`.
 
         Returns:
             A `DecoderCache`.
 
         Raises:
-            InvalidArgumentError: a size below zero or above int32; with learned positions, more
-                than there are.
-            InvalidArgumentTypeError: (a TypeError) another dtype, or a size that is no integer.
+            InvalidArgumentError: a size is negative or above int32, or exceeds learned positions.
+            InvalidArgumentTypeError: (a TypeError) the dtype is not supported, or a size is not
+                an integer.
         """
         config = self.config
         own = self.embed.weight.dtype
@@ -282,32 +282,30 @@ class Decoder(Module):
         cache: DecoderCache | None = None,
         last_only: bool = False,
     ) -> Any:
-        """Reads tokens, and gives logits of the next one.
+        """Returns the logits of the next token.
 
-        Without a cache each row begins at position 0.  With one, the tokens of each row come
-        behind those that it holds, and see these too.
+        Without a cache, each row starts at position 0.  With a cache, the tokens are appended to
+        those in the cache, and attend to these, too.
 
         Args:
             tokens: integers ``[batch, length]``, padded on the right.
-            lengths: ``[batch]``: how many tokens of each row count; all by default.  Logits behind
-                them mean nothing, and a cache does not take these tokens.
-            cache: what was read before, of `init_cache`.
-            last_only: whether only the logits of the last token that counts are computed; of a
-                row of length 0 they mean nothing.
+            lengths: ``[batch]``, the number of tokens in each row; all by default.  Logits after
+                them are undefined, and these tokens are not cached.
+            cache: a cache from `init_cache` or a previous call.
+            last_only: compute only the logits of the last token; undefined for rows of length 0.
 
         Returns:
             Logits ``[batch, length, vocab_size]``, or ``[batch, vocab_size]`` with ``last_only``,
-            of float32 at least; with a cache a pair of these and the cache after the tokens.
-            Where values are not known, in a jitted function or an export, the logits of a row are
-            NaN if one of its tokens is none of the vocabulary, or has no place: it is behind
-            ``cache.max_length``, which ``cache.overflowed`` says too, or the learned positions.
+            in at least float32; with a cache, the pair of logits and updated cache.
+            In jitted functions and exports, where values cannot be checked, the logits of a row
+            are NaN if one of its tokens is not in the vocabulary, or exceeds
+            ``cache.max_length`` (see ``cache.overflowed``) or the learned positions.
 
         Raises:
-            InvalidArgumentError: shapes that do not fit, or the cache of another net; where these
-                are known, ids outside of the vocabulary, lengths below 0 or above the number of
-                tokens, and tokens for which the cache has no place.
-            InvalidArgumentTypeError: (a TypeError) tokens or lengths that are no integers, or no
-                cache.
+            InvalidArgumentError: shapes do not match, or the cache is of another net; outside of
+                jit also for ids outside of the vocabulary, invalid lengths, and a full cache.
+            InvalidArgumentTypeError: (a TypeError) tokens or lengths are not integers, or the
+                cache has the wrong type.
         """
         tokens = integers(tokens, "Tokens", "Decoder(tokens)")
         lengths = None if lengths is None else integers(lengths, "Lengths", "Decoder(lengths=...)")
@@ -532,7 +530,7 @@ def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: b
 
 
 def _grouped(x: Any, groups: int, size: int) -> Any:
-    """``[layers, ...]`` as ``[groups, size, ...]``, without those that are left over."""
+    """Reshapes ``[layers, ...]`` to ``[groups, size, ...]``, without the remainder."""
     if size == 1:
         return x
     return x[: groups * size].reshape((groups, size, *x.shape[1:]))

@@ -1,7 +1,6 @@
-"""How one call of a Decoder attends: over its own tokens, or over those of a cache too.
+"""The attention of one Decoder call, over its own tokens or also over a cache.
 
-What is the same in all layers (positions, angles, masks) is computed once, before the loop over
-the layers.
+Positions, angles and masks are the same in all layers and are computed once, before the loop.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ Stores = tuple  # keys, values, window_keys, window_values of a cache; empty wit
 
 
 class Reading:
-    """One call: the positions of its tokens, and what layers of each kind need besides.
+    """A call without a cache: positions, angles and masks.
 
     Args:
-        config: of the net.
+        config: the configuration of the net.
         positions: ``[batch or 1, length]``.
     """
 
@@ -39,7 +38,7 @@ class Reading:
             self.angles(kind)
 
     def angles(self, kind: LayerKind) -> Any:
-        """Cosines and sines for a kind of layers; None where nothing turns."""
+        """Returns the cosines and sines for a kind of layers, or None without rotary embedding."""
         config = self.config
         base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
         if config.positions != "rotary" or base == 0:
@@ -108,13 +107,13 @@ class Reading:
 
 
 class CachedReading(Reading):
-    """One call with a cache: tokens are written behind those that each row holds.
+    """A call with a cache, which appends tokens to each row.
 
     Args:
-        config: of the net.
-        cache: what was read before.
-        counts: ``[batch]``: how many of the tokens of each row count.
-        length: how many tokens there are.
+        config: the configuration of the net.
+        cache: the cache before the call.
+        counts: ``[batch]``, the number of valid tokens in each row.
+        length: the number of tokens.
     """
 
     def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: Any, length: Any):

@@ -1,7 +1,7 @@
-"""DecoderCache: the keys and values of what a language model has read, for each row of a batch.
+"""DecoderCache: the KV cache of a language model.
 
-It is an immutable pytree: a call of `Decoder` gives a new one, and under donation the new one
-lies in the memory of the old.  Arrays are preallocated; each row has a length of its own.
+The cache is an immutable pytree: a call of `Decoder` returns a new one, which reuses the memory
+under donation.  Arrays are preallocated, and each row has its own length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Axis = str | tuple[str, ...] | None  # of a mesh
 @partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales"], meta_fields=[])
 @dataclass(frozen=True)
 class Int8Store:
-    """Vectors as integers of 8 bits, each with a scale of its own.
+    """Vectors as 8-bit integers with a scale per vector.
 
     Attributes:
         codes: ``[layers, batch, places, kv_heads, head_size]`` of int8.
@@ -57,22 +57,22 @@ Store = Any
 )
 @dataclass(frozen=True)
 class DecoderCache:
-    """What a `Decoder` has read, made by `Decoder.init_cache`.
+    """The KV cache of a `Decoder`, created by `Decoder.init_cache`.
 
-    Layers with a sliding window have stores of their own, which hold no more places than the
-    window and are written in circles, unless the cache was made with ``rolling=False``.
+    Layers with a sliding window have ring buffers of the size of the window, unless the cache was
+    created with ``rolling=False``.
 
-    The layers lie in one array, or in a tuple of arrays: `stacked` and `listed` go from one to the
-    other.  A `Decoder` takes both, and gives back what it got.
+    The layers are in one array, or in a tuple of arrays; `stacked` and `listed` convert between
+    the two.  A `Decoder` accepts both, and returns the form that it is given.
 
     Attributes:
         keys: ``[layers, batch, max_length, kv_heads, head_size]``, or an `Int8Store`; or a tuple of
             one for each layer, without the first axis.
-        values: the same.
+        values: as `keys`.
         window_keys: ``[windowed layers, batch, window, kv_heads, head_size]``, or None.
-        window_values: the same.
-        lengths: ``[batch]`` of int32: how many tokens of each row it holds.  One above
-            `max_length` says that tokens were lost.
+        window_values: as `window_keys`.
+        lengths: ``[batch]`` of int32, the number of tokens in each row.  A length above
+            `max_length` means that tokens were lost.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -93,33 +93,33 @@ class DecoderCache:
 
     @property
     def max_length(self) -> int:
-        """How many tokens a row can hold."""
+        """The capacity of a row in tokens."""
         return places_of(self.keys)
 
     @property
     def batch(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return _array(self.keys).shape[-4]
 
     @property
     def overflowed(self) -> jax.Array:
-        """``[batch]``: the rows that got more tokens than `max_length`, and lost the last ones."""
+        """``[batch]``: rows that received more than `max_length` tokens, and lost the last ones."""
         return self.lengths > self.max_length
 
     @property
     def is_rolling(self) -> bool:
-        """Whether layers with a window have stores of their own."""
+        """Whether layers with a window have ring buffers."""
         return self.window_keys is not None
 
     def with_lengths(self, lengths: Any) -> DecoderCache:
-        """The cache cut to these lengths, ``[batch]``: what is behind them is written over.
+        """Returns the cache truncated to these lengths, ``[batch]``.
 
-        A rolling one has lost what a cut would bring back, so cut only what is not
-        `is_rolling`, or to zero.
+        A rolling cache cannot be truncated, except to zero, since it has overwritten earlier
+        tokens.
 
         Raises:
-            InvalidArgumentError: another number of lengths than rows, or one below zero.
-            InvalidArgumentTypeError: (a TypeError) lengths that are no integers.
+            InvalidArgumentError: the number of lengths is not that of rows, or one is negative.
+            InvalidArgumentTypeError: (a TypeError) lengths are not integers.
         """
         where = "DecoderCache.with_lengths"
         lengths = integers(lengths, "Lengths", where)
@@ -140,15 +140,15 @@ class DecoderCache:
     def sharding_rules(
         self, mesh: Any, *, data: Axis = "data", model: Axis = "model"
     ) -> dict[str, PartitionSpec]:
-        """Rules of `sharding` for this cache, beside a net under `tensor_parallel`.
+        """Returns sharding rules for this cache, for a net under `tensor_parallel`.
 
         Args:
             mesh: a mesh, or an abstract one.
-            data: the mesh axis, or axes, along which rows lie; None for all rows everywhere.
-            model: those along which key heads lie; likewise.
+            data: the mesh axis, or axes, of rows; None replicates them.
+            model: the mesh axis, or axes, of key heads; None replicates them.
 
         Returns:
-            A mapping from names to specs.  What an axis does not divide lies everywhere.
+            A mapping from names to specs.  Sizes that an axis does not divide are replicated.
 
         Example:
             >>> import jax, pax_export as pax
@@ -170,13 +170,13 @@ class DecoderCache:
 
     @property
     def is_listed(self) -> bool:
-        """Whether each layer has arrays of its own."""
+        """Whether each layer has separate arrays."""
         return any(isinstance(store, tuple) for store in (self.keys, self.window_keys))
 
     def listed(self) -> DecoderCache:
-        """The same cache with arrays of its own for each layer.
+        """Returns the cache with separate arrays per layer.
 
-        Runtimes that copy an array to change a part of it, as onnxruntime, copy less of it then.
+        Runtimes that copy an array to update a part of it, such as onnxruntime, then copy less.
 
         Example:
             >>> import pax_export as pax
@@ -189,7 +189,7 @@ class DecoderCache:
         return self._with_stores(_listed)
 
     def stacked(self) -> DecoderCache:
-        """The same cache with one array for all layers."""
+        """Returns the cache with one array for all layers."""
         return self._with_stores(_stacked)
 
     def _with_stores(self, change: Callable[[Store], Store]) -> DecoderCache:

@@ -1,4 +1,4 @@
-"""DecoderConfig: what kind of language model a `Decoder` is."""
+"""DecoderConfig: the configuration of a `Decoder`."""
 
 from __future__ import annotations
 
@@ -19,50 +19,49 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The sizes and choices of a `Decoder`; static data, equal for equal values.
+    """The configuration of a `Decoder`; static, and compared by value.
 
-    Make one with `llama`, or of a file of others with `from_hf` and `from_gguf`, and change
-    fields with `dataclasses.replace`.
+    Create one with `llama`, or from a file with `from_hf` or `from_gguf`, and change fields with
+    `dataclasses.replace`.
 
     Attributes:
-        vocab_size: how many tokens there are.
-        dim: the size of a hidden vector.
-        num_layers: how many layers.
-        num_heads: how many query heads.
-        num_kv_heads: how many key and value heads.
+        vocab_size: the number of tokens.
+        dim: the size of hidden vectors.
+        num_layers: the number of layers.
+        num_heads: the number of query heads.
+        num_kv_heads: the number of key and value heads.
         head_size: the size of a head.
-        hidden_dim: how wide the dense block is inside.
-        max_positions: the longest sequence it was made for; with learned positions a limit.
+        hidden_dim: the hidden size of the MLP.
+        max_positions: the longest trained sequence; a hard limit with learned positions.
         norm: ``"rms"`` or ``"layer"``.
-        norm_eps: of all norms.
+        norm_eps: the epsilon of all norms.
         norm_offset: added to the scales of RMS norms (1 for Gemma).
-        post_norms: whether what each block gives is normalised too, before it is added (Gemma).
-        query_key_norm: whether query and key heads are normalised (Qwen 3, Gemma 3).
+        post_norms: also normalize the output of each block before the residual sum (Gemma).
+        query_key_norm: normalize query and key heads (Qwen 3, Gemma 3).
         activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
-        gated: whether the dense block is gated.
+        gated: whether the MLP is gated.
         projection_bias: whether query, key and value projections have a bias.
-        output_bias: whether the output projection has one.
-        dense_bias: whether the dense block has.
+        output_bias: whether the output projection has a bias.
+        dense_bias: whether the MLP has biases.
         positions: ``"rotary"``, ``"learned"``, ``"sinusoidal"``, ``"alibi"`` or ``"none"``.
-        rotary_base: of the rotary embedding (theta).
-        rotary_size: how many channels of a head turn; None for all.
+        rotary_base: the base of the rotary embedding (theta).
+        rotary_size: the number of rotated channels of a head; None for all.
         rotary_pairing: ``"halves"`` or ``"neighbours"``, see `Rotary`.
         rotary_scaling: a `RotaryScaling`, or None.
-        kinds: a `LayerKind` for each of the first layers; the pattern repeats.
-        attention_scale: of the logits of attention; None for ``1 / sqrt(head_size)``.
-        attention_softcap: of the logits of attention.
-        logit_softcap: of the logits of tokens.
-        embed_scale: by what the embedding is multiplied.
-        tied: whether the embedding is the head too.
+        kinds: a `LayerKind` for each of the first layers, which is repeated.
+        attention_scale: the scale of attention logits; None for ``1 / sqrt(head_size)``.
+        attention_softcap: the soft cap of attention logits.
+        logit_softcap: the soft cap of token logits.
+        embed_scale: a factor of the embedding.
+        tied: whether the head shares the weight of the embedding.
         implementation: of attention, see `dot_product_attention`.
-        family: what model it is, so by which names a file keeps its weights; says nothing to
-            the net.
-        generation: what `generate` takes where a caller says nothing; likewise.
+        family: the model family, which sets the names of weights in files; not used by the net.
+        generation: the default arguments of `generate`; not used by the net.
 
     Raises:
-        InvalidArgumentError: a size is less than one, an unknown word, or a rotary embedding of
-            which there are no frequencies.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentError: a size is less than one, a choice is unknown, or the rotary embedding
+            has no frequencies.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import pax_export as pax
