@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from pax_export._types import Equation, Jaxpr, TracedProgram
+
 #: The hook of `interpret`: what stands for the results of an equation.
 Operate = Callable[[Any, list[Any]], Sequence[Any] | None]
 
@@ -32,17 +34,17 @@ _WITH_DERIVATIVE = {
 _WRAPPERS = {**_CALLS, **_WITH_DERIVATIVE}
 
 
-def is_literal(atom: Any) -> bool:
+def is_literal(atom: object) -> bool:
     """Whether an operand is a value that stands in the program, and no variable."""
     return hasattr(atom, "val")
 
 
-def is_program(value: Any) -> bool:
+def is_program(value: object) -> bool:
     """Whether a parameter of an equation is a program."""
     return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
-def inner_programs(equation: Any) -> Iterator[Any]:
+def inner_programs(equation: Equation) -> Iterator[Any]:
     """The programs in an equation: what it calls, the body of a loop, branches."""
     for value in equation.params.values():
         for inner in value if isinstance(value, (tuple, list)) else (value,):
@@ -50,7 +52,7 @@ def inner_programs(equation: Any) -> Iterator[Any]:
                 yield inner
 
 
-def called_program(equation: Any) -> Any:
+def called_program(equation: Equation) -> Any:
     """The program that an operation only calls; None for any other operation."""
     parameter = _WRAPPERS.get(equation.primitive.name)
     return None if parameter is None else equation.params[parameter]
@@ -91,12 +93,12 @@ def branch_for_cpu(platforms: Sequence[Any]) -> int | None:
     return next(found, None)
 
 
-def has_own_derivative(equation: Any) -> bool:
+def has_own_derivative(equation: Equation) -> bool:
     """Whether an operation calls a program whose derivative is given apart."""
     return equation.primitive.name in _WITH_DERIVATIVE
 
 
-def walk_equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
+def walk_equations(program: TracedProgram, callers: tuple = ()) -> Iterator[tuple[Any, tuple]]:
     """Each equation of a program, before those nested in it, with the equations around it."""
     for equation in getattr(program, "jaxpr", program).eqns:
         yield equation, callers
@@ -104,7 +106,7 @@ def walk_equations(program: Any, callers: tuple = ()) -> Iterator[tuple[Any, tup
             yield from walk_equations(inner, (*callers, equation))
 
 
-def _programs(program: Any, seen: set[int] | None = None) -> Iterator[Any]:
+def _programs(program: TracedProgram, seen: set[int] | None = None) -> Iterator[Any]:
     """A program and those inside of it, each once however often it is called."""
     seen = set() if seen is None else seen
     if id(program) not in seen:
@@ -115,35 +117,35 @@ def _programs(program: Any, seen: set[int] | None = None) -> Iterator[Any]:
                 yield from _programs(inner, seen)
 
 
-def _equations_once(program: Any) -> Iterator[Any]:
+def _equations_once(program: TracedProgram) -> Iterator[Any]:
     """Every operation of a traced program, in no order that means something."""
     for each in _programs(program):
         yield from getattr(each, "jaxpr", each).eqns
 
 
-def jaxpr_constants(program: Any) -> Iterator[Any]:
+def jaxpr_constants(program: TracedProgram) -> Iterator[Any]:
     """The arrays that a traced program closes over, those of programs inside of it too."""
     for each in _programs(program):
         yield from getattr(each, "consts", ())
 
 
-def jaxpr_primitives(program: Any) -> set[str]:
+def jaxpr_primitives(program: TracedProgram) -> set[str]:
     """The names of the operations in a traced program."""
     return {equation.primitive.name for equation in _equations_once(program)}
 
 
-def jaxpr_size(program: Any) -> int:
+def jaxpr_size(program: TracedProgram) -> int:
     """How many operations a traced program has, with those of what it calls."""
     return sum(1 for _ in walk_equations(program))
 
 
-def jaxpr_dtypes(program: Any) -> set[Any]:
+def jaxpr_dtypes(program: TracedProgram) -> set[Any]:
     """The dtypes of what the operations in a traced program give."""
     results = (each for equation in _equations_once(program) for each in equation.outvars)
     return {each.aval.dtype for each in results if hasattr(each.aval, "dtype")}
 
 
-def jaxpr_parameters(program: Any, primitives: Iterable[str]) -> Iterator[Any]:
+def jaxpr_parameters(program: TracedProgram, primitives: Iterable[str]) -> Iterator[Any]:
     """What the operations of these names are told, wherever they stand in a program."""
     names = set(primitives)
     for equation, _ in walk_equations(program) if names else ():
@@ -151,7 +153,7 @@ def jaxpr_parameters(program: Any, primitives: Iterable[str]) -> Iterator[Any]:
             yield from equation.params.values()
 
 
-def bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
+def bound(equation: Equation, given: Sequence[Any]) -> Sequence[Any]:
     """The results of one operation, as the program has it."""
     parameters = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager:
@@ -159,7 +161,7 @@ def bound(equation: Any, given: Sequence[Any]) -> Sequence[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
-def needed_equations(jaxpr: Any) -> list[Any]:
+def needed_equations(jaxpr: Jaxpr) -> list[Any]:
     """The equations that the results of a program need, and those with effects."""
     used = {atom for atom in jaxpr.outvars if not is_literal(atom)}
     kept = []
@@ -171,7 +173,7 @@ def needed_equations(jaxpr: Any) -> list[Any]:
 
 
 def interpret(
-    program: Any,
+    program: TracedProgram,
     arguments: Iterable[Any],
     operate: Operate,
     *,
@@ -223,7 +225,9 @@ def interpret(
     return run(program, arguments)
 
 
-def jaxpr_operations(program: Any, primitives: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+def jaxpr_operations(
+    program: TracedProgram, primitives: Iterable[str]
+) -> Iterator[tuple[Any, ...]]:
     """The operations of these names in a program, nested ones too, each after what calls it."""
     names = set(primitives)
     for equation, callers in walk_equations(program):
@@ -231,12 +235,12 @@ def jaxpr_operations(program: Any, primitives: Iterable[str]) -> Iterator[tuple[
             yield (*callers, equation)
 
 
-def equation_place(equation: Any) -> str:
+def equation_place(equation: Equation) -> str:
     """Where an operation stands: ``file.py:line (Layer.__call__)``; empty for one of jax's own."""
     return line_of(equation).rsplit("/", 1)[-1]
 
 
-def line_of(equation: Any) -> str:
+def line_of(equation: Equation) -> str:
     """The line of the user's code that an operation is from: ``path/file.py:line (function)``."""
     from jax.extend import source_info_util
 

@@ -81,12 +81,12 @@ class Flattener(Module):
         3.0
     """
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs: object):
         super().__init__()
         _check_names(type(self), kwargs)
         self.leaves_dict, self._structures = _merged({}, (), kwargs)
 
-    def update(self, **kwargs: Any) -> Self:
+    def update(self, **kwargs: object) -> Self:
         """Returns a new Flattener with values replaced or added.
 
         Args:
@@ -190,7 +190,7 @@ def _check_names(cls: type, names: Iterable[str]) -> None:
 
 
 def _taken_apart(
-    name: str, value: Any, static: Container[int] | None = None
+    name: str, value: object, static: Container[int] | None = None
 ) -> tuple[list[Any], _Structure]:
     """The leaves of a value that are data, and the structure around them.
 

@@ -16,6 +16,7 @@ from jax.tree_util import (
 )
 
 from pax_export._errors import InvalidArgumentTypeError, NotMaterializedError
+from pax_export._types import PyTree
 from pax_export.core import (
     STATES_TOO,
     STATIC,
@@ -107,7 +108,7 @@ class LazyModule(Module):
         adopt(self, modules_and_leaves(value)[0])
         return value
 
-    def _check_can_create(self, name: str, create_fn: Any) -> None:
+    def _check_can_create(self, name: str, create_fn: object) -> None:
         where = f"{type(self).__qualname__}.{name}"
         if not callable(create_fn) or isinstance(create_fn, Module):
             raise InvalidArgumentTypeError(
@@ -126,7 +127,7 @@ class LazyModule(Module):
             )
 
 
-def materialize(module: M, *example_inputs: Any, **kwargs: Any) -> M:
+def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
     """Creates all submodules of lazy modules by calling them once.
 
     Use it before ``jit``, a training step or an export.
@@ -176,14 +177,14 @@ class _Recorder:
         # and modules that were exchanged for updated copies later in the call.
         self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
 
-    def record(self, parent: Any, name: str, value: Any) -> None:
+    def record(self, parent: object, name: str, value: object) -> None:
         first = rebuilt(value)
         # What an id belongs to is kept with it, or the id might be given anew.
         self.values[id(parent), name] = (parent, first)
         pairs = zip(modules_and_leaves(value)[0], modules_and_leaves(first)[0])
         self.modules |= {id(now): (now, then) for now, then in pairs}
 
-    def with_first_arrays(self, before: Any, after: Any) -> Any:
+    def with_first_arrays(self, before: PyTree, after: PyTree) -> Any:
         """The structure of a module after a call, with the arrays from before."""
         arrays = dict(tree_leaves_with_path(before))
         for path, module in modules_with_paths(after):
@@ -200,5 +201,5 @@ class _Recorder:
 _recorder: ContextVar[_Recorder | None] = ContextVar("pax_export_recorder", default=None)
 
 
-def _leaves_below(path: tuple, value: Any) -> dict[tuple, Any]:
+def _leaves_below(path: tuple, value: object) -> dict[tuple, Any]:
     return {path + below: leaf for below, leaf in tree_leaves_with_path(value)}

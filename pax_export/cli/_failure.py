@@ -49,7 +49,7 @@ def told(command: Command) -> Command:
     """Makes a command print an error of this package as one line, without its traceback."""
 
     @functools.wraps(command)
-    def call(options: Any) -> int:
+    def call(options: object) -> int:
         try:
             code = command(options)
             sys.stdout.flush()

@@ -150,7 +150,7 @@ def _call(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _drawing(model: Any, given: _factory.Inputs) -> Any:
+def _drawing(model: object, given: _factory.Inputs) -> Any:
     from pax_export import inspection
 
     if not isinstance(given.inputs, tuple):

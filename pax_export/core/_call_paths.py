@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export._tracebacks import hide_frames
+from pax_export._types import PyTree
 from pax_export.core._labels import SAYS_PATH, called
 from pax_export.core._moduledef import Label
 from pax_export.core._sharding_notes import explain_sharding
@@ -46,7 +47,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
     """A `__call__` whose errors name the module, from the one that the user called."""
 
     @functools.wraps(call)
-    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: Any, /, *args: PyTree, **kwargs: PyTree) -> Any:
         try:
             if Label.in_use:
                 return called(call, self, args, kwargs)

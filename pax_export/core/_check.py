@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten_with_path
 
 from pax_export._errors import HiddenArrayError, SharedNodeError, StructureMismatchError
 from pax_export._jax import is_tracer
+from pax_export._types import PyTree
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import recipe_of
 from pax_export.core._traversal import (
@@ -33,7 +34,7 @@ from pax_export.core._tree import (
 )
 
 
-def check_modules(tree: Any) -> None:
+def check_modules(tree: PyTree) -> None:
     """Checks every module of a tree for hidden and shared nodes, in the order that PAX checks."""
     modules, leaves = modules_and_leaves(tree, once=True)
     one_of_each = {type(module): module for module in modules}.values()
@@ -51,7 +52,7 @@ def check_new(module: Node) -> None:
     _check_class_attributes(module)
 
 
-def check_sharing(tree: Any) -> list[Any]:
+def check_sharing(tree: PyTree) -> list[Any]:
     """Checks that no module and no array occurs twice in a tree; returns its modules.
 
     Of the leaves only arrays count: small numbers and strings are shared by
@@ -62,7 +63,7 @@ def check_sharing(tree: Any) -> list[Any]:
     return modules
 
 
-def _refuse_sharing(tree: Any, modules: list[Any], leaves: list[Any]) -> None:
+def _refuse_sharing(tree: PyTree, modules: list[Any], leaves: list[Any]) -> None:
     if len(set(map(id, modules))) != len(modules):
         _raise_shared_module(tree)
     if len(set(map(id, leaves))) != len(leaves):
@@ -72,7 +73,7 @@ def _refuse_sharing(tree: Any, modules: list[Any], leaves: list[Any]) -> None:
             _raise_shared_array(tree, repeated[0])
 
 
-def _raise_shared_module(tree: Any) -> None:
+def _raise_shared_module(tree: PyTree) -> None:
     places: dict[int, list[str]] = {}
     for path, module in named_modules(tree):
         places.setdefault(id(module), []).append(path or "(the root)")
@@ -87,7 +88,7 @@ def _raise_shared_module(tree: Any) -> None:
             )
 
 
-def _raise_shared_array(tree: Any, repeated: int) -> None:
+def _raise_shared_array(tree: PyTree, repeated: int) -> None:
     items, _ = tree_flatten_with_path(tree)
     paths = [path_name(path) for path, leaf in items if id(leaf) == repeated]
     array = next(leaf for _, leaf in items if id(leaf) == repeated)
@@ -101,7 +102,7 @@ def _raise_shared_array(tree: Any, repeated: int) -> None:
     )
 
 
-def describe_array(array: Any, with_value: bool = False) -> str:
+def describe_array(array: PyTree, with_value: bool = False) -> str:
     """An array in a few words, e.g. ``float32[2,3]``."""
     shape = ",".join(str(size) for size in getattr(array, "shape", ()))
     text = f"{getattr(array, 'dtype', type(array).__name__)}[{shape}]"
@@ -156,7 +157,7 @@ _OF_PYTHON = frozenset({"__annotations__", "__static_attributes__", "__type_para
 _SIMPLE = (str, bytes, int, float, complex, bool, type(None), type)
 
 
-def _may_hold_arrays(value: Any) -> bool:
+def _may_hold_arrays(value: object) -> bool:
     if isinstance(value, _SIMPLE):
         return False
     # Functions, methods, properties and other descriptors say what they are.
@@ -177,7 +178,7 @@ _CODE = (
 )
 
 
-def hidden_arrays(tree: Any) -> Iterator[tuple[str, Any]]:
+def hidden_arrays(tree: PyTree) -> Iterator[tuple[str, Any]]:
     """Finds arrays in static data: in plain objects, sets, odd dicts.
 
     They are neither trained nor saved, and to jax they are constants.
@@ -201,7 +202,7 @@ def hidden_arrays(tree: Any) -> Iterator[tuple[str, Any]]:
             yield from _arrays_in(value, join(path, name), seen)
 
 
-def _arrays_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _arrays_in(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if is_array(value):
         yield path, value
         return
@@ -215,7 +216,7 @@ def _arrays_in(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any
         yield from _arrays_in(part, join(path, str(name)), seen)
 
 
-def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+def _parts(value: object) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -227,7 +228,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
 # --- two trees that should be alike ----------------------------------------------
 
 
-def assert_structure_equal(a: Any, b: Any) -> bool:
+def assert_structure_equal(a: object, b: object) -> bool:
     """Raises unless two pytrees have one structure, and says where they differ.
 
     Args:
@@ -257,7 +258,7 @@ def assert_structure_equal(a: Any, b: Any) -> bool:
     )
 
 
-def structure_differences(a: Any, b: Any, path: str = "") -> list[str]:
+def structure_differences(a: object, b: object, path: str = "") -> list[str]:
     """Where two trees differ: a line for each innermost difference."""
     here = path or "(the root)"
     if isinstance(a, Node) and isinstance(b, Node) and type(a) is type(b):
@@ -300,7 +301,7 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
 _OWN_FIELDS = ("_name", "_training")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if is_array(value):
         return "an array"
     if isinstance(value, (Node, EmptyNode)):

@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import PyTree
+
 KEYED = frozenset({OrderedDict, defaultdict, Counter})
 PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
 _CONTAINERS = (list, dict, set, deque, bytearray)
@@ -23,17 +25,17 @@ _UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes, type
 _LARGEST_ARRAY = 1 << 16  # bytes; a larger one is looked at by identity, and never copied
 
 
-def is_container(value: Any) -> bool:
+def is_container(value: object) -> bool:
     """True for lists, dicts and sets, and for what is derived from them."""
     return isinstance(value, _CONTAINERS)
 
 
-def is_small_array(value: Any) -> bool:
+def is_small_array(value: object) -> bool:
     """True for a numpy array that is copied and compared by content."""
     return isinstance(value, np.ndarray) and value.nbytes <= _LARGEST_ARRAY
 
 
-def is_record(value: Any) -> bool:
+def is_record(value: object) -> bool:
     """True for a dataclass that is compared by its fields."""
     kind = type(value)
     if not hasattr(kind, "__dataclass_fields__") or kind.__eq__ is object.__eq__:
@@ -41,14 +43,14 @@ def is_record(value: Any) -> bool:
     return not hasattr(kind, "_pax_flat")  # modules are compared as such
 
 
-def _can_change(record: Any) -> bool:
+def _can_change(record: PyTree) -> bool:
     """True for a dataclass that is not frozen, or holds what can change."""
     if not type(record).__dataclass_params__.frozen:
         return True
     return any(map(has_container, record_of(record).values()))
 
 
-def record_of(value: Any) -> dict[str, Any]:
+def record_of(value: PyTree) -> dict[str, Any]:
     """The fields of a dataclass, and whatever else was set on it."""
     kind = type(value)
     found = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
@@ -64,7 +66,7 @@ def without_cached(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def has_container(value: Any) -> bool:
+def has_container(value: PyTree) -> bool:
     """True if something that can change lies in a static value."""
     kind = type(value)
     if kind in _UNCHANGING:
@@ -78,7 +80,7 @@ def has_container(value: Any) -> bool:
     return is_small_array(value) or (is_record(value) and _can_change(value))
 
 
-def copy_containers(value: Any) -> Any:
+def copy_containers(value: PyTree) -> Any:
     """Copies what can change at every depth; shares all else."""
     kind = type(value)
     if kind in _UNCHANGING:
@@ -101,7 +103,7 @@ def copy_containers(value: Any) -> Any:
     return _copy_of_own_kind(value)
 
 
-def _copy_of_own_kind(value: Any) -> Any:
+def _copy_of_own_kind(value: object) -> Any:
     """A copy of what a user's class made; the value itself where it cannot be copied."""
     try:
         if isinstance(value, tuple):
@@ -126,7 +128,7 @@ def _copy_of_own_kind(value: Any) -> Any:
     return new
 
 
-def _with_attributes_of(value: Any, new: Any) -> Any:
+def _with_attributes_of(value: object, new: object) -> Any:
     if getattr(value, "__dict__", None):
         vars(new).update({name: copy_containers(x) for name, x in vars(value).items()})
     return new

@@ -24,6 +24,7 @@ from pax_export._errors import (
     SharedNodeError,
     StructureMismatchError,
 )
+from pax_export._types import PyTree
 from pax_export.core._check import check_modules
 from pax_export.core._containers import copy_containers
 from pax_export.core._near_names import near_names
@@ -56,7 +57,7 @@ from pax_export.core._tree import (
 Change = Callable[[Any], Any]
 
 
-def with_static(node: Node, **changes: Any) -> Any:
+def with_static(node: Node, **changes: object) -> Any:
     """A copy of a module with other values of static attributes that it has."""
     children, moduledef = flatten(node)
     return unflatten(moduledef.derived(moduledef.cls, moduledef.static | changes), children)
@@ -71,7 +72,7 @@ def with_class(node: Node, cls: type) -> Any:
 # --- the mechanism of all edits ----------------------------------------------------
 
 
-def edit_at(tree: Any, changes: Mapping[Steps, Change], *, same_kinds: bool = False) -> Any:
+def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool = False) -> Any:
     """Returns a new tree in which each of these places holds ``change(what it held)``.
 
     All edits of a module are made here.  What lies below is changed first: a change of a
@@ -93,7 +94,7 @@ def edit_at(tree: Any, changes: Mapping[Steps, Change], *, same_kinds: bool = Fa
     return new
 
 
-def _changed_inside(tree: Any, changes: Mapping[Steps, Change], same_kinds: bool) -> Any:
+def _changed_inside(tree: PyTree, changes: Mapping[Steps, Change], same_kinds: bool) -> Any:
     new = rebuilt(tree)
     owners: dict[Steps, dict[str, dict[Steps, Change]]] = {}
     for steps, change in changes.items():
@@ -106,13 +107,13 @@ def _changed_inside(tree: Any, changes: Mapping[Steps, Change], same_kinds: bool
     return changes[()](new) if () in changes else new
 
 
-def _walk(tree: Any, steps: Steps) -> Any:
+def _walk(tree: PyTree, steps: Steps) -> Any:
     for step in steps:
         tree = _step(tree, step)
     return tree
 
 
-def _step(value: Any, step: Any) -> Any:
+def _step(value: PyTree, step: PyTree) -> Any:
     if isinstance(value, Node):
         return attributes_of(value)[step]
     if isinstance(value, (dict, list)) or type(value) is tuple:
@@ -120,7 +121,7 @@ def _step(value: Any, step: Any) -> Any:
     return next(item for path, item in one_level(value)[0] if plain(path[0]) == step)
 
 
-def _owner(tree: Any, steps: Steps) -> int:
+def _owner(tree: PyTree, steps: Steps) -> int:
     """How many of the steps lead to the innermost module around a place."""
     depth = 0
     for number, step in enumerate(steps):
@@ -144,7 +145,7 @@ def _change_attributes(
     update_moduledef(owner, kinds)
 
 
-def _inside(value: Any, changes: dict[Steps, Change]) -> Any:
+def _inside(value: object, changes: dict[Steps, Change]) -> Any:
     """A container with changes in it, at the steps that lead from it; those below first."""
     deeper: dict[Any, dict[Steps, Change]] = {}
     for steps, change in changes.items():
@@ -155,7 +156,7 @@ def _inside(value: Any, changes: dict[Steps, Change]) -> Any:
     return changes[()](value) if () in changes else value
 
 
-def _with_items(value: Any, changes: dict[Any, dict[Steps, Change]]) -> Any:
+def _with_items(value: object, changes: dict[Any, dict[Steps, Change]]) -> Any:
     if isinstance(value, (dict, list)):
         for step, below in changes.items():  # the container is the new tree's own
             value[step] = _inside(value[step], below)
@@ -168,7 +169,7 @@ def _with_items(value: Any, changes: dict[Any, dict[Steps, Change]]) -> Any:
     return tree_unflatten(treedef, new)
 
 
-def own_containers(value: Any) -> Any:
+def own_containers(value: object) -> Any:
     """A value with containers of its own; modules and arrays in it stay what they are."""
     if kind_of(value) is STATIC:
         try:
@@ -186,10 +187,10 @@ def own_containers(value: Any) -> Any:
 
 
 @cached_by_treedef()
-def set_training(tree: Any, training: bool) -> Any:
+def set_training(tree: PyTree, training: bool) -> Any:
     """A module, or any pytree of modules, with all of them in train or eval mode."""
 
-    def switched(module: Any) -> Any:
+    def switched(module: PyTree) -> Any:
         return apply_bottom_up(module, lambda m: m._with_training(training))
 
     return tree_map(lambda x: switched(x) if is_node(x) else x, tree, is_leaf=is_node)
@@ -227,11 +228,11 @@ def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
     return edit_at(module, {(name,): _put(value) for name, value in changes.items()})
 
 
-def _put(value: Any) -> Change:
+def _put(value: object) -> Change:
     return lambda old: value
 
 
-def set_attribute(module: Node, name: str, value: Any) -> Any:
+def set_attribute(module: Node, name: str, value: object) -> Any:
     """A new module with an attribute added or replaced; warns of a name that looks mistyped."""
     names = [own for own in attributes_of(module) if not own.startswith("_")]
     known = name in names or hasattr(type(module), name)
@@ -263,7 +264,7 @@ def _is_slip(name: str, near: str) -> bool:
     return long[at + 1 :] == short[at:] and long[at].isalpha()
 
 
-def replace_node(module: Any, node: Any, value: Any) -> Any:
+def replace_node(module: PyTree, node: object, value: object) -> Any:
     """A new module in which one node of the tree, which must occur once, is another."""
     items, _ = tree_flatten_with_path(module, is_leaf=lambda x: x is node)
     places = [tuple(map(plain, path)) for path, item in items if item is node]
@@ -279,7 +280,7 @@ def replace_node(module: Any, node: Any, value: Any) -> Any:
     return new
 
 
-def map_leaves(module: Any, function: Any, *others: Any) -> Any:
+def map_leaves(module: PyTree, function: Callable[..., Any], *others: object) -> Any:
     """tree_map over the arrays of modules; static data is that of the first."""
     function = function if others else on_own_array(function)
     leaves, treedef = tree_flatten(module)
@@ -293,7 +294,7 @@ def map_leaves(module: Any, function: Any, *others: Any) -> Any:
     return _load_mapped(module, tree_map(function, *dicts))
 
 
-def _load_mapped(module: Any, mapped: dict[str, Any]) -> Any:
+def _load_mapped(module: PyTree, mapped: dict[str, Any]) -> Any:
     """Puts the leaves of a mapped state dict back into the module."""
     leaves, treedef = tree_flatten(module)
     # A dict sorts its keys and a module does not: follow numbers through both.

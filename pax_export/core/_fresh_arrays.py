@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._jax import is_computing, is_mapped, is_tracer
+from pax_export._types import DTypeLike, PRNGKey
 
 #: So many numbers are drawn at least: for all shapes that are smaller one program is enough.
 _LEAST = 1 << 10
@@ -26,7 +27,7 @@ _MOST = 1 << 22
 
 def drawn(
     draw: Callable[[Any, tuple[int, ...]], jax.Array],
-    rng_key: Any,
+    rng_key: PRNGKey,
     shape: Sequence[int],
     scale: float | None = None,
 ) -> jax.Array:
@@ -58,7 +59,7 @@ def drawn(
     return jax.device_put(values) if by_numpy else values
 
 
-def _for_each_key(draw: Any, rng_key: Any, shape: tuple[int, ...], scale: float | None) -> Any:
+def _for_each_key(draw: Any, rng_key: PRNGKey, shape: tuple[int, ...], scale: float | None) -> Any:
     """As `drawn` under `jax.vmap`: where nothing else traces, each key draws by itself.
 
     One program for many keys takes three times as long to compile, and is compiled for each
@@ -72,7 +73,7 @@ def _for_each_key(draw: Any, rng_key: Any, shape: tuple[int, ...], scale: float 
     drawn_once = jax.custom_batching.custom_vmap(plainly)
 
     @drawn_once.def_vmap
-    def for_all(axis_size: int, is_batched: Any, keys: Any) -> tuple[Any, bool]:
+    def for_all(axis_size: int, is_batched: int, keys: Any) -> tuple[Any, bool]:
         if math.prod(shape) > _MOST or is_tracer(keys) or not (_is_free() and _counts(keys[0])):
             return jax.vmap(plainly)(keys), True
         rows = [np.asarray(drawn(draw, key, shape, scale)) for key in keys]
@@ -81,7 +82,7 @@ def _for_each_key(draw: Any, rng_key: Any, shape: tuple[int, ...], scale: float 
     return drawn_once(rng_key)
 
 
-def filled(shape: Sequence[int], value: float, dtype: Any = float) -> jax.Array:
+def filled(shape: Sequence[int], value: float, dtype: DTypeLike = float) -> jax.Array:
     """``jnp.full(shape, value, dtype)``."""
     if not _is_free():
         return jnp.full(shape, value, dtype)
@@ -95,7 +96,7 @@ def _is_free() -> bool:
     return on_cpu and is_computing() and jax.sharding.get_abstract_mesh().empty
 
 
-def _counts(rng_key: Any) -> bool:
+def _counts(rng_key: PRNGKey) -> bool:
     """Whether a key is for any device, and of the generator that counts."""
     if is_tracer(rng_key) or getattr(rng_key, "committed", False):
         return False

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import jax
 
+from pax_export._types import Equation, PyTree
 from pax_export.core._edit import with_class
 from pax_export.core._moduledef import LABEL, Label
 from pax_export.core._subclassing import base_of, derived, register_aspect
@@ -34,7 +35,7 @@ _SCOPE = re.compile(r"<([^<>]*)>")
 class Recorder(Protocol):
     """Who hears of calls while a labelled net runs."""
 
-    def called(self, path: str, module: Any, arguments: Any, output: Any) -> Any:
+    def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
         """A module has been called; arguments are ``(args, kwargs)``.
 
         Returns:
@@ -48,7 +49,7 @@ _around: ContextVar[tuple[str, type] | None] = ContextVar("pax_export_around", d
 _trace = jax.make_user_context()
 
 
-def labelled(net: Any, apart: bool = True) -> Any:
+def labelled(net: PyTree, apart: bool = True) -> Any:
     """A copy of a module in which each module knows its path from the root.
 
     With ``apart=False`` equal modules of the net have equal treedefs, too.
@@ -91,7 +92,9 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _recorder.reset(token)
 
 
-def called(call: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+def called(
+    call: Callable[..., Any], module: PyTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """What a call of a module gives; a labelled one says its path to the trace and the recorder."""
     label = attributes_of(module).get(LABEL) if isinstance(module, Node) else None
     if label is None:
@@ -127,7 +130,7 @@ def _labelled(base: type, namespace: dict[str, Any], value: bool) -> dict[str, A
 register_aspect("labelled", _labelled)
 
 
-def path_in(equation: Any, around: str) -> str:
+def path_in(equation: Equation, around: str) -> str:
     """The path of the module in whose call an equation of a traced program stands.
 
     ``around`` is that of the equation whose inner program this is.  A program that jax

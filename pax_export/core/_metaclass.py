@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
 from pax_export.core._mutable import begin, opened
@@ -30,7 +31,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
     __instancecheck__ = abc.ABCMeta.__instancecheck__
     __subclasscheck__ = abc.ABCMeta.__subclasscheck__
 
-    def __init__(cls, name: str, bases: tuple, namespace: dict, **kwargs: Any):
+    def __init__(cls, name: str, bases: tuple, namespace: dict, **kwargs: object):
         super().__init__(name, bases, namespace, **kwargs)
         cls._pax_own_eq = "__eq__" in namespace
         if "__getattr__" in namespace and name != "Module":
@@ -41,7 +42,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
 
     if not typing.TYPE_CHECKING:  # a type checker reads the constructor instead
 
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __call__(cls, *args: PyTree, **kwargs: PyTree) -> Any:
             """Makes an instance: runs the constructor, then makes its moduledef and checks it."""
             _drop_dataclass_eq(cls)
             module = cls.__new__(cls, *args, **kwargs)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pax_export._types import PyTree
 from pax_export.core._subclassing import aspect_of, derived, register_aspect
 from pax_export.core._traversal import rebuilt
 from pax_export.core._tree import Node, attributes_of, flatten, unflatten
@@ -38,20 +40,20 @@ class _Method:
         self.name = name
         self.__name__ = name
 
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
+    def __get__(self, module: PyTree, owner: type | None = None) -> Any:
         if module is None:
             return self
         method = dict(attributes_of(module)[METHODS])[self.name]
         return method.__get__(module, owner) if _binds(method) else method
 
-    def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, module: Any, /, *args: PyTree, **kwargs: PyTree) -> Any:
         return self.__get__(module, type(module))(*args, **kwargs)
 
 
 class _StaticMethod(staticmethod):
     """In a class, a callable that each of its modules holds itself, and that takes no module."""
 
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
+    def __get__(self, module: PyTree, owner: type | None = None) -> Any:
         return self.__wrapped__.__get__(module, owner)
 
 
@@ -73,13 +75,13 @@ def replace_method(module: Node, methods: dict[str, Any]) -> Any:
     return unflatten(moduledef.derived(cls, static), children)
 
 
-def _binds(method: Any) -> bool:
+def _binds(method: Callable[..., Any]) -> bool:
     """True for what takes the module as its first argument when it is a method."""
     # A partial has a __get__ in new versions of Python, which only warns so far.
     return hasattr(method, "__get__") and not isinstance(method, functools.partial)
 
 
-def _is_made_anew(method: Any) -> bool:
+def _is_made_anew(method: Callable[..., Any]) -> bool:
     """True for what may be another object each time that one line of code runs."""
     if isinstance(method, (type, property, staticmethod, classmethod)) or not callable(method):
         return False
@@ -92,7 +94,7 @@ def _replaced_methods(base: type, namespace: dict, methods: tuple) -> dict[str, 
     return {name: _in_class(method) for name, method in methods}
 
 
-def _in_class(method: Any) -> Any:
+def _in_class(method: Callable[..., Any]) -> Any:
     if not isinstance(method, OfInstance):
         return method
     return _Method(method.name) if method.bound else _StaticMethod(_Method(method.name))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
+from pax_export._types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
 from pax_export.core._partition_specs import with_specs
@@ -28,14 +29,14 @@ class _OwnField:
         self.name = name
         self.__doc__ = doc
 
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
+    def __get__(self, module: Module, owner: type | None = None) -> Any:
         if module is None:
             # dataclasses would take what is found here for a default value.
             raise AttributeError(f"{self.name!r} is an attribute of instances")
         attributes = _tree.attributes_of(module)
         return attributes.get(self.name, attributes["_" + self.name])
 
-    def __set__(self, module: Any, value: Any) -> None:
+    def __set__(self, module: Module, value: object) -> None:
         fields = getattr(type(module), "__dataclass_fields__", {})
         if self.name not in fields:
             raise AttributeError(
@@ -60,7 +61,7 @@ class _Verb:
         self.__doc__ = method.__doc__
         self.__signature__ = inspect.signature(method)
 
-    def __get__(self, module: Any, owner: type | None = None) -> Any:
+    def __get__(self, module: Module, owner: type | None = None) -> Any:
         if module is None:
             raise AttributeError(f"{self.name!r} is a method of instances")
         attributes = _tree.attributes_of(module)
@@ -108,7 +109,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     training = _OwnField("training", "True in train mode, False in eval mode.")
     __dict__ = property(_tree.attributes_of)  # type: ignore  # filled when looked at
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         return new_uninitialized(cls)
 
     def __init__(self, *, training: bool = True, name: str | None = None):
@@ -117,11 +118,11 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     if TYPE_CHECKING:  # most modules can be called, and some are in lists of modules
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any: ...
 
     # --- change -----------------------------------------------------------------
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         _mutable.require_open(self, "set", name)
         if _mutable.is_constructing(self):
             object.__setattr__(self, name, value)
@@ -138,7 +139,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """Returns a new module with the same arrays and new containers."""
         return rebuilt(self)
 
-    def replace(self, **attributes: Any) -> Self:
+    def replace(self, **attributes: object) -> Self:
         """Returns a new module with other values of these attributes.
 
         Args:
@@ -150,7 +151,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """
         return _edit.replace(self, attributes)
 
-    def set_attribute(self, name: str, value: Any) -> Self:
+    def set_attribute(self, name: str, value: object) -> Self:
         """Returns a new module with an attribute added or replaced.
 
         Warns of a new name that looks like a slip of the pen (`NearNameWarning`).
@@ -160,7 +161,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """
         return _edit.set_attribute(self, name, value)
 
-    def replace_node(self, node: Any, value: Any) -> Any:
+    def replace_node(self, node: object, value: object) -> Any:
         """Returns a new module in which the one node that *is* ``node`` is ``value``.
 
         Args:
@@ -194,7 +195,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     # --- parts ------------------------------------------------------------------
 
-    def at(self, what: Any) -> Selection:
+    def at(self, what: object) -> Selection:
         """Selects parts of the module, to look at them or to change them; see `Selection`.
 
         An attribute, a field or a method of a class of yours that is called ``at`` comes first;
@@ -230,7 +231,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     parameters = _parameters.method_for(_parameters.UNDECLARED)
 
-    def update_parameters(self, params: Any) -> Self:
+    def update_parameters(self, params: PyTree) -> Self:
         """Returns the module with the arrays that ``params.parameters()`` has.
 
         Args:
@@ -250,7 +251,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """Returns a module with the arrays of a dict; see `load_weights_from_dict`."""
         return load_state_dict(self, weights)
 
-    def map(self, function: Callable, *others: Any) -> Self:
+    def map(self, function: Callable, *others: object) -> Self:
         """Returns the module with each array ``function(own, *the others')``.
 
         Args:
@@ -259,7 +260,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """
         return _edit.map_leaves(self, function, *others)
 
-    def with_sharding(self, **specs: Any) -> Self:
+    def with_sharding(self, **specs: object) -> Self:
         """Returns a new module that declares how its arrays lie on a mesh.
 
         Args:
@@ -308,7 +309,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         """What notebooks show: the rows of `pax_export.inspect`, as a tree that folds."""
         return _summary.html(self)
 
-    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+    def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
         """What treescope shows: the attributes, to be folded."""
         return _summary.treescope(self, path, subtree_renderer)
 
@@ -341,11 +342,11 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         kinds = [(getattr(x, "shape", ()), str(getattr(x, "dtype", ""))) for x in leaves]
         return hash((treedef, tuple(kinds)))
 
-    def __mod__(self, args: Any) -> tuple[Self, Any]:
+    def __mod__(self, args: tuple[Any, ...]) -> tuple[Self, Any]:
         """``module % x``: the updated module and the output; a tuple is unpacked."""
         return purecall(self, *(args if isinstance(args, tuple) else (args,)))
 
-    def __or__(self, other: Any) -> Self:
+    def __or__(self, other: object) -> Self:
         """``a | b``: the tree of ``a`` with the arrays that ``b`` has."""
         if not isinstance(other, Module):
             return NotImplemented
@@ -394,7 +395,7 @@ class StateModule(Module):
     parameters = _parameters.method_for(_parameters.NOTHING)
 
 
-def select_parameters(module: Any) -> Any:
+def select_parameters(module: Module) -> Any:
     """Returns ``module.parameters()``.
 
     Example:
@@ -405,7 +406,7 @@ def select_parameters(module: Any) -> Any:
     return module.parameters()
 
 
-def update_parameters(module: Any, *, params: Any) -> Any:
+def update_parameters(module: Module, *, params: PyTree) -> Any:
     """Returns ``module.update_parameters(params)``.
 
     Example:
@@ -417,7 +418,7 @@ def update_parameters(module: Any, *, params: Any) -> Any:
     return module.update_parameters(params)
 
 
-def freeze_parameters(module: Any, *, states: bool = False) -> Any:
+def freeze_parameters(module: Module, *, states: bool = False) -> Any:
     """Returns a copy in which no array, at any depth, is trainable.
 
     What is frozen are the parameters: gradients and optimizers pass them by.  States
@@ -443,7 +444,7 @@ def freeze_parameters(module: Any, *, states: bool = False) -> Any:
     return freeze_at(module, ((),), states)
 
 
-def unfreeze_parameters(module: Any, *, origin: Any) -> Any:
+def unfreeze_parameters(module: Module, *, origin: PyTree) -> Any:
     """Returns the leaves of a module in the tree of the module it was frozen from.
 
     Args:
@@ -465,7 +466,7 @@ def unfreeze_parameters(module: Any, *, origin: Any) -> Any:
     return _parameters.unfreeze(module, origin)
 
 
-def enable_train_mode(module: Any) -> Any:
+def enable_train_mode(module: Module) -> Any:
     """Returns ``module.train()``.
 
     Example:
@@ -476,7 +477,7 @@ def enable_train_mode(module: Any) -> Any:
     return module.train()
 
 
-def enable_eval_mode(module: Any) -> Any:
+def enable_eval_mode(module: Module) -> Any:
     """Returns ``module.eval()``.
 
     Example:

@@ -25,6 +25,7 @@ from typing import Any
 
 from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export._jax import trace_state
+from pax_export._types import PyTree
 from pax_export.core._places import call_in_progress, layer_in_training
 from pax_export.core._tree import (
     ARRAYS,
@@ -187,7 +188,7 @@ def require_open(node: Node, action: str, name: str) -> None:
     )
 
 
-def _way_out(node: Node, action: str, name: str, caller: Any) -> str:
+def _way_out(node: Node, action: str, name: str, caller: object) -> str:
     if action == "delete":
         return "a function decorated with pax.pure that deletes it and returns the module"
     if caller is not None and caller is not node:
@@ -203,7 +204,7 @@ def _way_out(node: Node, action: str, name: str, caller: Any) -> str:
     )
 
 
-def owner_of(node: Any) -> MutationScope | None:
+def owner_of(node: PyTree) -> MutationScope | None:
     """The scope that has this module open, if any has."""
     owner = node._pax_owner
     return None if owner is None or owner.closed else owner
@@ -231,7 +232,7 @@ def begin(node: Node, attributes: Mapping[str, Any]) -> None:
     attributes_now(node).update(attributes)
 
 
-def note(node: Node, name: str, value: Any) -> None:
+def note(node: Node, name: str, value: object) -> None:
     """Notes that an attribute has been set to a value."""
     kind, kinds = kind_of(value), node._pax_kinds
     if kinds is None:
@@ -243,7 +244,7 @@ def note(node: Node, name: str, value: Any) -> None:
     kinds[name] = kind
 
 
-def _swap(node: Node, name: str, value: Any) -> bool:
+def _swap(node: Node, name: str, value: object) -> bool:
     """Exchanges one subtree for another of its kind; False if there was another kind."""
     children, moduledef = flatten(node)
     if name not in moduledef.names[: moduledef.array_count]:
@@ -274,7 +275,7 @@ def refresh(node: Node, *, unseen: bool = False) -> None:
         watch_again(node)
 
 
-def store(node: Node, name: str, value: Any) -> None:
+def store(node: Node, name: str, value: object) -> None:
     """Sets an attribute of an open module; its moduledef follows."""
     attributes = attributes_of(node)
     object.__setattr__(node, name, value)

@@ -12,24 +12,25 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import PyTree
 from pax_export.core._tree import Node, attributes_of, current_kinds, is_node, update_moduledef
 from pax_export.core._watch import DICTS
 
 Copies = dict[int, tuple[np.ndarray, np.ndarray]]  # by the id of the copy: it, and the original
 
 
-def with_own_arrays(tree: Any) -> tuple[Any, Copies]:
+def with_own_arrays(tree: PyTree) -> tuple[Any, Copies]:
     """A fresh tree whose modules have copies of their numpy arrays, and what was copied."""
     copies: Copies = {}
 
-    def own(leaf: Any) -> Any:
+    def own(leaf: object) -> Any:
         if not isinstance(leaf, np.ndarray):
             return leaf
         new = leaf.copy(order="K")
         copies[id(new)] = (new, leaf)
         return new
 
-    def of_module(value: Any) -> Any:
+    def of_module(value: object) -> Any:
         return jax.tree_util.tree_map(own, value) if is_node(value) else value
 
     return jax.tree_util.tree_map(of_module, tree, is_leaf=is_node), copies
@@ -41,7 +42,7 @@ def on_own_array(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     Where it returns the copy as it was, that is the array itself again.
     """
 
-    def call(value: Any) -> Any:
+    def call(value: object) -> Any:
         if not isinstance(value, np.ndarray):
             return function(value)
         copy = value.copy(order="K")
@@ -77,7 +78,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return array.ravel(order="K").view(np.uint8).data
 
 
-def _put(value: Any, same: dict[int, np.ndarray]) -> Any:
+def _put(value: PyTree, same: dict[int, np.ndarray]) -> Any:
     """The value with the arrays in it exchanged; lists and dicts stay the objects they are."""
     kind = type(value)
     if isinstance(value, np.ndarray):

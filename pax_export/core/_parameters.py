@@ -23,6 +23,7 @@ from pax_export._errors import (
     StructureMismatchError,
     UntrainedArrayWarning,
 )
+from pax_export._types import PyTree
 from pax_export.core._check import describe_array, structure_differences
 from pax_export.core._edit import with_class
 from pax_export.core._pax_programs import runs_pax_programs
@@ -116,11 +117,11 @@ def kept_by(module: Node) -> Kept | None:
 
 
 @cached_by_treedef(runs_foreign_code=lambda module: kept_by(module) is None)
-def _select(module: Any) -> Any:
+def _select(module: PyTree) -> Any:
     return _selected(module, kept_by(module))
 
 
-def _selected(module: Any, of_root: Kept | None) -> Any:
+def _selected(module: PyTree, of_root: Kept | None) -> Any:
     """What ``parameters()`` gives for a tree whose root keeps this."""
 
     def kept(each: Node) -> Kept | None:
@@ -151,10 +152,10 @@ def _looked_into(kept: Kept, module: Node) -> list[Any]:
 def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
     """One module with what is kept of it; submodules are parts already."""
 
-    def keep(name: str, subtree: Any) -> Any:
+    def keep(name: str, subtree: PyTree) -> Any:
         keeps = kept.keeps(name)
 
-        def leaf(x: Any) -> Any:
+        def leaf(x: object) -> Any:
             if not is_node(x):
                 return x if keeps else EmptyNode()
             return next(parts) if keeps or kept.submodules else EmptyNode()
@@ -165,7 +166,7 @@ def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
     return map_attributes(module, keep)
 
 
-def _without(name: str, subtree: Any, paths: tuple[str, ...]) -> Any:
+def _without(name: str, subtree: PyTree, paths: tuple[str, ...]) -> Any:
     """The subtree of an attribute with holes for its own arrays at these paths."""
     items, treedef = jax.tree_util.tree_flatten_with_path(subtree, is_leaf=is_node)
     left = [
@@ -193,7 +194,7 @@ def _require_attributes(module: Node, kept: Kept) -> None:
 _warned: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 
-def warn_of_untrained(model: Any) -> None:
+def warn_of_untrained(model: PyTree) -> None:
     """Warns, once for each class, of floating arrays that nobody declared and nobody trains.
 
     They are the own arrays of a class that inherits ``parameters`` from `Module`.  A class
@@ -210,7 +211,7 @@ def warn_of_untrained(model: Any) -> None:
             _warn_of_untrained(model, module, names)
 
 
-def _undeclared(model: Any) -> list[Any]:
+def _undeclared(model: PyTree) -> list[Any]:
     """The modules that do not say which of their own arrays are trained.
 
     Below one with a method ``parameters`` of its own, or one that keeps nothing of its
@@ -231,7 +232,7 @@ def _untrained(module: Node) -> list[str]:
     children, moduledef = flatten(module)
     without = kept_by(module).without  # type: ignore[union-attr]
 
-    def has_floats(name: str, child: Any) -> bool:
+    def has_floats(name: str, child: object) -> bool:
         if is_node(child):
             return False
         items, _ = jax.tree_util.tree_flatten_with_path(child, is_leaf=is_node_or_empty)
@@ -245,7 +246,7 @@ def _untrained(module: Node) -> list[str]:
     return [name for name, child in zip(moduledef.names, children) if has_floats(name, child)]
 
 
-def _warn_of_untrained(model: Any, module: Node, names: list[str]) -> None:
+def _warn_of_untrained(model: PyTree, module: Node, names: list[str]) -> None:
     cls = base_of(type(module)).__qualname__
     place = next(path for path, each in modules_with_paths(model) if each is module)
     arrays = ", ".join(join(path_name(place), name) for name in names)
@@ -294,14 +295,14 @@ def _held(base: type, namespace: dict, paths: tuple[str, ...]) -> dict[str, Any]
 register_aspect("held", _held)
 
 
-def frozen_alone(module: Any, states: bool) -> Any:
+def frozen_alone(module: PyTree, states: bool) -> Any:
     """A module, without those in it, whose arrays are not trained."""
     keeps = states or aspect_of(type(module), "frozen") == STATES_TOO
     new = with_class(module, derived(type(module), "frozen", STATES_TOO if keeps else True))
     return new._with_training(False) if keeps else new
 
 
-def unfreeze(module: Any, origin: Any) -> Any:
+def unfreeze(module: PyTree, origin: PyTree) -> Any:
     """The leaves of a frozen module in the tree of the module before it was frozen."""
     leaves, originals = named_leaves(module), named_leaves(origin)
     if len(leaves) != len(originals):
@@ -325,23 +326,23 @@ def unfreeze(module: Any, origin: Any) -> Any:
     return jax.tree_util.tree_unflatten(structure, [leaf for _, leaf in leaves])
 
 
-def _shape(leaf: Any) -> tuple | None:
+def _shape(leaf: object) -> tuple | None:
     return getattr(leaf, "shape", None)
 
 
 # --- trees with holes -------------------------------------------------------------------
 
 
-def merge(first: Any, second: Any) -> Any:
+def merge(first: object, second: object) -> Any:
     """The tree of ``first`` with every leaf of ``second``; either fills the holes of the other."""
     return _merge(first, second, first, second)
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     return isinstance(value, EmptyNode)
 
 
-def _merge(a: Any, b: Any, whole_a: Any, whole_b: Any) -> Any:
+def _merge(a: object, b: object, whole_a: object, whole_b: object) -> Any:
     leaves_a, treedef_a = jax.tree_util.tree_flatten(a, is_leaf=_is_empty)
     leaves_b, treedef_b = jax.tree_util.tree_flatten(b, is_leaf=_is_empty)
     if treedef_a == treedef_b:

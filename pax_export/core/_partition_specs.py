@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core._edit import with_attributes
 from pax_export.core._tree import Node, attributes_of, flatten
 
@@ -22,7 +23,7 @@ def specs_of(module: Node) -> dict[str, Spec]:
     return dict(attributes_of(module).get(SPECS, ()))
 
 
-def with_specs(module: Any, specs: Mapping[str, Any]) -> Any:
+def with_specs(module: PyTree, specs: Mapping[str, Any]) -> Any:
     """A module that declares these specs beside those it has."""
     children, moduledef = flatten(module)
     values = dict(zip(moduledef.names, children))
@@ -32,7 +33,7 @@ def with_specs(module: Any, specs: Mapping[str, Any]) -> Any:
     return with_attributes(module, {SPECS: tuple(merged.items())})
 
 
-def _check(module: Node, name: str, spec: Any, values: dict[str, Any]) -> None:
+def _check(module: Node, name: str, spec: object, values: dict[str, Any]) -> None:
     where = f"{type(module).__qualname__}.{name}"
     if name not in values or isinstance(values[name], Node):
         raise InvalidArgumentError(
@@ -58,7 +59,7 @@ def _check(module: Node, name: str, spec: Any, values: dict[str, Any]) -> None:
         )
 
 
-def _is_axis(entry: Any) -> bool:
+def _is_axis(entry: object) -> bool:
     if isinstance(entry, tuple):
         return all(isinstance(name, str) for name in entry)
     return entry is None or isinstance(entry, str)

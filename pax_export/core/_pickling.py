@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.core._containers import KEYED
 from pax_export.core._mutable import begin, refresh
 from pax_export.core._tree import ARRAYS, STATIC, update_moduledef
@@ -30,7 +31,7 @@ class _Reduced:
     def __init__(self, reduced: tuple[Callable, tuple]):
         self.reduced = reduced
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         find, where = self.reduced
         return find(*where)(*args, **kwargs)
 
@@ -42,7 +43,7 @@ def _find(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def picklable(value: Any) -> Any:
+def picklable(value: PyTree) -> Any:
     """The same value with what pickle does not find, in containers too, replaced."""
     kind = type(value)
     if kind is list or kind is tuple:
@@ -61,7 +62,7 @@ def picklable(value: Any) -> Any:
     return value
 
 
-def _by_public_name(function: Any) -> Any:
+def _by_public_name(function: Callable[..., Any]) -> Any:
     if isinstance(function, types.FunctionType):
         made = reduced_call(function)
         return function if made is None else _Reduced(made)
@@ -81,12 +82,14 @@ def _by_public_name(function: Any) -> Any:
 _calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple, dict]] = weakref.WeakKeyDictionary()
 
 
-def remember_call(value: Any, function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> None:
+def remember_call(
+    value: object, function: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> None:
     """Notes that a class or function is what a call of ``function`` returned."""
     _calls[value] = function.__module__, function.__name__, args, dict(kwargs)
 
 
-def reduced_call(value: Any) -> tuple | None:
+def reduced_call(value: object) -> tuple | None:
     """How to pickle a class or function that a call made; None for any other."""
     if value not in _calls:
         return None

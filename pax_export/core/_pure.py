@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._tracebacks import hide_frames
+from pax_export._types import PyTree
 from pax_export.core._check import check_sharing
 from pax_export.core._mutable import opened, refresh
 from pax_export.core._numpy_leaves import Copies, give_back, with_own_arrays
@@ -56,7 +57,7 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
         (0.0, True)
     """
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> Any:
         function, owner = _unbound(func)
         (args, kwargs), copies = _opened_copy((owner + args, kwargs))
         with open_copies((args, kwargs), copies):
@@ -65,14 +66,14 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
     return _wraps(func, wrapper)
 
 
-def _wraps(func: Any, wrapper: Callable) -> Callable:
+def _wraps(func: Callable[..., Any], wrapper: Callable) -> Callable:
     try:
         return functools.wraps(func)(wrapper)
     except (AttributeError, TypeError, ValueError):
         return wrapper  # a callable that has nothing to copy a name from
 
 
-def _unbound(func: Any) -> tuple[Callable, tuple]:
+def _unbound(func: Callable[..., Any]) -> tuple[Callable, tuple]:
     """Splits a bound method or a module into a function and the module."""
     if isinstance(func, Node):
         if not callable(func):
@@ -93,11 +94,11 @@ def _unbound(func: Any) -> tuple[Callable, tuple]:
     return func, ()
 
 
-def _roots(tree: Any) -> list[Any]:
+def _roots(tree: PyTree) -> list[Any]:
     return [root for root in jax.tree_util.tree_leaves(tree, is_leaf=is_node) if is_node(root)]
 
 
-def _opened_copy(tree: Any) -> tuple[Any, Copies]:
+def _opened_copy(tree: PyTree) -> tuple[Any, Copies]:
     """The same leaves in new modules and containers, but numpy arrays of modules copied."""
     leaves, treedef = jax.tree_util.tree_flatten(tree)
     copy = jax.tree_util.tree_unflatten(treedef, leaves)
@@ -109,7 +110,7 @@ def _opened_copy(tree: Any) -> tuple[Any, Copies]:
 
 
 @contextmanager
-def open_copies(tree: Any, copies: Copies | None = None) -> Iterator[None]:
+def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
     roots = _roots(tree)
     modules = [module for root in roots for module in check_sharing(root)]
@@ -164,7 +165,7 @@ def mutable(module: T) -> Iterator[T]:
         yield copy
 
 
-def purecall(module: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+def purecall(module: PyTree, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
     """Calls a module and returns it with the state that the call left.
 
     Args:
@@ -190,7 +191,7 @@ def purecall(module: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     return _call_and_return(type(module).__call__, module, args, kwargs)
 
 
-def _call_and_return(function: Callable, module: Any, args: tuple, kwargs: dict):
+def _call_and_return(function: Callable, module: PyTree, args: tuple, kwargs: dict):
     def call(module, args, kwargs):
         output = function(module, *args, **kwargs)
         return module, output
@@ -198,7 +199,7 @@ def _call_and_return(function: Callable, module: Any, args: tuple, kwargs: dict)
     return pure(call)(module, args, kwargs)
 
 
-def module_and_value(module_or_function: Any) -> Callable[..., tuple[Any, Any]]:
+def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any]]:
     """Makes a callable that returns the updated module beside the value.
 
     Args:
@@ -234,18 +235,18 @@ def module_and_value(module_or_function: Any) -> Callable[..., tuple[Any, Any]]:
             write="a module, a method of a module, or a function of a module",
         )
 
-    def wrapper(module: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def wrapper(module: PyTree, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
         return _method_and_value(function, module, *args, **kwargs)
 
     return _wraps(function, wrapper)
 
 
-def _method_and_value(function: Callable, module: Any, /, *args: Any, **kwargs: Any):
+def _method_and_value(function: Callable, module: PyTree, /, *args: object, **kwargs: object):
     require_module(module, getattr(function, "__name__", "module_and_value"))
     return _call_and_return(function, module, args, kwargs)
 
 
-def require_module(value: Any, caller: str) -> None:
+def require_module(value: object, caller: str) -> None:
     """Raises unless the value is a module."""
     if not isinstance(value, Node):
         raise InvalidArgumentTypeError(
@@ -255,7 +256,7 @@ def require_module(value: Any, caller: str) -> None:
         )
 
 
-def _require_callable(module: Any, caller: str) -> None:
+def _require_callable(module: PyTree, caller: str) -> None:
     if not callable(module):
         raise InvalidArgumentError(
             f"{caller} needs a module that can be called; its class has no __call__.",

@@ -31,7 +31,7 @@ _lock = threading.Lock()
 _outside = trace_state()
 
 
-def static_before(modules: list[Node], trace: Any) -> list[tuple[Node, Any]]:
+def static_before(modules: list[Node], trace: object) -> list[tuple[Node, Any]]:
     """The static data of modules that a trace begins with; nothing outside of traces."""
     if trace == _outside:
         return []
@@ -51,7 +51,7 @@ def look_for_retracing(before: list[tuple[Node, Any]]) -> None:
                     _count(type(module), name, was, now, value)
 
 
-def _count(cls: type, name: str, was: Any, now: Any, value: Any) -> None:
+def _count(cls: type, name: str, was: object, now: object, value: object) -> None:
     trace = trace_state()
     with _lock:
         left = _left.setdefault(cls, OrderedDict())

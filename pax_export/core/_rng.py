@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import jax
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import PyTree
 
 DEFAULT_SEED = 42
 _LARGEST = 999_999_999
@@ -89,7 +89,7 @@ def next_rng_key() -> jax.Array:
     return key
 
 
-def split_rng_key(key: Any, count: int, where: str) -> jax.Array:
+def split_rng_key(key: PyTree, count: int, where: str) -> jax.Array:
     """So many keys out of the given one, or out of the next of the running thread if it is None."""
     try:
         return jax.random.split(next_rng_key() if key is None else key, count)

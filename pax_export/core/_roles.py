@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.core._edit import with_class
 from pax_export.core._subclassing import aspect_of, derived
 from pax_export.core._traversal import apply_bottom_up, named_leaves
@@ -12,7 +13,7 @@ from pax_export.core._traversal import apply_bottom_up, named_leaves
 ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
 
 
-def named_roles(module: Any) -> list[tuple[str, Any, str]]:
+def named_roles(module: PyTree) -> list[tuple[str, Any, str]]:
     """The path, the leaf and the role of every leaf, in tree order."""
     trained = {path for path, _ in named_leaves(module.parameters())}
     parameters = {path for path, _ in named_leaves(_thawed(module).parameters())}
@@ -25,10 +26,10 @@ def named_roles(module: Any) -> list[tuple[str, Any, str]]:
     return [(path, leaf, role(path)) for path, leaf in named_leaves(module)]
 
 
-def _thawed(module: Any) -> Any:
+def _thawed(module: PyTree) -> Any:
     """The module as if nothing of it were frozen."""
 
-    def thaw(each: Any) -> Any:
+    def thaw(each: PyTree) -> Any:
         if aspect_of(type(each), "frozen") is None:
             return each
         return with_class(each, derived(type(each), "frozen", None))

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
+from pax_export._types import PyTree
 from pax_export.core._places import owner_of_frame
 from pax_export.core._traversal import named_modules
 from pax_export.core._tree import Node
@@ -67,14 +68,14 @@ def _arrays(frames: list[tuple[FrameType, int]], roots: list[Any]) -> list[Any]:
     return [leaf for value in (*roots, *values) for leaf in _leaves(value)]
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: object) -> list[Any]:
     try:
         return jax.tree_util.tree_leaves(value)
     except (TypeError, ValueError):  # a dict whose keys have no order, among the locals
         return []
 
 
-def _has_explicit_axes(leaf: Any) -> bool:
+def _has_explicit_axes(leaf: object) -> bool:
     if not isinstance(leaf, jax.Array):
         return False
     return AxisType.Explicit in jax.typeof(leaf).sharding.mesh.axis_types
@@ -97,7 +98,7 @@ def _where(frames: list[tuple[FrameType, int]], roots: list[Any]) -> str:
     return f"  where: {' '.join(parts)}\n" if parts else ""
 
 
-def _name(module: Any, roots: list[Any]) -> str:
+def _name(module: PyTree, roots: list[Any]) -> str:
     """The path of a module and its class; of a root, or one of nowhere, the class alone."""
     kind = type(module).__qualname__
     for root in roots:

@@ -14,6 +14,7 @@ from pax_export._errors import (
     MissingWeightError,
     StructureMismatchError,
 )
+from pax_export._types import PyTree
 from pax_export.core._check import describe_array
 from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._pure import require_module
@@ -35,7 +36,7 @@ class _Loading:
     taken: list[str] = field(default_factory=list)
 
 
-def state_dict(module: Any) -> dict[str, Any]:
+def state_dict(module: PyTree) -> dict[str, Any]:
     """Saves all arrays of a module, parameters and states alike, to a dict.
 
     Args:
@@ -60,11 +61,11 @@ def state_dict(module: Any) -> dict[str, Any]:
     return _to_dict(module)
 
 
-def _stops(value: Any) -> bool:
+def _stops(value: object) -> bool:
     return isinstance(value, (Node, EmptyNode, StaticLeaf)) or value is None
 
 
-def _to_dict(value: Any) -> Any:
+def _to_dict(value: object) -> Any:
     if not isinstance(value, Node):
         return None if isinstance(value, StaticLeaf) else value
     children, moduledef = flatten(value)
@@ -72,7 +73,7 @@ def _to_dict(value: Any) -> Any:
     return dict(zip(moduledef.names, values))
 
 
-def load_state_dict(module: Any, weights: dict[str, Any]) -> Any:
+def load_state_dict(module: PyTree, weights: dict[str, Any]) -> Any:
     """Makes a module with the arrays of a dict that `state_dict` made.
 
     Args:
@@ -112,7 +113,7 @@ def load_state_dict(module: Any, weights: dict[str, Any]) -> Any:
     return loaded
 
 
-def _from_dict(module: Node, weights: Any, path: str, loading: _Loading) -> Any:
+def _from_dict(module: Node, weights: PyTree, path: str, loading: _Loading) -> Any:
     names = flatten(module)[1].names
     if not isinstance(weights, dict):
         raise StructureMismatchError(
@@ -146,7 +147,7 @@ def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
         )
 
 
-def _load(own: Any, given: Any, path: str, loading: _Loading) -> Any:
+def _load(own: object, given: object, path: str, loading: _Loading) -> Any:
     """Takes over one subtree of an attribute: a leaf, a module or a container."""
     if given is None or isinstance(own, StaticLeaf) or own is None:
         return own
@@ -159,7 +160,7 @@ def _load(own: Any, given: Any, path: str, loading: _Loading) -> Any:
     return _load_container(own, given, path, loading)
 
 
-def _load_container(own: Any, given: Any, path: str, loading: _Loading) -> Any:
+def _load_container(own: object, given: object, path: str, loading: _Loading) -> Any:
     items, treedef = one_level(own)
     others, other_def = one_level(given)
     # Only the keys matter: what a mixed container holds beside arrays is None here.
@@ -176,7 +177,7 @@ def _load_container(own: Any, given: Any, path: str, loading: _Loading) -> Any:
     return jax.tree_util.tree_unflatten(treedef, values)
 
 
-def _checked(own: Any, given: Any, path: str, loading: _Loading) -> Any:
+def _checked(own: PyTree, given: PyTree, path: str, loading: _Loading) -> Any:
     """An array of the weights, if it fits the place."""
     if not is_array(given):
         raise InvalidArgumentTypeError(

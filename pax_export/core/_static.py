@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import PyTree
 from pax_export.core._containers import (
     KEYED,
     PARTIALS,
@@ -43,7 +44,7 @@ class ObjectKey:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -69,7 +70,7 @@ class _IdentityKey:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -79,7 +80,7 @@ class _IdentityKey:
         return id(self.value)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """True for two objects of one class that call each other equal and consist of the same."""
     if type(a) is not type(b):
         return False
@@ -95,7 +96,7 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def _parts(value: Any) -> Any:
+def _parts(value: object) -> Any:
     """What an object consists of, as pickle takes it apart; None where it cannot be told."""
     if isinstance(value, (set, frozenset)):  # their order says nothing
         return frozenset(value), dict(getattr(value, "__dict__", {}))
@@ -110,11 +111,11 @@ def _parts(value: Any) -> Any:
     return make, args, state, fields, _listed(items), _listed(pairs)
 
 
-def _listed(items: Any) -> tuple | None:
+def _listed(items: PyTree) -> tuple | None:
     return None if items is None else tuple(items)
 
 
-def static_key(value: Any) -> Any:
+def static_key(value: PyTree) -> Any:
     """Makes a hashable key; equal keys mean that jax need not trace again.
 
     Args:
@@ -149,7 +150,7 @@ def static_key(value: Any) -> Any:
     return _standard_key(value)
 
 
-def _standard_key(value: Any) -> Any:
+def _standard_key(value: PyTree) -> Any:
     """The key of what is neither plain nor compared by identity."""
     kind = type(value)
     if kind is complex:
@@ -182,7 +183,7 @@ def _array_key(value: np.ndarray) -> Any:
     return type(value), value.dtype.str, value.shape, items
 
 
-def _object_key(value: Any) -> Any:
+def _object_key(value: object) -> Any:
     try:
         hash(value)
     except Exception:  # a class may raise more than TypeError
@@ -191,7 +192,7 @@ def _object_key(value: Any) -> Any:
     return ObjectKey(value)
 
 
-def is_opaque(key: Any) -> bool:
+def is_opaque(key: object) -> bool:
     """True if a key holds an object that has no hash, at any depth."""
     if isinstance(key, UnhashableKey):
         return True
@@ -209,7 +210,7 @@ class StaticLeaf:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __repr__(self) -> str:
@@ -221,7 +222,7 @@ class _LeafValue:
 
     __slots__ = ("value", "key", "changes")
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.changes = has_container(value)
         self.value = copy_containers(value) if self.changes else value
         self.key = static_key(value)

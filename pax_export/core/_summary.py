@@ -94,7 +94,7 @@ def contents(module: Node) -> dict[str, Any]:
     }
 
 
-def elements(leaf: Any) -> int:
+def elements(leaf: object) -> int:
     """How many numbers an array holds; what is no array holds none."""
     return math.prod(getattr(leaf, "shape", (0,)))
 
@@ -121,7 +121,7 @@ def html(module: Node) -> str | None:
         return None
 
 
-def treescope(module: Node, path: str | None, renderer: Any) -> Any:
+def treescope(module: Node, path: str | None, renderer: object) -> Any:
     """A module as treescope draws it: its class, name, mode and public attributes.
 
     Treescope asks for this, so it is there; nothing of ours imports it before.

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
+from pax_export._types import PyTree
 from pax_export.core._moduledef import LABEL, Label
 from pax_export.core._native import fastest_collect
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
@@ -20,7 +21,7 @@ from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatt
 Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
 
 
-def plain(key: Any) -> Any:
+def plain(key: object) -> Any:
     """The name, index or dict key of one entry of a jax key path."""
     for field in ("name", "key", "idx"):
         if hasattr(key, field):
@@ -38,12 +39,12 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def one_level(value: Any) -> tuple[list[tuple[tuple, Any]], Any]:
+def one_level(value: object) -> tuple[list[tuple[tuple, Any]], Any]:
     """The direct children of any pytree node with their key paths, and its treedef."""
     return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
 
 
-def rebuilt(tree: Any) -> Any:
+def rebuilt(tree: PyTree) -> Any:
     """The same leaves in new modules and containers."""
     leaves, treedef = tree_flatten(tree)
     return tree_unflatten(treedef, leaves)
@@ -52,7 +53,7 @@ def rebuilt(tree: Any) -> Any:
 def collect_in_python(cls: type, modules: list, met: set[int] | None) -> Callable[[Any], bool]:
     """A function that stops jax nowhere, or at what it `met`, and lists what is of a class."""
 
-    def collect(value: Any) -> bool:
+    def collect(value: object) -> bool:
         if isinstance(value, cls):
             modules.append(value)
             if met is not None:
@@ -67,7 +68,7 @@ def collect_in_python(cls: type, modules: list, met: set[int] | None) -> Callabl
 _collect = fastest_collect(collect_in_python)
 
 
-def modules_and_leaves(tree: Any, *, once: bool = False) -> tuple[list[Any], list[Any]]:
+def modules_and_leaves(tree: PyTree, *, once: bool = False) -> tuple[list[Any], list[Any]]:
     """All modules of a tree, parents first, and all its leaves.
 
     With `once`, what lies below a module is looked at once: met again, as in itself, where
@@ -79,7 +80,7 @@ def modules_and_leaves(tree: Any, *, once: bool = False) -> tuple[list[Any], lis
     return modules, leaves
 
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     """All leaves with their dotted names, in tree order.
 
     Example:
@@ -91,16 +92,16 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(path_name(path), leaf) for path, leaf in leaves]
 
 
-def named_modules(tree: Any) -> list[tuple[str, Any]]:
+def named_modules(tree: PyTree) -> list[tuple[str, Any]]:
     """All modules with their dotted names, parents first; the root's is empty."""
     return [(path_name(path), module) for path, module in modules_with_paths(tree)]
 
 
-def modules_with_paths(tree: Any) -> list[tuple[tuple, Any]]:
+def modules_with_paths(tree: PyTree) -> list[tuple[tuple, Any]]:
     """All modules with their key paths, parents first."""
     found: list[tuple[tuple, Any]] = []
 
-    def visit(prefix: tuple, value: Any, stop: Callable[[Any], bool], around: frozenset) -> None:
+    def visit(prefix: tuple, value: object, stop: Callable[[Any], bool], around: frozenset) -> None:
         for path, item in tree_flatten_with_path(value, is_leaf=stop)[0]:
             if isinstance(item, Node):
                 found.append((prefix + path, item))
@@ -114,7 +115,7 @@ def modules_with_paths(tree: Any) -> list[tuple[tuple, Any]]:
 def _below(module: Node) -> Callable[[Any], bool]:
     outside = True
 
-    def stop(value: Any) -> bool:
+    def stop(value: object) -> bool:
         nonlocal outside
         if outside and value is module:
             outside = False  # met again, it stands in itself
@@ -166,7 +167,7 @@ def upwards(
     return built[0]
 
 
-def apply_bottom_up(module: Any, function: Callable[[Any], Any]) -> Any:
+def apply_bottom_up(module: PyTree, function: Callable[[Any], Any]) -> Any:
     """Applies a function to every module, children before their parents."""
     return upwards(
         module, lambda each, parts: function(map_submodules(each, lambda sub: next(parts)))
@@ -176,7 +177,7 @@ def apply_bottom_up(module: Any, function: Callable[[Any], Any]) -> Any:
 # --- functions that only move leaves ------------------------------------------------
 
 
-def is_labelled(module: Any) -> bool:
+def is_labelled(module: PyTree) -> bool:
     """Whether a module knows its path: then its treedef must not be exchanged for an equal one."""
     return Label.in_use and is_node(module) and attributes_of(module).get(LABEL) is not None
 

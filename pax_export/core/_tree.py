@@ -27,6 +27,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
+from pax_export._types import PyTree
 from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._moduledef import ModuleDef, intern_moduledef
 from pax_export.core._native import fastest_flatten, fastest_unflatten
@@ -341,7 +342,7 @@ def _leaves_key(moduledef: ModuleDef, subtrees: list[Any]) -> Any:
     return static_key([_changing_leaves(value) for value in mixed]) if mixed else None
 
 
-def _changing_leaves(value: Any) -> list[Any]:
+def _changing_leaves(value: object) -> list[Any]:
     """The sets, deques and the like in a mixed container."""
     leaves = jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
     return [leaf for leaf in leaves if not is_array(leaf) and has_container(leaf)]
@@ -411,7 +412,7 @@ def _compare(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
 
 
 def _changed_name(
-    node: Node, before: ModuleDef, now: ModuleDef, found: Any, leaves_differ: bool
+    node: Node, before: ModuleDef, now: ModuleDef, found: PyTree, leaves_differ: bool
 ) -> str | None:
     """The attribute that was changed in place; None if the module is only seen otherwise now."""
     if found is not None:

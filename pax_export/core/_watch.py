@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from pax_export._errors import ChangedOutsideWarning
+from pax_export._types import PyTree
 from pax_export.core._native import fastest_looks
 
 Seen = tuple[Any, ...]  # a container, its content, the next container, its content
@@ -52,7 +53,7 @@ def seen_in_python(values: Iterable[Any]) -> Seen:
     return tuple(found)
 
 
-def _look(value: Any, found: list[Any]) -> None:
+def _look(value: object, found: list[Any]) -> None:
     kind = type(value)
     if kind is list or kind in DICTS:
         parts = _content(value)
@@ -65,7 +66,7 @@ def _look(value: Any, found: list[Any]) -> None:
         _look(part, found)
 
 
-def _content(container: Any) -> tuple:
+def _content(container: PyTree) -> tuple:
     if isinstance(container, list):
         return tuple(container)
     return tuple([x for item in container.items() for x in item])
@@ -88,7 +89,7 @@ def changed(seen: Seen) -> tuple[Any, tuple] | None:
     return None
 
 
-def in_itself(value: Any) -> bool:
+def in_itself(value: object) -> bool:
     """True if a list or dict lies in itself: jax, given that, leaves the process unusable."""
     around: set[int] = set()
     waiting: list[Any] = [value]
@@ -121,12 +122,12 @@ class _Leave:
         self.number = number
 
 
-def holds(value: Any, container: Any) -> bool:
+def holds(value: object, container: object) -> bool:
     """True if a container is this value, or lies in it."""
     return in_itself(value) or any(each is container for each in seen_in([value])[::2])
 
 
-def warn_of_change(cls: type, name: str, value: Any) -> None:
+def warn_of_change(cls: type, name: str, value: object) -> None:
     """Says that an attribute of a closed module was changed in place, and how to do it right."""
     where = f"{cls.__qualname__}.{name}"
     kind = type(value).__name__

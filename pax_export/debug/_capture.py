@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from pax_export._types import PyTree
 from pax_export.core import Labelling, is_array, purecall, recorded, require_module, with_labels
 from pax_export.debug._harvest import PREFIX, Harvest
 from pax_export.debug._selection import selected_paths
@@ -21,7 +22,7 @@ class _Marks:
     paths: frozenset[str]
     trees: dict[str, Any] = field(default_factory=dict)
 
-    def called(self, path: str, module: Any, arguments: Any, output: Any) -> Any:
+    def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
         if path not in self.paths:
             return output
         leaves, tree = jax.tree_util.tree_flatten(output)
@@ -48,10 +49,10 @@ class Capture:
         ('modules.0',)
     """
 
-    def __init__(self, net: Any, paths: tuple[str, ...]):
+    def __init__(self, net: PyTree, paths: tuple[str, ...]):
         self.net, self.paths = net, paths
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> tuple[Any, dict[str, Any]]:
         """Calls the net.
 
         Returns:
@@ -62,7 +63,9 @@ class Capture:
         output, taken, trees = self._run(self.net, args, kwargs, {})
         return output, {path: _value(path, trees[path], taken) for path in trees}
 
-    def gradients(self, loss: Callable[[Any], Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def gradients(
+        self, loss: Callable[[Any], Any], *args: object, **kwargs: object
+    ) -> dict[str, Any]:
         """The gradients of a loss with respect to what the modules return.
 
         Args:
@@ -97,13 +100,13 @@ class Capture:
         return {path: _value(path, trees[path], found) for path in trees if _has(path, found)}
 
     def _run(
-        self, net: Any, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
+        self, net: PyTree, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
     ) -> tuple[Any, dict[str, list[Any]], dict[str, Any]]:
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         places = [number for number, leaf in enumerate(leaves) if _is_data(leaf)]
         seen: list[Any] = []
 
-        def call(net: Any, data: list[Any]) -> list[Any]:
+        def call(net: PyTree, data: list[Any]) -> list[Any]:
             given = list(leaves)
             for place, value in zip(places, data):
                 given[place] = value
@@ -125,11 +128,11 @@ class Capture:
         return jax.tree_util.tree_unflatten(seen[-1], flat), harvest.taken, marks.trees
 
 
-def _is_data(leaf: Any) -> bool:
+def _is_data(leaf: object) -> bool:
     return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
 
-def _value(path: str, tree: Any, taken: Mapping[str, Any]) -> Any:
+def _value(path: str, tree: PyTree, taken: Mapping[str, Any]) -> Any:
     """What a module returned; several calls give a tuple."""
     flat = [taken.get(f"{path} {number}", [None]) for number in range(tree.num_leaves)]
     calls = [jax.tree_util.tree_unflatten(tree, list(each)) for each in zip(*flat)]
@@ -140,7 +143,7 @@ def _has(path: str, taken: Mapping[str, Any]) -> bool:
     return any(name.rpartition(" ")[0] == path for name in taken)
 
 
-def capture(net: Any, paths: Any = ...) -> Capture:
+def capture(net: PyTree, paths: object = ...) -> Capture:
     """Makes a net that also gives what chosen modules in it return.
 
     Args:

@@ -23,6 +23,7 @@ from pax_export._jaxpr import (
     interpret,
     walk_equations,
 )
+from pax_export._types import Equation, PyTree
 
 PREFIX = "pax_export captures "
 
@@ -45,7 +46,7 @@ class Harvest:
         """Evaluates a program; its results."""
         return interpret(program, arguments, self._operate)
 
-    def _operate(self, equation: Any, given: list[Any]) -> Sequence[Any] | None:
+    def _operate(self, equation: Equation, given: list[Any]) -> Sequence[Any] | None:
         name = equation.primitive.name
         mark = _mark(equation)
         if mark is not None:
@@ -63,14 +64,14 @@ class Harvest:
             write="a function without a derivative of its own around the call",
         )
 
-    def _take(self, name: str, value: Any) -> Any:
+    def _take(self, name: str, value: object) -> Any:
         place = len(self.taken.setdefault(name, []))
         if name in self.added:
             value = value + self.added[name][place]
         self.taken[name].append(value)
         return value
 
-    def _added_within(self, equation: Any) -> dict[str, list[Any]]:
+    def _added_within(self, equation: Equation) -> dict[str, list[Any]]:
         """What is added inside of a loop: the next values of each name."""
         counts: dict[str, int] = {}
         for name in _names(equation):
@@ -87,14 +88,14 @@ class Harvest:
 
     # --- loops and branches -----------------------------------------------------
 
-    def _scan(self, equation: Any, given: list[Any]) -> list[Any]:
+    def _scan(self, equation: Equation, given: list[Any]) -> list[Any]:
         """The values of all rounds, stacked on a first axis."""
         params = equation.params
         fixed, start, inputs = scan_operands(params, given)
         carried = len(start)
         added = self._added_within(equation)
 
-        def body(carry: Any, x: Any) -> Any:
+        def body(carry: PyTree, x: PyTree) -> Any:
             values, more = x
             inner = Harvest(more)
             outputs = inner.run(params["jaxpr"], [*fixed, *carry, *values])
@@ -111,7 +112,7 @@ class Harvest:
         self._extend(taken)
         return [*carry, *outputs]
 
-    def _while(self, equation: Any, given: list[Any]) -> list[Any]:
+    def _while(self, equation: Equation, given: list[Any]) -> list[Any]:
         """The values of the last round; zeros if there is none."""
         params = equation.params
         of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
@@ -119,7 +120,7 @@ class Harvest:
         start = given[of_test + of_body :]
         self._refuse_added(equation)
 
-        def body(state: Any) -> Any:
+        def body(state: PyTree) -> Any:
             inner = Harvest()
             return inner.run(params["body_jaxpr"], [*fixed, *state[0]]), inner.taken
 
@@ -133,13 +134,13 @@ class Harvest:
         self._extend(taken)
         return outputs
 
-    def _cond(self, equation: Any, given: list[Any]) -> list[Any]:
+    def _cond(self, equation: Equation, given: list[Any]) -> list[Any]:
         """The values of the branch that runs; zeros stand for those of the others."""
         self._refuse_added(equation)
         index, *operands = given
         branches = equation.params["branches"]
 
-        def harvested(branch: Any) -> tuple[list[Any], Values]:
+        def harvested(branch: object) -> tuple[list[Any], Values]:
             inner = Harvest()
             return inner.run(branch, operands), inner.taken
 
@@ -149,8 +150,8 @@ class Harvest:
                 known = shapes.setdefault(name, [])
                 known += values[len(known) :]
 
-        def run(branch: Any) -> Any:
-            def call(_: Any) -> Any:
+        def run(branch: object) -> Any:
+            def call(_: object) -> Any:
                 outputs, taken = harvested(branch)
                 filled = {
                     name: [*taken.get(name, ()), *map(_zeros, values[len(taken.get(name, ())) :])]
@@ -164,7 +165,7 @@ class Harvest:
         self._extend(taken)
         return outputs
 
-    def _refuse_added(self, equation: Any) -> None:
+    def _refuse_added(self, equation: Equation) -> None:
         names = sorted(set(_names(equation)) & set(self.added))
         if names:
             raise UnsupportedOperationError(
@@ -178,18 +179,18 @@ class Harvest:
 _LOOPS = {"scan": Harvest._scan, "while": Harvest._while, "cond": Harvest._cond}
 
 
-def _zeros(shape: Any) -> Any:
+def _zeros(shape: PyTree) -> Any:
     return jnp.zeros(shape.shape, shape.dtype)
 
 
-def _mark(equation: Any) -> str | None:
+def _mark(equation: Equation) -> str | None:
     """The name that an operation marks its value with; None for any other operation."""
     if equation.primitive.name != "name" or not equation.params["name"].startswith(PREFIX):
         return None
     return equation.params["name"].removeprefix(PREFIX)
 
 
-def _names(equation: Any) -> Iterator[str]:
+def _names(equation: Equation) -> Iterator[str]:
     """The marks inside of an operation, as often as they occur."""
     for program in inner_programs(equation):
         for inner, _ in walk_equations(program):

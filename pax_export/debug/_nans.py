@@ -8,13 +8,14 @@ operation, from that result back to where it became so.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import PyTree
 from pax_export.core import Labelling, is_array, is_node, named_leaves, with_labels
 from pax_export.debug._origin import all_finite, argument_error, is_bad, operation_error
 from pax_export.debug._watch import watching
@@ -74,7 +75,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
     compiled: dict[Any, Any] = {}
 
     @functools.wraps(function, updated=())
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> Any:
         call = _Call(function, args, kwargs)
         if call.key not in compiled:
             trees: list[Any] = []
@@ -94,7 +95,9 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
     return wrapper
 
 
-def explained(function: Callable[..., Any], args: Any, kwargs: Any) -> Exception:
+def explained(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Exception:
     """The error of a call of which a result is not finite."""
     return _error(_Call(function, args, kwargs))
 
@@ -102,7 +105,9 @@ def explained(function: Callable[..., Any], args: Any, kwargs: Any) -> Exception
 class _Call:
     """A call of a function: what of its arguments is data, and what is part of it."""
 
-    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any):
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ):
         self.function = function
         leaves, self.tree = jax.tree_util.tree_flatten((args, kwargs))
         self.count = len(leaves)
@@ -139,12 +144,12 @@ def _error(call: _Call) -> Exception:
     return operation_error(with_labels(call.traced), call.data)
 
 
-def _is_data(leaf: Any) -> bool:
+def _is_data(leaf: object) -> bool:
     return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
 
-def _labelled_all(tree: Any, label: Labelling) -> Any:
-    def labelled(value: Any) -> Any:
+def _labelled_all(tree: PyTree, label: Labelling) -> Any:
+    def labelled(value: object) -> Any:
         if _is_folded(value):  # a module, as `transforms.jit` hands it on
             return fold(label(unfold(value)))
         return label(value) if is_node(value) else value
@@ -152,5 +157,5 @@ def _labelled_all(tree: Any, label: Labelling) -> Any:
     return jax.tree_util.tree_map(labelled, tree, is_leaf=lambda x: is_node(x) or _is_folded(x))
 
 
-def _is_folded(value: Any) -> bool:
+def _is_folded(value: object) -> bool:
     return isinstance(value, Folded)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pax_export._errors import NonFiniteError
 from pax_export._jax import call_with_constants, scan_operands
 from pax_export._jaxpr import bound, called_program, interpret, is_literal, line_of
+from pax_export._types import Equation, PyTree, TracedProgram
 from pax_export.core import path_in
 
 _ADVICE = {
@@ -38,7 +39,7 @@ class _Found:
 
 
 def operation_error(
-    program: Any, arguments: Sequence[Any], line: str = "", path: str = ""
+    program: TracedProgram, arguments: Sequence[Any], line: str = "", path: str = ""
 ) -> NonFiniteError:
     """What names the first operation of a traced program that gave what is not finite.
 
@@ -64,7 +65,7 @@ def operation_error(
     )
 
 
-def argument_error(value: Any, where: str) -> NonFiniteError:
+def argument_error(value: object, where: str) -> NonFiniteError:
     """What says that nothing was finite from the start."""
     return NonFiniteError(
         "An argument is not finite already.",
@@ -82,23 +83,23 @@ def all_finite(values: Sequence[Any]) -> Any:
     return jnp.isfinite(sum(each.astype(jnp.float32) for each in sums))
 
 
-def is_inexact(value: Any) -> bool:
+def is_inexact(value: PyTree) -> bool:
     """Whether a value can have NaN or infinities in it."""
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)
 
 
-def is_bad(value: Any) -> bool:
+def is_bad(value: PyTree) -> bool:
     """Whether NaN or an infinity is in a value."""
     return is_inexact(value) and not bool(jnp.isfinite(value).all())
 
 
-def _kind(value: Any) -> str:
+def _kind(value: PyTree) -> str:
     if bool(jnp.isnan(value).any()):
         return "NaN"
     return "inf" if bool((value == jnp.inf).any()) else "-inf"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     value = jnp.asarray(value)
     text = f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if not value.size or not jnp.issubdtype(value.dtype, jnp.number) or jnp.iscomplexobj(value):
@@ -108,11 +109,11 @@ def _text(value: Any) -> str:
     return f"{text} from {low:.4g} to {high:.4g}" + (f", {share:.1%} NaN" if share else "")
 
 
-def _first(program: Any, arguments: Sequence[Any], around: str) -> _Found:
+def _first(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Found:
     """The operation from which what is not finite in the results comes."""
     made: dict[Any, _Found] = {}  # by variable
 
-    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
         results = bound(equation, operands)
         path = path_in(equation, around)
         made.update(dict.fromkeys(equation.outvars, _Found(equation, path, operands, results)))
@@ -153,7 +154,7 @@ def _inside(found: _Found) -> _Found | None:
     return None if inner is None else _first(inner, operands, path)
 
 
-def _in_scan(params: Any, operands: list[Any], path: str) -> _Found | None:
+def _in_scan(params: PyTree, operands: list[Any], path: str) -> _Found | None:
     fixed, carry, inputs = scan_operands(params, operands)
     body = params["jaxpr"]
     run = jax.jit(lambda *values: call_with_constants(body, {}, values))
@@ -168,7 +169,7 @@ def _in_scan(params: Any, operands: list[Any], path: str) -> _Found | None:
     return None
 
 
-def _in_while(params: Any, operands: list[Any], path: str) -> _Found | None:
+def _in_while(params: PyTree, operands: list[Any], path: str) -> _Found | None:
     of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
     test, fixed = operands[:of_test], operands[of_test : of_test + of_body]
     state, number = operands[of_test + of_body :], 0

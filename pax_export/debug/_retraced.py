@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import RetracingWarning
+from pax_export._types import PyTree
 from pax_export.core import is_array, named_leaves, static_key, structure_differences
 
 _SHOWN = 8
@@ -46,7 +47,7 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
     seen: dict[Any, dict[str, Any]] = {}
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: object, **kwargs: object) -> Any:
         named = _named(function, args, kwargs)
         key = _key(named)
         if key not in seen:
@@ -66,12 +67,12 @@ def _named(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str,
         return {str(number): value for number, value in enumerate(args)} | kwargs
 
 
-def _key(tree: Any) -> Any:
+def _key(tree: PyTree) -> Any:
     leaves, treedef = jax.tree_util.tree_flatten(tree)
     return treedef, tuple([_kind(leaf) for leaf in leaves])
 
 
-def _kind(leaf: Any) -> Any:
+def _kind(leaf: object) -> Any:
     """What jax compares of a leaf; of a static argument, its type and value."""
     if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
         shaped = jax.typeof(leaf)
@@ -79,7 +80,7 @@ def _kind(leaf: Any) -> Any:
     return static_key(leaf)
 
 
-def _abstract(tree: Any) -> Any:
+def _abstract(tree: PyTree) -> Any:
     """The tree without its data, to be compared with later ones."""
     return jax.tree_util.tree_map(
         lambda x: (
@@ -105,13 +106,13 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def _described(leaf: Any) -> Any:
+def _described(leaf: object) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.shape, str(leaf.dtype), leaf.weak_type
     return static_key(leaf)
 
 
-def _text(leaf: Any) -> str:
+def _text(leaf: object) -> str:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return repr(leaf)
     shape = ",".join(map(str, leaf.shape))

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import Chosen, better_path, matcher, named_modules
 
 
-def selected_paths(net: Any, selection: Any) -> tuple[str, ...]:
+def selected_paths(net: PyTree, selection: PyTree) -> tuple[str, ...]:
     """The paths of the modules that are meant, in tree order.
 
     ``selection`` is a path as `Module.at` reads it, a class, a function of a module or of path
@@ -33,7 +34,7 @@ def selected_paths(net: Any, selection: Any) -> tuple[str, ...]:
     return tuple(path for path, _ in modules if path in found)
 
 
-def _matcher(each: Any) -> Callable[[str, Any], Any]:
+def _matcher(each: object) -> Callable[[str, Any], Any]:
     found = matcher(each, anywhere=False, with_path=True)
     if found is not None:
         return found
@@ -44,7 +45,7 @@ def _matcher(each: Any) -> Callable[[str, Any], Any]:
     )
 
 
-def _nothing(each: Any, paths: list[str]) -> InvalidArgumentError:
+def _nothing(each: object, paths: list[str]) -> InvalidArgumentError:
     near = better_path(each, paths) if isinstance(each, str) else ""
     shown = near or ", ".join(paths[1:6])
     return InvalidArgumentError(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._files import html_text
+from pax_export._types import PyTree
 from pax_export.core import is_array, path_name
 from pax_export.debug._capture import capture
 
@@ -62,7 +63,7 @@ class Table(dict):
         )
 
 
-def statistics(net: Any, *inputs: Any, paths: Any = ..., **kwargs: Any) -> Table:
+def statistics(net: PyTree, *inputs: PyTree, paths: object = ..., **kwargs: object) -> Table:
     """Calls a net, and says what its modules return, in numbers.
 
     Args:
@@ -100,7 +101,7 @@ def statistics(net: Any, *inputs: Any, paths: Any = ..., **kwargs: Any) -> Table
     return Table((name, Statistics(*map(float, row))) for (name, _), row in zip(named, rows))
 
 
-def _numbers(array: Any) -> list[Any]:
+def _numbers(array: PyTree) -> list[Any]:
     values = jnp.abs(array) if jnp.iscomplexobj(array) else array
     values = values.astype(jnp.float32)
     nan = jnp.isnan(values)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_computing, jitted_call, watched
+from pax_export._types import PyTree
 from pax_export.core import path_of_call
 from pax_export.debug._origin import all_finite, argument_error, is_inexact, operation_error
 
@@ -34,7 +35,9 @@ def watching(explain: Explain) -> Iterator[None]:
         )
     finite = jax.jit(all_finite)
 
-    def heard(operation: Any, params: Any, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    def heard(
+        operation: object, params: PyTree, operands: Sequence[Any], results: Sequence[Any]
+    ) -> None:
         looked_at = [value for value in results if is_inexact(value)]
         if looked_at and not finite(looked_at):
             _judge(operation, params, operands, looked_at, explain)
@@ -44,7 +47,11 @@ def watching(explain: Explain) -> Iterator[None]:
 
 
 def _judge(
-    operation: Any, params: Any, operands: Sequence[Any], results: Sequence[Any], explain: Explain
+    operation: PyTree,
+    params: Any,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    explain: Explain,
 ) -> None:
     given = [value for value in operands if is_inexact(value) and not jnp.isfinite(value).all()]
     if given and not any(map(_has_nan, (*given, *results))):
@@ -77,5 +84,5 @@ def _line() -> str:
     return f"{frame.filename}:{frame.lineno} ({frame.name})" if frame else ""
 
 
-def _has_nan(value: Any) -> bool:
+def _has_nan(value: PyTree) -> bool:
     return bool(jnp.isnan(value).any())

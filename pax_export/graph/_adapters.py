@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import Module, describe_array, is_array, is_node, summary_lines
 from pax_export.nn import Lambda, function_name
 
 
-def identity(x: Any) -> Any:
+def identity(x: object) -> Any:
     """Returns ``x`` itself."""
     return x
 
@@ -45,7 +47,7 @@ def as_module(function: Any) -> Module:
     return Lambda(function)
 
 
-def _owner_in_tree(function: Any) -> Any:
+def _owner_in_tree(function: Callable[..., Any]) -> Any:
     """A bound method of a module as a module; anything else as it is."""
     owner = getattr(function, "__self__", None)
     if not inspect.ismethod(function) or not isinstance(owner, Module):
@@ -84,7 +86,7 @@ class Method(_Adapter):
         self.module = module
         self.method = method
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: PyTree) -> Any:
         return getattr(self.module, self.method)(*args)
 
     def _line(self) -> str:
@@ -121,7 +123,7 @@ class Partial(_Adapter):
         return f"functools.partial({', '.join(parts)})"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, Module):
         return type(value).__qualname__
     if is_array(value):

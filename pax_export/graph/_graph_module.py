@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import Module
 from pax_export.graph import _dot
 from pax_export.graph._node import InputNode, Node
@@ -55,7 +56,7 @@ class GraphModule(Module):
         super().__init__(name=name)
         self.modules, self._program = compile_graph(inputs, output)
 
-    def __call__(self, *xs: Any) -> Any:
+    def __call__(self, *xs: PyTree) -> Any:
         """Computes the output.
 
         Args:
@@ -131,7 +132,7 @@ def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
         )
 
     @functools.wraps(func)
-    def build(*example_inputs: Any) -> GraphModule:
+    def build(*example_inputs: PyTree) -> GraphModule:
         names = _names(func, example_inputs)
         inputs = [InputNode(x, name=n) for x, n in zip(example_inputs, names)]
         output = func(*inputs)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from pax_export._errors import InvalidArgumentTypeError, NotPicklableError
+from pax_export._types import PyTree
 from pax_export.core import Module, describe_array, is_array, pure
 from pax_export.graph._adapters import Spread, as_module, identity
 
@@ -42,7 +43,7 @@ class Node:
 
     name: str | None = None
 
-    def __init__(self, parents: Iterable[Node], fx: Callable, value: Any):
+    def __init__(self, parents: Iterable[Node], fx: Callable, value: PyTree):
         self.parents = tuple(parents)
         for parent in self.parents:
             _require_node(parent, "A parent of a node")
@@ -139,7 +140,7 @@ class InputNode(Node):
         (3, -1)
     """
 
-    def __init__(self, value: Any, fx: Callable = identity, *, name: str | None = None):
+    def __init__(self, value: PyTree, fx: Callable = identity, *, name: str | None = None):
         super().__init__((), fx, value)
         self.name = name
 
@@ -166,7 +167,7 @@ class ArgsNode(Node):
         return _applied((self,), Spread(as_module(fn)), self.value)
 
 
-def _applied(parents: tuple[Node, ...], module: Module, value: Any) -> Node:
+def _applied(parents: tuple[Node, ...], module: Module, value: object) -> Node:
     try:
         return Node(parents, module, pure(module)(value))
     except Exception as error:
@@ -182,7 +183,7 @@ def _side_by_side(kind: type, *nodes: Node) -> tuple[Node, ...]:
     return tuple(parents)
 
 
-def _require_node(value: Any, what: str) -> None:
+def _require_node(value: object, what: str) -> None:
     if not isinstance(value, Node):
         raise InvalidArgumentTypeError(
             f"{what} must be a node.",
@@ -196,7 +197,7 @@ def _values(nodes: tuple[Node, ...]) -> tuple:
     return tuple([node.value for node in nodes])
 
 
-def describe_value(value: Any) -> str:
+def describe_value(value: PyTree) -> str:
     """What kind of value a node has, e.g. ``float32[3,8]``; never the value itself."""
     if is_array(value):
         return describe_array(value)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._optional import require
+from pax_export._types import PyTree
 from pax_export.export.artifact import inspect as foreign
 from pax_export.export.artifact.report import ArrayInfo, VariableInfo, read_report
 from pax_export.inspection._inspection import Inspection
@@ -45,7 +46,7 @@ class _Signature:
     computed_in: str = ""
 
 
-def _rows(found: Any, title: str, signatures: Mapping[str, Any]) -> Iterator[Row]:
+def _rows(found: PyTree, title: str, signatures: Mapping[str, Any]) -> Iterator[Row]:
     only = [_fields(each) for each in signatures.values()] if len(signatures) == 1 else [{}]
     yield Row(
         path="",
@@ -79,7 +80,7 @@ def _is_trained(variable: VariableInfo) -> bool:
     return variable.parameter or variable.trainable
 
 
-def _fields(signature: Any) -> dict[str, Any]:
+def _fields(signature: PyTree) -> dict[str, Any]:
     """What a row says of a call."""
     return {
         "inputs": _texts(signature.inputs),

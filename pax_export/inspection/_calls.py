@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from pax_export._jax import needed_part
+from pax_export._types import PyTree
 from pax_export.core import Labelling, is_array, is_node, module_and_value, recorded, with_labels
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import Work, work_of
@@ -49,7 +50,7 @@ class Trace:
     inputs: tuple[str, ...] = ()
     output_count: int = 0
 
-    def called(self, path: str, module: Any, arguments: Any, output: Any) -> Any:
+    def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
         """Notes a call, as a recorder of labelled modules."""
         if path in self.calls:
             self.calls[path].count += 1
@@ -58,14 +59,14 @@ class Trace:
         return output
 
 
-def _structs(tree: Any) -> Any:
+def _structs(tree: PyTree) -> Any:
     return jax.tree_util.tree_map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, tree
     )
 
 
 def traced(
-    net: Any,
+    net: PyTree,
     inputs: tuple,
     kwargs: Mapping[str, Any] | None,
     function: Callable[..., Any] | None = None,
@@ -80,7 +81,7 @@ def traced(
     def labelled(label: Labelling) -> Trace:
         trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
 
-        def call(module: Any, args: tuple, named: dict) -> Any:
+        def call(module: PyTree, args: tuple, named: dict) -> Any:
             updated, output = module_and_value(function)(module, *args, **named)
             trace.output_count = len(jax.tree_util.tree_leaves(output))
             return updated, output  # a call in train mode changes state, too

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pax_export._files import html_text
+from pax_export._types import PyTree
 from pax_export.core import Module, named_leaves
 from pax_export.inspection._artifact import arrays_of, inspected
 from pax_export.inspection._inspect import inspect
@@ -93,7 +94,7 @@ class Diff:
         return html_text.block("", html_text.grid(head, rows), html_text.lines(rest))
 
 
-def diff(first: Any, second: Any) -> Diff:
+def diff(first: object, second: object) -> Diff:
     """Compares two models, exports, or one of each, array by array.
 
     Args:
@@ -128,7 +129,7 @@ def diff(first: Any, second: Any) -> Diff:
     return Diff(tuple(changes), tuple(unseen))
 
 
-def _read(model: Any) -> tuple[dict[str, Row], Mapping[str, Any]]:
+def _read(model: PyTree) -> tuple[dict[str, Row], Mapping[str, Any]]:
     if isinstance(model, (str, os.PathLike)):
         found, values = inspected(Path(model)), arrays_of(Path(model))
     else:
@@ -137,7 +138,7 @@ def _read(model: Any) -> tuple[dict[str, Row], Mapping[str, Any]]:
     return {row.path: row for row in found if row.kind == "array"}, values
 
 
-def _changed(path: str, row: Row, other: Row, a: Any, b: Any) -> Change | None:
+def _changed(path: str, row: Row, other: Row, a: object, b: object) -> Change | None:
     before, after = _text(row), _text(other)
     if row.shape != other.shape:
         return Change(path, "reshaped", before, after)
@@ -147,7 +148,7 @@ def _changed(path: str, row: Row, other: Row, a: Any, b: Any) -> Change | None:
     return Change(path, "changed", before, "", difference) if difference else None
 
 
-def _difference(a: Any, b: Any) -> float | None:
+def _difference(a: PyTree, b: PyTree) -> float | None:
     """The largest absolute difference; NaN at the same place is none."""
     if str(a.dtype).startswith("key<") or str(b.dtype).startswith("key<"):
         return None

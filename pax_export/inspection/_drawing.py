@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import replacing, single_file
 from pax_export._optional import require
+from pax_export._types import PyTree
 from pax_export.core import Module, named_modules
 from pax_export.inspection._calls import traced
 from pax_export.inspection._flow import Node, flow_of
@@ -84,7 +85,7 @@ class Drawing:
 
 
 def draw(
-    net: Any, *inputs: Any, kwargs: Mapping[str, Any] | None = None, depth: int = 1
+    net: PyTree, *inputs: PyTree, kwargs: Mapping[str, Any] | None = None, depth: int = 1
 ) -> Drawing:
     """Draws any module from a traced call of it.
 

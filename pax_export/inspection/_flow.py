@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pax_export._jaxpr import called_program, inner_programs, interpret, walk_equations
+from pax_export._types import Equation, TracedProgram
 from pax_export.core import describe_array, path_in
 from pax_export.inspection._calls import Trace
 
@@ -90,10 +91,12 @@ class _Reader:
             if source is not None:
                 self.flow.connect(source, node, describe_array(variable.aval))
 
-    def _read(self, program: Any, given: Sequence[int | None], around: str) -> list[int | None]:
+    def _read(
+        self, program: TracedProgram, given: Sequence[int | None], around: str
+    ) -> list[int | None]:
         """The nodes that the results of a program come from, for those of its operands."""
 
-        def operate(equation: Any, operands: list[int | None]) -> Sequence[int | None]:
+        def operate(equation: Equation, operands: list[int | None]) -> Sequence[int | None]:
             path = path_in(equation, around)
             inner = _one_to_one(equation)
             if inner is not None and self._has_modules(inner, path):
@@ -102,7 +105,7 @@ class _Reader:
 
         return interpret(program, given, operate, constant=lambda value: None)
 
-    def _node(self, equation: Any, operands: list[int | None], path: str) -> int | None:
+    def _node(self, equation: Equation, operands: list[int | None], path: str) -> int | None:
         """The node of an operation, with edges to it; None for one that reads constants only."""
         home = self._home(path)
         given = [(x, atom) for x, atom in zip(operands, equation.invars) if x is not None]
@@ -116,7 +119,7 @@ class _Reader:
                 self.flow.connect(source, node, describe_array(atom.aval))
         return node
 
-    def _has_modules(self, program: Any, around: str) -> bool:
+    def _has_modules(self, program: TracedProgram, around: str) -> bool:
         """Whether a program calls modules that have nodes of their own."""
         home = self._home(around)
         paths = (
@@ -140,18 +143,18 @@ class _Reader:
             self.modules[path] = self.flow.add(node)
         return self.modules[path]
 
-    def _operation(self, equation: Any) -> int:
+    def _operation(self, equation: Equation) -> int:
         return self.flow.add(Node("operation", _title(equation).strip("_")))
 
 
-def _one_to_one(equation: Any) -> Any:
+def _one_to_one(equation: Equation) -> Any:
     """The program whose operands and results are those of an operation; None if it has none."""
     if equation.primitive.name == "scan":
         return equation.params["jaxpr"]
     return called_program(equation)
 
 
-def _title(equation: Any) -> str:
+def _title(equation: Equation) -> str:
     """The name of the jitted function that an operation calls, or its own."""
     name = equation.params.get("name")
     if isinstance(name, str) and name:

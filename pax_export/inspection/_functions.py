@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from pax_export._types import PyTree
 from pax_export.nn import Lambda, function_name
 
 _LONGEST = 60
 
 
-def function_of(module: Any) -> str:
+def function_of(module: PyTree) -> str:
     """Its name, on one line and no longer than a column may be; empty for other layers."""
     if not isinstance(module, Lambda):
         return ""
@@ -17,7 +16,7 @@ def function_of(module: Any) -> str:
     return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
 
 
-def title_of(module: Any) -> str:
+def title_of(module: PyTree) -> str:
     """The class of a module, with the function that it is for: ``Lambda(relu)``."""
     function = function_of(module)
     return type(module).__name__ + (f"({function})" if function else "")

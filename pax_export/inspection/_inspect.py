@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import (
     ROLES,
     STATE,
@@ -43,7 +44,7 @@ from pax_export.inspection._time import time_shares
 
 
 def inspect(
-    net: Any, *inputs: Any, kwargs: Mapping[str, Any] | None = None, measure: bool = False
+    net: Module, *inputs: PyTree, kwargs: Mapping[str, Any] | None = None, measure: bool = False
 ) -> Inspection:
     """Says what a model, or an export, is: a row for each module and array.
 
@@ -156,7 +157,7 @@ class _Rows:
         arrays = set(map(id, jax.tree_util.tree_leaves(net)))
         order: list[bool] = []
 
-        def visit(value: Any) -> bool:
+        def visit(value: object) -> bool:
             if is_node(value) or id(value) in arrays:
                 order.append(is_node(value))
             return False
@@ -165,7 +166,7 @@ class _Rows:
         for module_comes in order:
             yield self._module(*next(modules)) if module_comes else self._array(next(leaves))
 
-    def _module(self, path: str, module: Any) -> Row:
+    def _module(self, path: str, module: Module) -> Row:
         return dataclasses.replace(
             self._counts(path, type(module).__name__),
             name=module.name,
@@ -211,7 +212,7 @@ class _Rows:
     def _depth(self, path: str) -> int:
         return sum(each in self.module_paths for each in _upwards(path) if each != path)
 
-    def _computed_in(self, path: str, module: Any) -> str:
+    def _computed_in(self, path: str, module: Module) -> str:
         policy = aspect_of(type(module), "mp_policy")
         if self.trace and self.computed_in[path]:
             return _most(self.computed_in[path])

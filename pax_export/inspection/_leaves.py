@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 
+from pax_export._types import PyTree
 from pax_export.core import named_roles
 
 
@@ -37,7 +37,7 @@ def _item_size(dtype: str) -> int:
     return np.dtype(jax.numpy.dtype(dtype)).itemsize
 
 
-def leaves_of(net: Any) -> list[Leaf]:
+def leaves_of(net: PyTree) -> list[Leaf]:
     """The arrays of a net in tree order."""
     return [
         Leaf(path, tuple(leaf.shape), str(leaf.dtype), role)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import PyTree
 from pax_export.core import purecall
 from pax_export.export.artifact import dimensions
 from pax_export.inspection._calls import Call, Trace
@@ -53,11 +54,11 @@ def _seconds(path: str, call: Call) -> float:
     return median(took)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _random(leaf: Any, random: np.random.Generator, path: str) -> Any:
+def _random(leaf: PyTree, random: np.random.Generator, path: str) -> Any:
     if not all(isinstance(size, int) for size in leaf.shape):
         raise InvalidArgumentError(
             "The time of a call is measured with sizes that are numbers.",

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
+from pax_export._types import Array, DTypeLike, PRNGKey, PyTree
 from pax_export.core import Module, next_rng_key, runs_pax_programs
 
 
-def integer(value: Any, where: str, least: int) -> int:
+def integer(value: PyTree, where: str, least: int) -> int:
     """The value as a Python int that is not less than ``least``."""
     try:
         number = operator.index(value)
@@ -42,7 +43,7 @@ def integer(value: Any, where: str, least: int) -> int:
     return number
 
 
-def per_axis(value: Any, axes: int, where: str) -> tuple[int, ...]:
+def per_axis(value: object, axes: int, where: str) -> tuple[int, ...]:
     """One positive integer for each spatial axis; a single one is repeated."""
     values = tuple(value) if isinstance(value, Sequence) else (value,) * axes
     if len(values) != axes:
@@ -55,7 +56,7 @@ def per_axis(value: Any, axes: int, where: str) -> tuple[int, ...]:
     return tuple([integer(x, where, least=1) for x in values])
 
 
-def choice(value: Any, options: Sequence[str], where: str) -> str:
+def choice(value: object, options: Sequence[str], where: str) -> str:
     """The value, which must be one of a few words."""
     if not (isinstance(value, str) and value in options):
         raise InvalidArgumentError(
@@ -67,7 +68,7 @@ def choice(value: Any, options: Sequence[str], where: str) -> str:
     return value
 
 
-def fraction(value: Any, where: str, *, one_allowed: bool) -> Any:
+def fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
     """A number from 0 to 1; a numpy number becomes Python's."""
     try:
         number = value if type(value) is int else float(value)
@@ -88,7 +89,7 @@ def fraction(value: Any, where: str, *, one_allowed: bool) -> Any:
     return number
 
 
-def key_or_next(rng_key: Any) -> jax.Array:
+def key_or_next(rng_key: PRNGKey | None) -> jax.Array:
     """The key that a layer was given, or the next of the ambient stream."""
     return next_rng_key() if rng_key is None else rng_key
 
@@ -96,7 +97,7 @@ def key_or_next(rng_key: Any) -> jax.Array:
 # In a trace these three are asked by every layer; jax's own answers take longer.
 
 
-def as_array(value: Any) -> jax.Array:
+def as_array(value: PyTree) -> jax.Array:
     """``jnp.asarray(value)``."""
     return value if is_tracer(value) else jnp.asarray(value)
 
@@ -109,12 +110,12 @@ def common_dtype(*arrays: jax.Array) -> Any:
 
 
 @functools.cache
-def wide(dtype: Any) -> Any:
+def wide(dtype: DTypeLike) -> Any:
     """A dtype, or float32 if that is wider: sums of half-precision numbers overflow."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def cast(x: jax.Array, dtype: Any) -> jax.Array:
+def cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """``x.astype(dtype)``, which takes time in a trace even where it changes nothing."""
     return x if x.dtype == dtype and not x.weak_type else x.astype(dtype)
 
@@ -122,7 +123,7 @@ def cast(x: jax.Array, dtype: Any) -> jax.Array:
 # The two below take the layer, not its text: that takes longer to make than the check.
 
 
-def require_rank(x: Any, rank: int, form: str, layer: Module) -> None:
+def require_rank(x: Array, rank: int, form: str, layer: Module) -> None:
     """Raises unless an input has as many axes as a layer needs, e.g. those of ``NHWC``."""
     if x.ndim != rank:
         raise InvalidArgumentError(
@@ -169,7 +170,7 @@ def _unchanged(y: jax.Array) -> jax.Array:
     return y
 
 
-def require_channels(x: Any, axis: int, size: int, layer: Module) -> None:
+def require_channels(x: Array, axis: int, size: int, layer: Module) -> None:
     """Raises unless an input has as many channels as a layer was built for."""
     if x.shape[axis] != size:
         raise InvalidArgumentError(

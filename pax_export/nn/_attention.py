@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import Array, PyTree
 from pax_export.core import Module
 from pax_export.nn._arguments import common_dtype, integer, repr_method, wide
 from pax_export.nn._explicit import computed, explicit_mesh, joined, spec_of
@@ -64,7 +65,7 @@ class MultiHeadAttention(Module):
         self.value_projection = Linear(size, size, w_init=w_init, name="val_proj")
         self.output_projection = Linear(size, size, w_init=w_init, name="out_proj")
 
-    def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> jax.Array:
+    def __call__(self, query: Any, key: Any, value: Any, mask: Array | None = None) -> jax.Array:
         """Attends from each query to the values of all keys.
 
         Logits and softmax are computed in float32 at least, under any mixed-precision policy.
@@ -87,7 +88,7 @@ class MultiHeadAttention(Module):
         key = self.key_projection(key)
         value = self.value_projection(value)
 
-        def attended(query: Any, key: Any, value: Any, mask: Any) -> jax.Array:
+        def attended(query: Any, key: PyTree, value: Any, mask: Any) -> jax.Array:
             query_heads, key_heads, value_heads = map(self._heads, (query, key, value))
             weights = self._weights(query_heads, key_heads, mask).astype(value_heads.dtype)
             heads = jnp.einsum("...htT,...Thd->...thd", weights, value_heads)
@@ -106,7 +107,7 @@ class MultiHeadAttention(Module):
 
     # One method, from product to softmax: what a method under a mixed-precision
     # policy returns is cast, and logits in float16 overflow.
-    def _weights(self, query: jax.Array, key: jax.Array, mask: Any) -> jax.Array:
+    def _weights(self, query: jax.Array, key: jax.Array, mask: Array | None) -> jax.Array:
         """``[..., num_heads, t, T]``: how much each query takes of each value."""
         dtype = wide(common_dtype(query, key))
         logits = jnp.einsum("...thd,...Thd->...htT", query, key, preferred_element_type=dtype)
@@ -118,7 +119,7 @@ class MultiHeadAttention(Module):
     _repr = repr_method("num_heads", "key_size")
 
 
-def _hidden(logits: jax.Array, mask: Any, where: str) -> jax.Array:
+def _hidden(logits: jax.Array, mask: Array, where: str) -> jax.Array:
     """The logits, very low where the mask is False or 0."""
     try:
         return jnp.where(jnp.asarray(mask) != 0, logits, _LOWEST)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import Array
 from pax_export.core import (
     Module,
     filled,
@@ -50,7 +51,7 @@ class _BatchNorm(Module):
         self.ema_mean = EMA(filled(shape, 0), self.decay_rate, debias=True)
         self.ema_var = EMA(filled(shape, 1), self.decay_rate, debias=True)
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Normalises each channel.
 
         In train mode by mean and variance of this batch, whose moving averages

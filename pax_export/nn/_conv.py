@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, computed_by_batch, joined, spec_of
@@ -55,7 +56,7 @@ class Convolution(ParameterModule):
     def _spatial_axes(self) -> int:
         return len(self._data_formats[0]) - 2  # all but batch and channels
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Convolves the input.
 
         Args:
@@ -78,7 +79,7 @@ class Convolution(ParameterModule):
         kernel_format = "HW"[-self._spatial_axes() :] + self._kernel_features
         numbers = (self.data_format, kernel_format, self.data_format)
 
-        def convolved(x: jax.Array, weight: jax.Array, bias: Any) -> jax.Array:
+        def convolved(x: jax.Array, weight: jax.Array, bias: Array) -> jax.Array:
             return self._with_bias(self._convolved(self, x, weight, numbers), bias)
 
         if self._groups_of_features() > 1:
@@ -91,7 +92,7 @@ class Convolution(ParameterModule):
 
     # No method of an instance: a mixed-precision policy would cast at its border.
     @staticmethod
-    def _convolved(layer: Any, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+    def _convolved(layer: PyTree, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
         raise NotImplementedError
 
     def _checked_input(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -101,7 +102,7 @@ class Convolution(ParameterModule):
         dtype = arg.common_dtype(x, weight)
         return arg.cast(x, dtype), arg.cast(weight, dtype)
 
-    def _with_bias(self, y: jax.Array, bias: Any) -> jax.Array:
+    def _with_bias(self, y: jax.Array, bias: Array) -> jax.Array:
         if bias is None:
             return y
         channels_last = self.data_format.endswith("C")
@@ -117,7 +118,7 @@ class Convolution(ParameterModule):
         return super()._repr({**own, **(info or {})})
 
 
-def _static_padding(padding: Any, axes: int, where: str) -> Padding:
+def _static_padding(padding: PyTree, axes: int, where: str) -> Padding:
     """``"SAME"``, ``"VALID"``, or a pair of integers for each spatial axis."""
     if isinstance(padding, str):
         return arg.choice(padding, ("SAME", "VALID"), where)
@@ -180,7 +181,7 @@ class _Conv(Convolution):
         return self.feature_group_count
 
     @staticmethod
-    def _convolved(layer: Any, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+    def _convolved(layer: PyTree, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
         return jax.lax.conv_general_dilated(
             x,
             weight,
@@ -267,7 +268,7 @@ class Conv1D(_Conv):
         feature_group_count: int = 1,
         *,
         name: str | None = None,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
     ):
         super().__init__(
             in_features, out_features, kernel_shape, stride, rate, padding,
@@ -327,7 +328,7 @@ class Conv2D(_Conv):
         feature_group_count: int = 1,
         *,
         name: str | None = None,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
     ):
         super().__init__(
             in_features, out_features, kernel_shape, stride, rate, padding,
@@ -381,7 +382,7 @@ class Conv1DTranspose(_ConvTranspose):
         data_format: str = "NWC",
         *,
         name: str | None = None,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
     ):
         super().__init__(
             in_features, out_features, kernel_shape, stride, padding,
@@ -436,7 +437,7 @@ class Conv2DTranspose(_ConvTranspose):
         data_format: str = "NHWC",
         *,
         name: str | None = None,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
     ):
         super().__init__(
             in_features, out_features, kernel_shape, stride, padding,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
+from pax_export._types import Array
 from pax_export.core import Module
 from pax_export.nn._initializers import variance_scaling
 from pax_export.nn._linear import Linear
@@ -23,5 +22,5 @@ class DenseBlock(Module):
         self.fc1 = Linear(dim, 4 * dim, w_init=w_init)
         self.fc2 = Linear(4 * dim, dim, w_init=w_init)
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         return self.fc2(jax.nn.gelu(self.fc1(x)))

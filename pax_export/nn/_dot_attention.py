@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import Array, PyTree
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import on_explicit_mesh
 
@@ -18,12 +19,12 @@ _LOWEST = -1e30  # as in MultiHeadAttention: its weight is 0, and it is finite
 
 
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Array,
+    key: Array,
+    value: Array,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     is_causal: bool = False,
@@ -80,19 +81,19 @@ def dot_product_attention(
     return products(query, key, value, mask, bias, scale, softcap)
 
 
-def _suits_jax(query: Any) -> bool:
+def _suits_jax(query: Array) -> bool:
     # The products of halves jax makes by an algorithm that old consumers do not know; for a single
     # query it copies the keys for each head of a group: a seventh of a step of eight rows.
     return query.dtype == jnp.float32 and query.shape[1] != 1
 
 
-def _suits_one_product(query: Any, key: Any) -> bool:
+def _suits_one_product(query: Array, key: Array) -> bool:
     # Across devices or on a GPU, each head is better left where its keys are.
     on_one_cpu = jax.default_backend() == "cpu" and not on_explicit_mesh((query, key))
     return query.shape[1] == 1 and on_one_cpu
 
 
-def causal_mask(length: Any, window: int | None = None) -> jax.Array:
+def causal_mask(length: object, window: int | None = None) -> jax.Array:
     """``[1, 1, length, length]``: whether a query sees a key, which is not after it."""
     # Compared indices, not a constant: an export may leave the length open.
     row = jax.lax.broadcasted_iota(jnp.int32, (1, 1, length, length), 2)
@@ -102,7 +103,13 @@ def causal_mask(length: Any, window: int | None = None) -> jax.Array:
 
 
 def _by_products(
-    query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: float, softcap: Any
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    bias: Array | None,
+    scale: float,
+    softcap: object,
 ) -> jax.Array:
     batch, length, heads, size = query.shape
     kv_heads = key.shape[2]
@@ -115,7 +122,13 @@ def _by_products(
 
 
 def _of_one_query(
-    query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: float, softcap: Any
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    bias: Array | None,
+    scale: float,
+    softcap: object,
 ) -> jax.Array:
     """Of a single query for each row: a product of two matrices for all of its heads.
 
@@ -135,7 +148,7 @@ def _of_one_query(
     return jnp.where(own, mixed, 0).sum(2)[:, None]
 
 
-def _softmax(logits: Any, mask: Any, bias: Any, softcap: Any) -> jax.Array:
+def _softmax(logits: Any, mask: Array | None, bias: Array | None, softcap: PyTree) -> jax.Array:
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     if bias is not None:
@@ -145,7 +158,7 @@ def _softmax(logits: Any, mask: Any, bias: Any, softcap: Any) -> jax.Array:
     return jax.nn.softmax(logits)
 
 
-def _grouped(x: Any, kv_heads: int) -> jax.Array:
+def _grouped(x: Array, kv_heads: int) -> jax.Array:
     """``[batch, heads or 1, ...]`` as ``[batch, kv_heads, group, ...]``."""
     x = jnp.asarray(x)
     if x.shape[1] == 1:
@@ -153,7 +166,7 @@ def _grouped(x: Any, kv_heads: int) -> jax.Array:
     return x.reshape((x.shape[0], kv_heads, x.shape[1] // kv_heads, *x.shape[2:]))
 
 
-def _check(query: Any, key: Any, softcap: Any, implementation: Any) -> None:
+def _check(query: Array, key: Array, softcap: object, implementation: object) -> None:
     where = "dot_product_attention"
     if implementation is not None:
         arg.choice(implementation, _IMPLEMENTATIONS, f"{where}.implementation")

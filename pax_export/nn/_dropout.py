@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import Array
 from pax_export.core import StateModule, next_rng_key
 from pax_export.nn._arguments import as_array, fraction, repr_method
 
 
-def dropout(rng_key: jax.Array, dropout_rate: float, x: Any) -> Any:
+def dropout(rng_key: jax.Array, dropout_rate: float, x: Array) -> Any:
     """Sets elements to zero at random, and scales the others up.
 
     Args:
@@ -67,7 +68,7 @@ class Dropout(StateModule):
         self.dropout_rate = fraction(dropout_rate, "Dropout.dropout_rate", one_allowed=False)
         self.rng_key = next_rng_key()
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Array) -> Any:
         """Drops elements in train mode.
 
         Args:

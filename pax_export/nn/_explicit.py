@@ -17,12 +17,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._errors import ShardingError
+from pax_export._types import Array, PyTree
 
 Entry = Any  # of a spec: the name of a mesh axis, several, or None
 Spec = tuple[Entry, ...]
 
 
-def explicit_mesh(*arrays: Any) -> Any:
+def explicit_mesh(*arrays: PyTree) -> Any:
     """The mesh with Explicit axes that one of these arrays lies on, or None.
 
     Some may be None, or trees of arrays, as quantized weights are.
@@ -34,7 +35,7 @@ def explicit_mesh(*arrays: Any) -> Any:
     return None
 
 
-def spec_of(array: Any) -> Spec:
+def spec_of(array: Array) -> Spec:
     """For each axis of an array, along which mesh axes it is split."""
     type_of = jax.typeof(array)
     spec = tuple(type_of.sharding.spec)
@@ -69,7 +70,7 @@ def computed(function: Callable[..., Any], operands: tuple, out: Callable[[], An
     return jax.sharding.auto_axes(function, axes=names, out_sharding=shardings)(*operands)
 
 
-def computed_by_batch(function: Callable[..., Any], x: Any, weights: tuple) -> Any:
+def computed_by_batch(function: Callable[..., Any], x: Array, weights: tuple) -> Any:
     """What a function of examples gives; on Explicit axes each device takes its own examples.
 
     The weights, which may be None, are whole then.
@@ -79,7 +80,7 @@ def computed_by_batch(function: Callable[..., Any], x: Any, weights: tuple) -> A
         return function(x, *weights)
     given = [weight for weight in weights if weight is not None]
 
-    def of_a_part(x: Any, *given: Any) -> Any:
+    def of_a_part(x: Array, *given: object) -> Any:
         left = iter(given)
         return function(x, *[None if weight is None else next(left) for weight in weights])
 
@@ -108,7 +109,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
         is_batch = bool(shape and first.shape) and shape[0] == first.shape[0]
         return joined(spec_of(first)[0]) if is_batch else PartitionSpec()
 
-    def call(*leaves: Any) -> Any:
+    def call(*leaves: object) -> Any:
         args, kwargs = treedef.unflatten(leaves)
         return function(*args, **kwargs)
 
@@ -125,16 +126,16 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
         ) from error
 
 
-def _unplaced(leaf: Any) -> Any:
+def _unplaced(leaf: PyTree) -> Any:
     """What an array is, without where it lies."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 
 
-def _is_spec(value: Any) -> bool:
+def _is_spec(value: object) -> bool:
     return isinstance(value, PartitionSpec)
 
 
-def laid_like(array: Any, model: Any) -> Any:
+def laid_like(array: Array, model: PyTree) -> Any:
     """The array, lying on Explicit axes as another one of its rank lies there."""
     mesh = explicit_mesh(model)
     if mesh is None or (explicit_mesh(array) is not None and spec_of(array) == spec_of(model)):
@@ -142,7 +143,7 @@ def laid_like(array: Any, model: Any) -> Any:
     return jax.sharding.reshard(array, NamedSharding(mesh, joined(*spec_of(model))))
 
 
-def with_whole_channels(array: Any) -> Any:
+def with_whole_channels(array: Array) -> Any:
     """The array, on Explicit axes with its last axis on each device."""
     mesh = explicit_mesh(array)
     if mesh is None or spec_of(array)[-1] is None:
@@ -150,6 +151,6 @@ def with_whole_channels(array: Any) -> Any:
     return jax.sharding.reshard(array, NamedSharding(mesh, joined(*spec_of(array)[:-1])))
 
 
-def on_explicit_mesh(tree: Any) -> bool:
+def on_explicit_mesh(tree: PyTree) -> bool:
     """Whether an array of a tree lies on Explicit axes."""
     return explicit_mesh(*tree_leaves(tree)) is not None

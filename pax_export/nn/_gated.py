@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from pax_export._types import Array
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 from pax_export.nn._initializers import Initializer, zeros
@@ -64,7 +65,7 @@ class GatedDense(Module):
         self.gate, self.up = made(dim, hidden_dim), made(dim, hidden_dim)
         self.down = made(hidden_dim, dim)
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Applies the layers to the last axis.
 
         Args:
@@ -93,5 +94,5 @@ class PlainDense(Module):
         )
         self.up, self.down = made(dim, hidden_dim), made(hidden_dim, dim)
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         return self.down(ACTIVATIONS[self.activation](self.up(x)))

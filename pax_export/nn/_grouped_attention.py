@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import Array, PyTree
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 from pax_export.nn._dot_attention import dot_product_attention
@@ -116,7 +117,7 @@ class GroupedQueryAttention(Module):
                 write="head_size=",
             )
 
-    def _make_layers(self, with_bias: bool, output_bias: bool | None, w_init: Any) -> None:
+    def _make_layers(self, with_bias: bool, output_bias: bool | None, w_init: PyTree) -> None:
         def made(of: int, to: int, bias: bool) -> Linear:
             b_init = zeros if bias else None
             return Linear(of, to, with_bias=bias, w_init=w_init, b_init=b_init)
@@ -128,7 +129,9 @@ class GroupedQueryAttention(Module):
         self.value = made(self.dim, kv_inner, with_bias)
         self.output = made(inner, self.dim, with_bias if output_bias is None else bool(output_bias))
 
-    def __call__(self, x: Any, positions: Any = None, mask: Any = None) -> jax.Array:
+    def __call__(
+        self, x: Array, positions: Array | None = None, mask: Array | None = None
+    ) -> jax.Array:
         """Attends from each place to itself and to those before it.
 
         Args:
@@ -151,7 +154,7 @@ class GroupedQueryAttention(Module):
             return self._of_a_batch(x, positions, mask)
         return self._of_a_batch(x[None], positions, mask)[0]
 
-    def _of_a_batch(self, x: jax.Array, positions: Any, mask: Any) -> jax.Array:
+    def _of_a_batch(self, x: jax.Array, positions: Array | None, mask: Array | None) -> jax.Array:
         rotary = getattr(self, "rotary", None)
         cos, sin, pairing = None, None, "halves"
         if rotary is not None:
@@ -171,13 +174,13 @@ class GroupedQueryAttention(Module):
         query_scale, key_scale = self._norm_scales()
         operands = (*flat, query_scale, key_scale, cos, sin, mask)
 
-        def of_operands(q: Any, k: Any, v: Any, qs: Any, ks: Any, *rest: Any) -> Any:
+        def of_operands(q: Array, k: Array, v: Array, qs: object, ks: object, *rest: object) -> Any:
             return attended(q, k, v, (qs, ks), *rest)
 
         out = lambda: joined(*spec_of(flat[0]))  # noqa: E731
         return self.output(computed(of_operands, operands, out))
 
-    def project(self, x: Any, angles: Angles = None, pairing: str = "halves") -> tuple:
+    def project(self, x: Array, angles: Angles = None, pairing: str = "halves") -> tuple:
         """Queries, keys and values by heads, normalised and turned.
 
         Args:
@@ -191,7 +194,7 @@ class GroupedQueryAttention(Module):
         flat = self.query(x), self.key(x), self.value(x)
         return self._heads(*flat, self._norm_scales(), angles, pairing)
 
-    def attend(self, query: Any, key: Any, value: Any, **options: Any) -> jax.Array:
+    def attend(self, query: Array, key: Array, value: Array, **options: PyTree) -> jax.Array:
         """`dot_product_attention` with the scale, soft cap and kernel of this layer."""
         return dot_product_attention(
             query, key, value, scale=self.scale, softcap=self.softcap,
@@ -204,7 +207,7 @@ class GroupedQueryAttention(Module):
         return self.query_norm.scale, self.key_norm.scale
 
     def _heads(
-        self, query: Any, key: Any, value: Any, scales: Any, angles: Angles, pairing: str
+        self, query: Any, key: Any, value: Any, scales: PyTree, angles: Angles, pairing: str
     ) -> tuple:
         def split(x: Any, heads: int) -> jax.Array:
             return x.reshape((*x.shape[:-1], heads, self.head_size))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.core import register_initial
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Convolution
@@ -14,16 +14,16 @@ from pax_export.nn._norm import GroupNorm, LayerNorm
 from pax_export.nn._rms_norm import RMSNorm
 
 
-def _of_linear(layer: Any) -> Initializer:
+def _of_linear(layer: PyTree) -> Initializer:
     return normal(1 / math.sqrt(layer.in_dim))
 
 
-def _of_kernel(layer: Any) -> Initializer:
+def _of_kernel(layer: PyTree) -> Initializer:
     inputs = layer.in_features // getattr(layer, "feature_group_count", 1)
     return normal(1 / math.sqrt(math.prod(layer.kernel_shape) * inputs))
 
 
-def _of_rms_norm(layer: Any) -> Initializer:
+def _of_rms_norm(layer: PyTree) -> Initializer:
     return lambda key, shape: ones(key, shape) - layer.scale_offset
 
 

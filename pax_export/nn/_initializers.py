@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pax_export._types import PRNGKey
 from pax_export.core import drawn, filled
 
 Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
@@ -32,18 +33,18 @@ def variance_scaling(scale: float) -> Initializer:
     jax 0.10 gives.
     """
 
-    def draw(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
+    def draw(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
         variance = np.asarray(scale / math.prod(shape[:-1]), jnp.result_type(float))
         return normal(float(np.sqrt(variance)))(rng_key, shape)
 
     return draw
 
 
-def zeros(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
+def zeros(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """An initializer that ignores its key."""
     return filled(shape, 0)
 
 
-def ones(rng_key: Any, shape: tuple[int, ...]) -> jax.Array:
+def ones(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """An initializer that ignores its key."""
     return filled(shape, 1)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._quantized import QuantizedArray, rows, times
+from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, joined, spec_of
@@ -51,7 +52,7 @@ class Linear(ParameterModule):
         w_init: Initializer | None = None,
         b_init: Initializer | None = None,
         *,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
         name: str | None = None,
     ):
         super().__init__(name=name)
@@ -64,7 +65,7 @@ class Linear(ParameterModule):
         if self.with_bias:
             self.bias = (b_init or default)(bias_key, (self.out_dim,))
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Applies the layer to the last axis.
 
         Args:
@@ -97,7 +98,7 @@ class Linear(ParameterModule):
     _repr = arg.repr_method("in_dim", "out_dim", "with_bias")
 
 
-def _affine(x: Any, weight: Any, bias: Any) -> jax.Array:
+def _affine(x: Array, weight: PyTree, bias: Array | None) -> jax.Array:
     y = times(x, weight)
     return y if bias is None else y + bias
 
@@ -132,7 +133,7 @@ class Embed(ParameterModule):
         embed_dim: int,
         w_init: Initializer | None = None,
         *,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
         name: str | None = None,
     ):
         super().__init__(name=name)
@@ -141,7 +142,7 @@ class Embed(ParameterModule):
         shape = (self.vocab_size, self.embed_dim)
         self.weight = (w_init or normal(0.01))(arg.key_or_next(rng_key), shape)
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Looks up vectors.
 
         Args:
@@ -170,7 +171,7 @@ class Embed(ParameterModule):
     _repr = arg.repr_method("vocab_size", "embed_dim")
 
 
-def weight_in_use(layer: Any) -> Any:
+def weight_in_use(layer: PyTree) -> Any:
     """The weight by which a layer computes now, for who computes with it besides: a tied head.
 
     A layer of a derived class may add to its weight in each call, as adapters do.

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import Array, PRNGKey
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, joined, spec_of
@@ -35,7 +36,7 @@ class AxisSlice:
         return slice(self.start, self.stop, self.step)
 
 
-def _static_axes(axis: Any, where: str) -> tuple[int, ...] | AxisSlice:
+def _static_axes(axis: object, where: str) -> tuple[int, ...] | AxisSlice:
     """The form in which a layer keeps its axes."""
     try:
         if isinstance(axis, slice):
@@ -130,7 +131,7 @@ class LayerNorm(_Norm):
         scale_init: Initializer | None = None,
         offset_init: Initializer | None = None,
         *,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
         name: str | None = None,
     ):
         super().__init__(name=name)
@@ -170,7 +171,7 @@ class LayerNorm(_Norm):
 
         return computed(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
 
-    def _check(self, x: jax.Array, scale: Any, offset: Any) -> None:
+    def _check(self, x: jax.Array, scale: Array | None, offset: Array | None) -> None:
         if self.create_scale or self.create_offset:
             arg.require_channels(x, -1, self.num_channels, self)
         for word, own, given in (
@@ -242,7 +243,7 @@ class GroupNorm(_Norm):
         offset_init: Initializer | None = None,
         data_format: str = "channels_last",
         *,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
         name: str | None = None,
     ):
         super().__init__(name=name)
@@ -263,7 +264,7 @@ class GroupNorm(_Norm):
         if offset is not None:
             self.offset = offset
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Normalises the input.
 
         Args:

@@ -6,13 +6,13 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.nn._arguments import choice, integer
 
 Window = int | Sequence[int]
@@ -20,7 +20,7 @@ Padding = str | Sequence[Sequence[int]]
 
 
 def max_pool(
-    value: Any,
+    value: Array,
     window_shape: Window,
     strides: Window,
     padding: Padding,
@@ -56,7 +56,7 @@ def max_pool(
 
 
 def avg_pool(
-    value: Any,
+    value: Array,
     window_shape: Window,
     strides: Window,
     padding: Padding,
@@ -102,7 +102,7 @@ def _sum_of_windows(x: jax.Array, window, steps, pads) -> jax.Array:
     return jax.lax.reduce_window(x, np.zeros((), x.dtype), jax.lax.add, window, steps, pads)
 
 
-def _least(dtype: Any) -> np.ndarray:
+def _least(dtype: DTypeLike) -> np.ndarray:
     """The element that every other is at least as large as."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.asarray(-np.inf, dtype)
@@ -115,7 +115,7 @@ def _geometry(
     window_shape: Window,
     strides: Window,
     padding: Padding,
-    channel_axis: Any,
+    channel_axis: PyTree,
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
     """Window, strides and padding of each axis; axes that are not pooled may be symbolic."""
     if channel_axis is not None and not -x.ndim <= operator.index(channel_axis) < x.ndim:
@@ -141,7 +141,7 @@ def _geometry(
 
 
 def _pairs(
-    padding: Any, x: jax.Array, window: tuple[int, ...], where: str
+    padding: PyTree, x: jax.Array, window: tuple[int, ...], where: str
 ) -> list[tuple[int, int]]:
     """A pair for each axis; less than a window each, so that every window has a real element."""
     try:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pax_export._types import Array
 
-def sinusoidal_positions(positions: Any, dim: int, base: float = 10000.0) -> jax.Array:
+
+def sinusoidal_positions(positions: Array, dim: int, base: float = 10000.0) -> jax.Array:
     """The vectors that Vaswani et al. (2017) add for positions: sines, then cosines.
 
     Args:

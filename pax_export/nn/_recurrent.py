@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import Module
 from pax_export.nn._arguments import integer, key_or_next, repr_method, require_batch_axis
 from pax_export.nn._explicit import laid_like, with_whole_channels
@@ -77,12 +78,12 @@ class _Cell(Module):
         self.input_dim = integer(input_dim, f"{where}.input_dim", least=1)
         self.hidden_dim = integer(hidden_dim, f"{where}.hidden_dim", least=1)
 
-    def _linear(self, parts: int, rng_key: Any, name: str, **options: Any) -> Linear:
+    def _linear(self, parts: int, rng_key: PRNGKey | None, name: str, **options: PyTree) -> Linear:
         """From input and hidden state, joined, to so many vectors of the size of the state."""
         in_dim = self.input_dim + self.hidden_dim
         return Linear(in_dim, parts * self.hidden_dim, rng_key=rng_key, name=name, **options)
 
-    def __call__(self, state: Any, x: Any) -> tuple[Any, jax.Array]:
+    def __call__(self, state: Any, x: Array) -> tuple[Any, jax.Array]:
         """Makes one step in time.
 
         Args:
@@ -103,7 +104,7 @@ class _Cell(Module):
         batch = () if batch_size is None else (batch_size,)
         return jnp.zeros((*batch, self.hidden_dim))
 
-    def _checked(self, state: Any, x: Any) -> tuple[jax.Array, ...]:
+    def _checked(self, state: PyTree, x: Any) -> tuple[jax.Array, ...]:
         """The input and the arrays of the state; raises if they do not fit."""
         form = self._state_form
         if not all(hasattr(state, field) for field in form._fields):
@@ -136,7 +137,7 @@ class _Cell(Module):
     _repr = repr_method("input_dim", "hidden_dim")
 
 
-def _lying_as(before: Any, state: Any) -> Any:
+def _lying_as(before: PyTree, state: PyTree) -> Any:
     """A state, on Explicit axes lying as the one before it: a scan carries it."""
     fields = state._fields
     return type(state)(*[laid_like(getattr(state, f), getattr(before, f)) for f in fields])
@@ -184,14 +185,14 @@ class LSTM(_Cell):
         w_init: Initializer | None = None,
         forget_gate_bias: float = 0.0,
         *,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
         name: str | None = None,
     ):
         super().__init__(input_dim, hidden_dim, name)
         self.forget_gate_bias = float(forget_gate_bias)
         self.fc = self._linear(4, rng_key, "lstm_fc", w_init=w_init)
 
-    def __call__(self, state: LSTMState, x: Any) -> tuple[LSTMState, jax.Array]:
+    def __call__(self, state: LSTMState, x: Array) -> tuple[LSTMState, jax.Array]:
         x, hidden, cell = self._checked(state, x)
         z = with_whole_channels(self.fc(jnp.concatenate((x, hidden), axis=-1)))
         i, g, f, o = jnp.split(z, 4, axis=-1)
@@ -241,14 +242,19 @@ class GRU(_Cell):
     _state_form = GRUState
 
     def __init__(
-        self, input_dim: int, hidden_dim: int, *, rng_key: Any = None, name: str | None = None
+        self,
+        input_dim: int,
+        hidden_dim: int,
+        *,
+        rng_key: PRNGKey | None = None,
+        name: str | None = None,
     ):
         super().__init__(input_dim, hidden_dim, name)
         zr_key, h_key = jax.random.split(key_or_next(rng_key))
         self.xh_zr_fc = self._linear(2, zr_key, "xh_to_zr")
         self.xh_h_fc = self._linear(1, h_key, "xh_to_h")
 
-    def __call__(self, state: GRUState, x: Any) -> tuple[GRUState, jax.Array]:
+    def __call__(self, state: GRUState, x: Array) -> tuple[GRUState, jax.Array]:
         x, hidden = self._checked(state, x)
         zr = with_whole_channels(self.xh_zr_fc(jnp.concatenate((x, hidden), axis=-1)))
         z, r = jnp.split(jax.nn.sigmoid(zr), 2, axis=-1)
@@ -292,12 +298,17 @@ class VanillaRNN(_Cell):
     _state_form = VanillaRNNState
 
     def __init__(
-        self, input_dim: int, hidden_dim: int, *, rng_key: Any = None, name: str | None = None
+        self,
+        input_dim: int,
+        hidden_dim: int,
+        *,
+        rng_key: PRNGKey | None = None,
+        name: str | None = None,
     ):
         super().__init__(input_dim, hidden_dim, name)
         self.fc = self._linear(1, rng_key, "vanilla_rnn_fc")
 
-    def __call__(self, state: VanillaRNNState, x: Any) -> tuple[VanillaRNNState, jax.Array]:
+    def __call__(self, state: VanillaRNNState, x: Array) -> tuple[VanillaRNNState, jax.Array]:
         x, hidden = self._checked(state, x)
         hidden = self.fc(jnp.concatenate((x, hidden), axis=-1))
         hidden = jnp.tanh(with_whole_channels(hidden))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import Array, PRNGKey
 from pax_export.core import ParameterModule, filled
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import computed, joined, spec_of
@@ -47,7 +46,7 @@ class RMSNorm(ParameterModule):
         scale_offset: float = 0.0,
         scale_init: Initializer | None = None,
         *,
-        rng_key: Any = None,
+        rng_key: PRNGKey | None = None,
         name: str | None = None,
     ):
         super().__init__(name=name)
@@ -58,7 +57,7 @@ class RMSNorm(ParameterModule):
         else:
             self.scale = scale_init(arg.key_or_next(rng_key), (self.num_channels,))
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Normalises the input.
 
         Args:
@@ -74,7 +73,7 @@ class RMSNorm(ParameterModule):
         arg.require_channels(x, -1, self.num_channels, self)
         eps, offset = self.eps, self.scale_offset
 
-        def normalised(x: jax.Array, scale: Any) -> jax.Array:
+        def normalised(x: jax.Array, scale: Array) -> jax.Array:
             return rms_normalised(x, scale, eps, offset)
 
         return computed(normalised, (x, self.scale), lambda: joined(*spec_of(x)))
@@ -82,7 +81,7 @@ class RMSNorm(ParameterModule):
     _repr = arg.repr_method("num_channels", "eps", "scale_offset")
 
 
-def rms_normalised(x: jax.Array, scale: Any, eps: float, offset: float) -> jax.Array:
+def rms_normalised(x: jax.Array, scale: Array, eps: float, offset: float) -> jax.Array:
     """The numbers of `RMSNorm`."""
     dtype = arg.wide(x.dtype)
     y = arg.cast(x, dtype)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import Array
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 
@@ -95,13 +95,13 @@ _FULL = ("factor", "original_length", "low", "high")
 _NUMBERS = {"llama3": _FULL, "yarn": _FULL}  # that a kind needs; others a factor only
 
 
-def _is_positive(value: Any) -> bool:
+def _is_positive(value: object) -> bool:
     """Whether a number is above zero, and so far from it and from infinity that sums end."""
     is_real = isinstance(value, (int, float, np.integer, np.floating))
     return is_real and bool(1e-30 <= value <= 1e30)
 
 
-def _not_positive(where: str, value: Any) -> InvalidArgumentError:
+def _not_positive(where: str, value: object) -> InvalidArgumentError:
     return InvalidArgumentError(
         "This number must be above zero.",
         where=where,
@@ -183,7 +183,7 @@ def _yarn_ramp(size: int, base: float, scaling: RotaryScaling) -> np.ndarray:
 
 
 def rotary_angles(
-    positions: Any, frequencies: np.ndarray, factor: float = 1.0
+    positions: Array | None, frequencies: np.ndarray, factor: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
     """The cosines and sines by which `rotate` turns, computed once for all layers.
 
@@ -201,7 +201,7 @@ def rotary_angles(
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
-def rotate(x: Any, cos: Any, sin: Any, pairing: str = "halves") -> jax.Array:
+def rotate(x: Array, cos: Array, sin: Array, pairing: str = "halves") -> jax.Array:
     """Turns pairs of channels; those beyond twice the number of angles stay.
 
     Args:
@@ -274,13 +274,13 @@ class Rotary(Module):
         self.pairing = arg.choice(pairing, PAIRINGS, "Rotary.pairing")
         self.scaling = scaling
 
-    def angles(self, positions: Any) -> tuple[jax.Array, jax.Array]:
+    def angles(self, positions: Array | None) -> tuple[jax.Array, jax.Array]:
         """Cosines and sines for positions ``[...]``, two arrays ``[..., size / 2]``."""
         frequencies = rotary_frequencies(self.size, self.base, self.scaling)
         factor = 1.0 if self.scaling is None else self.scaling.result_factor
         return rotary_angles(positions, frequencies, factor)
 
-    def __call__(self, x: Any, positions: Any) -> jax.Array:
+    def __call__(self, x: Array, positions: Array) -> jax.Array:
         """Turns the heads of queries or keys.
 
         Args:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import Array, PyTree
 from pax_export.core import Module, pax_line
 from pax_export.nn._explicit import of_a_function
 
@@ -35,7 +36,7 @@ class Sequential(Module):
         super().__init__(name=name)
         self.modules = tuple([_as_module(layer) for layer in layers])
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Array) -> Any:
         """Applies all layers in their order.
 
         Args:
@@ -107,7 +108,7 @@ class Lambda(Module):
         super().__init__(name=name)
         self.func = func
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """Calls the function with all arguments.
 
         Raises:
@@ -144,7 +145,7 @@ class Lambda(Module):
         return [line] if return_list else line
 
 
-def function_name(func: Any) -> str:
+def function_name(func: Callable[..., Any]) -> str:
     """The name of a function for people; never an address in memory."""
     if isinstance(func, functools.partial):
         values = [_argument_text(x) for x in func.args]
@@ -157,7 +158,7 @@ def function_name(func: Any) -> str:
     return _argument_text(func)
 
 
-def _argument_text(value: Any) -> str:
+def _argument_text(value: object) -> str:
     if callable(value) and hasattr(value, "__name__"):
         return value.__name__
     has_own_text = type(value).__repr__ is not object.__repr__
@@ -181,6 +182,6 @@ class Identity(Module):
     def __init__(self, *, training: bool = True, name: str | None = None):
         super().__init__(training=training, name=name)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Array) -> Any:
         """Returns ``x`` itself."""
         return x

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import is_computing
+from pax_export._types import PRNGKey, PyTree
 from pax_export.core import StateModule, assert_structure_equal, is_array, parameters_method
 from pax_export.nn._arguments import fraction, integer, key_or_next
 from pax_export.nn._explicit import laid_like, on_explicit_mesh
@@ -51,7 +52,11 @@ class EMA(StateModule):
     _pax_changes = "in train mode"
 
     def __init__(
-        self, initial_value: Any, decay_rate: float, debias: bool = False, allow_int: bool = False
+        self,
+        initial_value: object,
+        decay_rate: float,
+        debias: bool = False,
+        allow_int: bool = False,
     ):
         super().__init__()
         self.decay_rate = fraction(decay_rate, "EMA.decay_rate", one_allowed=True)
@@ -60,7 +65,7 @@ class EMA(StateModule):
         self.averages = jax.tree_util.tree_map(_own_copy, initial_value)
         self.debias = jnp.zeros(()) if debias else None
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: PyTree) -> Any:
         """Averages a value in, in train mode.
 
         Args:
@@ -90,14 +95,14 @@ class EMA(StateModule):
         self.averages = jax.tree_util.tree_map(self._average, old, value)
         return self.averages
 
-    def _average(self, old: jax.Array, new: Any) -> jax.Array:
+    def _average(self, old: jax.Array, new: object) -> jax.Array:
         if not _is_inexact(old):
             return jnp.asarray(new, old.dtype)
         average = self.decay_rate * old + (1 - self.decay_rate) * jnp.asarray(new)
         # The state must not change its type: it is carried through scans.
         return jnp.asarray(average, old.dtype)
 
-    def _require_inexact(self, tree: Any) -> None:
+    def _require_inexact(self, tree: PyTree) -> None:
         if self.allow_int:
             return
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -110,7 +115,7 @@ class EMA(StateModule):
                 )
 
 
-def _own_copy(leaf: Any) -> jax.Array:
+def _own_copy(leaf: object) -> jax.Array:
     """A copy that nothing else holds, with a dtype that stays.
 
     A model and its averages are often kept in one module, where an array may
@@ -121,7 +126,7 @@ def _own_copy(leaf: Any) -> jax.Array:
     return jnp.array(leaf, dtype=jnp.result_type(leaf), copy=True)
 
 
-def _is_inexact(leaf: Any) -> bool:
+def _is_inexact(leaf: object) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
@@ -150,7 +155,7 @@ class RngSeq(StateModule):
     rng_attributes = ("_rng_key",)
     _pax_changes = "always"
 
-    def __init__(self, seed: int | None = None, rng_key: Any = None):
+    def __init__(self, seed: int | None = None, rng_key: PRNGKey | None = None):
         super().__init__()
         if rng_key is None and seed is not None:
             rng_key = _key_of_seed(seed)

@@ -16,6 +16,7 @@ import jmp
 from jax.tree_util import tree_map_with_path
 
 from pax_export._errors import InvalidArgumentTypeError, StructureMismatchError
+from pax_export._types import Array, PyTree
 from pax_export.core import (
     Module,
     assert_structure_equal,
@@ -36,7 +37,7 @@ _MOST = 10  # differences that a message lists
 
 
 def apply_gradients(
-    model: M, optimizer: O, grads: M, all_finite: jax.Array | None = None, **extra: Any
+    model: M, optimizer: O, grads: M, all_finite: jax.Array | None = None, **extra: object
 ) -> tuple[M, O]:
     """Updates a model and its optimizer by gradients.
 
@@ -82,7 +83,7 @@ def apply_gradients(
 
 
 def apply_scaled_gradients(
-    model: M, optimizer: O, loss_scale: L, grads: Any, **extra: Any
+    model: M, optimizer: O, loss_scale: L, grads: Any, **extra: PyTree
 ) -> tuple[M, O, L]:
     """Updates a model, its optimizer and its loss scale by gradients of a scaled loss.
 
@@ -126,7 +127,7 @@ def apply_scaled_gradients(
     return model, optimizer, adjust(loss_scale, finite)
 
 
-def require_model_and_optimizer(model: Any, optimizer: Any) -> None:
+def require_model_and_optimizer(model: PyTree, optimizer: PyTree) -> None:
     """Raises unless both are modules."""
     for role, value in (("model", model), ("optimizer", optimizer)):
         if not isinstance(value, Module):
@@ -140,7 +141,7 @@ def require_model_and_optimizer(model: Any, optimizer: Any) -> None:
             )
 
 
-def refuse_another_model(optimizer: Any, params: Any, error: Exception) -> None:
+def refuse_another_model(optimizer: PyTree, params: PyTree, error: Exception) -> None:
     """Raises if moments of an optimizer have another structure than the parameters."""
     for path, moments in named_modules(optimizer):
         if not (path and type(moments).__name__ == type(params).__name__):
@@ -158,7 +159,7 @@ def refuse_another_model(optimizer: Any, params: Any, error: Exception) -> None:
             ) from error
 
 
-def parameters_of(tree: Any) -> Any:
+def parameters_of(tree: PyTree) -> Any:
     """Only the trainable part, if a whole model was given."""
     if not isinstance(tree, Module):
         return tree
@@ -166,25 +167,25 @@ def parameters_of(tree: Any) -> Any:
     return tree.parameters()
 
 
-def _subtract(params: Any, updates: Any) -> Any:
+def _subtract(params: PyTree, updates: PyTree) -> Any:
     assert_structure_equal(params, updates)
     return tree_map_with_path(
         lambda path, p, u: _alike(path, p, (p - u).astype(jnp.result_type(p))), params, updates
     )
 
 
-def _choose(condition: Any, new: Any, old: Any) -> Any:
+def _choose(condition: Array, new: object, old: object) -> Any:
     """The new tree if the condition holds, else the old one."""
     assert_structure_equal(new, old)
 
-    def choose(path: tuple, a: Any, b: Any) -> Any:
+    def choose(path: tuple, a: object, b: object) -> Any:
         a = _alike(path, b, a)
         return jax.lax.select(jnp.asarray(condition), jnp.asarray(a), jnp.asarray(b))
 
     return tree_map_with_path(choose, new, old)
 
 
-def _alike(path: tuple, before: Any, after: Any) -> Any:
+def _alike(path: tuple, before: PyTree, after: PyTree) -> Any:
     """An array that takes the place of another."""
     same_shape = jnp.shape(before) == jnp.shape(after)
     if not same_shape or jnp.result_type(before) != jnp.result_type(after):

@@ -6,6 +6,7 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
+from pax_export._types import PyTree
 from pax_export.core import Module, elements
 
 
@@ -28,7 +29,7 @@ def optax_contents(self: Module) -> dict[str, Any]:
     return contents(self, [name.removesuffix("State") for name in keep])
 
 
-def _unchained(state: Any) -> list[Any]:
+def _unchained(state: PyTree) -> list[Any]:
     """The states of all rules: a chain may hold chains."""
     if type(state) is not tuple:
         return [state]

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from pax_export import core
 from pax_export._optional import find
+from pax_export._types import ArrayLike, PyTree
 from pax_export.core import is_array, remember_call, static_key
 from pax_export.optim._contents import opax_contents
 
@@ -54,7 +55,7 @@ class _SubmoduleFinder(MetaPathFinder):
         self.prefix = package + "."
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: Any = None
+        self, fullname: str, path: Sequence[str] | None, target: object = None
     ) -> ModuleSpec | None:
         if not fullname.startswith(self.prefix):
             return None
@@ -82,7 +83,7 @@ class _OpaxLoader(SourceFileLoader):
                     names[name] = _one_result_for_equal_calls(value)
 
 
-def _import(name: str, *args: Any, **kwargs: Any) -> Any:
+def _import(name: str, *args: PyTree, **kwargs: PyTree) -> Any:
     return core if name == "pax" else builtins.__import__(name, *args, **kwargs)
 
 
@@ -90,13 +91,15 @@ class _Numpy(types.ModuleType):
     """`jax.numpy` as it was when opax was written."""
 
     @staticmethod
-    def array(*args: Any, **kwargs: Any) -> jax.Array:
+    def array(*args: PyTree, **kwargs: PyTree) -> jax.Array:
         """Not weakly typed: ``jnp.array(0.0)`` as a state would be, for one step."""
         array = jnp.array(*args, **kwargs)
         return jnp.asarray(array, array.dtype)
 
     @staticmethod
-    def clip(a: Any, a_min: Any = None, a_max: Any = None) -> jax.Array:
+    def clip(
+        a: ArrayLike, a_min: ArrayLike | None = None, a_max: ArrayLike | None = None
+    ) -> jax.Array:
         return jnp.clip(a, min=a_min, max=a_max)
 
     def __getattr__(self, name: str) -> Any:
@@ -109,7 +112,7 @@ _numpy = _Numpy("jax.numpy")
 # --- one class for equal calls ----------------------------------------------------
 
 
-def _is_factory(value: Any, module: types.ModuleType) -> bool:
+def _is_factory(value: object, module: types.ModuleType) -> bool:
     """True for opax's public functions here: they make classes, or schedules."""
     return (
         isinstance(value, types.FunctionType)
@@ -123,7 +126,7 @@ def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., An
     signature = inspect.signature(factory)
 
     @functools.wraps(factory)
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: object, **kwargs: object) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if any(map(is_array, jax.tree_util.tree_leaves(bound.arguments))):
@@ -134,7 +137,7 @@ def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., An
             known[key] = remembered(factory(*args, **kwargs), args, kwargs)
         return known[key]
 
-    def remembered(made: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def remembered(made: object, args: tuple, kwargs: dict[str, Any]) -> Any:
         remember_call(made, factory, args, kwargs)
         return made
 

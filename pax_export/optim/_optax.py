@@ -12,6 +12,7 @@ from jax.tree_util import tree_leaves, tree_map, tree_map_with_path
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._optional import require
+from pax_export._types import PyTree
 from pax_export.core import StateModule, is_array, made_of, named_leaves, path_name
 from pax_export.optim._apply import parameters_of
 from pax_export.optim._contents import optax_contents
@@ -42,7 +43,7 @@ class OptaxOptimizer(StateModule):
         (2, 3)
     """
 
-    def __init__(self, recipe: KeyedTransformation, params: Any):
+    def __init__(self, recipe: KeyedTransformation, params: PyTree):
         super().__init__()
         self.recipe = recipe
         params = parameters_of(params)
@@ -50,7 +51,7 @@ class OptaxOptimizer(StateModule):
         self.slow_params = tree_map(jnp.copy, params) if recipe.takes_slow else None
         self.state = _as_state(recipe.init(self._given(params)), params)
 
-    def __call__(self, grads: Any, params: Any = None, **extra: Any) -> Any:
+    def __call__(self, grads: Any, params: Any = None, **extra: PyTree) -> Any:
         """Returns the updates to subtract; the state is changed, so call it with `%`.
 
         Args:
@@ -72,7 +73,7 @@ class OptaxOptimizer(StateModule):
         self.state = _as_state(state, params)
         return tree_map(jnp.negative, self._taken(updates))
 
-    def remade(self, params: Any) -> OptaxOptimizer:
+    def remade(self, params: PyTree) -> OptaxOptimizer:
         """Returns the same optimizer for other parameters, with what it knows of those that stay.
 
         For a model that changed in the middle of training: another head, other frozen parts.
@@ -95,7 +96,7 @@ class OptaxOptimizer(StateModule):
         """
         known: dict[str, Any] = dict(named_leaves(self))
 
-        def of_leaf(path: Any, leaf: Any) -> Any:
+        def of_leaf(path: Any, leaf: PyTree) -> Any:
             old: Any = known.get(path_name(path))
             same = is_array(old) and old.shape == leaf.shape and old.dtype == leaf.dtype
             return old if same else leaf
@@ -104,14 +105,14 @@ class OptaxOptimizer(StateModule):
 
     _pax_contents = optax_contents
 
-    def _given(self, params: Any) -> Any:
+    def _given(self, params: PyTree) -> Any:
         """The parameters as the transformation wants them: for lookahead, twice."""
         if self.slow_params is None:
             return params
         optax = require("optax", "optax", "optax.lookahead")
         return optax.LookaheadParams(fast=params, slow=self.slow_params)
 
-    def _taken(self, updates: Any) -> Any:
+    def _taken(self, updates: PyTree) -> Any:
         """The updates of the model's parameters; those of the slow ones are made here."""
         if self.slow_params is None:
             return updates
@@ -125,7 +126,7 @@ class OptaxOptimizer(StateModule):
         return updates.fast
 
 
-def _added(slow: Any, update: Any) -> Any:
+def _added(slow: PyTree, update: PyTree) -> Any:
     return (slow + update).astype(slow.dtype)
 
 
@@ -158,14 +159,14 @@ class PackedOptimizer(OptaxOptimizer):
         {'float32': (9,)}
     """
 
-    def __init__(self, recipe: KeyedTransformation, params: Any):
+    def __init__(self, recipe: KeyedTransformation, params: PyTree):
         params = parameters_of(params)
         require_packable(recipe, params)
         packing = Packing.of(params)
         super().__init__(recipe, packing.pack(params))
         self.packing = packing
 
-    def __call__(self, grads: Any, params: Any = None, **extra: Any) -> Any:
+    def __call__(self, grads: Any, params: Any = None, **extra: PyTree) -> Any:
         """Returns the updates to subtract; the state is changed, so call it with `%`.
 
         Args:
@@ -201,24 +202,24 @@ class PackedOptimizer(OptaxOptimizer):
         self.packing.pack(params)  # raises for others
         is_packed = self.packing.is_packed
 
-        def unpack(x: Any) -> Any:
+        def unpack(x: PyTree) -> Any:
             return self.packing.unpack(x, params) if is_packed(x) else x
 
         state = tree_map(unpack, self.state, is_leaf=is_packed)
         attributes = {"recipe": self.recipe, "slow_params": None, "state": state}
         return made_of(OptaxOptimizer, attributes)
 
-    def remade(self, params: Any) -> OptaxOptimizer:
+    def remade(self, params: PyTree) -> OptaxOptimizer:
         new = PackedOptimizer(self.recipe, params)
         is_packed = self.packing.is_packed
 
-        def carried(old: Any, fresh: Any) -> Any:
+        def carried(old: PyTree, fresh: Any) -> Any:
             return self.packing.carried(old, new.packing, fresh) if is_packed(old) else old
 
         return new.replace(state=tree_map(carried, self.state, new.state, is_leaf=is_packed))
 
 
-def from_optax(transformation: Any, *, packed: bool = False) -> Callable[[Any], OptaxOptimizer]:
+def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any], OptaxOptimizer]:
     """Makes modules of an optimizer of optax.
 
     Such a module holds optax's state.  Called with gradients and parameters, it
@@ -265,7 +266,7 @@ def from_optax(transformation: Any, *, packed: bool = False) -> Callable[[Any], 
     return functools.partial(cls, KeyedTransformation(transformation))
 
 
-def _as_state(state: Any, params: Any) -> Any:
+def _as_state(state: PyTree, params: PyTree) -> Any:
     """A state that this module alone holds, as jax.jit would return it.
 
     Numbers become arrays: as static data they would be fixed.  No array is weakly
@@ -275,7 +276,7 @@ def _as_state(state: Any, params: Any) -> Any:
     """
     taken = set(map(id, tree_leaves(params)))
 
-    def own(leaf: Any) -> Any:
+    def own(leaf: PyTree) -> Any:
         if isinstance(leaf, (bool, int, float, complex)):
             leaf = jnp.asarray(leaf)
         if getattr(leaf, "weak_type", False):

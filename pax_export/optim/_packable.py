@@ -25,6 +25,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import is_tracer
 from pax_export._jaxpr import called_program, interpret
+from pax_export._types import PyTree, TreeDef
 from pax_export.optim._packing import Packing
 from pax_export.optim._transformation_key import KeyedTransformation
 
@@ -63,7 +64,7 @@ class _Unpackable(Exception):
         self.leaf = leaf
 
 
-def require_packable(recipe: KeyedTransformation, params: Any) -> None:
+def require_packable(recipe: KeyedTransformation, params: PyTree) -> None:
     """Raises unless an optimizer, packed for these parameters, computes the same."""
     leaves, treedef = tree_flatten(params)
     shapes = tuple([jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves])
@@ -81,7 +82,7 @@ def require_packable(recipe: KeyedTransformation, params: Any) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _obstacle(
-    recipe: KeyedTransformation, packing: Packing, treedef: Any, shapes: tuple
+    recipe: KeyedTransformation, packing: Packing, treedef: TreeDef, shapes: tuple
 ) -> tuple[str, str] | None:
     """Where and why an optimizer cannot be packed; None if it can."""
     if recipe.takes_slow:
@@ -96,7 +97,7 @@ def _obstacle(
     return None
 
 
-def _compare(recipe: KeyedTransformation, packing: Packing, plain: Any, packed: Any) -> None:
+def _compare(recipe: KeyedTransformation, packing: Packing, plain: object, packed: object) -> None:
     """Raises unless the programs for plain and for packed parameters are alike."""
     numbers: dict[Any, int] = {}
     dtypes = [entry.dtype for entry in packing.entries]
@@ -110,7 +111,7 @@ def _compare(recipe: KeyedTransformation, packing: Packing, plain: Any, packed: 
 
 
 def _require_alike(
-    item: Any, other: Any, dtypes: Sequence[str], packed_dtypes: Sequence[str]
+    item: PyTree, other: PyTree, dtypes: Sequence[str], packed_dtypes: Sequence[str]
 ) -> None:
     """Raises unless one result, for all parameters or a scalar, is the same when packed."""
     if isinstance(item, _Formula):
@@ -130,7 +131,7 @@ class _Reader:
     It shares the numbers of formulas so far with the reader of the other program.
     """
 
-    def __init__(self, numbers: dict[Any, int], params: Any, dtypes: list[str]):
+    def __init__(self, numbers: dict[Any, int], params: PyTree, dtypes: list[str]):
         self.numbers, self.params, self.dtypes = numbers, params, dtypes
         self.treedef = tree_structure(params)
         self.zeros: set[int] = set()
@@ -146,7 +147,7 @@ class _Reader:
         yield self._read(recipe.init, param=self.params)
         yield self._read(recipe.update, grad=self.params, state=state, param=self.params)
 
-    def _read(self, function: Callable, **arguments: Any) -> tuple[Any, list[Any]]:
+    def _read(self, function: Callable, **arguments: object) -> tuple[Any, list[Any]]:
         given = [f for name, tree in arguments.items() for f in self._inputs(name, tree)]
         try:
             program, made = jax.make_jaxpr(function, return_shape=True)(*arguments.values())
@@ -161,13 +162,13 @@ class _Reader:
             for x in items
         ]
 
-    def _is_like_params(self, tree: Any) -> bool:
+    def _is_like_params(self, tree: PyTree) -> bool:
         return tree_structure(tree) == self.treedef
 
-    def _places(self, tree: Any) -> tuple[list[Any], Any]:
+    def _places(self, tree: PyTree) -> tuple[list[Any], Any]:
         return tree_flatten(tree, is_leaf=self._is_like_params)
 
-    def _inputs(self, name: str, tree: Any) -> Iterator[_Formula]:
+    def _inputs(self, name: str, tree: PyTree) -> Iterator[_Formula]:
         for place, item in enumerate(self._places(tree)[0]):
             if not self._is_like_params(item):
                 yield self._formula((name, place), item.shape)
@@ -175,11 +176,13 @@ class _Reader:
             for leaf, value in enumerate(tree_leaves(item)):
                 yield self._formula((name, place, self.dtypes[leaf]), value.shape, leaf)
 
-    def _formula(self, key: Any, shape: Any, leaf: int | None = None, **more: Any) -> _Formula:
+    def _formula(
+        self, key: object, shape: PyTree, leaf: int | None = None, **more: PyTree
+    ) -> _Formula:
         number = self.numbers.setdefault(key, len(self.numbers))
         return _Formula(number, tuple(shape), leaf, **more)
 
-    def _constant(self, value: Any) -> _Formula:
+    def _constant(self, value: PyTree) -> _Formula:
         if is_tracer(value):
             return self._formula(("traced", id(value)), value.shape)
         array = np.asarray(value)

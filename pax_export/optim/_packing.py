@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from pax_export._errors import StructureMismatchError
+from pax_export._types import PyTree
 from pax_export.core import named_leaves
 
 
@@ -33,7 +34,7 @@ class Packing:
     entries: tuple[Entry, ...]  # in tree order; in a vector they follow each other
 
     @classmethod
-    def of(cls, params: Any) -> Packing:
+    def of(cls, params: PyTree) -> Packing:
         """The packing of the arrays of a tree."""
         return cls(tuple([_entry(name, leaf) for name, leaf in named_leaves(params)]))
 
@@ -42,7 +43,7 @@ class Packing:
         """The keys of what `pack` returns."""
         return tuple(sorted({entry.dtype for entry in self.entries}))
 
-    def pack(self, tree: Any, what: str = "parameters") -> dict[str, jax.Array]:
+    def pack(self, tree: PyTree, what: str = "parameters") -> dict[str, jax.Array]:
         """The arrays of a tree, end to end: dtype -> ``[numbers of that dtype]``.
 
         Their shapes, dtypes and order must be those of the entries; the message about
@@ -55,7 +56,7 @@ class Packing:
             packed[entry.dtype].append(jnp.ravel(leaf))
         return {dtype: jnp.concatenate(vectors) for dtype, vectors in packed.items()}
 
-    def unpack(self, packed: dict[str, Any], like: Any) -> Any:
+    def unpack(self, packed: dict[str, Any], like: object) -> Any:
         """The reverse of `pack`, in the structure of a tree."""
         start = dict.fromkeys(packed, 0)
         leaves = []
@@ -67,17 +68,17 @@ class Packing:
             leaves.append(part.reshape(entry.shape))
         return tree_unflatten(tree_structure(like), leaves)
 
-    def is_packed(self, value: Any) -> bool:
+    def is_packed(self, value: object) -> bool:
         """Whether a value is what `pack` returns."""
         return isinstance(value, dict) and tuple(sorted(value)) == self.dtypes
 
-    def carried(self, packed: dict[str, Any], other: Packing, fresh: Any) -> dict[str, Any]:
+    def carried(self, packed: dict[str, Any], other: Packing, fresh: PyTree) -> dict[str, Any]:
         """What another packing packs: arrays of this one where the entries agree, else fresh."""
         known = dict(zip(self.entries, self.unpack(packed, list(self.entries))))
         own = zip(other.entries, other.unpack(fresh, list(other.entries)))
         return other.pack([known.get(entry, array) for entry, array in own])
 
-    def _check(self, tree: Any, leaves: list[Any], what: str) -> None:
+    def _check(self, tree: PyTree, leaves: list[Any], what: str) -> None:
         if len(leaves) == len(self.entries) and all(map(_fits, self.entries, leaves)):
             return
         given = [_entry(name, leaf) for name, leaf in named_leaves(tree)]
@@ -95,9 +96,9 @@ class Packing:
         )
 
 
-def _entry(name: str, leaf: Any) -> Entry:
+def _entry(name: str, leaf: PyTree) -> Entry:
     return Entry(name, tuple(jnp.shape(leaf)), jnp.result_type(leaf).name)
 
 
-def _fits(entry: Entry, leaf: Any) -> bool:
+def _fits(entry: Entry, leaf: PyTree) -> bool:
     return entry.shape == jnp.shape(leaf) and entry.dtype == jnp.result_type(leaf).name

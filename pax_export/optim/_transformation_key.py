@@ -21,6 +21,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError, NotPicklableError
 from pax_export._jax import is_tracer
+from pax_export._types import PyTree
 from pax_export.core import is_array, is_node, static_key
 
 
@@ -32,7 +33,7 @@ class KeyedTransformation:
     takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any
     takes_slow: bool  # whether it wants its parameters twice, as `optax.lookahead` does
 
-    def __init__(self, source: Any):
+    def __init__(self, source: PyTree):
         self._source = source
         made = source() if _is_factory(source) else source
         if not callable(getattr(made, "init", None)) or not callable(getattr(made, "update", None)):
@@ -96,18 +97,18 @@ def _lookahead_code() -> frozenset[types.CodeType]:
     return frozenset([const for const in constants if isinstance(const, types.CodeType)])
 
 
-def _mentions(key: Any, codes: frozenset[types.CodeType]) -> bool:
+def _mentions(key: object, codes: frozenset[types.CodeType]) -> bool:
     """True if one of these codes is part of a key, at any depth."""
     if isinstance(key, tuple):
         return any(_mentions(part, codes) for part in key)
     return isinstance(key, types.CodeType) and key in codes
 
 
-def _is_factory(source: Any) -> bool:
+def _is_factory(source: object) -> bool:
     return callable(source) and not hasattr(source, "update")
 
 
-def _key(value: Any, open_ids: set[int]) -> Any:
+def _key(value: object, open_ids: set[int]) -> Any:
     """A hashable that is equal for values that compute the same."""
     if id(value) in open_ids:
         return "itself"  # a function that closes over itself
@@ -141,7 +142,7 @@ def _content(cell: types.CellType, key: Callable[[Any], Any]) -> Any:
         return "empty"  # a variable that has no value yet
 
 
-def _array_key(array: Any) -> Any:
+def _array_key(array: PyTree) -> Any:
     """Arrays are few and small here: a learning rate, a mask."""
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
@@ -149,5 +150,5 @@ def _array_key(array: Any) -> Any:
     return str(host.dtype), host.shape, host.tobytes()
 
 
-def _is_optax(value: Any) -> bool:
+def _is_optax(value: object) -> bool:
     return (value.__module__ or "").split(".")[0] == "optax"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import Module, assert_structure_equal, rebuilt
 from pax_export.optim._apply import apply_gradients, require_model_and_optimizer
 from pax_export.optim._optax import OptaxOptimizer
@@ -49,7 +50,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         ()
     """
 
-    def of_immutable(model: Any, *inputs: Any) -> Any:
+    def of_immutable(model: PyTree, *inputs: PyTree) -> Any:
         # The gradient's copy of a model may be changed; but what is changed and
         # not returned would be lost, so here it is an error.
         returned = loss_fn(rebuilt(model), *inputs)
@@ -59,13 +60,13 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
 
     grad_fn = value_and_grad(of_immutable, has_aux=True)
 
-    def update(model: Any, optimizer: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+    def update(model: PyTree, optimizer: PyTree, *inputs: PyTree) -> tuple[Any, Any, Any]:
         require_model_and_optimizer(model, optimizer)
         (loss, returned), grads = grad_fn(model, *inputs)
         aux, updated = _aux_and_model(returned)
         assert_structure_equal(model, updated)
 
-        def value_fn(params: Any) -> Any:
+        def value_fn(params: PyTree) -> Any:
             return loss_fn(model.update_parameters(params), *inputs)[0]
 
         extra = {}
@@ -74,14 +75,14 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         updated, optimizer = apply_gradients(updated, optimizer, grads, **extra)
         return updated, optimizer, aux
 
-    def scan_update(model_and_optimizer: Any, *inputs: Any) -> tuple[Any, Any]:
+    def scan_update(model_and_optimizer: PyTree, *inputs: Any) -> tuple[Any, Any]:
         model, optimizer, aux = update(*model_and_optimizer, *inputs)
         return (model, optimizer), aux
 
     return scan_update if scan_mode else update
 
 
-def _aux_and_model(returned: Any) -> tuple[Any, Any]:
+def _aux_and_model(returned: object) -> tuple[Any, Any]:
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Module):
         return returned
     raise _no_model(f"(loss, {type(returned).__name__})")

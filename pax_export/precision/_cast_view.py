@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import jmp
 from jax.tree_util import tree_flatten, tree_leaves
 
+from pax_export._types import DTypeLike, PyTree
 from pax_export.core import (
     EmptyNode,
     Node,
@@ -44,7 +45,7 @@ class CastView:
     The policy says what arrays are cast to, and what changed ones are cast back to.
     """
 
-    def __init__(self, original: Any, policy: jmp.Policy):
+    def __init__(self, original: PyTree, policy: jmp.Policy):
         self.original = original
         self.policy = policy
         own = _attributes(original)
@@ -74,20 +75,20 @@ class CastView:
             if not self._is_untouched(name, value):
                 self._write_back_one(name, value)
 
-    def _is_untouched(self, name: str, value: Any) -> bool:
+    def _is_untouched(self, name: str, value: object) -> bool:
         if value is not self._given.get(name, _MISSING):
             return False
         (leaves, treedef), (given, given_def) = _content(value), self._contents[name]
         return treedef == given_def and all(a is b for a, b in zip(leaves, given))
 
-    def _write_back_one(self, name: str, value: Any) -> None:
+    def _write_back_one(self, name: str, value: PyTree) -> None:
         value = cast_floating(self._with_originals(value), self.policy.param_dtype)
         # A container that needed no cast is one object in both modules.
         if value is not attributes_of(self.original).get(name, _MISSING):
             require_open(self.original, "set", name)
             store(self.original, name, value)
 
-    def result(self, tree: Any) -> Any:
+    def result(self, tree: PyTree) -> Any:
         """What the caller gets for what the method returned.
 
         Arrays have the output dtype.  The view becomes the module itself,
@@ -98,12 +99,12 @@ class CastView:
             tree = treedef.unflatten(map(self._result_leaf, leaves))
         return cast_floating(tree, self.policy.output_dtype)
 
-    def _result_leaf(self, leaf: Any) -> Any:
+    def _result_leaf(self, leaf: object) -> Any:
         if leaf is self.module:
             return self.original
         return self._with_originals(leaf) if is_node(leaf) else leaf
 
-    def _with_originals(self, tree: Any) -> Any:
+    def _with_originals(self, tree: PyTree) -> Any:
         """Exchanges cast arrays, wherever they went, for those they were cast from."""
         leaves, treedef = tree_flatten(tree)
         if not any(id(leaf) in self._originals for leaf in leaves):
@@ -112,7 +113,7 @@ class CastView:
         return treedef.unflatten(found)
 
 
-def _attributes(module: Any) -> dict[str, Any]:
+def _attributes(module: PyTree) -> dict[str, Any]:
     """The attributes of a module, without what a cached_property stored beside them."""
     cls = type(module)
     return {
@@ -122,7 +123,7 @@ def _attributes(module: Any) -> dict[str, Any]:
     }
 
 
-def _content(value: Any) -> tuple[list[Any], Any]:
+def _content(value: object) -> tuple[list[Any], Any]:
     """What a container holds: tells, before and after, whether it was changed in place."""
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
         return [], None
@@ -143,7 +144,7 @@ def _pairs(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, A
 # --- casts ------------------------------------------------------------------------------
 
 
-def cast_floating(tree: Any, dtype: Any) -> Any:
+def cast_floating(tree: PyTree, dtype: DTypeLike) -> Any:
     """Casts every floating-point array of a tree; the very same tree if none has to be.
 
     Integers, booleans, random keys, Python numbers and everything inside
@@ -154,11 +155,11 @@ def cast_floating(tree: Any, dtype: Any) -> Any:
     return tree if all(map(operator.is_, leaves, cast)) else treedef.unflatten(cast)
 
 
-def stops(value: Any) -> bool:
+def stops(value: object) -> bool:
     """True for modules; and iterators, which jax does not look into either, and warns of."""
     return isinstance(value, (Node, Iterator))
 
 
-def is_floating(value: Any) -> bool:
+def is_floating(value: PyTree) -> bool:
     """True for arrays of floating-point numbers."""
     return is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)

@@ -18,6 +18,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys, tree_map
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import Array, PyTree
 from pax_export.precision._cast_view import is_floating
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class StaticLossScale(jmp.StaticLossScale):
         512.0
     """
 
-    def __init__(self, loss_scale: Any):
+    def __init__(self, loss_scale: object):
         _set(self, loss_scale=_scalar(loss_scale, "loss_scale"))
 
     def unscale(self, tree: T) -> T:
@@ -89,7 +90,7 @@ class DynamicLossScale(jmp.DynamicLossScale):
         """Divides the arrays of a tree by the scale; each keeps its dtype."""
         return unscaled(tree, self.loss_scale)
 
-    def adjust(self, grads_finite: Any) -> Self:
+    def adjust(self, grads_finite: Array) -> Self:
         """Returns the scale for the next step.
 
         Args:
@@ -101,7 +102,7 @@ class DynamicLossScale(jmp.DynamicLossScale):
         return adjusted(self, grads_finite)
 
 
-def _scalar(value: Any, name: str) -> jax.Array:
+def _scalar(value: PyTree, name: str) -> jax.Array:
     """A floating-point scalar of a fixed dtype, so that a step is traced once."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return jnp.array(value, jnp.float32)
@@ -116,7 +117,7 @@ def _scalar(value: Any, name: str) -> jax.Array:
     return array.astype(array.dtype)  # not weakly typed any more
 
 
-def _set(scale: Any, **fields: Any) -> None:
+def _set(scale: object, **fields: object) -> None:
     for name, value in fields.items():
         object.__setattr__(scale, name, value)
 
@@ -124,7 +125,7 @@ def _set(scale: Any, **fields: Any) -> None:
 # --- the arithmetic, for jmp's loss scales as well ---------------------------------
 
 
-def unscale(scale: Any, tree: T) -> T:
+def unscale(scale: PyTree, tree: T) -> T:
     """The gradients of a loss that a scale scaled, ours, jmp's or with its own ``unscale``."""
     method = getattr(type(scale), "unscale", None)
     if method is None:
@@ -138,20 +139,20 @@ def unscale(scale: Any, tree: T) -> T:
     return scale.unscale(tree)
 
 
-def adjust(scale: Any, grads_finite: Any) -> Any:
+def adjust(scale: PyTree, grads_finite: Any) -> Any:
     """The next state of a dynamic loss scale, ours, jmp's, or with its own ``adjust``."""
     if type(scale).adjust is jmp.DynamicLossScale.adjust:
         return adjusted(scale, grads_finite)
     return scale.adjust(grads_finite)
 
 
-def unscaled(tree: T, loss_scale: Any) -> T:
+def unscaled(tree: T, loss_scale: object) -> T:
     """Divides the arrays of a tree by a scale, in float32; each keeps its dtype."""
     inverse = 1.0 / jnp.asarray(loss_scale).astype(jnp.float32)
     return tree_map(lambda x: (x * inverse).astype(jnp.result_type(x)), tree)
 
 
-def adjusted(scale: Any, grads_finite: Any) -> Any:
+def adjusted(scale: PyTree, grads_finite: Any) -> Any:
     """The next state of a `jmp.DynamicLossScale`; every field keeps its dtype."""
     if jnp.ndim(grads_finite) != 0:
         raise InvalidArgumentError(
@@ -169,7 +170,7 @@ def adjusted(scale: Any, grads_finite: Any) -> Any:
     return dataclasses.replace(scale, loss_scale=chosen, counter=counter)
 
 
-def _lowest(scale: Any) -> Any:
+def _lowest(scale: PyTree) -> Any:
     lowest = scale.min_loss_scale
     if isinstance(lowest, (int, float, np.ndarray, np.generic)):
         # A plain number leaves a weakly typed scale, jnp.asarray(2.0**15), as it
@@ -185,15 +186,15 @@ def _register(cls: type, children: tuple[str, ...], static: tuple[str, ...]) -> 
     """Registers a loss scale; rebuilding one runs no constructor."""
     keys = tuple([GetAttrKey(name) for name in children])
 
-    def flatten(scale: Any) -> tuple[tuple, tuple]:
+    def flatten(scale: object) -> tuple[tuple, tuple]:
         values = [getattr(scale, name) for name in children]
         return tuple(values), tuple([getattr(scale, name) for name in static])
 
-    def flatten_with_keys(scale: Any) -> tuple[tuple, tuple]:
+    def flatten_with_keys(scale: object) -> tuple[tuple, tuple]:
         values, aux = flatten(scale)
         return tuple(zip(keys, values)), aux
 
-    def unflatten(aux: tuple, values: Any) -> Any:
+    def unflatten(aux: tuple, values: PyTree) -> Any:
         scale = object.__new__(cls)
         _set(scale, **dict(zip(children, values)), **dict(zip(static, aux)))
         return scale

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jmp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PolicyError
+from pax_export._types import PyTree
 from pax_export.core import (
     Chosen,
     Module,
@@ -94,7 +95,7 @@ def mixed_precision(
         )
     exempted = _exempted(named, exempt)
 
-    def put(module: Any, is_full: bool) -> Any:
+    def put(module: Module, is_full: bool) -> Any:
         is_full = is_full or id(module) in exempted
         new = map_submodules(module, lambda sub: put(sub, is_full))
         if policy_of(new) is not None:
@@ -104,7 +105,7 @@ def mixed_precision(
     return put(module, False)
 
 
-def under_policy(module: M, mp_policy: Any) -> M:
+def under_policy(module: M, mp_policy: PyTree) -> M:
     """What ``net.at(...).policy(p)`` does: p may also be the text of a policy, or None for none."""
     if mp_policy is None:
         return remove_policies(module)
@@ -147,7 +148,7 @@ def _in_float32(policy: jmp.Policy) -> jmp.Policy:
     return jmp.Policy(param, compute, policy.output_dtype)
 
 
-def _exempted(named: list[tuple[str, Any]], exempt: Any) -> set[int]:
+def _exempted(named: list[tuple[str, Any]], exempt: object) -> set[int]:
     """The ids of the modules that a filter matches; each filter must match some."""
     found: set[int] = set()
     for each in _filters(exempt):
@@ -169,13 +170,13 @@ def _exempted(named: list[tuple[str, Any]], exempt: Any) -> set[int]:
     return found
 
 
-def _filters(exempt: Any) -> Iterable[Any]:
+def _filters(exempt: object) -> Iterable[Any]:
     if isinstance(exempt, Iterable) and not isinstance(exempt, (str, type, Module, Chosen)):
         return exempt
     return [exempt]
 
 
-def _matcher(each: Any) -> Callable[[str, Any], Any]:
+def _matcher(each: object) -> Callable[[str, Any], Any]:
     found = matcher(each, anywhere=True)
     if found is not None:
         return found
@@ -186,11 +187,11 @@ def _matcher(each: Any) -> Callable[[str, Any], Any]:
     )
 
 
-def _shown(each: Any) -> str:
+def _shown(each: object) -> str:
     return each.__qualname__ if isinstance(each, type) else repr(each)
 
 
-def _suggestion(each: Any, named: list[tuple[str, Any]]) -> str:
+def _suggestion(each: object, named: list[tuple[str, Any]]) -> str:
     """What the net has instead: paths alike, or its classes."""
     if isinstance(each, str):
         paths = [path for path, _ in named if path]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jmp
 
 from pax_export._errors import InvalidArgumentTypeError, PolicyError
+from pax_export._types import PyTree
 from pax_export.core import (
     Module,
     Node,
@@ -109,7 +110,7 @@ def unwrap_mp_policy(module: M) -> M:
     return with_class(module, derived(type(module), "mp_policy", None))
 
 
-def policy_of(module: Any) -> jmp.Policy | None:
+def policy_of(module: Module) -> jmp.Policy | None:
     """Returns the policy that a module is under, or None.
 
     Example:
@@ -121,7 +122,7 @@ def policy_of(module: Any) -> jmp.Policy | None:
     return aspect_of(type(module), "mp_policy")
 
 
-def canonical(policy: Any) -> jmp.Policy:
+def canonical(policy: object) -> jmp.Policy:
     """One of all policies that say the same: it finds the derived class."""
     dtypes = [getattr(policy, f"{role}_dtype", None) for role in ("param", "compute", "output")]
     try:
@@ -148,7 +149,7 @@ _MODULE_NAMES = frozenset(
 )
 
 
-def _under_policy(base: type, namespace: dict[str, Any], policy: Any) -> dict[str, Any]:
+def _under_policy(base: type, namespace: dict[str, Any], policy: PyTree) -> dict[str, Any]:
     """The methods that a policy concerns, as their classes hold them, wrapped."""
     found: dict[str, Any] = {}
     for cls in reversed(base.__mro__):
@@ -158,7 +159,7 @@ def _under_policy(base: type, namespace: dict[str, Any], policy: Any) -> dict[st
     return {name: _wrap(x, policy) for name, x in found.items() if _is_concerned(name, x)}
 
 
-def _is_concerned(name: str, value: Any) -> bool:
+def _is_concerned(name: str, value: object) -> bool:
     """True for functions of an instance, jitted and partial ones too."""
     special = name.startswith("__") and name.endswith("__") and name != "__call__"
     if special or name in _MODULE_NAMES:
@@ -170,10 +171,10 @@ def _is_concerned(name: str, value: Any) -> bool:
     return callable(value) and hasattr(type(value), "__get__")
 
 
-def _wrap(method: Any, policy: jmp.Policy) -> Callable:
+def _wrap(method: Callable[..., Any], policy: jmp.Policy) -> Callable:
     """A method that runs on the cast view of its module."""
 
-    def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: Any, /, *args: object, **kwargs: object) -> Any:
         if is_constructing(self):
             return method.__get__(self, type(self))(*args, **kwargs)
         args, kwargs = cast_floating((args, kwargs), policy.compute_dtype)

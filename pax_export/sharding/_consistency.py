@@ -11,35 +11,36 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import ShardingError
+from pax_export._types import AnyMesh, PyTree
 
 
-def require_same_values(values: Sequence[Any], mesh: Any) -> None:
+def require_same_values(values: Sequence[Any], mesh: AnyMesh) -> None:
     """Raises a ShardingError, in every process, where they give different values for a mesh."""
     if values:
         what = "The processes of a mesh must give the same values."
         _require_same(map(_bytes_of, values), mesh, what)
 
 
-def require_same_program(text: str, mesh: Any) -> None:
+def require_same_program(text: str, mesh: AnyMesh) -> None:
     """Raises a ShardingError, in every process, where they would run different programs."""
     _require_same([text.encode()], mesh, "The processes of a mesh must build the same model.")
 
 
-def _is_ours(mesh: Any) -> bool:
+def _is_ours(mesh: AnyMesh) -> bool:
     """True where no other process has devices of the mesh."""
     here = jax.process_index()
     devices = getattr(mesh, "devices", None)
     return devices is None or all(device.process_index == here for device in devices.flat)
 
 
-def _bytes_of(value: Any) -> bytes:
+def _bytes_of(value: PyTree) -> bytes:
     if jnp.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     array = np.ascontiguousarray(value)
     return f"{array.shape}{array.dtype}".encode() + array.tobytes()
 
 
-def _require_same(parts: Iterable[bytes], mesh: Any, what: str) -> None:
+def _require_same(parts: Iterable[bytes], mesh: AnyMesh, what: str) -> None:
     """Each sends a digest of 32 bytes, unless this process has all devices of the mesh."""
     if _is_ours(mesh):
         return

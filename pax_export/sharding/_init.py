@@ -20,7 +20,7 @@ from pax_export.sharding._mesh import require_devices
 T = TypeVar("T")
 
 
-def init(constructor: Callable[[], T], mesh: Mesh, rules: Any = None) -> T:
+def init(constructor: Callable[[], T], mesh: Mesh, rules: object = None) -> T:
     """Builds a module whose arrays lie on a mesh from the first.
 
     The constructor is traced once and compiled; each device computes its own parts
@@ -75,7 +75,7 @@ class Program:
         return jax.jit(self.function, out_shardings=self.shardings).lower(self.constants)
 
 
-def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: Any) -> Program:
+def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> Program:
     """What `init` compiles."""
     require_devices(mesh)
     # A new function each time: jax would not trace one that it knows again, and

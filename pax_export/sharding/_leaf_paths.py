@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from pax_export._types import PyTree
 from pax_export.core import Leaf, Node, Spec, is_random_key, specs_of
 from pax_export.transforms import Scan, StateAxes, Vmap
 
@@ -67,7 +68,7 @@ class LeafPath:
 
 
 def leaf_paths(
-    tree: Any, steps: tuple[str, ...] = (), owners: tuple[Owner, ...] = ()
+    tree: PyTree, steps: tuple[str, ...] = (), owners: tuple[Owner, ...] = ()
 ) -> list[LeafPath]:
     """All leaves of a tree, in tree order; it stands below these steps and modules."""
     if isinstance(tree, Node):
@@ -86,14 +87,14 @@ def leaf_paths(
     return [_in_a_stack(leaf, tree, len(steps)) for leaf in found] if stacks else found
 
 
-def _in_a_stack(leaf: LeafPath, module: Any, depth: int) -> LeafPath:
+def _in_a_stack(leaf: LeafPath, module: PyTree, depth: int) -> LeafPath:
     """A leaf of a module that keeps layers stacked by itself, along their first axis."""
     name = leaf.steps[depth]
     is_stacked = name in type(module)._pax_stacked and isinstance(getattr(module, name), Node)
     return replace(leaf, stacked=(0, *leaf.stacked)) if is_stacked else leaf
 
 
-def _leaf_path(leaf: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> LeafPath:
+def _leaf_path(leaf: PyTree, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> LeafPath:
     dtype = getattr(leaf, "dtype", None)
     declared, is_key = None, dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if owners:
@@ -106,7 +107,7 @@ def _leaf_path(leaf: Any, steps: tuple[str, ...], owners: tuple[Owner, ...]) -> 
     return LeafPath(steps, tuple(np.shape(leaf)), dtype, owners, declared, (), is_key)
 
 
-def _stacked(lifted: Any, found: list[LeafPath]) -> list[LeafPath]:
+def _stacked(lifted: PyTree, found: list[LeafPath]) -> list[LeafPath]:
     """The leaves in a `Vmap` or `Scan`, which know the axis of its layers."""
     axes = (dict(lifted.options)["state_axes"] or StateAxes({...: 0})).of(lifted._inner)
     return [replace(leaf, stacked=(axis, *leaf.stacked)) for leaf, axis in zip(found, axes)]

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pax_export._types import AnyMesh, PyTree
 from pax_export.core import Spec
 from pax_export.sharding._leaf_paths import LeafPath, leaf_paths
 from pax_export.sharding._mesh import parts_of, sizes_of
@@ -64,7 +65,7 @@ def _match(leaf: LeafPath, sizes: Sizes, rules: Rules) -> Match | None:
     return rules.match(leaf, sizes, ())
 
 
-def shardings(tree: Any, mesh: Any, rules: Any = None) -> Any:
+def shardings(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Any:
     """How the leaves of a tree lie on a mesh.
 
     Args:
@@ -95,7 +96,7 @@ def shardings(tree: Any, mesh: Any, rules: Any = None) -> Any:
     return treedef.unflatten(shardings_of_leaves(tree, mesh, rules))
 
 
-def shardings_of_leaves(tree: Any, mesh: Any, rules: Any) -> list[NamedSharding]:
+def shardings_of_leaves(tree: PyTree, mesh: AnyMesh, rules: object) -> list[NamedSharding]:
     """The sharding of each leaf, in tree order."""
     found = leaf_shardings(leaf_paths(tree), sizes_of(mesh), Rules.of(rules))
     return [NamedSharding(mesh, PartitionSpec(*each.spec)) for each in found]

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from pax_export._errors import InvalidArgumentTypeError, ShardingError
+from pax_export._types import AnyMesh, PyTree
 
 
 def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:
@@ -60,7 +61,7 @@ def abstract_mesh(**axes: int) -> AbstractMesh:
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
 
 
-def _listed(devices: Any) -> list[Any]:
+def _listed(devices: object) -> list[Any]:
     """The devices, unless axes were given in their place."""
     axes = devices if isinstance(devices, Mapping) else {}
     if isinstance(devices, Iterable) and not isinstance(devices, (Mapping, str)):
@@ -109,7 +110,7 @@ def _completed(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
     )
 
 
-def sizes_of(mesh: Any) -> dict[str, int]:
+def sizes_of(mesh: AnyMesh) -> dict[str, int]:
     """The size of each axis of a mesh; an InvalidArgumentTypeError if it is none."""
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise InvalidArgumentTypeError(
@@ -120,7 +121,7 @@ def sizes_of(mesh: Any) -> dict[str, int]:
     return dict(mesh.shape)
 
 
-def require_devices(mesh: Any) -> None:
+def require_devices(mesh: AnyMesh) -> None:
     """Raises an InvalidArgumentTypeError unless a mesh has devices."""
     if isinstance(mesh, AbstractMesh):
         raise InvalidArgumentTypeError(
@@ -135,11 +136,11 @@ def mesh_text(sizes: Mapping[str, int]) -> str:
     return ", ".join([f"{name}={size}" for name, size in sizes.items()])
 
 
-def names_in(entry: Any) -> tuple[str, ...]:
+def names_in(entry: PyTree) -> tuple[str, ...]:
     """The mesh axes that an entry of a spec names."""
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
-def parts_of(entry: Any, sizes: Mapping[str, int]) -> int:
+def parts_of(entry: object, sizes: Mapping[str, int]) -> int:
     """Into how many parts an entry of a spec splits its axis."""
     return math.prod([sizes[name] for name in names_in(entry)])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.core import Spec
 from pax_export.sharding._leaf_paths import LeafPath, leaf_paths
 from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings
 from pax_export.sharding._rules import Match, Rules, Sizes
 
 
-def following(model: Any, rules: Any = None) -> Rules:
+def following(model: PyTree, rules: object = None) -> Rules:
     """Rules by which the state of an optimizer lies as the parameters do.
 
     A leaf follows a parameter of its shape whose path its own path ends with: the

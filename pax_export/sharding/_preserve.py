@@ -11,11 +11,12 @@ from jax.sharding import NamedSharding
 from jax.tree_util import tree_flatten, tree_map, tree_structure
 
 from pax_export._errors import ShardingError
+from pax_export._types import PyTree
 
 F = Callable[..., Any]
 
 
-def keep(function: F, *trees: Any) -> F:
+def keep(function: F, *trees: PyTree) -> F:
     """Gives a function whose results lie as these trees do.
 
     The compiler chooses for itself how results of a jitted function lie.  Mostly
@@ -44,15 +45,15 @@ def keep(function: F, *trees: Any) -> F:
     """
     known = [(tree_structure(tree), _shardings(tree)) for tree in trees]
 
-    def shardings_of(value: Any) -> list[Any] | None:
+    def shardings_of(value: object) -> list[Any] | None:
         structure = tree_structure(value)
         return next((each for own, each in known if own == structure), None)
 
     @functools.wraps(function)
-    def kept(*args: Any, **kwargs: Any) -> Any:
+    def kept(*args: object, **kwargs: object) -> Any:
         any_known = False
 
-        def constrained(value: Any) -> Any:
+        def constrained(value: object) -> Any:
             nonlocal any_known
             shardings = shardings_of(value)
             if shardings is None:
@@ -75,11 +76,11 @@ def keep(function: F, *trees: Any) -> F:
     return kept
 
 
-def _shardings(tree: Any) -> list[Any]:
+def _shardings(tree: PyTree) -> list[Any]:
     return [getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(tree)]
 
 
-def _constrained(leaf: Any, sharding: Any) -> Any:
+def _constrained(leaf: object, sharding: object) -> Any:
     if not isinstance(sharding, NamedSharding):
         return leaf
     return jax.lax.with_sharding_constraint(leaf, sharding)

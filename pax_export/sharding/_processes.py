@@ -85,7 +85,7 @@ def processes(
     heartbeat.finish()
 
 
-def _require_fitting(coordinator: Any, count: Any, index: Any, seconds: dict[str, Any]) -> None:
+def _require_fitting(coordinator: object, count: Any, index: Any, seconds: dict[str, Any]) -> None:
     """Raises where the arguments of `processes` cannot be meant."""
     for name, value in {"count": count, "index": index}.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):

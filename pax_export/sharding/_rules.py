@@ -48,7 +48,7 @@ class Rules:
     """
 
     @staticmethod
-    def of(rules: Any) -> Rules:
+    def of(rules: object) -> Rules:
         """The rules that a mapping stands for.
 
         Args:
@@ -97,16 +97,16 @@ class Rules:
     #: Whether it counts more than what a module declares by `with_sharding`.
     overrides = False
 
-    def __or__(self, other: Any) -> Rules:
+    def __or__(self, other: object) -> Rules:
         return Either((*_alternatives(self), *_alternatives(Rules.of(other))))
 
-    def __ror__(self, other: Any) -> Rules:
+    def __ror__(self, other: object) -> Rules:
         return Rules.of(other) | self
 
-    def __and__(self, other: Any) -> Rules:
+    def __and__(self, other: object) -> Rules:
         return Both(self, Rules.of(other))
 
-    def __rand__(self, other: Any) -> Rules:
+    def __rand__(self, other: object) -> Rules:
         return Both(Rules.of(other), self)
 
 
@@ -225,7 +225,7 @@ def _as_text(paths: tuple[tuple[Any, ...], ...]) -> frozenset[tuple[str, ...]]:
     return frozenset([tuple(map(str, steps)) for steps in paths])
 
 
-def _rules_of(key: Any, value: Any) -> list[Rules]:
+def _rules_of(key: object, value: object) -> list[Rules]:
     """The rules of one entry of a mapping."""
     if isinstance(key, str):
         return [PathRule(key, as_spec(value, repr(key)))]
@@ -243,7 +243,7 @@ def _rules_of(key: Any, value: Any) -> list[Rules]:
     return [ClassRule(key, path, as_spec(spec, f"{name}.{path}")) for path, spec in value.items()]
 
 
-def as_spec(value: Any, where: str) -> Spec:
+def as_spec(value: object, where: str) -> Spec:
     """What a user gave as a partition spec, or an InvalidArgumentTypeError."""
     if value is None:
         return ()
@@ -258,7 +258,7 @@ def as_spec(value: Any, where: str) -> Spec:
     )
 
 
-def _is_entry(entry: Any) -> bool:
+def _is_entry(entry: object) -> bool:
     if isinstance(entry, tuple):
         return all(isinstance(name, str) for name in entry)
     return entry is None or isinstance(entry, str)

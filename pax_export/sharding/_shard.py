@@ -12,6 +12,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path
 
 from pax_export._errors import ShardingError
 from pax_export._jax import is_tracer
+from pax_export._types import AnyMesh, PyTree
 from pax_export.core import path_name
 from pax_export.sharding._consistency import require_same_values
 from pax_export.sharding._leaf_shardings import shardings_of_leaves
@@ -21,7 +22,7 @@ from pax_export.sharding._spec_errors import require_axis
 T = TypeVar("T")
 
 
-def shard(tree: T, mesh: Any, rules: Any = None) -> T:
+def shard(tree: T, mesh: AnyMesh, rules: object = None) -> T:
     """Places the arrays of a module on a mesh.
 
     With several processes each one calls this with the same values; each keeps
@@ -62,18 +63,18 @@ def shard(tree: T, mesh: Any, rules: Any = None) -> T:
     return treedef.unflatten([_placed(leaf, each) for leaf, each in zip(leaves, found)])
 
 
-def _needs_no_device(leaf: Any) -> bool:
+def _needs_no_device(leaf: object) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct) or is_tracer(leaf)
 
 
-def _is_held_here(leaf: Any) -> bool:
+def _is_held_here(leaf: object) -> bool:
     """True for values that this process holds whole."""
     if _needs_no_device(leaf):
         return False
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
-def _placed(leaf: Any, sharding: NamedSharding) -> Any:
+def _placed(leaf: object, sharding: NamedSharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     if is_tracer(leaf):
@@ -85,11 +86,11 @@ def _placed(leaf: Any, sharding: NamedSharding) -> Any:
     return jax.device_put(leaf if hasattr(leaf, "dtype") else np.asarray(leaf), sharding)
 
 
-def _same(x: Any) -> Any:
+def _same(x: object) -> Any:
     return x
 
 
-def _own_part(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def _own_part(leaf: PyTree, sharding: NamedSharding) -> jax.Array:
     """What this process holds of an array that spans several."""
     if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         data = _own_part(jax.random.key_data(leaf), sharding)
@@ -127,7 +128,7 @@ def gather(tree: T, *, host: bool = False) -> T:
     return treedef.unflatten([_on_host(x) if host else _replicated(x) for x in leaves])
 
 
-def _replicated(leaf: Any) -> Any:
+def _replicated(leaf: object) -> Any:
     if not isinstance(leaf, jax.Array) or not isinstance(leaf.sharding, NamedSharding):
         return leaf
     whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
@@ -136,7 +137,7 @@ def _replicated(leaf: Any) -> Any:
     return jax.jit(_same, out_shardings=whole)(leaf)
 
 
-def _on_host(leaf: Any) -> Any:
+def _on_host(leaf: object) -> Any:
     if not isinstance(leaf, jax.Array):
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -197,13 +198,13 @@ def _parts_here(sharding: NamedSharding, parts: int) -> int:
     return len({index[0].indices(parts) for index in slices if index is not None})
 
 
-def _split(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def _split(leaf: object, sharding: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
     return jax.make_array_from_process_local_data(sharding, _canonical(leaf))
 
 
-def _canonical(leaf: Any) -> np.ndarray:
+def _canonical(leaf: object) -> np.ndarray:
     """A value in numpy, of the dtype that jax would give it."""
     value = np.asarray(leaf)
     return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export._files import bytes_text, html_text
+from pax_export._types import AnyMesh, PyTree
 from pax_export.core import Spec
 from pax_export.sharding._leaf_paths import leaf_paths
 from pax_export.sharding._leaf_shardings import LeafSharding, leaf_shardings
@@ -112,7 +113,7 @@ class Table:
         return html_text.block("", html_text.grid(_HEAD, rows), html_text.lines(_summary(self)))
 
 
-def table(tree: Any, mesh: Any, rules: Any = None) -> Table:
+def table(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Table:
     """What each device would hold of a module.
 
     Nothing is placed or computed: the module may be abstract, and so may the

@@ -20,6 +20,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     UncoveredStateError,
 )
+from pax_export._types import PyTree
 from pax_export.core import (
     EmptyNode,
     as_filter,
@@ -74,7 +75,7 @@ class StateAxes(Mapping):
         self._key = static_key(tuple(self._axes.items()))  # predicates count by their code
         self._rules = tuple([(as_filter(key), axis) for key, axis in self._axes.items()])
 
-    def __getitem__(self, key: Any) -> int | None:
+    def __getitem__(self, key: PyTree) -> int | None:
         return self._axes[key]
 
     def __iter__(self) -> Any:
@@ -95,7 +96,7 @@ class StateAxes(Mapping):
     def __reduce__(self) -> Any:
         return StateAxes, (self._axes,)
 
-    def of(self, module: Any) -> Axes:
+    def of(self, module: PyTree) -> Axes:
         """The axis of each leaf of a module."""
         axes: Axes = [None] * len(tree_leaves(module))
         found = [False] * len(axes)
@@ -106,7 +107,7 @@ class StateAxes(Mapping):
         return axes
 
 
-def _axis(value: Any) -> int | None:
+def _axis(value: PyTree) -> int | None:
     if value is None:
         return None
     try:
@@ -119,14 +120,14 @@ def _axis(value: Any) -> int | None:
         ) from None
 
 
-def is_axis(prefix: Any) -> bool:
+def is_axis(prefix: object) -> bool:
     """True for what stands for a whole subtree: an axis, None or a `StateAxes`."""
     if prefix is None or isinstance(prefix, StateAxes):
         return True
     return isinstance(prefix, int) and not isinstance(prefix, bool)
 
 
-def axes_of(prefix: Any, tree: Any, state_axes: StateAxes | None, where: str) -> Axes:
+def axes_of(prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: str) -> Axes:
     """The axis of each leaf of a tree of modules and arrays.
 
     They stand in a tree with the structure of its top; ``state_axes`` govern modules,
@@ -154,7 +155,7 @@ def axes_of(prefix: Any, tree: Any, state_axes: StateAxes | None, where: str) ->
     )
 
 
-def _of_part(prefix: Any, part: Any, state_axes: StateAxes | None) -> Axes:
+def _of_part(prefix: PyTree, part: PyTree, state_axes: StateAxes | None) -> Axes:
     if not part.is_module:
         return [None if isinstance(prefix, StateAxes) else prefix]
     governing = prefix if isinstance(prefix, StateAxes) else state_axes
@@ -177,10 +178,10 @@ class MapOptions:
     axis_label: str | None  # the name of the stacked axis in partition specs
 
     @classmethod
-    def of(cls, transform: str, **options: Any) -> MapOptions:
+    def of(cls, transform: str, **options: PyTree) -> MapOptions:
         """Checks what can be checked before a call, of the options of a transform."""
 
-        def check(name: str, value: Any, kinds: Any, write: str) -> None:
+        def check(name: str, value: PyTree, kinds: PyTree, write: str) -> None:
             if not is_axis(value) and not isinstance(value, kinds):
                 raise InvalidArgumentTypeError(
                     f"{transform}: {name} holds integers, None or StateAxes.",
@@ -283,11 +284,11 @@ def _slots(parts: list[Part], axes: Axes, options: MapOptions) -> list[Slot]:
     return slots
 
 
-def _map_modules(change: Callable, tree: Any, axes: Sequence[int | None]) -> Any:
+def _map_modules(change: Callable, tree: PyTree, axes: Sequence[int | None]) -> Any:
     """Changes each module of a tree, given the axes of its leaves."""
     left = iter(axes)
 
-    def visit(value: Any) -> Any:
+    def visit(value: object) -> Any:
         own = [next(left) for _ in tree_leaves(value)]
         return change(value, own) if is_node(value) else value
 
@@ -304,7 +305,7 @@ def argument_name(path: tuple) -> str:
 # --- sizes ------------------------------------------------------------------------------
 
 
-def mapped_size(slots: list[Slot], given: Any, option: str, transform: str) -> Any:
+def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -> Any:
     """How often the function is called: the common length of what is mapped.
 
     ``given`` is what the user said, if anything, by the ``option`` of the ``transform``.
@@ -356,7 +357,7 @@ def _length(slot: Slot, transform: str) -> Any:
     return shape[axis]
 
 
-def _is_arraylike(value: Any) -> bool:
+def _is_arraylike(value: object) -> bool:
     return hasattr(value, "shape") or isinstance(value, (int, float, complex))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_map
 
+from pax_export._types import PyTree, TreeDef
 from pax_export.core import Node, folded, is_labelled, is_node
 
 
@@ -38,7 +39,7 @@ jax.tree_util.register_pytree_node(
 
 
 @functools.lru_cache(maxsize=1024)
-def _interned(treedef: Any) -> Any:
+def _interned(treedef: TreeDef) -> Any:
     """The first of all equal treedefs: jax then compares pointers."""
     return treedef
 
@@ -51,7 +52,7 @@ def _fold(module: Node) -> Folded:
     return Folded(pair)
 
 
-def fold(tree: Any) -> Any:
+def fold(tree: PyTree) -> Any:
     """A tree with every outermost module folded."""
     if isinstance(tree, Node):
         return _fold(tree)
@@ -60,7 +61,7 @@ def fold(tree: Any) -> Any:
     return tree_map(lambda x: _fold(x) if isinstance(x, Node) else x, tree, is_leaf=is_node)
 
 
-def unfold(tree: Any) -> Any:
+def unfold(tree: PyTree) -> Any:
     """A tree with every folded module a module, which is made when somebody looks at it."""
     if type(tree) is Folded:
         return folded(tree.pair)
@@ -71,7 +72,7 @@ def unfold(tree: Any) -> Any:
     return tree_map(lambda x: unfold(x) if _is_folded(x) else x, tree, is_leaf=_is_folded)
 
 
-def _is_folded(value: Any) -> bool:
+def _is_folded(value: object) -> bool:
     return type(value) is Folded
 
 
@@ -81,14 +82,14 @@ class _Place:
     """Stands for a module that was taken out of a tree."""
 
 
-def take_out(tree: Any) -> tuple[Any, tuple[Folded, ...]]:
+def take_out(tree: PyTree) -> tuple[Any, tuple[Folded, ...]]:
     """The tree without its folded modules, and these."""
     items, treedef = tree_flatten(tree, is_leaf=_is_folded)
     modules = tuple([x for x in items if _is_folded(x)])
     return treedef.unflatten([_Place() if _is_folded(x) else x for x in items]), modules
 
 
-def put_back(tree: Any, modules: tuple[Any, ...]) -> Any:
+def put_back(tree: PyTree, modules: tuple[Any, ...]) -> Any:
     """The reverse of `take_out`."""
     left = iter(modules)
     return tree_map(

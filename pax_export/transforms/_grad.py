@@ -18,6 +18,7 @@ from pax_export._errors import (
     NotDifferentiableError,
     UnsupportedOperationError,
 )
+from pax_export._types import PyTree
 from pax_export.core import (
     EmptyNode,
     Param,
@@ -40,7 +41,7 @@ def value_and_grad(
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
     *,
-    wrt: Any = Param,
+    wrt: object = Param,
 ) -> Callable[..., tuple[Any, Any]]:
     """Makes a function that returns a loss and its gradients.
 
@@ -94,7 +95,7 @@ def value_and_grad(
     take = _loss_and_aux if has_aux else _loss_alone
 
     @wraps(fun)
-    def value_and_grad_fun(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def value_and_grad_fun(*args: object, **kwargs: object) -> tuple[Any, Any]:
         call = Call(fun, args, kwargs)
         places = _places(argnums, len(args))
         _require_module(argnums, args, call)
@@ -126,7 +127,7 @@ def grad(
     allow_int: bool = False,
     reduce_axes: Sequence[Any] = (),
     *,
-    wrt: Any = Param,
+    wrt: object = Param,
 ) -> Callable[..., Any]:
     """Makes a function that returns the gradients of a loss.
 
@@ -161,19 +162,19 @@ def grad(
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt=wrt)
 
     @wraps(fun)
-    def grad_fun(*args: Any, **kwargs: Any) -> Any:
+    def grad_fun(*args: object, **kwargs: object) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
     return grad_fun
 
 
-def _loss_alone(value: Any) -> tuple[Any, Any]:
+def _loss_alone(value: object) -> tuple[Any, Any]:
     _require_number(value, "return loss; or has_aux=True to return loss, aux")
     return value, None
 
 
-def _loss_and_aux(value: Any) -> tuple[Any, Any]:
+def _loss_and_aux(value: object) -> tuple[Any, Any]:
     loss, aux = as_pair(
         value,
         "With has_aux=True the function must return a pair: the loss, and what else to return.",
@@ -183,7 +184,7 @@ def _loss_and_aux(value: Any) -> tuple[Any, Any]:
     return loss, aux
 
 
-def _require_number(loss: Any, write: str) -> None:
+def _require_number(loss: PyTree, write: str) -> None:
     """Refuses a loss that is no number before jax does, which knows no modules and no aux."""
     is_array = hasattr(loss, "dtype") and hasattr(loss, "shape")
     if isinstance(loss, (int, float, complex)) or (is_array and loss.shape == ()):
@@ -225,7 +226,7 @@ def _require_module(argnums: int | Sequence[int], args: tuple, call: Call) -> No
 class _Target:
     """An argument to differentiate, and the numbers of the leaves that are."""
 
-    def __init__(self, argument: Any, call: Call, place: int, wrt: Any, select: Callable):
+    def __init__(self, argument: object, call: Call, place: int, wrt: object, select: Callable):
         self.argument, self.call, self.place = argument, call, place
         self.by_parameters = wrt is Param
         self.parts = call.parts_at(place)
@@ -258,7 +259,7 @@ class _Target:
         """The gradients in the structure of the argument."""
         parts = iter(zip(self.parts, self.masks))
 
-        def fill(value: Any) -> Any:
+        def fill(value: PyTree) -> Any:
             part, mask = next(parts)
             if not part.is_module:
                 return grads[part.start]
@@ -271,5 +272,5 @@ class _Target:
         return tree_map(fill, self.argument, is_leaf=is_node)
 
 
-def _is_floating(leaf: Any) -> bool:
+def _is_floating(leaf: object) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)

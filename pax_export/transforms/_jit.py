@@ -13,6 +13,7 @@ import jax
 from jax.tree_util import tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
+from pax_export._types import PyTree
 from pax_export.core import anything_is_open, is_node, is_open, keys_changed_by
 from pax_export.transforms._folded import fold, put_back, take_out, unfold
 from pax_export.transforms._lift import Call, Origins, roots_of, write_back
@@ -28,17 +29,17 @@ STATE, OPEN = "_pax_state", "_pax_open"
 def jit(
     fun: Callable[..., Any],
     *,
-    in_shardings: Any = _UNSPECIFIED,
-    out_shardings: Any = _UNSPECIFIED,
+    in_shardings: object = _UNSPECIFIED,
+    out_shardings: object = _UNSPECIFIED,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
-    device: Any = None,
+    device: object = None,
     backend: str | None = None,
     inline: bool = False,
-    abstracted_axes: Any = None,
+    abstracted_axes: object = None,
     donate_state: bool = False,
     constrain_state: bool | Callable[[Any], Any] = False,
 ) -> Jitted:
@@ -114,7 +115,7 @@ def jit(
 class Jitted:
     """A function that `jit` compiled."""
 
-    def __init__(self, fun: Callable, options: dict[str, Any], donate: bool, constraint: Any):
+    def __init__(self, fun: Callable, options: dict[str, Any], donate: bool, constraint: object):
         self.__wrapped__ = fun
         for name in ("__name__", "__qualname__", "__doc__", "__module__"):
             if hasattr(fun, name) and not is_node(fun):
@@ -135,7 +136,7 @@ class Jitted:
         program = _program(self.__wrapped__, self._static, self._constraint, opened)
         return jax.jit(_with_signature(program, self.__wrapped__), **options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         jitted, folded, keywords = self._arguments(args, kwargs)
         value, changed = jitted(*folded, **keywords)
         if changed.modules:
@@ -143,20 +144,20 @@ class Jitted:
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
         return unfold(value)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: PyTree, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: object, **kwargs: object) -> Any:
         """As `jax.jit` has it; the program takes and returns the leaves of modules."""
         jitted, folded, keywords = self._arguments(args, kwargs)
         return jitted.lower(*folded, **keywords)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, *args: object, **kwargs: object) -> Any:
         """As `jax.jit` has it."""
         jitted, folded, keywords = self._arguments(args, kwargs)
         return jitted.trace(*folded, **keywords)
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, *args: object, **kwargs: object) -> Any:
         """What a call would return, with shapes and dtypes in place of arrays."""
         jitted, folded, keywords = self._arguments(args, kwargs)
         return unfold(jitted.eval_shape(*folded, **keywords)[0])
@@ -244,12 +245,12 @@ def _with_signature(program: Callable, fun: Callable) -> Callable:
 
 
 def _program(
-    fun: Callable, static: StaticArgs, constraint: Any, opened_here: _Opened | None = None
+    fun: Callable, static: StaticArgs, constraint: PyTree, opened_here: _Opened | None = None
 ) -> Callable:
     """What jax compiles: takes folded modules, returns folded ones and those to write back."""
     warn = _warning_once()
 
-    def program(*args: Any, **kwargs: Any) -> tuple[Any, Changed]:
+    def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Changed]:
         state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, opened_here)
         held: Any = static.hold(args, kwargs)
         held = unfold(put_back(held, state) if state else held)
@@ -282,7 +283,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def _constrained(tree: Any, constraint: Any) -> Any:
+def _constrained(tree: Any, constraint: PyTree) -> Any:
     if constraint is False:
         return tree
     constrain_one = constrain if constraint is True else constraint

@@ -21,6 +21,7 @@ import jax
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import (
     Node,
     describe_array,
@@ -50,7 +51,7 @@ class Part:
         return isinstance(self.value, Node)
 
 
-def parts_of(tree: Any) -> list[Part]:
+def parts_of(tree: PyTree) -> list[Part]:
     """The outermost modules and the other leaves of a tree, in tree order."""
     parts, start, root = [], 0, 0
     for path, value in tree_flatten_with_path(tree, is_leaf=is_node)[0]:
@@ -60,7 +61,7 @@ def parts_of(tree: Any) -> list[Part]:
     return parts
 
 
-def roots_of(tree: Any) -> list[Any]:
+def roots_of(tree: PyTree) -> list[Any]:
     """The outermost modules of a tree."""
     return [part.value for part in parts_of(tree) if part.is_module]
 
@@ -96,18 +97,18 @@ class Strict:
     def __init__(self, function: Callable):
         self.function = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         return self.function(*args, **kwargs)
 
 
-def as_pair(value: Any, message: str, write: str) -> tuple[Any, Any]:
+def as_pair(value: object, message: str, write: str) -> tuple[Any, Any]:
     """What a function returned, if it is a pair."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidArgumentTypeError(message, got=described(value), write=write)
     return value[0], value[1]
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """What a function returned, for messages; that it is traced is jax's business."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{describe_array(value)} alone"
@@ -115,7 +116,7 @@ def described(value: Any) -> str:
     return f"{type(value).__name__}{count}"
 
 
-def _nothing_taken(value: Any) -> tuple[Any, Any]:
+def _nothing_taken(value: object) -> tuple[Any, Any]:
     return None, value
 
 
@@ -177,11 +178,11 @@ class Call:
         return self._result(head, value, given, copies, modules)
 
     def _result(
-        self, head: Any, value: Any, given: list[Any], copies: list[Any], modules: list[Any]
+        self, head: PyTree, value: object, given: list[Any], copies: list[Any], modules: list[Any]
     ) -> Result:
         numbers = {id(copy): number for number, copy in enumerate(copies)}
 
-        def stand_in(x: Any) -> Any:
+        def stand_in(x: object) -> Any:
             number = numbers.get(id(x)) if is_node(x) else None
             return x if number is None or not self.written[number] else WrittenBack(number)
 
@@ -206,7 +207,7 @@ def _modules_of(roots: list[Any]) -> list[Any]:
     return [module for root in roots for module in modules_and_leaves(root)[0]]
 
 
-def write_back(roots: list[Any], value: Any, finals: Collection[Any], origins: Origins) -> Any:
+def write_back(roots: list[Any], value: object, finals: Collection[Any], origins: Origins) -> Any:
     """Writes back what modules became; the value with the caller's modules in their places."""
     if not finals:
         return value
@@ -220,7 +221,7 @@ def write_back(roots: list[Any], value: Any, finals: Collection[Any], origins: O
     )
 
 
-def _write_back(final: Any, places: Iterator[int | None], originals: list[Any]) -> Any:
+def _write_back(final: PyTree, places: Iterator[int | None], originals: list[Any]) -> Any:
     """The object that the caller holds, with what became of it; a new module as it is."""
     place = next(places)
     final = map_submodules(final, lambda sub: _write_back(sub, places, originals))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType, MethodType
@@ -22,6 +22,7 @@ import jax
 from jax.tree_util import tree_map
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import Module, is_node, lent_to_constructors, made_of
 from pax_export.transforms._axes import MapOptions, StateAxes
 from pax_export.transforms._lift import Call, Strict, roots_of
@@ -39,8 +40,8 @@ P = ParamSpec("P")
 
 def _takes_options_of(
     transform: Callable[Concatenate[Callable[..., Any], P], Any],
-    kind: Any = inspect.Parameter.KEYWORD_ONLY,
-    **defaults: Any,
+    kind: PyTree = inspect.Parameter.KEYWORD_ONLY,
+    **defaults: PyTree,
 ) -> Callable[[Any], Callable[Concatenate[Any, Callable[..., Any], P], None]]:
     """Gives a constructor the options of a transform, some with other defaults.
 
@@ -49,7 +50,7 @@ def _takes_options_of(
     """
     _, *options = inspect.signature(transform).parameters.values()
 
-    def give(init: Any) -> Any:
+    def give(init: PyTree) -> Any:
         this, ctor, _ = inspect.signature(init).parameters.values()
         given = [p.replace(kind=kind, default=defaults.get(p.name, p.default)) for p in options]
         init.__signature__ = inspect.Signature([this, ctor, *given])
@@ -87,11 +88,11 @@ class Constructor:
     inner: Callable[..., Any]
     options: tuple[tuple[str, Any], ...]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         # Modules go in as arguments, so that the constructor may draw from an RngSeq.
         rest, modules = _without_modules((args, kwargs))
 
-        def make(*modules: Any) -> Any:
+        def make(*modules: object) -> Any:
             args, kwargs = _with_modules(rest, modules)
             with lent_to_constructors() if modules else nullcontext():
                 return self.inner(*args, **kwargs)
@@ -109,7 +110,7 @@ class _Place:
     """Stands for a module among the arguments of a constructor."""
 
 
-def _without_modules(arguments: Any) -> tuple[Any, tuple]:
+def _without_modules(arguments: Sequence[Any]) -> tuple[Any, tuple]:
     """The arguments without the outermost modules among them, and these."""
     modules = tuple(roots_of(arguments))
     if modules:
@@ -117,7 +118,7 @@ def _without_modules(arguments: Any) -> tuple[Any, tuple]:
     return arguments, modules
 
 
-def _with_modules(arguments: Any, modules: tuple) -> Any:
+def _with_modules(arguments: Sequence[Any], modules: tuple) -> Any:
     """The reverse of `_without_modules`."""
     if not modules:
         return arguments
@@ -137,7 +138,7 @@ class Lifted(Module):
     _size: ClassVar[str]  # the option that says how many there are; empty for one
     options: tuple[tuple[str, Any], ...]
 
-    def __init_subclass__(cls, **kwargs: Any):
+    def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
         transform = getattr(vars(cls).get("__init__"), "transform", None)
         if transform is not None:
@@ -146,7 +147,7 @@ class Lifted(Module):
 
     if not TYPE_CHECKING:  # a type checker reads `__init__` instead
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
             """Gives a constructor with checked options."""
             bound = cls.__signature__.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -158,7 +159,7 @@ class Lifted(Module):
             frozen = [(k, tuple(v) if isinstance(v, list) else v) for k, v in options.items()]
             return Constructor(cls, inner, tuple(frozen))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """Calls the inner module under the transform.
 
         Args:
@@ -184,7 +185,7 @@ class Lifted(Module):
         return getattr(self, self._attribute)
 
     def _run(self, method: str, args: tuple, kwargs: dict) -> Any:
-        def function(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def function(module: Module, *args: object, **kwargs: object) -> Any:
             if isinstance(module, Lifted):  # through nested wrappers
                 return module._run(method, args, kwargs)
             return getattr(module, method)(*args, **kwargs)
@@ -234,7 +235,7 @@ class Methods:
         if not callable(getattr(type(inner), name, None)):
             raise AttributeError(f"{type(inner).__name__!r} has no method {name!r}")
 
-        def method(lifted: Lifted, *args: Any, **kwargs: Any) -> Any:
+        def method(lifted: Lifted, *args: object, **kwargs: object) -> Any:
             return lifted._run(name, args, kwargs)
 
         method.__name__ = name
@@ -278,7 +279,7 @@ class Vmap(Lifted):
     _attribute, _size = "vmap_module", "axis_size"
 
     @_takes_options_of(vmap, state_axes=ALL_AT_0)
-    def __init__(self, ctor: Callable[..., Any], **options: Any):
+    def __init__(self, ctor: Callable[..., Any], **options: object):
         raise NotImplementedError  # never runs: it is the signature of the class
 
 
@@ -320,7 +321,7 @@ class Scan(Lifted):
     _attribute, _size = "scan_module", "length"
 
     @_takes_options_of(scan, carry_argnum=1, state_axes=ALL_AT_0)
-    def __init__(self, ctor: Callable[..., Any], **options: Any):
+    def __init__(self, ctor: Callable[..., Any], **options: object):
         raise NotImplementedError  # never runs: it is the signature of the class
 
     @classmethod
@@ -359,7 +360,7 @@ class Remat(Lifted):
 
     # As in nnx these options may stand by position, which ``P`` cannot say.
     @_takes_options_of(cast(Any, remat), inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    def __init__(self, ctor: Callable[..., Any], **options: Any):
+    def __init__(self, ctor: Callable[..., Any], **options: object):
         raise NotImplementedError  # never runs: it is the signature of the class
 
     @classmethod

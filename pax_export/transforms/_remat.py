@@ -43,7 +43,7 @@ def remat(
     static = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
 
     @wraps(f)
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
+    def recomputed(*args: object, **kwargs: object) -> Any:
         call = Call(f, tuple(hold(args, static)), kwargs)
         # Held arguments are leaves of the call, and no business of jax.
         leaves = {n: leaf for n, leaf in enumerate(call.leaves) if type(leaf) is not Held}

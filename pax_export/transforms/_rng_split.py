@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import PyTree
 from pax_export.core import Leaf, as_rule, keys_changed_by
 
 AMBIENT = "params"
@@ -16,7 +17,7 @@ AMBIENT = "params"
 
 
 @contextmanager
-def rng_fold(index: Any) -> Iterator[None]:
+def rng_fold(index: int) -> Iterator[None]:
     """While the block runs, every ambient key is folded with an index.
 
     `next_rng_key` returns ``fold_in(key, index)``, where ``key`` is what it
@@ -44,7 +45,7 @@ def rng_fold(index: Any) -> Iterator[None]:
 class SplitRngs:
     """What ``split_rngs`` selects: keys of modules, and whether the ``ambient`` stream."""
 
-    def __init__(self, filters: Any):
+    def __init__(self, filters: object):
         self.rule = as_rule(filters)  # which leaves of a module are split, if they are keys
         key = jax.ShapeDtypeStruct((2,), jnp.uint32)
         stream = Leaf((AMBIENT,), key, (_Stream(),), AMBIENT)
@@ -62,13 +63,13 @@ class _Stream:
     rng_attributes = (AMBIENT,)
 
 
-def is_stacked(key: Any) -> bool:
+def is_stacked(key: PyTree) -> bool:
     """Whether a key leaf holds several keys."""
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return key.ndim > (0 if is_typed else 1)
 
 
-def split_for(key: Any, count: Any) -> tuple[Any, Any]:
+def split_for(key: PyTree, count: int) -> tuple[Any, Any]:
     """The key after a split, and one for each of ``count`` calls, on a new first axis."""
     if is_stacked(key):
         return jax.vmap(lambda k: split_for(k, count), out_axes=(0, 1))(key)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import PyTree
 from pax_export.core import is_node
 from pax_export.transforms._axes import MapOptions, inputs_of, mapped_size
 from pax_export.transforms._lift import wraps
@@ -24,12 +25,12 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
     _split_transpose: bool = False,
-    in_axes: Any = 0,
-    in_axes_kwargs: Any = 0,
-    out_axes: Any = 0,
+    in_axes: object = 0,
+    in_axes_kwargs: object = 0,
+    out_axes: object = 0,
     carry_argnum: int = 0,
     state_axes: Mapping[Any, int | None] | None = None,
-    split_rngs: Any = ...,
+    split_rngs: object = ...,
     transform_metadata: Mapping[str, Any] = MappingProxyType({}),
     scan_output: bool = True,
 ) -> Callable[..., Any]:
@@ -95,7 +96,7 @@ def scan(
     )  # fmt: skip
 
     @wraps(f)
-    def scanned(*args: Any, **kwargs: Any) -> Any:
+    def scanned(*args: object, **kwargs: object) -> Any:
         if not -len(args) <= carry_argnum < len(args):
             raise InvalidArgumentError(
                 "scan: the function was called with fewer positional arguments than the carry "
@@ -119,8 +120,8 @@ def scan(
 
 def scan_over_time(
     func: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any,
+    init: PyTree,
+    xs: object,
     length: int | None = None,
     unroll: int | bool = 1,
     time_major: bool = True,
@@ -153,7 +154,7 @@ def scan_over_time(
         (10, [0, 1, 3, 6, 10])
     """
 
-    def step(state: Any, x: Any) -> tuple[Any, Any]:
+    def step(state: PyTree, x: object) -> tuple[Any, Any]:
         return func(state, x)
 
     # jax remembers programs by the function; a module is equal to another one
@@ -164,6 +165,6 @@ def scan_over_time(
     return state, ys if time_major else _swap_axes(ys)
 
 
-def _swap_axes(tree: Any) -> Any:
+def _swap_axes(tree: PyTree) -> Any:
     """Exchanges batch and time where an array has both."""
     return tree_map(lambda x: jnp.swapaxes(x, 0, 1) if jnp.ndim(x) > 1 else x, tree)

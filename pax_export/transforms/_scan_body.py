@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from pax_export._errors import StructureMismatchError
+from pax_export._types import PyTree
 from pax_export.core import describe_array, is_node, named_leaves, structure_differences
 from pax_export.transforms._axes import (
     Inputs,
@@ -90,7 +91,7 @@ class ScanBody:
         ys = [x for x, (kind, _) in zip(result.leaves, self.origins) if kind in (STACKED, LAST)]
         return (dict(zip(carry, map(_as_array, after))), self._state_after(result)), ys
 
-    def _take(self, value: Any) -> tuple[Any, Any]:
+    def _take(self, value: object) -> tuple[Any, Any]:
         """The carry, and the rest of what the function returned."""
         if not self.scan_output:
             return value, None
@@ -119,7 +120,7 @@ class ScanBody:
             after |= dict(zip(range(part.start, part.stop), tree_leaves(copy)))
         return {slot.number: _as_array(after[slot.number]) for slot in self.threaded}
 
-    def _check_carry(self, carry: Any, leaves: list[Any]) -> None:
+    def _check_carry(self, carry: PyTree, leaves: list[Any]) -> None:
         if tree_structure(carry) != tree_structure(self._init):
             lines = structure_differences(self._init, carry) or ["the treedefs differ"]
         else:
@@ -191,15 +192,15 @@ class ScanBody:
         return treedef.unflatten(items)
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: object) -> Any:
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
-def _describe(leaf: Any) -> str:
+def _describe(leaf: object) -> str:
     return describe_array(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))
 
 
-def _fits(old: Any, new: Any) -> bool:
+def _fits(old: PyTree, new: PyTree) -> bool:
     """Whether a leaf of the carry may follow another; jax adapts a Python number's dtype."""
     if jnp.shape(old) != jnp.shape(new):
         return False

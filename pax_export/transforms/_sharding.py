@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import tree_flatten, tree_map, tree_structure
 
+from pax_export._types import PyTree
 from pax_export.core import (
     SPECS,
     Node,
@@ -26,7 +27,7 @@ PARTITION_NAME = "partition_name"
 """The key of ``transform_metadata`` that names the axis a transform stacks along."""
 
 
-def get_partition_spec(tree: Any) -> Any:
+def get_partition_spec(tree: PyTree) -> Any:
     """The partition specs that modules declare.
 
     Args:
@@ -48,17 +49,17 @@ def get_partition_spec(tree: Any) -> Any:
     )
 
 
-def _specs_of_module(module: Any) -> Any:
+def _specs_of_module(module: PyTree) -> Any:
     return tree_structure(module).unflatten(_declared(module))
 
 
-def _declared(module: Any) -> list[PartitionSpec]:
+def _declared(module: PyTree) -> list[PartitionSpec]:
     """The spec of each leaf."""
     specs = [specs_of(leaf.owners[-1]).get(leaf.attribute) for leaf in leaves_of(module)]
     return [PartitionSpec(*(spec or ())) for spec in specs]
 
 
-def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
+def get_named_sharding(tree: PyTree, mesh: Mesh) -> Any:
     """The shardings on a mesh that modules declare.
 
     Args:
@@ -85,7 +86,7 @@ def get_named_sharding(tree: Any, mesh: Mesh) -> Any:
     )
 
 
-def constrain(module: Any) -> Any:
+def constrain(module: PyTree) -> Any:
     """The module with its leaves constrained to the specs that it declares."""
     leaves, treedef = tree_flatten(module)
     return treedef.unflatten(map(jax.lax.with_sharding_constraint, leaves, _declared(module)))
@@ -94,12 +95,12 @@ def constrain(module: Any) -> Any:
 # --- stacking -----------------------------------------------------------------------------
 
 
-def with_stacked_axis(module: Any, axes: Sequence[int | None], name: str | None) -> Any:
+def with_stacked_axis(module: PyTree, axes: Sequence[int | None], name: str | None) -> Any:
     """The specs of a module whose leaves got an axis more, here (None: not this leaf)."""
     return _respecified(module, axes, lambda spec, axis: _inserted(spec, axis, name))
 
 
-def without_stacked_axis(module: Any, axes: Sequence[int | None]) -> Any:
+def without_stacked_axis(module: PyTree, axes: Sequence[int | None]) -> Any:
     """The specs of a module whose leaves lose this axis."""
     return _respecified(module, axes, _removed)
 
@@ -114,7 +115,7 @@ def _removed(spec: Spec, axis: int) -> Spec:
 
 
 def _respecified(
-    module: Any, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
+    module: PyTree, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
 ) -> Any:
     if not is_node(module) or not any(map(specs_of, modules_and_leaves(module)[0])):
         return module

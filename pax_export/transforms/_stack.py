@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_structure
 
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
+from pax_export._types import PyTree
 from pax_export.core import describe_array, is_node, leaves_of, structure_differences
 from pax_export.transforms._sharding import with_stacked_axis, without_stacked_axis
 
@@ -56,7 +57,7 @@ def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None
     return with_stacked_axis(stacked, [axis] * len(leaves), axis_label)
 
 
-def _require_equal(first: Any, layer: Any, number: int) -> None:
+def _require_equal(first: object, layer: PyTree, number: int) -> None:
     if tree_structure(first) != tree_structure(layer):
         lines = structure_differences(first, layer) or ["the treedefs differ"]
     else:
@@ -74,13 +75,13 @@ def _require_equal(first: Any, layer: Any, number: int) -> None:
         )
 
 
-def _named(layer: Any) -> list[tuple[str, Any]]:
+def _named(layer: PyTree) -> list[tuple[str, Any]]:
     if is_node(layer):
         return [(leaf.name, leaf.value) for leaf in leaves_of(layer)]
     return [(f"leaf {i}", leaf) for i, leaf in enumerate(tree_leaves(layer))]
 
 
-def unstack_layers(stacked: Any, *, axis: int = 0) -> list[Any]:
+def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
     """The list of layers that `stack_layers` would make one of.
 
     Args:

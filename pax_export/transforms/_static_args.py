@@ -6,13 +6,15 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from pax_export._types import PyTree
+
 
 class Held:
     """A static argument: for jax a leaf, whatever it is."""
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
 
@@ -34,7 +36,7 @@ def release(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any
 class StaticArgs:
     """Which arguments of a function are static, by number and by name."""
 
-    def __init__(self, fun: Callable, numbers: Any, names: Any):
+    def __init__(self, fun: Callable, numbers: PyTree, names: PyTree):
         numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())
         names = [names] if isinstance(names, str) else list(names or ())
         signature = signature_of(fun)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import PyTree
 from pax_export.transforms._axes import (
     Inputs,
     MapOptions,
@@ -28,14 +29,14 @@ from pax_export.transforms._rng_split import split_for
 def vmap(
     f: Callable[..., Any],
     *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
-    axis_name: Any = None,
+    in_axes: object = 0,
+    out_axes: object = 0,
+    axis_name: object = None,
     axis_size: int | None = None,
-    spmd_axis_name: Any = None,
-    in_axes_kwargs: Any = 0,
+    spmd_axis_name: object = None,
+    in_axes_kwargs: object = 0,
     state_axes: Mapping[Any, int | None] | None = None,
-    split_rngs: Any = ...,
+    split_rngs: object = ...,
     transform_metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., Any]:
     """Makes a function that calls another one for every index of an axis, at once.
@@ -85,7 +86,7 @@ def vmap(
     )  # fmt: skip
 
     @wraps(f)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: object, **kwargs: object) -> Any:
         inputs = inputs_of(f, args, kwargs, options)
         size = mapped_size(inputs.slots, axis_size, "axis_size", "vmap")
         run = _Run(
@@ -110,7 +111,7 @@ class _Run:
     targets: list[Target] | None = None  # once the function has been traced
     known: dict[int, Any]  # the leaves of the result that jax need not give back
 
-    def __init__(self, inputs: Inputs, options: MapOptions, size: Any, names: dict[str, Any]):
+    def __init__(self, inputs: Inputs, options: MapOptions, size: int, names: dict[str, Any]):
         self.inputs, self.options, self.size, self.names = inputs, options, size, names
         slots = [slot for slot in inputs.slots if slot.axis is not None]
         self.axes = {slot.number: slot.axis for slot in slots}
@@ -120,13 +121,13 @@ class _Run:
         self.advanced = {number: pair[0] for number, pair in pairs.items()}
         self.keys = {number: pair[1] for number, pair in pairs.items()}
 
-    def of_all(self, one_call: Callable[..., Any], out_axes: Any) -> Any:
+    def of_all(self, one_call: Callable[..., Any], out_axes: object) -> Any:
         """What jax makes of a function of one call, for all of them."""
         of_all = jax.vmap(one_call, (self.axes, 0, 0), out_axes, **self.names)
         return of_all(self.mapped, self.keys, jnp.arange(self.size))
 
     def one_call(
-        self, mapped: dict[int, Any], keys: dict[int, Any], index: Any
+        self, mapped: dict[int, Any], keys: dict[int, Any], index: object
     ) -> tuple[dict[int, Any], dict[str, Any]]:
         """What jax maps: gives what is stacked, and what must be the same in all calls."""
         with self.options.split.folded(index):
@@ -166,7 +167,7 @@ class _Run:
         """
         for number in range(len(self.targets or ())):
 
-            def alone(*given: Any, key: str = _key(number)) -> Any:
+            def alone(*given: PyTree, key: str = _key(number)) -> Any:
                 return self.one_call(*given)[1].get(key)
 
             try:
@@ -195,6 +196,6 @@ def _unstacked(target: Target) -> Target:
     return replace(target, axis=None) if source is not None and source.split else target
 
 
-def _key(number: Any) -> str:
+def _key(number: object) -> str:
     """A name of a leaf that is found again in jax's messages."""
     return f"pax_leaf_{number}_"

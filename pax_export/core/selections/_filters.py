@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_structure
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core._parameters import merge
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node
@@ -117,7 +118,7 @@ class PathContains:
 
     key: Any
 
-    def __call__(self, path: tuple, leaf: Any) -> bool:
+    def __call__(self, path: tuple, leaf: PyTree) -> bool:
         """True if the path contains the key."""
         return self.key in path
 
@@ -138,7 +139,7 @@ class PathIn:
     def __init__(self, *paths: tuple):
         self.paths = frozenset(paths)
 
-    def __call__(self, path: tuple, leaf: Any) -> bool:
+    def __call__(self, path: tuple, leaf: PyTree) -> bool:
         """True if the path is one of these."""
         return path in self.paths
 
@@ -155,7 +156,7 @@ class PathIn:
 class _Several:
     """A filter made of filters."""
 
-    def __init__(self, *filters: Any):
+    def __init__(self, *filters: object):
         for each in filters:
             as_filter(each)  # a mistake shows where it is made
         self.filters = filters
@@ -222,7 +223,7 @@ class Not(_Several):
         Not('bias')
     """
 
-    def __init__(self, filter: Any):
+    def __init__(self, filter: object):
         super().__init__(filter)
 
 
@@ -236,7 +237,7 @@ for _each in (*PLAIN_FILTERS, *MADE_FILTERS):
 # --- what they select -----------------------------------------------------------------
 
 
-def as_filter(value: Any) -> Callable[[Any], Mask]:
+def as_filter(value: object) -> Callable[[Any], Mask]:
     """A function that says for each leaf of a module whether a filter selects it."""
     rule = as_rule(value)
     return lambda module: rule(module, leaves_of(module))
@@ -245,7 +246,7 @@ def as_filter(value: Any) -> Callable[[Any], Mask]:
 Rule = Callable[[Any, list[Leaf]], Mask]
 
 
-def as_rule(value: Any) -> Rule:
+def as_rule(value: object) -> Rule:
     """Like `as_filter`, for a module whose leaves are listed already."""
     if isinstance(value, (All, AnyOf, Not, list, tuple)):
         return _rule_of_several(value)
@@ -259,7 +260,7 @@ def as_rule(value: Any) -> Rule:
     return lambda module, leaves: [test(leaf) for leaf in leaves]
 
 
-def _test_of(value: Any) -> Callable[[Leaf], bool]:
+def _test_of(value: object) -> Callable[[Leaf], bool]:
     """A filter that needs to see one leaf at a time only."""
     if value is ... or value is True:
         return lambda leaf: True
@@ -288,7 +289,7 @@ def _is_called(leaf: Leaf, name: str) -> bool:
     return any(owner.name == name for owner in leaf.owners)
 
 
-def _chosen(module: Any, leaves: list[Leaf], places: Chosen) -> Mask:
+def _chosen(module: PyTree, leaves: list[Leaf], places: Chosen) -> Mask:
     """Which leaves are, or lie in, places that were chosen in this net or one like it."""
     if module is None:
         return [False]
@@ -298,27 +299,27 @@ def _chosen(module: Any, leaves: list[Leaf], places: Chosen) -> Mask:
     return [at_or_below(leaf.path, chosen) for leaf in leaves]
 
 
-def _rule_of_several(value: Any) -> Rule:
+def _rule_of_several(value: PyTree) -> Rule:
     rules = [as_rule(each) for each in getattr(value, "filters", value)]
     if isinstance(value, Not):
         return lambda module, leaves: [not x for x in rules[0](module, leaves)]
     combine = all if isinstance(value, All) else any
 
-    def several(module: Any, leaves: list[Leaf]) -> Mask:
+    def several(module: PyTree, leaves: list[Leaf]) -> Mask:
         masks = [rule(module, leaves) for rule in rules]
         return [combine(mask[i] for mask in masks) for i in range(len(leaves))]
 
     return several
 
 
-def _parameters(module: Any) -> Mask:
+def _parameters(module: PyTree) -> Mask:
     """Which leaves ``module.parameters()`` keeps."""
     if module is None:
         return [False]  # the ambient stream of keys, which no module holds
     return _marked(module, tree_map(lambda leaf: True, module.parameters()))
 
 
-def _marked(module: Any, mask: Any) -> Mask:
+def _marked(module: PyTree, mask: object) -> Mask:
     """Which leaves are True in a mask; an EmptyNode marks none."""
     if module is None:
         return [False]
@@ -326,7 +327,7 @@ def _marked(module: Any, mask: Any) -> Mask:
     return [leaf is True or _is_true(leaf) for leaf in tree_leaves(merge(none, mask))]
 
 
-def _is_true(leaf: Any) -> bool:
+def _is_true(leaf: PyTree) -> bool:
     return getattr(leaf, "dtype", None) == jnp.bool_ and bool(leaf.all())
 
 

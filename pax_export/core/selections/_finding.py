@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
+from pax_export._types import PyTree, TreeDef
 from pax_export.core._tree import Node, attributes_of
 from pax_export.core.selections._filters import MADE_FILTERS, PLAIN_FILTERS, as_rule, leaves_of
 from pax_export.core.selections._path_patterns import better_path, path_pattern
@@ -26,7 +27,7 @@ from pax_export.core.selections._selectable import (
 )
 
 
-def find(tree: Any, what: Any) -> tuple[Steps, ...]:
+def find(tree: PyTree, what: object) -> tuple[Steps, ...]:
     """The places of a tree that are meant, in the order of the tree.
 
     Raises:
@@ -44,7 +45,7 @@ def find(tree: Any, what: Any) -> tuple[Steps, ...]:
     return found
 
 
-def _found(tree: Any, what: Any) -> tuple[Steps, ...]:
+def _found(tree: PyTree, what: object) -> tuple[Steps, ...]:
     if what is ... or what is True:
         return ((),)
     if isinstance(what, str):
@@ -72,7 +73,7 @@ def _found(tree: Any, what: Any) -> tuple[Steps, ...]:
     )
 
 
-def _by_path(tree: Any, text: str) -> tuple[Steps, ...]:
+def _by_path(tree: PyTree, text: str) -> tuple[Steps, ...]:
     found = _fitting(jax.tree_util.tree_structure(tree), text)
     pattern = path_pattern(text)
     if not found and pattern.is_written_out:
@@ -82,18 +83,18 @@ def _by_path(tree: Any, text: str) -> tuple[Steps, ...]:
 
 
 @functools.lru_cache(maxsize=512)
-def _fitting(treedef: Any, text: str) -> tuple[Steps, ...]:
+def _fitting(treedef: TreeDef, text: str) -> tuple[Steps, ...]:
     pattern = path_pattern(text)
     return tuple([place.steps for place in places_in(treedef, True) if pattern.fits(place.path)])
 
 
 @functools.lru_cache(maxsize=512)
-def _by_class(treedef: Any, cls: type) -> tuple[Steps, ...]:
+def _by_class(treedef: TreeDef, cls: type) -> tuple[Steps, ...]:
     places = places_in(treedef)
     return tuple([p.steps for p in places if p.cls is not None and issubclass(p.cls, cls)])
 
 
-def _by_predicate(tree: Any, predicate: Callable[..., Any]) -> tuple[Steps, ...]:
+def _by_predicate(tree: PyTree, predicate: Callable[..., Any]) -> tuple[Steps, ...]:
     takes_path = wants_path(predicate)
     return tuple(
         [
@@ -106,7 +107,7 @@ def _by_predicate(tree: Any, predicate: Callable[..., Any]) -> tuple[Steps, ...]
 
 
 def matcher(
-    what: Any, *, anywhere: bool, with_path: bool = False
+    what: object, *, anywhere: bool, with_path: bool = False
 ) -> Callable[[str, Any], Any] | None:
     """A function that says of a path and a module whether it is meant; None if `what` says nothing.
 
@@ -144,7 +145,7 @@ def wants_path(function: Callable[..., Any], otherwise: bool = False) -> bool:
     return {1: False, 2: True}.get(len(needed), otherwise)
 
 
-def in_order(tree: Any, paths: Iterable[Steps]) -> tuple[Steps, ...]:
+def in_order(tree: PyTree, paths: Iterable[Steps]) -> tuple[Steps, ...]:
     """Places without repetition, in the order of the tree."""
     places = places_in(jax.tree_util.tree_structure(tree), True)
     order = {place.steps: number for number, place in enumerate(places)}
@@ -160,13 +161,13 @@ def in_order(tree: Any, paths: Iterable[Steps]) -> tuple[Steps, ...]:
 # --- what there is instead ------------------------------------------------------------
 
 
-def _shown(what: Any) -> str:
+def _shown(what: object) -> str:
     if isinstance(what, type):
         return what.__qualname__
     return (repr(what) if isinstance(what, str) else f"{type(what).__name__}: {what!r}")[:120]
 
 
-def _instead(tree: Any, what: Any) -> str:
+def _instead(tree: PyTree, what: object) -> str:
     places = places_of(tree)
     if isinstance(what, str):
         paths = [place.path for place in places]
@@ -179,7 +180,7 @@ def _instead(tree: Any, what: Any) -> str:
     return f"what is true of some module or array of the net: {a_few(paths, 5)}"
 
 
-def _attributes_beside(tree: Any, text: str) -> list[str]:
+def _attributes_beside(tree: PyTree, text: str) -> list[str]:
     """The paths of the attributes of the module that a path leads to but for its last step."""
     pattern = path_pattern(text)
     above = written_out(tree, pattern.steps[:-1]) if pattern.is_written_out else None

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import PyTree
 from pax_export.core._edit import Change, edit_at, with_class
 from pax_export.core._parameters import STATES_TOO, frozen_alone
 from pax_export.core._subclassing import aspect_of, derived
@@ -22,7 +23,7 @@ from pax_export.core.selections._selectable import (
 
 
 @cached_by_treedef()
-def freeze_at(tree: Any, paths: tuple[Steps, ...], states: bool) -> Any:
+def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
     """The tree with these places frozen; with `states`, their modules in eval mode for good."""
     modules, arrays = _concerned(tree, paths)
     changes: dict[Steps, Change] = {steps: partial(_without, paths=own) for steps, own in arrays}
@@ -31,7 +32,7 @@ def freeze_at(tree: Any, paths: tuple[Steps, ...], states: bool) -> Any:
 
 
 @cached_by_treedef()
-def unfreeze_at(tree: Any, paths: tuple[Steps, ...]) -> Any:
+def unfreeze_at(tree: PyTree, paths: tuple[Steps, ...]) -> Any:
     """The tree with these places trained again, in the mode of what is around them."""
     modules, arrays = _concerned(tree, paths)
     own = _own_arrays(tree) if arrays else {}
@@ -48,7 +49,7 @@ def _inside_too(change: Change) -> Change:
 
 
 def _concerned(
-    tree: Any, paths: tuple[Steps, ...]
+    tree: PyTree, paths: tuple[Steps, ...]
 ) -> tuple[tuple[Steps, ...], list[tuple[Steps, frozenset[str]]]]:
     """The outermost modules at or below some places, and the own arrays of others that are."""
     if () in paths:
@@ -69,7 +70,7 @@ def _concerned(
     return outermost(list(modules)), [(owner, frozenset(own)) for owner, own in arrays.items()]
 
 
-def _own_arrays(tree: Any) -> dict[Steps, frozenset[str]]:
+def _own_arrays(tree: PyTree) -> dict[Steps, frozenset[str]]:
     """The own arrays of each module that has some, by their paths from it."""
     found: dict[Steps, set[str]] = {}
     for place in places_of(tree):
@@ -82,7 +83,7 @@ def _from_owner(place: Place) -> str:
     return dotted(place.steps[len(place.owner) :])
 
 
-def _modes_around(tree: Any, modules: tuple[Steps, ...]) -> dict[Steps, bool | None]:
+def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool | None]:
     """The mode of the module around each of these; the root has none around it."""
     if modules == ((),):
         return {(): None}
@@ -90,13 +91,13 @@ def _modes_around(tree: Any, modules: tuple[Steps, ...]) -> dict[Steps, bool | N
     return {steps: places[places[steps].owner].training for steps in modules}
 
 
-def _without(module: Any, paths: frozenset[str]) -> Any:
+def _without(module: PyTree, paths: frozenset[str]) -> Any:
     """A module some of whose own arrays, besides those already held, are not trained."""
     held = paths.union(aspect_of(type(module), "held") or ())
     return with_class(module, derived(type(module), "held", tuple(sorted(held))))
 
 
-def _with_again(module: Any, paths: frozenset[str], every: frozenset[str]) -> Any:
+def _with_again(module: PyTree, paths: frozenset[str], every: frozenset[str]) -> Any:
     """A module some of whose own arrays are trained again; of one frozen whole the others stay."""
     cls = type(module)
     frozen = aspect_of(cls, "frozen") is not None
@@ -105,7 +106,7 @@ def _with_again(module: Any, paths: frozenset[str], every: frozenset[str]) -> An
     return with_class(module, derived(cls, "held", tuple(sorted(held - paths)) or None))
 
 
-def _thawed(module: Any, training: bool | None) -> Any:
+def _thawed(module: PyTree, training: bool | None) -> Any:
     """A module, alone, that is frozen no longer."""
     kept_statistics = aspect_of(type(module), "frozen") == STATES_TOO
     cls = derived(derived(type(module), "frozen", None), "held", None)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError, a_few
+from pax_export._types import PyTree
 from pax_export.core._rng import split_rng_key
 from pax_export.core.selections._filters import Leaf, Param, as_rule, leaves_of
 from pax_export.core.selections._selectable import Steps, at_or_below, dotted, shown
@@ -25,7 +26,7 @@ def register_initial(cls: type, attributes: Mapping[str, Callable[[Any], Initial
 
 
 def initialized(
-    net: Any, paths: tuple[Steps, ...], key: Any, initializer: Initializer | None
+    net: PyTree, paths: tuple[Steps, ...], key: Any, initializer: Initializer | None
 ) -> Any:
     """The net with new values for the parameters at or below some places."""
     found = leaves_of(net)

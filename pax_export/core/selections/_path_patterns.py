@@ -11,7 +11,6 @@ import functools
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.core._near_names import near_names
@@ -168,7 +167,7 @@ def _negated(letters: str) -> str:
     return f"^.{letters[1:]}" if letters.startswith("!") else letters
 
 
-def escaped(step: Any) -> str:
+def escaped(step: object) -> str:
     """A name as a step of a path that means this name alone.
 
     Example:

@@ -10,6 +10,7 @@ from typing import Any
 from jax.tree_util import tree_structure, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import PyTree, TreeDef
 from pax_export.core._traversal import Steps, one_level, plain
 from pax_export.core._tree import Node, attributes_of, flatten, is_array
 
@@ -45,7 +46,7 @@ class Place:
     training: bool = True  # the mode of a module
 
 
-def values_of(tree: Any, containers: bool = False) -> Iterator[tuple[Steps, Any]]:
+def values_of(tree: PyTree, containers: bool = False) -> Iterator[tuple[Steps, Any]]:
     """All modules and leaves of a tree with the steps to them, parents first.
 
     With `containers` those too that hold modules or leaves.
@@ -59,7 +60,7 @@ def values_of(tree: Any, containers: bool = False) -> Iterator[tuple[Steps, Any]
         left += [((*steps, step), child) for step, child in reversed(below or [])]
 
 
-def _below(value: Any) -> list[tuple[Any, Any]] | None:
+def _below(value: object) -> list[tuple[Any, Any]] | None:
     """The children of a module or container with the step to each; None for a leaf."""
     if isinstance(value, Node):
         children, moduledef = flatten(value)
@@ -72,13 +73,13 @@ def _below(value: Any) -> list[tuple[Any, Any]] | None:
     return [(plain(path[0]), item) for path, item in items]
 
 
-def places_of(tree: Any) -> tuple[Place, ...]:
+def places_of(tree: PyTree) -> tuple[Place, ...]:
     """All modules and leaves of a tree, parents first; looked for once for a treedef."""
     return places_in(tree_structure(tree))
 
 
 @functools.lru_cache(maxsize=64)
-def places_in(treedef: Any, containers: bool = False) -> tuple[Place, ...]:
+def places_in(treedef: TreeDef, containers: bool = False) -> tuple[Place, ...]:
     """The places of all trees of a treedef."""
     skeleton = tree_unflatten(treedef, [object() for _ in range(treedef.num_leaves)])
     values = list(values_of(skeleton, containers))
@@ -86,7 +87,7 @@ def places_in(treedef: Any, containers: bool = False) -> tuple[Place, ...]:
     return tuple([_place(steps, value, modules) for steps, value in values])
 
 
-def _place(steps: Steps, value: Any, modules: set[Steps]) -> Place:
+def _place(steps: Steps, value: object, modules: set[Steps]) -> Place:
     above = (steps[:n] for n in range(len(steps) - 1, -1, -1))
     owner = next((each for each in above if each in modules), ())
     if not isinstance(value, Node):
@@ -95,7 +96,7 @@ def _place(steps: Steps, value: Any, modules: set[Steps]) -> Place:
     return Place(steps, dotted(steps), owner, type(value), training)
 
 
-def value_at(tree: Any, steps: Steps) -> Any:
+def value_at(tree: PyTree, steps: Steps) -> Any:
     """What stands at a place.
 
     Raises:
@@ -115,7 +116,7 @@ def value_at(tree: Any, steps: Steps) -> Any:
     return value
 
 
-def _inside(value: Any) -> Iterable[tuple[Any, Any]]:
+def _inside(value: object) -> Iterable[tuple[Any, Any]]:
     """What a path can lead to from a value: static attributes too."""
     if isinstance(value, Node):
         return attributes_of(value).items()
@@ -129,7 +130,7 @@ def _inside(value: Any) -> Iterable[tuple[Any, Any]]:
         return ()
 
 
-def written_out(tree: Any, names: Sequence[str]) -> Steps | None:
+def written_out(tree: PyTree, names: Sequence[str]) -> Steps | None:
     """The steps of a path that is written out: a container or static data may stand there too."""
     steps: list[Any] = []
     value = tree
@@ -153,7 +154,7 @@ def outermost(paths: Sequence[Steps]) -> tuple[Steps, ...]:
     return tuple([p for p in paths if not any(p[:n] in chosen for n in range(len(p)))])
 
 
-def rest_of(tree: Any, paths: Sequence[Steps]) -> tuple[Steps, ...]:
+def rest_of(tree: PyTree, paths: Sequence[Steps]) -> tuple[Steps, ...]:
     """The largest places of a tree that share nothing with these."""
     chosen = frozenset(paths)
     around = {path[:n] for path in paths for n in range(len(path))}

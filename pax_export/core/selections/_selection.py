@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import DTypeLike, PyTree
 from pax_export.core._check import describe_array
 from pax_export.core._edit import Change, edit_at, set_training
 from pax_export.core._numpy_leaves import on_own_array
@@ -64,12 +65,12 @@ class Selection(Chosen):
     root: Any  # the net
     paths: tuple[Steps, ...]  # of the parts, in tree order
 
-    def __init__(self, root: Any, paths: tuple[Steps, ...]):
+    def __init__(self, root: PyTree, paths: tuple[Steps, ...]):
         object.__setattr__(self, "root", root)
         object.__setattr__(self, "paths", paths)
 
     @classmethod
-    def of(cls, net: Any, what: Any) -> Self:
+    def of(cls, net: PyTree, what: object) -> Self:
         """Selects parts of a module, as ``net.at(what)`` does.
 
         Args:
@@ -83,7 +84,7 @@ class Selection(Chosen):
         require_module(net, "at")
         return cls(net, find(net, what))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("A selection does not change; select anew, or combine selections")
 
     def __delattr__(self, name: str) -> None:
@@ -130,7 +131,7 @@ class Selection(Chosen):
 
     # --- other selections ------------------------------------------------------------
 
-    def at(self, what: Any) -> Selection:
+    def at(self, what: object) -> Selection:
         """Selects below: paths begin at each of these parts.
 
         Args:
@@ -154,10 +155,10 @@ class Selection(Chosen):
             raise error
         return Selection(self.root, in_order(self.root, found))
 
-    def __or__(self, other: Any) -> Selection:
+    def __or__(self, other: object) -> Selection:
         return Selection(self.root, in_order(self.root, self.paths + self._beside(other).paths))
 
-    def __and__(self, other: Any) -> Selection:
+    def __and__(self, other: object) -> Selection:
         other = self._beside(other)
         mine, others = set(self.paths), set(other.paths)
         both = [steps for steps in self.paths if at_or_below(steps, others)]
@@ -167,7 +168,7 @@ class Selection(Chosen):
     def __invert__(self) -> Selection:
         return self._made(rest_of(self.root, self.paths), "all but the whole net")
 
-    def _beside(self, other: Any) -> Selection:
+    def _beside(self, other: object) -> Selection:
         """Another selection of the net."""
         if not isinstance(other, Selection):
             return Selection.of(self.root, other)
@@ -187,7 +188,7 @@ class Selection(Chosen):
 
     # --- new nets: what stands there -------------------------------------------------
 
-    def set(self, value: Any) -> Any:
+    def set(self, value: object) -> Any:
         """Returns the net with something else in place of the parts.
 
         Args:
@@ -218,7 +219,7 @@ class Selection(Chosen):
             )
         return self._changed([lambda old, new=new: new for new in values])
 
-    def replace(self, module_or_function: Any) -> Any:
+    def replace(self, module_or_function: Callable[..., Any]) -> Any:
         """Returns the net with another module, or what a function makes of each part.
 
         Args:
@@ -264,7 +265,7 @@ class Selection(Chosen):
         """
         on_array = on_own_array(_callable(function, "apply"))
 
-        def applied(part: Any) -> Any:
+        def applied(part: object) -> Any:
             if is_node(part):
                 return apply_bottom_up(part, function)
             return jax.tree_util.tree_map(
@@ -289,7 +290,7 @@ class Selection(Chosen):
         new = [change(x) if meant else x for x, meant in zip(leaves, mask)]
         return jax.tree_util.tree_unflatten(treedef, new)
 
-    def _for_each(self, value: Any) -> list[Any]:
+    def _for_each(self, value: PyTree) -> list[Any]:
         count = len(self.paths)
         if count == 1:
             return [value]
@@ -373,7 +374,7 @@ class Selection(Chosen):
         switch: Change = lambda module: set_training(module, training)  # noqa: E731
         return edit_at(self.root, dict.fromkeys(paths, switch), same_kinds=True)
 
-    def cast(self, dtype: Any) -> Any:
+    def cast(self, dtype: DTypeLike) -> Any:
         """Returns the net with the floating-point arrays of these parts in another dtype.
 
         Args:
@@ -400,7 +401,7 @@ class Selection(Chosen):
             )
         return self.map(lambda x: x.astype(dtype) if _is_floating(x) else x)
 
-    def policy(self, mp_policy: Any) -> Any:
+    def policy(self, mp_policy: object) -> Any:
         """Returns the net with these modules, and all in them, under a mixed-precision policy.
 
         Args:
@@ -422,7 +423,7 @@ class Selection(Chosen):
         return edit_at(self.root, dict.fromkeys(paths, lambda module: put_under(module, mp_policy)))
 
     def lora(
-        self, rank: int, *, alpha: float | None = None, key: Any = None, **options: Any
+        self, rank: int, *, alpha: float | None = None, key: object = None, **options: object
     ) -> Any:
         """Returns the net with low-rank adapters at the layers in these parts.
 
@@ -439,7 +440,7 @@ class Selection(Chosen):
         paths = self._of_modules("to adapt")
         return add(self.root, Selection(self.root, paths), rank, alpha=alpha, key=key, **options)
 
-    def init(self, key: Any, initializer: Callable[[Any, Any], Any] | None = None) -> Any:
+    def init(self, key: object, initializer: Callable[[Any, Any], Any] | None = None) -> Any:
         """Returns the net with new initial values for the parameters in these parts.
 
         Each array has its own key, split off ``key`` in tree order.  States, such as running
@@ -481,7 +482,7 @@ def _from_above(room: str, name: str) -> Any:
     return getattr(importlib.import_module(f"pax_export.{room}"), name)
 
 
-def _callable(function: Any, verb: str) -> Any:
+def _callable(function: Callable[..., Any], verb: str) -> Any:
     if callable(function):
         return function
     takes = "key, lambda key, shape: ..." if verb == "init" else "lambda x: ..."
@@ -492,10 +493,10 @@ def _callable(function: Any, verb: str) -> Any:
     )
 
 
-def _is_floating(x: Any) -> bool:
+def _is_floating(x: PyTree) -> bool:
     return is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _in_a_line(value: Any) -> str:
+def _in_a_line(value: object) -> str:
     text = describe_array(value) if is_array(value) else repr(value)
     return text if len(text) <= 70 else f"{text[:67]}..."
