@@ -12,9 +12,6 @@ from pax_export._jax._trace import trace_state as trace_state
 
 if TYPE_CHECKING:
     from pax_export._jax._dimensions import scope_constraints as scope_constraints
-    from pax_export._jax._platforms import allow_symbolic_padding as allow_symbolic_padding
-    from pax_export._jax._platforms import call_here as call_here
-    from pax_export._jax._platforms import neutral_platform as neutral_platform
     from pax_export._jax._processes import devices_are_known as devices_are_known
     from pax_export._jax._processes import join_processes as join_processes
     from pax_export._jax._programs import call_part as call_part
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import read_arguments as read_arguments
     from pax_export._jax._programs import scan_operands as scan_operands
     from pax_export._jax._raised import equations_of as equations_of
-    from pax_export._jax._symbolic import symbolic_rules as symbolic_rules
     from pax_export._jax._watched import is_computing as is_computing
     from pax_export._jax._watched import jitted_call as jitted_call
     from pax_export._jax._watched import watched as watched
@@ -32,11 +28,9 @@ if TYPE_CHECKING:
 # Every program imports this room, and only exporters and many processes need more of it.
 _HOMES = {
     "_dimensions": "scope_constraints",
-    "_platforms": "allow_symbolic_padding call_here neutral_platform",
     "_processes": "devices_are_known join_processes",
     "_programs": "call_part call_with_constants expanded needed_part read_arguments scan_operands",
     "_raised": "equations_of",
-    "_symbolic": "symbolic_rules",
     "_watched": "is_computing jitted_call watched",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

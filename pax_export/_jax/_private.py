@@ -21,14 +21,6 @@ PRIVATE: dict[str, str] = {
     "jax.interpreters.partial_eval.dce_jaxpr_consts": (
         "exports keep what loops, branches and nested functions compute and nobody reads"
     ),
-    "jax.interpreters.mlir._lowerings": (
-        "eigh and approx_max_k are not exported, nor Fourier transforms along symbolic sizes, "
-        "nor the gradient of a max pool with padding that is symbolic for TPUs"
-    ),
-    "jax.interpreters.mlir._platform_specific_lowerings": (
-        "eigh and approx_max_k are not exported, nor Fourier transforms along symbolic sizes, "
-        "nor the gradient of a max pool with padding that is symbolic for TPUs"
-    ),
     "jax._src.xla_bridge.backends_are_initialized": (
         "that jax had its devices before pax.sharding.processes is found only when all "
         "processes have come"

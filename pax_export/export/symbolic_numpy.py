@@ -1,4 +1,4 @@
-"""Functions of `jax.numpy` and `jax.lax` that take a symbolic size where jax wants a number.
+"""Functions of `jax`, `jax.numpy` and `jax.lax` that take symbolic sizes where jax wants numbers.
 
 They take the arguments of jax's functions of the same names.  Where no size is symbolic they call
 those; where one is, a program is made that works for any size.
@@ -22,7 +22,10 @@ from typing import Any
 import jax
 from jax import lax
 from jax import numpy as jnp
-from jax.tree_util import tree_leaves, tree_map
+from jax.extend.core import jaxpr_as_fun
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from pax_export.export.portable.any_size import differentiable
 
 
 def _tried(first: Callable, made: Callable) -> Callable:
@@ -312,6 +315,49 @@ def _irfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
     return jnp.moveaxis(lax.fft(a, "irfft", (size,)), -1, axis)
 
 
+# --- derivatives ------------------------------------------------------------------
+
+
+def _derived(transform: Callable) -> Callable:
+    """A transform of jax, of a function whose operations jax can differentiate for any size."""
+
+    @functools.wraps(transform)
+    def function(fun: Callable, *args: Any, **kwargs: Any) -> Any:
+        return transform(_for_any_size(fun), *args, **kwargs)
+
+    function.__module__ = __name__
+    return function
+
+
+def _for_any_size(fun: Callable) -> Callable:
+    """The function, traced and made anew where symbolic sizes stand in what it does."""
+
+    @functools.wraps(fun)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = tree_flatten((args, kwargs))
+        places = [place for place, leaf in enumerate(leaves) if _is_array(leaf)]
+
+        def flat(*values: Any) -> Any:
+            filled = list(leaves)
+            for place, value in zip(places, values):
+                filled[place] = value
+            given, named = tree_unflatten(tree, filled)
+            return fun(*given, **named)
+
+        values = [leaves[place] for place in places]
+        program, result = jax.make_jaxpr(flat, return_shape=True)(*values)
+        made = differentiable(program)
+        if made is program:
+            return fun(*args, **kwargs)
+        return tree_unflatten(tree_flatten(result)[1], jaxpr_as_fun(made)(*values))
+
+    return function
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") or isinstance(value, (int, float, complex))
+
+
 linspace = _tried(jnp.linspace, _linspace)
 logspace = _tried(jnp.logspace, _logspace)
 arange = _tried(jnp.arange, _arange)
@@ -330,6 +376,13 @@ correlate = _tried(jnp.correlate, _convolution(turned=False))
 gradient = _tried(jnp.gradient, _gradient)
 associative_scan = _tried(lax.associative_scan, _associative_scan)
 irfft = _tried(jnp.fft.irfft, _irfft)
+grad = _derived(jax.grad)
+value_and_grad = _derived(jax.value_and_grad)
+vjp = _derived(jax.vjp)
+jvp = _derived(jax.jvp)
+jacfwd = _derived(jax.jacfwd)
+jacrev = _derived(jax.jacrev)
+hessian = _derived(jax.hessian)
 
 __all__ = [
     "arange",
@@ -339,15 +392,22 @@ __all__ = [
     "convolve",
     "correlate",
     "diag_indices",
+    "grad",
     "gradient",
     "hamming",
     "hanning",
+    "hessian",
     "indices",
     "interp",
     "irfft",
+    "jacfwd",
+    "jacrev",
+    "jvp",
     "kaiser",
     "linspace",
     "logspace",
     "pad",
     "searchsorted",
+    "value_and_grad",
+    "vjp",
 ]

@@ -23,16 +23,20 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import allow_symbolic_padding, neutral_platform, symbolic_rules
 from pax_export._jaxpr import jaxpr_operations
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
-from pax_export.export.lowering.eigenvalues import ask_alike, says_eigh
 from pax_export.export.lowering.empty_batches import let_be_empty, may_be_empty
 from pax_export.export.lowering.keep_nan import keep_nan, says_extremes
 from pax_export.export.lowering.products import forget_algorithm
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.shardings import drop_shardings, says_shardings
+from pax_export.export.portable.any_size import lowerable
+from pax_export.export.portable.without_libraries import (
+    ANY_PLATFORM,
+    XLA_EXPANDS,
+    without_libraries,
+)
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import placed
 from pax_export.export.tracing.spec import Inputs
@@ -45,8 +49,6 @@ _PIPELINE = (
 #: Version 9 adds tokens for ordered effects, 10 shardings of another dialect;
 #: modules with either are refused, so version 8 says everything.
 CALLING_CONVENTION = 8
-#: Decompositions that XLA itself writes out, where no library does it.
-XLA_EXPANDS = frozenset(("Eigh", "Qr", "ProductOfElementaryHouseholderReflectors"))
 _GATHERS = ("stablehlo.gather", "stablehlo.dynamic_gather")
 
 
@@ -77,19 +79,15 @@ def lower_traced(
 
     Messages at run time call operands by their `names`.
     """
-    operands: tuple[Any, ...] = traced.structs
-    function = traced.lowerable
-    if traced.constants or (count is not None and count < len(traced.results)):
-        operands += tuple(map(dtypes.struct_of, traced.constants))
-        function = jax.jit(lambda values: traced.with_constants(values, count, False))
-    with symbolic_rules(), named_refusals():
+    with named_refusals():
+        program = lowerable(traced.program)
         try:
-            exported = _export(function, operands, platforms)
+            exported = _export(traced, program, count, platforms)
             module, neutral = _portable(exported, names=names, program=traced.program), False
         except (NotImplementedError, UnsupportedOperationError) as error:
             # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
-            # no consumer has.  A machine that nobody knows gets rules for all.
-            exported = _export_neutral(traced, function, operands, error)
+            # no consumer has.
+            exported = _export_neutral(traced, without_libraries(program), count, error)
             module = _portable(exported, XLA_EXPANDS, names, program=traced.program)
             neutral = True
     return Lowered(
@@ -109,19 +107,23 @@ def _portable(exported: Any, *arguments: Any, **options: Any) -> Portable:
     return portable(serialized, *arguments, **options, empty=empty, single=True)
 
 
-def _export(function: Any, operands: Sequence[Any], platforms: Sequence[str]) -> Any:
+def _export(traced: Traced, program: Any, count: int | None, platforms: Sequence[str]) -> Any:
+    """Exports what a traced function, or a program made of its own, gives first."""
+    operands: tuple[Any, ...] = traced.structs
+    function = traced.lowerable
+    fewer = count is not None and count < len(traced.results)
+    if traced.constants or fewer or program is not traced.program:
+        operands += tuple(map(dtypes.struct_of, traced.constants))
+        function = jax.jit(lambda values: traced.with_constants(values, count, False, program))
     # Which custom calls a consumer knows is our own check, with its own words.
-    allow_symbolic_padding()
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
     export = jax_export.export(function, platforms=tuple(platforms), disabled_checks=(unchecked,))
     return export(list(operands))
 
 
-def _export_neutral(
-    traced: Traced, function: Any, operands: Sequence[Any], cause: Exception
-) -> Any:
+def _export_neutral(traced: Traced, program: Any, count: int | None, cause: Exception) -> Any:
     try:
-        return _export(function, operands, (neutral_platform(),))
+        return _export(traced, program, count, (ANY_PLATFORM,))
     except NotImplementedError as error:
         if isinstance(cause, UnsupportedOperationError):
             raise cause from None
@@ -230,8 +232,6 @@ def portable(
         module = _parse(context, serialized)
         if single and says_shardings(serialized):
             drop_shardings(module, list(_operations(module.operation)))
-        if says_eigh(serialized):
-            ask_alike(list(_operations(module.operation)))
         if empty:
             let_be_empty(list(_operations(module.operation)), empty)
         if single and says_extremes(serialized):

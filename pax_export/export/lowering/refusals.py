@@ -11,6 +11,7 @@ from pax_export._errors import PaxError, SymbolicDimensionError, UnsupportedOper
 from pax_export._jax import equations_of
 from pax_export._jaxpr import inner_programs
 from pax_export.export.artifact import dimensions
+from pax_export.export.portable import NotDecomposedError
 from pax_export.export.tracing.source_lines import placed
 
 
@@ -83,5 +84,7 @@ def _symbolic(equation: Any) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, NotDecomposedError):
+        return f"there is no decomposition {error}"
     lines = str(error).strip().splitlines()
     return re.sub(r"\s+", " ", lines[0]).rstrip(".:") if lines else type(error).__name__

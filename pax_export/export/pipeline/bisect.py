@@ -22,11 +22,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import export as jax_export
+from jax.extend.core import jaxpr_as_fun
 
 from pax_export._errors import PaxError, ValidationError
-from pax_export._jax import symbolic_rules
 from pax_export.export.artifact.formats import Format
 from pax_export.export.pipeline.refusal import scratch_place
+from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
@@ -207,13 +208,11 @@ def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
     @functools.cache
     def exported() -> Any:
         unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
-        with symbolic_rules():
-            export = jax_export.export(
-                traced.lowerable, platforms=("cpu",), disabled_checks=(unchecked,)
-            )
-            return export(list(traced.structs))
+        function = jax.jit(jaxpr_as_fun(lowerable(traced.program)))
+        export = jax_export.export(function, platforms=("cpu",), disabled_checks=(unchecked,))
+        return export(*traced.structs)
 
-    return lambda values: exported().call(list(values))
+    return lambda values: exported().call(*values)
 
 
 def _names(tape: Tape) -> list[tuple[str, int]]:

@@ -12,8 +12,8 @@ import jax
 from jax.extend.random import threefry_prng_impl
 
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
+from pax_export.export.portable.program import is_key
 from pax_export.export.portable.sizes import trace
-from pax_export.export.tracing.dtypes import is_key
 
 KEYS = frozenset(
     "random_wrap random_unwrap random_clone random_seed random_bits random_split "

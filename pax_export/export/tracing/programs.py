@@ -23,7 +23,6 @@ from pax_export._errors import (
     TracedValueError,
     a_few,
 )
-from pax_export._jax import symbolic_rules
 from pax_export._jaxpr import jaxpr_constants
 from pax_export._tracebacks import hide_frames
 from pax_export.export import symbolic_numpy
@@ -314,8 +313,8 @@ def symbolic_errors(
         ) from error
 
 
-#: How a line calls a function of jax.numpy, jax.lax or jax.nn.
-_CALLS = re.compile(r"\b(?:jnp|numpy|lax|fft)\.(\w+)\(")
+#: How a line calls a function of jax, jax.numpy or jax.lax.
+_CALLS = re.compile(r"\b(?:jax|jnp|numpy|lax|fft)\.(\w+)\(")
 
 
 def _counterpart(error: Exception) -> str:
@@ -350,8 +349,7 @@ def _fails(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic:
         name: 4 + 2 * index for index, name in enumerate(inputs.dimensions) if name not in symbolic
     }
     try:
-        with symbolic_rules():
-            jax.eval_shape(function, [_with_numbers(struct, numbers) for struct in structs])
+        jax.eval_shape(function, [_with_numbers(struct, numbers) for struct in structs])
     except Exception:
         return True
     return False

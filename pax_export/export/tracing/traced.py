@@ -15,13 +15,14 @@ from typing import Any
 import jax
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import call_with_constants, read_arguments, symbolic_rules
+from pax_export._jax import call_with_constants, read_arguments
 from pax_export._jaxpr import (
     jaxpr_constants,
     jaxpr_operations,
     jaxpr_parameters,
     jaxpr_primitives,
 )
+from pax_export.export.portable.any_size import differentiable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
 from pax_export.export.tracing.source_lines import placed
@@ -62,18 +63,23 @@ class Traced:
         return read_arguments(self.program, count)
 
     def with_constants(
-        self, operands: Sequence[Any], count: int | None = None, keep_derivatives: bool = True
+        self,
+        operands: Sequence[Any],
+        count: int | None = None,
+        keep_derivatives: bool = True,
+        program: Any = None,
     ) -> list[Any]:
         """Runs the program with `structs` and then `constants` as operands.
 
         With a count, only what the first so many results need is run.  Without
         derivatives, constants are replaced inside of functions that define
-        their own, too.
+        their own, too.  Another `program` is one that was made of this one.
         """
         values = operands[len(self.structs) :]
         replaced = {id(old): new for old, new in zip(self.constants, values)}
         given = operands[: len(self.structs)]
-        return call_with_constants(self.program, replaced, given, count, keep_derivatives)
+        program = self.program if program is None else program
+        return call_with_constants(program, replaced, given, count, keep_derivatives)
 
 
 def trace(
@@ -81,8 +87,7 @@ def trace(
 ) -> Traced:
     """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
     jitted = lowerable = jax.jit(function)
-    with symbolic_rules():
-        traced = jitted.trace(list(structs))
+    traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
     whole = traced.jaxpr
@@ -142,9 +147,14 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
     operands = [*traced.structs, *map(dtypes.struct_of, traced.constants)]
     cotangents = [traced.results[index] for index in of]
 
+    program = differentiable(traced.program)
+
+    def function(values: list[Any]) -> list[Any]:
+        return traced.with_constants(values, program=program)
+
     def run(values: list[Any]) -> list[Any]:
         given, incoming = values[: len(operands)], values[len(operands) :]
-        return pull_back(traced.with_constants, wrt, of)(given, incoming)
+        return pull_back(function, wrt, of)(given, incoming)
 
     # The gradients of a function that is called often are called as often.
     return trace(run, [*operands, *cotangents], outlined=False)

@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax import export as jax_export
 from jax import numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
-from pax_export._jax import call_here, call_with_constants, neutral_platform
+from pax_export._jax import call_with_constants
 from pax_export._jaxpr import jaxpr_constants
-from pax_export.export.lowering.lower import XLA_EXPANDS, portable
+from pax_export.export.lowering.lower import portable
+from pax_export.export.portable.without_libraries import (
+    ANY_PLATFORM,
+    XLA_EXPANDS,
+    without_libraries,
+)
 
 Arrays = Sequence[Any]
 #: By so many roundings, times the number of rows, a product of factors may miss the matrix.
@@ -115,14 +122,19 @@ def _ours(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     """The operation as it is exported, and nothing else with it."""
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in given]
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
-    alone = jax.jit(lambda values: _results(equation, values))
+    program = without_libraries(jax.make_jaxpr(partial(_results, equation))(structs))
+    options: Any = {"platforms": (ANY_PLATFORM,), "disabled_checks": [unchecked]}
     try:
-        options: Any = {"platforms": (neutral_platform(),), "disabled_checks": [unchecked]}
-        exported = jax_export.export(alone, **options)(structs)
+        exported = jax_export.export(jax.jit(jaxpr_as_fun(program)), **options)(*structs)
     except NotImplementedError:
         return None
+    here = jax.default_backend()
+    # jax knows a GPU by the names of its makers only.
+    names = {"gpu": ("cuda", "rocm")}.get(here, (here,))
     module = portable(exported.mlir_module_serialized, XLA_EXPANDS).module
-    return call_here(dataclasses.replace(exported, mlir_module_serialized=module), given)
+    return list(
+        dataclasses.replace(exported, mlir_module_serialized=module, platforms=names).call(*given)
+    )
 
 
 def _where(right: Any, ours: Any, theirs: Any) -> Any:

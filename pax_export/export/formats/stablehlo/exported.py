@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 from jax import export as jax_export
+from jax.extend.core import jaxpr_as_fun
 
 from pax_export._errors import (
     InvalidArgumentTypeError,
@@ -16,10 +18,15 @@ from pax_export._errors import (
     PaxError,
     UnsupportedOperationError,
 )
-from pax_export._jax import neutral_platform, symbolic_rules
 from pax_export.export.artifact import compatibility
-from pax_export.export.lowering.lower import XLA_EXPANDS, Portable, portable
+from pax_export.export.lowering.lower import Portable, portable
 from pax_export.export.lowering.refusals import named_refusals
+from pax_export.export.portable.any_size import differentiable, lowerable
+from pax_export.export.portable.without_libraries import (
+    ANY_PLATFORM,
+    XLA_EXPANDS,
+    without_libraries,
+)
 from pax_export.export.tracing.programs import line_of_model
 
 Exported = jax_export.Exported
@@ -37,9 +44,8 @@ class Module:
 
 
 def make(
-    function: Callable[[dict[str, Any], dict[str, Any]], Any],
-    weights: Structs,
-    inputs: Structs,
+    function: Callable[..., Any],
+    args: Sequence[Any],
     platforms: Sequence[str],
     disabled_checks: Sequence[Any] = (),
 ) -> Exported:
@@ -49,7 +55,7 @@ def make(
     )
     try:
         with named_refusals():
-            return export(dict(weights), dict(inputs))
+            return export(*args)
     except PaxError:
         raise
     except (ValueError, NotImplementedError) as error:
@@ -77,11 +83,68 @@ def _unchecked(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
     )
 
 
-def _gradient(exported: Exported) -> Exported:
+def differentiated(
+    function: Callable[..., Any],
+    exported: Exported,
+    order: int,
+    disabled_checks: Sequence[Any] = (),
+) -> list[Exported]:
+    """An exported function, its gradient, and so on, as `vjp_order` asks for them."""
+    found = [exported]
+    if exported.nr_devices > 1:  # shardings of cotangents are jax's own affair
+        for _ in range(order):
+            found.append(_gradient(found[-1], found[-1].vjp))
+        return found
+    flat = _flat(function, exported)
+    for _ in range(order):
+        flat, structs = _vjp(flat, found[-1]), _structs_of_vjp(found[-1])
+        made = partial(make, _lowerable(flat), structs, exported.platforms, disabled_checks)
+        found.append(_gradient(exported, made))
+    return found
+
+
+def _flat(function: Callable[..., Any], exported: Exported) -> Callable[..., Sequence[Any]]:
+    def flat(*values: Any) -> list[Any]:
+        args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, values)
+        return jax.tree_util.tree_leaves(function(*args, **kwargs))
+
+    flat.__name__ = exported.fun_name
+    return flat
+
+
+def _structs_of_vjp(exported: Exported) -> list[jax.ShapeDtypeStruct]:
+    cotangents = [each.to_tangent_aval() for each in exported.out_avals]
+    return structs_of([*exported.in_avals, *cotangents])
+
+
+def _vjp(flat: Callable[..., Any], exported: Exported) -> Callable[..., Sequence[Any]]:
+    """The gradient, with the operands and the results that `Exported.vjp` gives it."""
+    count = len(exported.in_avals)
+
+    def gradient(*values: Any) -> Sequence[Any]:
+        given, cotangents = values[:count], values[count:]
+        program = differentiable(jax.make_jaxpr(flat)(*given))
+        return jax.vjp(jaxpr_as_fun(program), *given)[1](list(cotangents))
+
+    return gradient
+
+
+def _lowerable(
+    flat: Callable[..., Any], change: Callable[[Any], Any] = lambda program: program
+) -> Callable[..., Sequence[Any]]:
+    """The function, traced and made such that jax lowers it for any size."""
+
+    def function(*values: Any) -> Sequence[Any]:
+        program = jax.make_jaxpr(flat)(*values)
+        return tuple(jaxpr_as_fun(change(lowerable(program)))(*values))
+
+    return function
+
+
+def _gradient(exported: Exported, make: Callable[[], Exported]) -> Exported:
     """The gradient of a function, which was asked for by `vjp_order`."""
     try:
-        with symbolic_rules():
-            return exported.vjp()
+        return make()
     except PaxError:
         raise
     except Exception as error:  # of jax, or of a derivative that somebody wrote
@@ -95,11 +158,12 @@ def _gradient(exported: Exported) -> Exported:
         ) from error
 
 
-def widened(exported: Exported, order: int) -> Exported:
-    """The same functions in the oldest StableHLO that says them, for older readers."""
+def widened(found: Sequence[Exported]) -> Exported:
+    """A function and its gradients in the oldest StableHLO that says them, for older readers."""
+    exported, *rest = found
     if exported.nr_devices > 1:
         return exported  # its shardings are written in a dialect of their own
-    gradient = widened(_gradient(exported), order - 1) if order else None
+    gradient = widened(rest) if rest else None
     try:
         # What jax's calls of it may hold is jax's own check.
         module = portable(exported.mlir_module_serialized, allowed=None).module
@@ -108,30 +172,28 @@ def widened(exported: Exported, order: int) -> Exported:
     return dataclasses.replace(exported, mlir_module_serialized=module, _get_vjp=lambda _: gradient)
 
 
-def modules(
-    function: Callable, exported: Exported, weights: Structs, inputs: Structs, order: int
-) -> tuple[Module, ...]:
+def modules(function: Callable, found: Sequence[Exported]) -> tuple[Module, ...]:
     """A function, its gradient, and so on, as modules that need no jax.
 
     They end where one cannot be said without what only jax has.
     """
-    found = []
-    current, neutral = exported, None
-    for _ in range(order + 1):
-        module = _without_jax(current.mlir_module_serialized)
-        kept = current.module_kept_var_idx
-        if module is None:
-            neutral = neutral or _neutral(function, weights, inputs, len(found))
-            if neutral is None:
+    made: list[Module] = []
+    flat = _flat(function, found[0])
+    neutral = False
+    for order, exported in enumerate(found):
+        structs = structs_of(exported.in_avals)
+        neutral = neutral or _without_jax(exported.mlir_module_serialized) is None
+        if neutral:
+            everywhere = _neutral(flat, structs) if exported.nr_devices == 1 else None
+            if everywhere is None:
                 break
-            module = _without_jax(neutral.mlir_module_serialized, XLA_EXPANDS)
-            kept = neutral.module_kept_var_idx
+            exported = everywhere
+        module = _without_jax(exported.mlir_module_serialized, XLA_EXPANDS)
         if module is None:
             break
-        found.append(Module(module, tuple(kept), neutral is not None))
-        if len(found) <= order:
-            current, neutral = _gradient(current), neutral and _gradient(neutral)
-    return tuple(found)
+        made.append(Module(module, tuple(exported.module_kept_var_idx), neutral))
+        flat = _vjp(flat, found[order])
+    return tuple(made)
 
 
 def without_jax(exported: Exported) -> tuple[Module, ...]:
@@ -147,14 +209,12 @@ def _without_jax(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Po
         return None
 
 
-def _neutral(function: Callable, weights: Structs, inputs: Structs, order: int) -> Any:
+def _neutral(flat: Callable, structs: Sequence[Any]) -> Exported | None:
     """The function lowered by rules that hold everywhere, without LAPACK."""
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
+    function = _lowerable(flat, without_libraries)
     try:
-        exported = make(function, weights, inputs, (neutral_platform(),), (unchecked,))
-        for _ in range(order):
-            exported = _gradient(exported)
-        return exported
+        return make(function, structs, (ANY_PLATFORM,), (unchecked,))
     except (NotImplementedError, UnsupportedOperationError):
         return None
 
@@ -180,7 +240,7 @@ def remade(
     if found[0].neutral:
         platforms = (jax_export.default_export_platform(),)
     same_types.__name__ = name
-    frame = make(same_types, weights, inputs, platforms)
+    frame = make(same_types, (dict(weights), dict(inputs)), platforms)
     return _filled(frame, found)
 
 

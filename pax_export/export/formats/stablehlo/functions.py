@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jax import symbolic_rules
 from pax_export._jaxpr import jaxpr_operations
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
@@ -20,6 +19,7 @@ from pax_export.export.formats.stablehlo.exported import Exported, Module, struc
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.variables import Store
+from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates
@@ -183,15 +183,19 @@ def lower(
             entry.name: _sharded(dtypes.stored(entry.struct), sharding)
             for entry, sharding in zip(program.inputs.flat, shardings[program.key])
         }
-        with symbolic_rules(), named_refusals():
+        with named_refusals():
             try:
-                exported = _exported.make(run, weights, inputs, platforms, disabled_checks)
+                made = lowerable(program.traced.program)
+                lowered = _function(program, names, new, values if constant else None, made)
+                given = (weights, inputs)
+                exported = _exported.make(lowered, given, platforms, disabled_checks)
             except UnsupportedOperationError as error:
                 if not operations(error):
                     placed(error, jaxpr_operations(program.traced.program, _OUTSIDE))
                 raise
-            modules = _exported.modules(run, exported, weights, inputs, order)
-            widened = _exported.widened(exported, order)
+            found = _exported.differentiated(run, exported, order, disabled_checks)
+            modules = _exported.modules(run, found)
+            widened = _exported.widened(found)
         functions.append(
             Function(
                 key=program.key,
@@ -222,9 +226,13 @@ def lower(
 
 
 def _function(
-    program: Program, names: Sequence[str], new: Sequence[str], constant: Mapping[str, Any] | None
+    program: Program,
+    names: Sequence[str],
+    new: Sequence[str],
+    constant: Mapping[str, Any] | None,
+    made: Any = None,
 ) -> Any:
-    """The program as a function of named weights and inputs."""
+    """The program, or one that was made of it, as a function of named weights and inputs."""
     count = len(program.output_names)
     first = len(program.traced.structs) - len(program.inputs.flat)
 
@@ -232,7 +240,7 @@ def _function(
         values = [(weights if constant is None else constant)[name] for name in names]
         given = [inputs[entry.name] for entry in program.inputs.flat]
         operands = [*values[:first], *given, *values[first:]]
-        results = program.traced.with_constants(operands, None if new else count)
+        results = program.traced.with_constants(operands, None if new else count, program=made)
         found = {OUTPUT: dict(zip(program.output_names, results))}
         return found | ({WEIGHT: dict(zip(new, results[count:]))} if new else {})
 

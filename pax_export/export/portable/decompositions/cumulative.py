@@ -20,7 +20,7 @@ def _accumulated(
 ) -> Any:
     size = x.shape[axis]
     if not isinstance(size, int) or size > _DOUBLED:
-        return _by_loop(x, axis, reverse, combine, neutral)
+        return by_loop(x, axis, reverse, combine, neutral)
     apart = 1
     while apart < size:
         edges = [(0, 0, 0)] * x.ndim
@@ -30,7 +30,8 @@ def _accumulated(
     return x
 
 
-def _by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
+def by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
+    """One element after the other."""
     rows = jnp.moveaxis(x, axis, 0)
 
     def step(total: Any, row: Any) -> Any:

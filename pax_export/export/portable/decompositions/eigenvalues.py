@@ -1,6 +1,8 @@
 """Eigenvalues of symmetric matrices and singular values, by Jacobi's rotations.
 
-All pairs of a round are turned at once: a sweep of n - 1 rounds is n - 1 products of matrices.
+All pairs of a round are turned at once.  Rows and columns are kept in such an order that the
+first half meets the second one, as Brent and Luk do it; after a round all but the first move on
+by one place, so that after n - 1 of them, a sweep, they are in order again.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from pax_export.export.portable.decompositions.linear_algebra import require_static, transposed
@@ -19,38 +20,42 @@ from pax_export.export.portable.decompositions.registry import NotDecomposedErro
 _SWEEPS = 12
 
 
-@decomposes("eigh")
+@decomposes("eigh", any_dtype=True)
 def eigh(a: Any, *, lower: bool = True, subset_by_index: Any = None, **_: Any) -> tuple[Any, Any]:
     """The vectors, and the values in ascending order."""
     require_static(a)
-    if subset_by_index is not None:
+    if subset_by_index not in (None, (0, a.shape[-1])):
         raise NotDecomposedError("of some eigenvalues only")
     half = jnp.tril(a) if lower else jnp.triu(a)
-    edge = jnp.einsum("...ii->...i", a)[..., None] * jnp.eye(a.shape[-1], dtype=a.dtype)
-    return _nan_unless_finite(_eigh, half + transposed(half) - edge)
+    rest = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
+    whole = half + _adjoint(rest)
+    if jnp.iscomplexobj(a):  # what a diagonal has beside real numbers is not read
+        whole = jnp.where(jnp.eye(a.shape[-1], dtype=bool), whole.real, whole)
+    return _nan_unless_finite(_eigh, whole)
 
 
-@decomposes("svd")
+@decomposes("svd", any_dtype=True)
 def svd(
     a: Any, *, full_matrices: bool, compute_uv: bool, subset_by_index: Any = None, **_: Any
 ) -> tuple[Any, ...]:
     """The values in descending order; with vectors, those on the left and on the right too."""
     require_static(a)
-    if subset_by_index is not None:
-        raise NotDecomposedError("of some singular values only")
     height, width = a.shape[-2:]
-    if compute_uv and full_matrices and height != width:
-        raise NotDecomposedError("with all vectors of a matrix that is not square")
+    if subset_by_index not in (None, (0, min(height, width))):
+        raise NotDecomposedError("of some singular values only")
 
     def decompose(a: Any) -> tuple[Any, ...]:
-        if height >= width:
-            values, u, v = _svd(a)
-        else:
-            values, v, u = _svd(transposed(a))
-            u, v = transposed(u), transposed(v)
-        return (values, u, v) if compute_uv else (values,)
+        found = _svd(a if height >= width else _adjoint(a), full_matrices, compute_uv)
+        if not compute_uv:
+            return (found[0],)
+        values, u, v = found
+        return (values, u, _adjoint(v)) if height >= width else (values, v, _adjoint(u))
 
     return _nan_unless_finite(decompose, a)
+
+
+def _adjoint(a: Any) -> Any:
+    return transposed(jnp.conj(a) if jnp.iscomplexobj(a) else a)
 
 
 def _nan_unless_finite(decompose: Callable[[Any], tuple[Any, ...]], matrix: Any) -> tuple[Any, ...]:
@@ -64,95 +69,141 @@ def _nan_unless_finite(decompose: Callable[[Any], tuple[Any, ...]], matrix: Any)
     return tuple(jnp.where(at, each, jnp.nan) for at, each in zip(ranks, found))
 
 
-def _rounds(count: int) -> Any:
-    """Rounds in which all numbers below a count meet in pairs: [sweeps * rounds, pairs, 2]."""
-    players = [*range(count), *([-1] if count % 2 else [])]
-    rounds = []
-    for _ in range(len(players) - 1):
-        half = len(players) // 2
-        pairs = zip(players[:half], reversed(players[half:]))
-        rounds.append([sorted(pair) for pair in pairs if -1 not in pair])
-        players = [players[0], players[-1], *players[1:-1]]
-    once = np.array(rounds, np.int32).reshape(len(rounds), -1, 2)
-    return jnp.asarray(np.tile(once, (_SWEEPS, 1, 1)))
+# --- rotations ----------------------------------------------------------------------
 
 
-class _Pairs:
-    """The pairs of a round as ones at their places, as rows [pairs, n] and columns [n, pairs].
+def _halves(x: Any, axis: int) -> tuple[Any, Any]:
+    middle = x.shape[axis] // 2
+    return lax.slice_in_dim(x, 0, middle, axis=axis), lax.slice_in_dim(x, middle, None, axis=axis)
 
-    Both ways round, since TensorFlow's converter moves transpositions out of loops.
+
+def _moved(one: Any, other: Any, axis: int) -> Any:
+    """Two halves as one, all but the first of them a place further in their circle."""
+
+    def part(x: Any, start: int | None, stop: int | None) -> Any:
+        return lax.slice_in_dim(x, start or 0, stop, axis=axis)
+
+    if one.shape[axis] == 1:
+        return jnp.concatenate([one, other], axis)
+    first, last = part(one, 0, 1), part(one, one.shape[axis] - 1, None)
+    middle, start = part(one, 1, one.shape[axis] - 1), part(other, 0, 1)
+    return jnp.concatenate([first, start, middle, part(other, 1, None), last], axis)
+
+
+def _turn(pp: Any, qq: Any, pq: Any) -> tuple[Any, Any]:
+    """Cosines and sines of the rotations after which nothing is left between two of a pair.
+
+    The entries [..., pairs] are those of the first, of the second, and between them.
     """
-
-    def __init__(self, pairs: Any, count: int, dtype: Any):
-        numbers = jnp.arange(count, dtype=pairs.dtype)
-        first, second = pairs[:, 0], pairs[:, 1]
-        self.rows = [(each[:, None] == numbers).astype(dtype) for each in (first, second)]
-        self.columns = [(numbers[:, None] == each).astype(dtype) for each in (first, second)]
-        self.unit = jnp.eye(count, dtype=dtype)
-
-    def turn(self, pp: Any, qq: Any, pq: Any) -> tuple[Any, Any]:
-        """The rotation after which nothing is left between the two of each pair, and its inverse.
-
-        The entries [..., pairs] are those of the first, of the second, and between them.
-        """
-        none = pq == 0
-        # Bounded, so that its square is finite.
-        slope = jnp.clip((qq - pp) / jnp.where(none, 1, 2 * pq), -1e15, 1e15)
-        sign = jnp.where(slope >= 0, 1, -1).astype(pp.dtype)
-        tangent = jnp.where(none, 0, sign / (jnp.abs(slope) + jnp.sqrt(1 + slope**2)))
-        cosine = 1 / jnp.sqrt(1 + tangent**2)
-        sine = (tangent * cosine)[..., None, :]
-        edge = self.unit * (1 + (cosine - 1)[..., None, :] @ (self.rows[0] + self.rows[1]))
-        mixed = (self.columns[0] * sine) @ self.rows[1] - (self.columns[1] * sine) @ self.rows[0]
-        return edge + mixed, edge - mixed
+    size = jnp.abs(pq)
+    none = size == 0
+    # Bounded, so that its square is finite.
+    slope = jnp.clip((qq - pp) / jnp.where(none, 1, 2 * size), -1e15, 1e15)
+    sign = jnp.where(slope >= 0, 1, -1).astype(pp.dtype)
+    tangent = jnp.where(none, 0, sign / (jnp.abs(slope) + jnp.sqrt(1 + slope**2)))
+    cosine = 1 / jnp.sqrt(1 + tangent**2)
+    return cosine, tangent * cosine * (pq / jnp.where(none, 1, size))
 
 
-def _rotated(entries: Callable, turned: Callable, matrix: Any) -> tuple[Any, Any]:
-    """Runs all rounds; gives the turned matrix, and all rotations as one."""
-    count = matrix.shape[-1]
-    unit = jnp.eye(count, dtype=matrix.dtype)
-    whole = jnp.broadcast_to(unit, (*matrix.shape[:-2], count, count))
+def _columns_turned(x: Any, cosine: Any, sine: Any) -> Any:
+    """The product of a matrix and the rotations."""
+    one, other = _halves(x, x.ndim - 1)
+    cosine, sine = cosine[..., None, :], sine[..., None, :]
+    return _moved(one * cosine - other * jnp.conj(sine), one * sine + other * cosine, x.ndim - 1)
+
+
+def _rotated(state: Any, turn: Callable[[Any], tuple[Any, Any]], change: Callable) -> Any:
+    """Runs all rounds on a state whose last element, the vectors, has `count` columns."""
+    count = state[-1].shape[-1]
     if count < 2:
-        return matrix, whole
+        return state
 
-    def step(state: Any, numbers: Any) -> Any:
-        matrix, vectors = state
-        pairs = _Pairs(numbers, count, matrix.dtype)
-        turn, back = pairs.turn(*entries(matrix, pairs))
-        return (turned(matrix, turn, back), vectors @ turn), None
+    def step(state: Any, _: Any) -> Any:
+        cosine, sine = turn(state)
+        return change(state, cosine, sine), None
 
-    return lax.scan(step, (matrix, whole), _rounds(count))[0]
+    return lax.scan(step, state, None, length=_SWEEPS * (count - 1))[0]
+
+
+def _evened(a: Any, axes: int) -> Any:
+    """With a column (and row) of zeros after an odd number of columns, which nothing turns."""
+    if a.shape[-1] % 2 == 0 or a.shape[-1] == 1:
+        return a
+    edges = [(0, 0, 0)] * (a.ndim - axes) + [(0, 1, 0)] * axes
+    return lax.pad(a, jnp.zeros((), a.dtype), edges)
+
+
+def _vectors(a: Any) -> Any:
+    """The rotations of nothing yet, for the columns of a matrix."""
+    count = a.shape[-1]
+    return jnp.broadcast_to(jnp.eye(count, dtype=a.dtype), (*a.shape[:-2], count, count))
+
+
+def _unit_columns(a: Any) -> Any:
+    return a / jnp.sqrt(_squares(a))[..., None, :]
+
+
+def _squares(a: Any) -> Any:
+    """The squared lengths of columns."""
+    return (a.real * a.real + a.imag * a.imag if jnp.iscomplexobj(a) else a * a).sum(-2)
 
 
 def _eigh(a: Any) -> tuple[Any, Any]:
-    def entries(a: Any, pairs: _Pairs) -> tuple[Any, Any, Any]:
-        edge = (a * pairs.unit).sum(-1)[..., None, :]
-        pp, qq = ((edge @ columns)[..., 0, :] for columns in pairs.columns)
-        return pp, qq, ((pairs.rows[0] @ a) * pairs.rows[1]).sum(-1)
+    count = a.shape[-1]
+    whole = _evened(a, 2)
 
-    _, vectors = _rotated(entries, lambda a, turn, back: back @ a @ turn, a)
-    vectors = vectors / jnp.sqrt((vectors * vectors).sum(-2, keepdims=True))
+    def diagonal(x: Any) -> Any:
+        return (x * jnp.eye(x.shape[-1], dtype=x.dtype)).sum(-1)
+
+    def turn(state: Any) -> tuple[Any, Any]:
+        upper, lower = _halves(state[0], a.ndim - 2)
+        (pp, pq), (_, qq) = _halves(upper, a.ndim - 1), _halves(lower, a.ndim - 1)
+        return _turn(diagonal(pp).real, diagonal(qq).real, diagonal(pq))
+
+    def change(state: Any, cosine: Any, sine: Any) -> Any:
+        matrix, vectors = state
+        matrix = _adjoint(_columns_turned(matrix, cosine, sine))
+        matrix = _adjoint(_columns_turned(matrix, cosine, sine))
+        return matrix, _columns_turned(vectors, cosine, sine)
+
+    _, vectors = _rotated((whole, _vectors(whole)), turn, change)
+    vectors = _unit_columns(vectors[..., :count, :count])
     # From the matrix itself: that of so many turns has rounded as often.
-    values = ((a @ vectors) * vectors).sum(-2)
+    values = (jnp.conj(vectors) * (a @ vectors)).real.sum(-2)
     order = jnp.argsort(values, axis=-1)
     return _columns(vectors, order), jnp.take_along_axis(values, order, axis=-1, mode="clip")
 
 
-def _svd(a: Any) -> tuple[Any, Any, Any]:
+def _svd(a: Any, full: bool, with_vectors: bool) -> tuple[Any, ...]:
     """Rotates columns until they are orthogonal; their lengths are the values."""
+    count = a.shape[-1]
+    wide = _evened(a, 1)
 
-    def entries(a: Any, pairs: _Pairs) -> tuple[Any, Any, Any]:
-        left, right = (a @ columns for columns in pairs.columns)
-        return (left * left).sum(-2), (right * right).sum(-2), (left * right).sum(-2)
+    def turn(state: Any) -> tuple[Any, Any]:
+        one, other = _halves(state[0], a.ndim - 1)
+        return _turn(_squares(one), _squares(other), (jnp.conj(one) * other).sum(-2))
 
-    _, vectors = _rotated(entries, lambda a, turn, _: a @ turn, a)
-    vectors = vectors / jnp.sqrt((vectors * vectors).sum(-2, keepdims=True))
-    a = a @ vectors  # and not that of so many turns, which has rounded as often
-    values = jnp.sqrt((a * a).sum(-2))
+    def change(state: Any, cosine: Any, sine: Any) -> Any:
+        return tuple(_columns_turned(each, cosine, sine) for each in state)
+
+    _, vectors = _rotated((wide, _vectors(wide)), turn, change)
+    vectors = _unit_columns(vectors[..., :count, :count])
+    turned = a @ vectors  # and not that of so many turns, which has rounded as often
+    values = jnp.sqrt(_squares(turned))
     order = jnp.argsort(-values, axis=-1)
     values = jnp.take_along_axis(values, order, axis=-1, mode="clip")
-    a, vectors = _columns(a, order), _columns(vectors, order)
-    return values, a / jnp.where(values == 0, 1, values)[..., None, :], transposed(vectors)
+    if not with_vectors:
+        return (values,)
+    turned, vectors = _columns(turned, order), _columns(vectors, order)
+    # What has no length has no direction: those of the others leave one.
+    left, upper = jnp.linalg.qr(turned, mode="complete" if full else "reduced")
+    edge = jnp.diagonal(upper, axis1=-2, axis2=-1)
+    size = jnp.abs(edge)
+    sign = jnp.where(size == 0, 1, edge / jnp.where(size == 0, 1, size))
+    if full:
+        rest = jnp.ones((*sign.shape[:-1], a.shape[-2] - count), sign.dtype)
+        sign = jnp.concatenate([sign, rest], -1)
+    return values, left * sign[..., None, :], vectors
 
 
 def _columns(matrix: Any, order: Any) -> Any:

@@ -27,11 +27,16 @@ _PAIRED = 4096
 
 @decomposes("reduce_prod")
 def reduce_prod(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
+    """By halves, so that the gradient is as exact as the product; a loop for an unknown size."""
     for axis in sorted(axes, reverse=True):
-        if x.shape[axis] == 0:
-            x = jnp.ones((*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype)
+        rows = jnp.moveaxis(x, axis, 0)
+        start = lax.full(rows.shape[1:], 1, x.dtype)
+        if not isinstance(rows.shape[0], int):
+            x = lax.scan(lambda product, row: (product * row, None), start, rows)[0]
+        elif not rows.shape[0]:
+            x = start
         else:
-            x = lax.index_in_dim(lax.cumprod(x, axis, reverse=True), 0, axis, keepdims=False)
+            (x,) = _paired((rows,), lambda one, other: (one[0] * other[0],))
     return x
 
 

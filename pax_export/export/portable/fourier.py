@@ -21,58 +21,7 @@ _STEP, _STEPS = 8, 3
 _FORWARD, _BACKWARD = -1, 1
 
 
-def _is_symbolic(sizes: Sequence[Any]) -> bool:
-    from jax import export as jax_export  # which a program that exports nothing does without
-
-    return any(map(jax_export.is_symbolic_dim, sizes))
-
-
-def fourier_rule(first: Callable) -> Callable:
-    """A rule to lower transforms: jax's `first`, or sums where a length is symbolic."""
-    from jax.interpreters import mlir
-
-    sums = mlir.lower_fun(_transform, multiple_results=False)
-
-    def rule(context: Any, operand: Any, *, fft_lengths: Sequence[Any], **parameters: Any) -> Any:
-        chosen = sums if _is_symbolic(fft_lengths) else first
-        return chosen(context, operand, fft_lengths=fft_lengths, **parameters)
-
-    return rule
-
-
-def fourier_transpose(first: Callable) -> Callable:
-    """The same for the gradient of real transforms, where jax asks whether a length is odd."""
-    from jax.interpreters import ad
-
-    def rule(cotangent: Any, operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any]) -> Any:
-        back = {"RFFT": _back_of_real, "IRFFT": _back_to_real}.get(fft_type.name)
-        if back is None or isinstance(cotangent, ad.Zero) or not _is_symbolic(fft_lengths):
-            return first(cotangent, operand, fft_type=fft_type, fft_lengths=fft_lengths)
-        return (back(cotangent, fft_lengths),)
-
-    return rule
-
-
-def _back_of_real(cotangent: Any, lengths: Sequence[Any]) -> Any:
-    weights = _pairs(cotangent.shape[-1], lengths[-1]).astype(cotangent.dtype)
-    count = jnp.asarray(math.prod(lengths)).astype(cotangent.real.dtype)
-    return count * jax.lax.fft(jnp.conj(cotangent) / weights, "irfft", lengths)
-
-
-def _back_to_real(cotangent: Any, lengths: Sequence[Any]) -> Any:
-    found = jax.lax.fft(cotangent, "rfft", lengths)
-    weights = _pairs(found.shape[-1], lengths[-1]).astype(found.dtype)
-    count = jnp.asarray(math.prod(lengths)).astype(cotangent.dtype)
-    return jnp.conj(weights * found / count)
-
-
-def _pairs(frequencies: Any, length: Any) -> Any:
-    """How many frequencies of a whole transform each of a real one stands for."""
-    number = jnp.arange(frequencies)
-    return jnp.where((number == 0) | (2 * number == length), 1, 2)
-
-
-def _transform(operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any]) -> Any:
+def fourier_sums(operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_: Any) -> Any:
     """What `jax.lax.fft` gives, one axis after the other."""
     *outer, last = range(operand.ndim - len(fft_lengths), operand.ndim)
     kind = fft_type.name
@@ -92,7 +41,7 @@ def _along(operand: Any, axis: int, length: Any, direction: int, frequencies: An
     """The transform along one axis, of real or complex numbers; its first so many frequencies."""
     frequencies = length if frequencies is None else frequencies
     operand = jnp.moveaxis(operand, axis, -1)
-    if _is_symbolic([length]):
+    if not isinstance(length, int):
         found = _sums(operand, length, frequencies, direction)
     elif jnp.iscomplexobj(operand):
         found = jax.lax.fft(operand, "ifft" if direction == _BACKWARD else "fft", (length,))
@@ -121,7 +70,7 @@ def _sums(operand: Any, length: Any, frequencies: Any, direction: int) -> Any:
 
 def _real_back(operand: Any, length: Any) -> Any:
     """Real numbers from the half of their frequencies that says all."""
-    if not _is_symbolic([length]):
+    if isinstance(length, int):
         return jax.lax.fft(operand, "irfft", (length,))
     weights = _pairs(operand.shape[-1], length).astype(operand.real.dtype)
     real = operand.real * weights
@@ -132,6 +81,12 @@ def _real_back(operand: Any, length: Any) -> Any:
 
     found = _blocks(block, operand.shape[-1], length, length, real.dtype)
     return found / jnp.asarray(length).astype(found.dtype)
+
+
+def _pairs(frequencies: Any, length: Any) -> Any:
+    """How many frequencies of a whole transform each of a real one stands for."""
+    number = jnp.arange(frequencies)
+    return jnp.where((number == 0) | (2 * number == length), 1, 2)
 
 
 def _product(values: Any, wave: Any) -> Any:
@@ -148,6 +103,7 @@ def _blocks(block: Callable, summed: Any, length: Any, rows: Any, dtype: Any) ->
     inner = jnp.arange(summed, dtype=unsigned)[:, None]
     turn = (2 * math.pi / jnp.asarray(length).astype(dtype)).astype(dtype)
 
+    @jax.checkpoint  # so that a gradient needs the memory of one block, too
     def step(_: Any, number: Any) -> tuple[None, Any]:
         row = number.astype(unsigned) * _BLOCK + jnp.arange(_BLOCK, dtype=unsigned)
         rest = jnp.zeros((), unsigned)

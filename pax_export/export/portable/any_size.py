@@ -1,0 +1,290 @@
+"""Operations that jax lowers, or differentiates, for sizes that are numbers only.
+
+Each becomes a program of operations that jax has for any size.  `lowerable` is for what is
+lowered next, `differentiable` for what `jax.vjp` or `jax.jvp` is called on next; the result of
+these is made lowerable in its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+from jax.lax import linalg
+
+from pax_export._jax import scan_operands
+from pax_export.export.portable.decompositions.cumulative import by_loop
+from pax_export.export.portable.decompositions.reductions import reduce_prod
+from pax_export.export.portable.decompositions.windows import greatest, least
+from pax_export.export.portable.fourier import fourier_sums
+from pax_export.export.portable.program import is_key, is_static, traced
+from pax_export.export.portable.rewrite import rewritten
+
+#: By the name of a primitive: a function of an equation that gives a function of its operands,
+#: or None where jax needs none.
+Functions = dict[str, Callable[[Any], Callable[..., Any] | None]]
+
+
+def lowerable(program: Any) -> Any:
+    """The program with nothing of symbolic sizes in it that jax cannot lower."""
+    return rewritten(program, partial(_replacement, _LOWERED))
+
+
+def differentiable(program: Any) -> Any:
+    """The program with nothing of symbolic sizes in it that jax cannot differentiate."""
+    return rewritten(program, partial(_replacement, _DIFFERENTIATED))
+
+
+def _replacement(functions: Functions, equation: Any) -> Any:
+    choose = functions.get(equation.primitive.name)
+    function = choose(equation) if choose is not None else None
+    return None if function is None else traced(function, equation.invars)
+
+
+def _is_symbolic(*sizes: Any) -> bool:
+    return not is_static(sizes)
+
+
+# --- loops and Fourier transforms ----------------------------------------------
+
+
+def _scan(equation: Any) -> Callable[..., Any] | None:
+    """One element after the other, and one more to skip where there may be none.
+
+    jax asks whether there is any step at all, and how many remain of those that it unrolls.
+    """
+    params = equation.params
+    length, reverse, jaxpr = (params[name] for name in ("length", "reverse", "jaxpr"))
+    if isinstance(length, int) or (params["unroll"] == 1 and _is_one_at_least(length)):
+        return None
+    body = jaxpr_as_fun(jaxpr)
+
+    def scan(*operands: Any) -> list[Any]:
+        held, start, rows = scan_operands(params, operands)
+        spare = 0 if _is_one_at_least(length) else 1  # jax takes nothing of what may be empty
+        kinds = [(each.shape, each.dtype) for each in jaxpr.out_avals[len(start) :]]
+        if spare:
+            rows = [jnp.concatenate([each, _zeros(1, *each.shape[1:])(each.dtype)])
+                    for each in rows]  # fmt: skip
+
+        def run(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+            found = body(*held, *carry, *row)
+            return found[: len(start)], found[len(start) :]
+
+        def skip(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+            return carry, [_zeros(*shape)(dtype) for shape, dtype in kinds]
+
+        def step(carry: list[Any], numbered: Any) -> tuple[list[Any], list[Any]]:
+            number, row = numbered
+            if not spare:
+                return run(carry, row)
+            return lax.cond(number < length, run, skip, carry, row)
+
+        numbers = jnp.arange(length + spare)
+        carry, found = lax.scan(step, start, (numbers, rows), reverse=reverse)
+        return [*carry, *(each[:length] if spare else each for each in found)]
+
+    return scan
+
+
+def _zeros(*shape: Any) -> Callable[[Any], Any]:
+    return lambda dtype: lax.empty(shape, dtype) if is_key(dtype) else lax.full(shape, 0, dtype)
+
+
+def _is_one_at_least(length: Any) -> bool:
+    try:
+        return bool(length >= 1)
+    except Exception:  # of jax's own kind: nobody knows
+        return False
+
+
+def _fourier(equation: Any) -> Callable[..., Any] | None:
+    if not _is_symbolic(*equation.params["fft_lengths"]):
+        return None
+    return partial(fourier_sums, **equation.params)
+
+
+# --- convolutions and windows ----------------------------------------------------
+
+
+def _groups(equation: Any) -> Callable[..., Any] | None:
+    """One group after the other, where nobody knows how many there are.
+
+    Such groups are what jax makes of examples that have a kernel each.
+    """
+    params = equation.params
+    features, batches = params["feature_group_count"], params["batch_group_count"]
+    if not _is_symbolic(features, batches):
+        return None
+    lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
+    count, axis = (features, lhs_spec[1]) if _is_symbolic(features) else (batches, lhs_spec[0])
+    name = "feature_group_count" if count is features else "batch_group_count"
+    alone = {**params, name: 1}
+
+    def convolve(lhs: Any, rhs: Any) -> Any:
+        pairs = _split(lhs, axis, count), _split(rhs, rhs_spec[0], count)
+        found = lax.map(lambda pair: equation.primitive.bind(*pair, **alone), pairs)
+        return _joined(found, out_spec[1])
+
+    return convolve
+
+
+def _split(x: Any, axis: int, count: Any) -> Any:
+    """The groups of an axis, as the first axis."""
+    shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def _joined(x: Any, axis: int) -> Any:
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+def _convolution(equation: Any) -> Callable[..., Any] | None:
+    """Of what the windows cover, and nothing more; then each window's place is a number.
+
+    How far a gradient is padded depends on what remains beside the last window, and on whether
+    there is any; where nobody knows that, there is one more, and its result is dropped.
+    """
+    params = equation.params
+    lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
+    padding, strides = params["padding"], params["window_strides"]
+    given, kernel, made = (
+        [atom.aval.shape[axis] for axis in spec[2:]]
+        for atom, spec in zip((*equation.invars, *equation.outvars), (lhs_spec, rhs_spec, out_spec))
+    )
+    moves = any(step > 1 for step in strides) and _is_symbolic(*given, *kernel)
+    if not (moves or any(_is_symbolic(*pair) for pair in padding)):
+        return _groups(equation)
+    widths: list[tuple[Any, Any, int]] = [(0, 0, 0)] * len(lhs_spec)
+    stops = list(equation.outvars[0].aval.shape)
+    more = False
+    for number, axis in enumerate(lhs_spec[2:]):
+        (low, high), gap = padding[number], params["lhs_dilation"][number]
+        reach = (kernel[number] - 1) * params["rhs_dilation"][number] + 1
+        spare = 0 if _is_one_at_least(made[number]) else 1
+        more = more or bool(spare)
+        covered = (made[number] + spare - 1) * strides[number] + reach
+        rest = low + (given[number] - 1) * gap + 1 + high - covered
+        widths[axis] = (low, high - rest, gap - 1)
+    none = {"padding": ((0, 0),) * len(padding), "lhs_dilation": (1,) * len(padding)}
+
+    def convolve(lhs: Any, rhs: Any) -> Any:
+        lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), widths)
+        found = equation.primitive.bind(lhs, rhs, **{**params, **none})
+        return lax.slice(found, [0] * len(stops), stops) if more else found
+
+    return convolve
+
+
+def _window(neutral: Callable[[Any], Any]) -> Callable[[Any], Callable[..., Any] | None]:
+    """Extremes of windows, with the padding before them."""
+
+    def choose(equation: Any) -> Callable[..., Any] | None:
+        padding, params = equation.params["padding"], equation.params
+        if not any(_is_symbolic(*pair) for pair in padding):
+            return None
+        edges = [(*pair, gap - 1) for pair, gap in zip(padding, params["base_dilation"])]
+        none = {"padding": ((0, 0),) * len(edges), "base_dilation": (1,) * len(edges)}
+
+        def reduce(x: Any) -> Any:
+            x = lax.pad(x, neutral(x.dtype), edges)
+            return equation.primitive.bind(x, **{**params, **none})
+
+        return reduce
+
+    return choose
+
+
+def _of_window(equation: Any) -> Callable[..., Any] | None:
+    """The gradient of such extremes."""
+    padding, params = equation.params["padding"], equation.params
+    if not any(_is_symbolic(*pair) for pair in padding):
+        return None
+    neutral = least if params["select_prim"].name == "ge" else greatest
+    none = {**params, "padding": ((0, 0),) * len(padding)}
+
+    def scatter(source: Any, x: Any) -> Any:
+        wide = lax.pad(x, neutral(x.dtype), [(*pair, 0) for pair in padding])
+        found = equation.primitive.bind(source, wide, **none)
+        inside = [(-low, -high, 0) for low, high in padding]
+        return lax.pad(found, jnp.zeros((), found.dtype), inside)
+
+    return scatter
+
+
+# --- derivatives -------------------------------------------------------------------
+
+
+def _product(equation: Any) -> Callable[..., Any] | None:
+    """Jax looks whether anything is left to multiply."""
+    if is_static(equation.invars[0].aval.shape):
+        return None
+    return partial(reduce_prod, axes=equation.params["axes"])
+
+
+def _cumulative(combine: Callable, neutral: Callable[[Any], Any]) -> Callable:
+    def choose(equation: Any) -> Callable[..., Any] | None:
+        axis, reverse = equation.params["axis"], equation.params["reverse"]
+        if not _is_symbolic(equation.invars[0].aval.shape[axis]):
+            return None
+        return lambda x: by_loop(x, axis, reverse, combine, neutral(x.dtype))
+
+    return choose
+
+
+def _triangular(equation: Any) -> Callable[..., Any] | None:
+    """Jax looks which of two sizes is larger; of a linear solve that is only a linear map.
+
+    Its derivative is that of the product with the triangle.
+    """
+    if is_static((*equation.invars[0].aval.shape, *equation.invars[1].aval.shape)):
+        return None
+    params = equation.params
+    left, lower, unit = (params[name] for name in ("left_side", "lower", "unit_diagonal"))
+    turned, conjugate = params["transpose_a"], params["conjugate_a"]
+    multiply = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+    def solve_with(matrix: Any, transpose: bool) -> Callable[[Any, Any], Any]:
+        options = {**params, "transpose_a": transpose, "conjugate_a": conjugate}
+        return lambda _, b: linalg.triangular_solve(matrix, b, **options)
+
+    def solve(matrix: Any, b: Any) -> Any:
+        half = jnp.tril if lower else jnp.triu
+        strict = half(matrix, (-1 if lower else 1) if unit else 0)
+        strict = jnp.swapaxes(strict, -1, -2) if turned else strict
+        strict = jnp.conj(strict) if conjugate else strict
+
+        def product(x: Any) -> Any:
+            found = multiply(strict, x) if left else multiply(x, strict)
+            return found + x if unit else found
+
+        return lax.custom_linear_solve(
+            product, b, solve_with(matrix, turned), solve_with(matrix, not turned)
+        )
+
+    return solve
+
+
+_LOWERED: Functions = {
+    "scan": _scan,
+    "fft": _fourier,
+    "conv_general_dilated": _groups,
+    "select_and_scatter_add": _of_window,
+}
+_DIFFERENTIATED: Functions = {
+    **_LOWERED,
+    "conv_general_dilated": _convolution,
+    "reduce_window_max": _window(least),
+    "reduce_window_min": _window(greatest),
+    "reduce_prod": _product,
+    "cumprod": _cumulative(lax.mul, lambda dtype: jnp.ones((), dtype)),
+    "cummax": _cumulative(lax.max, least),
+    "cummin": _cumulative(lax.min, greatest),
+    "cumlogsumexp": _cumulative(jnp.logaddexp, least),
+    "triangular_solve": _triangular,
+}

@@ -1,0 +1,68 @@
+"""Replaces operations of a program, wherever they are, and leaves all others the very objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import primitives
+
+from pax_export._jaxpr import inner_programs, is_program
+
+#: The program that takes the place of an equation; None leaves it.
+Replace = Callable[[Any], Any]
+
+
+def rewritten(program: Any, replace: Replace) -> Any:
+    """Returns a program in which other programs take the place of some operations.
+
+    An operation that is replaced becomes a call in the same place of the program: it still says
+    the line of the user that it comes from.  Loops, branches and calls are entered; a program
+    that is called from several places is rewritten once.
+
+    Args:
+        program: a traced program, as `jax.make_jaxpr` gives it.
+        replace: gives the program that computes the results of an equation, or None; it is
+            not asked about the operations of that program.
+    """
+    return _Rewriter(replace).program(program)
+
+
+class _Rewriter:
+    def __init__(self, replace: Replace):
+        self._replace = replace
+        self._programs: dict[int, tuple[Any, Any]] = {}  # by id; kept alive, so that ids stay
+
+    def program(self, program: Any) -> Any:
+        if id(program) not in self._programs:
+            self._programs[id(program)] = program, self._rewritten(program)
+        return self._programs[id(program)][1]
+
+    def _rewritten(self, program: Any) -> Any:
+        jaxpr = getattr(program, "jaxpr", program)
+        equations = [self._equation(each) for each in jaxpr.eqns]
+        if all(new is old for new, old in zip(equations, jaxpr.eqns)):
+            return program
+        if jaxpr is program:  # since jax 0.12 a program and its jaxpr are one class
+            return program.replace(eqns=equations)
+        return program.replace(jaxpr=jaxpr.replace(eqns=equations))
+
+    def _equation(self, equation: Any) -> Any:
+        called = self._replace(equation)
+        if called is not None:
+            params = {"call_jaxpr": called}
+            return equation.replace(primitive=primitives.closed_call_p, params=params)
+        if not any(True for _ in inner_programs(equation)):
+            return equation
+        params = {name: self._parameter(value) for name, value in equation.params.items()}
+        if all(params[name] is value for name, value in equation.params.items()):
+            return equation
+        return equation.replace(params=params)
+
+    def _parameter(self, value: Any) -> Any:
+        if is_program(value):
+            return self.program(value)
+        if isinstance(value, (tuple, list)) and any(map(is_program, value)):
+            new: Sequence[Any] = [self._parameter(each) for each in value]
+            return value if all(a is b for a, b in zip(new, value)) else type(value)(new)
+        return value

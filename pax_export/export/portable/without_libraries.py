@@ -1,0 +1,59 @@
+"""StableHLO that runs wherever XLA does: nothing in it calls LAPACK or another library of jax.
+
+jax's rules for real machines call their libraries.  For a platform that nobody has, jax takes
+its general rules, which write products and loops, or calls that XLA itself writes out; what has
+no such rule, or one that gives numbers where there is no decomposition, becomes a program here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.export.portable.decompose import decomposed
+from pax_export.export.portable.program import traced
+from pax_export.export.portable.rewrite import rewritten
+
+#: A platform to lower for that no machine has.
+ANY_PLATFORM = "pax_export_any"
+#: Decompositions that XLA itself writes out, where no library does it.
+XLA_EXPANDS = frozenset(("Qr", "ProductOfElementaryHouseholderReflectors"))
+_LACKS = frozenset(("eigh", "svd"))
+
+
+def without_libraries(program: Any) -> Any:
+    """The program with nothing in it that needs a library on every platform.
+
+    Raises:
+        NotDecomposedError: of sizes that are symbolic.
+    """
+    return rewritten(program, _replacement)
+
+
+def _replacement(equation: Any) -> Any:
+    name = equation.primitive.name
+    if name in _LACKS:
+        return decomposed(equation)
+    function = {"cholesky": _cholesky, "approx_top_k": _exact_top_k}.get(name)
+    if function is None:
+        return None
+
+    return traced(lambda operand: function(operand, equation), equation.invars)
+
+
+def _cholesky(matrix: Any, equation: Any) -> Any:
+    """NaN for a matrix that is not positive definite, which the general rule does not look at."""
+    factor = equation.primitive.bind(matrix, **equation.params)
+    right = (jnp.diagonal(factor, 0, -2, -1).real > 0).all(-1)
+    return jnp.where(right[..., None, None], factor, jnp.nan)
+
+
+def _exact_top_k(operand: Any, equation: Any) -> tuple[Any, Any]:
+    """What jax's approximation gives on CPUs: the best of all, in order."""
+    axis = equation.params["reduction_dimension"]
+    sign = 1 if equation.params["is_max_k"] else -1
+    count = equation.outvars[0].aval.shape[axis]
+    values, places = jax.lax.top_k(sign * jnp.moveaxis(operand, axis, -1), count)
+    return jnp.moveaxis(sign * values, -1, axis), jnp.moveaxis(places, -1, axis)
