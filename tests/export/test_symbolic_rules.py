@@ -193,6 +193,35 @@ def test_what_jax_wants_as_a_number_names_the_function_to_write(tmp_path):
     assert caught.value.where.startswith("test_symbolic_rules.py:")
 
 
+def slope(params, x):
+    return jax.grad(lambda x: jnp.prod(x * params["shift"]))(x)
+
+
+def test_a_derivative_that_jax_cannot_trace_names_the_function_to_write(tmp_path):
+    with pytest.raises(_errors.SymbolicDimensionError) as caught:
+        to_saved_model(({"shift": np.float32(1)}, slope), tmp_path / "m", spec("n"))
+    assert caught.value.write.startswith("symbolic_numpy.grad of pax_export.export; or ")
+
+
+def test_derivatives_of_derivatives_along_symbolic_sizes():
+    def energy(x):
+        return jnp.sum(jnp.cumprod(x)) + jnp.prod(x)
+
+    def kinds(x):
+        twice = symbolic_numpy.grad(lambda x: (symbolic_numpy.grad(energy)(x) ** 2).sum())
+        return [symbolic_numpy.hessian(energy)(x), twice(x),
+                symbolic_numpy.jvp(energy, (x,), (x,))[1]]  # fmt: skip
+
+    (n,) = jax.export.symbolic_shape("n")
+    program = jax.make_jaxpr(kinds)(jax.ShapeDtypeStruct((n,), np.float32))
+    exported = jax.export.export(jax.jit(jaxpr_as_fun(lowerable(program))))(
+        jax.ShapeDtypeStruct((n,), np.float32)
+    )
+    x = random(4)
+    for found, expected in zip(exported.call(x), kinds(x)):
+        assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def blended(params, x):
     return jnp.linalg.eigvalsh(x + params["shift"])
 

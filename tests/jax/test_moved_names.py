@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 NAMES = sorted({name.rpartition(".")[2] for name in (*PRIVATE, *PRIVATE_ATTRIBUTES)})
 #: Those that a program without processes has to do with, and that mean less for it.
-LESS = {"dce_jaxpr_consts", "_lowerings", "_platform_specific_lowerings"}
+LESS = {"dce_jaxpr_consts"}
 OF_PROCESSES = {"backends_are_initialized", "global_state"}
 ALONE = sorted(set(NAMES) - OF_PROCESSES)
 #: One by one, a process each: all of them in long runs; else what is read when jax is imported

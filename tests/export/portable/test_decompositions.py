@@ -15,6 +15,7 @@ from jax.lax import linalg
 import pax_export as pax
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
 from pax_export.export.portable import decompose, not_decomposed
+from pax_export.export.portable.decompositions.eigenvalues import eigh
 from pax_export.export.portable.decompositions.windows import select_and_scatter_add
 from tests.closeness import assert_close
 
@@ -287,6 +288,22 @@ def test_eigenvalues():
         check("svd", lambda a: linalg.svd(a, compute_uv=False), matrix)
         u, values, v = both("svd", lambda a: linalg.svd(a, full_matrices=False), matrix)[1]
         assert_close(u * values[:, None] @ v, matrix, rtol=1e-5)
+
+
+@pytest.mark.parametrize("matrix", [SQUARE[:, :4], SQUARE[:, :, :4], SQUARE[:, [0, 0, 1, 1, 0, 0]]])
+def test_all_vectors_are_orthogonal_whatever_the_rank(matrix):
+    u, values, v = both("svd", lambda a: linalg.svd(a, full_matrices=True), matrix)[1]
+    count = values.shape[-1]
+    assert_close(u[..., :count] * values[:, None] @ v[:, :count], matrix, rtol=1e-5)
+    for each in (u, v):
+        assert_close(each.mT @ each, np.eye(each.shape[-1]) + 0 * each, atol=1e-5)
+
+
+def test_eigenvalues_of_complex_matrices():
+    matrix = POSITIVE + 1j * np.tril(SQUARE, -1) - 1j * np.tril(SQUARE, -1).mT
+    vectors, values = eigh(matrix.astype(np.complex64), lower=True)
+    assert_close(values, np.linalg.eigvalsh(matrix), rtol=1e-5)
+    assert_close((vectors * values[:, None]) @ jnp.conj(vectors.mT), matrix, rtol=1e-5)
 
 
 def test_eigenvalues_of_a_large_matrix_round_once():
