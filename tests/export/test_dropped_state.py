@@ -116,7 +116,7 @@ def test_what_changes_or_is_used_up_is_named(name, tmp_path):
     with pytest.raises(StateChangeError) as caught:
         to_stablehlo(make(), tmp_path / "net", spec("3, 4"), validate=False)
     assert where in str(caught.value)
-    assert "call model.eval()" in caught.value.write
+    assert "model.eval()" in caught.value.write
     assert not (tmp_path / "net").exists()
 
 

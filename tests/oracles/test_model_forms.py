@@ -106,3 +106,73 @@ def test_in_train_mode(tmp_path):
         to_onnx(dropping, tmp_path / "net.onnx", spec("4"))
     assert "equinox.nn.inference_mode(model)" in "".join(caught.value.__notes__)
     to_onnx(eqx.nn.inference_mode(dropping), tmp_path / "net.onnx", spec("4"))
+    noisy = hk.transform(lambda x: hk.dropout(hk.next_rng_key(), 0.5, x))
+    with pytest.raises(Exception, match="PRNGKey") as no_key:
+        to_onnx((noisy, noisy.init(KEY, X)), tmp_path / "noisy.onnx", BATCH)
+    assert "is_training=False" in "".join(no_key.value.__notes__)
+
+
+class Normed(eqx.Module):
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self):
+        self.norm = eqx.nn.BatchNorm(4, axis_name="batch", mode="batch")
+
+    def __call__(self, x, state):
+        each = jax.vmap(self.norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        return each(x, state)
+
+
+class Noisy(eqx.Module):
+    drop: eqx.nn.Dropout
+    key: jax.Array
+
+    def __init__(self):
+        self.drop, self.key = eqx.nn.Dropout(0.5), jax.random.key(1)
+
+    def __call__(self, x):
+        return self.drop(x, key=self.key)
+
+
+NOISY = Noisy()
+NORMED, NORMED_STATE = eqx.nn.make_with_state(Normed)()
+NOISE = hk.transform(lambda x: hk.dropout(hk.next_rng_key(), 0.5, hk.Linear(4)(x)))
+NOISE_PARAMS = NOISE.init(KEY, X)
+#: What is in train mode, and what a refusal names.
+TRAINING = {
+    "a key in a module": (NOISY, "key"),
+    "a key in a module of a pair": ((NOISY, lambda net, x: net(x)), "key"),
+    "a module that is closed over": (lambda x: NOISY(x), "a key that the function"),
+    "statistics of a pair": (
+        ((NORMED, NORMED_STATE), lambda both, x: both[0](x, both[1])[0]),
+        "_batch_norm.py",
+    ),
+    "statistics that are closed over": (lambda x: NORMED(x, NORMED_STATE)[0], "_batch_norm.py"),
+    "statistics of haiku": (
+        lambda x: STATEFUL.apply(PARAMS, STATE, None, x, True)[0],
+        "an array that the function closes over",
+    ),
+    "a key of haiku": (
+        (NOISE_PARAMS, lambda params, x: NOISE.apply(params, KEY, x)),
+        "a key that the function closes over",
+    ),
+}
+
+
+@pytest.mark.parametrize("export, suffix", FORMATS)
+@pytest.mark.parametrize("name", TRAINING)
+def test_train_mode_is_refused(name, export, suffix, tmp_path):
+    model, named = TRAINING[name]
+    with pytest.raises(_errors.StateChangeError, match=named) as caught:
+        export(model, tmp_path / f"net{suffix}", spec("3, 4"))
+    assert "equinox.nn.inference_mode(model), is_training=False" in str(caught.value)
+
+
+@pytest.mark.parametrize("export, suffix", FORMATS)
+def test_statistics_of_a_symbolic_batch(export, suffix, tmp_path):
+    model = ((NORMED, NORMED_STATE), lambda both, x: both[0](x, both[1])[0])
+    with pytest.raises(_errors.SymbolicDimensionError) as caught:
+        export(model, tmp_path / f"net{suffix}", BATCH)
+    assert "equinox.nn.inference_mode(model)" in "".join(caught.value.__notes__)
+    served = (eqx.nn.inference_mode(model[0]), model[1])
+    assert export(served, tmp_path / f"net{suffix}", BATCH).validated == "here"

@@ -209,8 +209,9 @@ def _partial_form(partial: Any) -> ModelForm:
         return partial.func(*before, *args, **by_name), bound
 
     left = functools.partial(partial.func, *first, **named)
-    tree = _hold_settings(dict(zip(names, first)) | named)
-    return _with_one_entry(function_name(partial), tree, Entry(call, left, skip=0))
+    bound = dict(zip(names, first)) | named
+    form = _with_one_entry(function_name(partial), _hold_settings(bound), Entry(call, left, skip=0))
+    return dataclasses.replace(form, advice=_advice_on_mode(bound))
 
 
 def _names_of_first(function: Callable, count: int) -> list[str]:
@@ -232,7 +233,8 @@ def _pair_form(params: Any, function: Callable) -> ModelForm:
     name = function_name(function)
     if name == _NAMELESS and callable(params):
         name = type(params).__name__
-    return _with_one_entry(name, hold_params(params), entry_of(function))
+    form = _with_one_entry(name, hold_params(params), entry_of(function))
+    return dataclasses.replace(form, advice=_advice_on_mode(params))
 
 
 def _with_one_entry(name: str, tree: Any, entry: Entry) -> ModelForm:
@@ -259,14 +261,25 @@ def function_name(function: Any) -> str:
 def _pytree_form(model: Any) -> ModelForm:
     """A pytree that can be called, as a module of equinox is."""
     tree, name = _hold_settings(model), type(model).__name__
+    advice = _advice_on_mode(model)
+    return ModelForm(name, tree, _methods_of(model), to_tree=_hold_settings, advice=advice)
+
+
+def _advice_on_mode(model: Any) -> str:
+    """What to say of layers of equinox that are in train mode; empty if none is."""
     settings, _ = jax.tree_util.tree_flatten_with_path(model)
     trains = any(value is False and path_name(path[-1:]) == "inference" for path, value in settings)
-    advice = _TRAIN_MODE if trains else ""
-    return ModelForm(name, tree, _methods_of(model), to_tree=_hold_settings, advice=advice)
+    return _TRAIN_MODE if trains else ""
 
 
 _TRAIN_MODE = (
     "The model has layers in train mode; equinox.nn.inference_mode(model) gives it as it is served."
+)
+
+
+_NO_KEY = (
+    "The transform is called without a random key, as it is served; write is_training=False, or "
+    "what else its function has for eval mode."
 )
 
 
@@ -334,6 +347,7 @@ def _haiku_form(transformed: Any, params: Any, *state: Any) -> ModelForm:
     name = function_name(getattr(apply, "_original_fn", apply))
     entry = Entry(call, apply, skip=1 + has_state + len(key))
     form = _with_one_entry(name, hold_params(tree), entry)
+    form = dataclasses.replace(form, advice=_NO_KEY if key else "")
     return dataclasses.replace(form, is_trainable=_is_in_params) if has_state else form
 
 

@@ -227,7 +227,10 @@ def _statistics(model: Exportable, program: Program) -> list[int]:
     return [index for index, is_made in zip(program.changed, made) if is_made]
 
 
-_EVAL = "call model.eval() first, if the net is in train mode; "
+_EVAL = (
+    "the net in eval mode, if it is in train mode: model.eval(), "
+    "equinox.nn.inference_mode(model), is_training=False of haiku; "
+)
 _UPDATE = 'state="update", so that every call of the exported model assigns its state'
 _KEEP = 'state="keep", so that every call begins with the state that is exported'
 
@@ -303,14 +306,18 @@ def symbolic_errors(
             error.add_note(f"The model was traced with the inputs {', '.join(shapes)}.")
             raise
         names = ", ".join(guilty)
-        raise SymbolicDimensionError(
+        explained = SymbolicDimensionError(
             f"The size of the dimension {names} must be known here: {_reason(error)}",
             where=_place(error),
             got=f"the symbolic dimension {names}",
             write=f"{_counterpart(error)}a number instead of {guilty[0]!r} in its spec; or "
             'operations that work for every size; or what is known of it, as "2*n" or '
             "constraints=('n >= 2',)",
-        ) from error
+        )
+        for note in getattr(error, "__notes__", ()):
+            if not note.startswith("-----"):  # jax's own, of frames that it hides
+                explained.add_note(note)
+        raise explained from error
 
 
 #: How a line calls a function of jax, jax.numpy or jax.lax.
