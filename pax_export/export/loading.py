@@ -76,7 +76,7 @@ def load(
         raise
     except ImportError:
         raise  # of what runs it, which is installed and broken
-    except Exception as error:  # of a file that was made or changed by somebody else
+    except Exception as error:  # of the runtime, whose errors may have no common class
         raise ExportPathError(
             "This export cannot be loaded: it is damaged, or was not written by pax_export.",
             where=str(path),

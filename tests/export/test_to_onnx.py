@@ -268,7 +268,7 @@ def test_damaged_files(tmp_path, path):
     )
     damaged.write_bytes(model.replace(b"MatMul", b"NatNul").replace(b"Gemm", b"Genn"))
     embedded.append_field(damaged, json.dumps(report))
-    with pytest.raises(_errors.ExportPathError, match="onnxruntime cannot read"):
+    with pytest.raises(_errors.ExportPathError, match="cannot be loaded"):
         load(damaged)
 
 
@@ -300,7 +300,7 @@ def test_weights_in_a_file_elsewhere_are_not_read(tmp_path, path):
     del model.metadata_props[:]
     (tmp_path / "inner" / "m.onnx").write_bytes(model.SerializeToString())
     embedded.append_field(tmp_path / "inner" / "m.onnx", json.dumps(report))
-    with pytest.raises(_errors.ExportPathError, match="onnxruntime cannot read"):
+    with pytest.raises(_errors.ExportPathError, match="cannot be loaded"):
         load(tmp_path / "inner" / "m.onnx")
 
 

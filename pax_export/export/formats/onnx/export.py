@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export._errors import ExportPathError, InvalidArgumentError, UnsupportedOperationError
+from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export._files import bytes_text, checksums
 from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_field
@@ -203,9 +203,4 @@ class _OnnxContents(ProgramContents):
 
 def load(path: Path, report: Report) -> LoadedFile:
     require("onnxruntime", "onnx", "load")
-    try:
-        return LoadedFile(report, *opened(str(path)))
-    except Exception as error:  # onnxruntime's errors have no common class
-        raise ExportPathError(
-            "onnxruntime cannot read this file.", where=str(path), got=str(error)[:500]
-        ) from error
+    return LoadedFile(report, *opened(str(path)))

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export.export.tracing.dtypes import is_key as is_key
+
 _INTEGERS = {"int32": np.int32, "int64": np.int64, "uint32": np.int64, "uint64": np.int64}
 
 
@@ -65,10 +67,6 @@ class Parts:
 
 
 AnyValue = Value | Parts
-
-
-def is_key(dtype: Any) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def is_complex(dtype: Any) -> bool:

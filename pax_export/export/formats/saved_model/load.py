@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import ExportPathError
 from pax_export._optional import require
 from pax_export.export.artifact.arguments import Arguments, default_of, is_of_jax
 from pax_export.export.artifact.report import Report, SignatureInfo
@@ -151,15 +150,7 @@ def _to_jax(tensor: Any) -> Any:
 
 def load(path: Path, report: Report) -> LoadedModel:
     tf = require("tensorflow", "tensorflow", "load")
-    try:
-        return LoadedModel(tf.saved_model.load(os.fspath(path)), report)
-    except Exception as error:  # of TensorFlow, for whatever is wrong in the files
-        raise ExportPathError(
-            "The export cannot be loaded: files are missing or damaged.",
-            where=str(path),
-            got=f"{type(error).__name__}: {error}"[:500],
-            write="the directory as to_saved_model wrote it",
-        ) from error
+    return LoadedModel(tf.saved_model.load(os.fspath(path)), report)
 
 
 class DirectCall:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pax_export._errors import ExportPathError, UnsupportedOperationError
+from pax_export._errors import UnsupportedOperationError
 from pax_export._files import checksums
 from pax_export._optional import find, require
 from pax_export._tensorflow_log import quiet_start
@@ -227,9 +227,4 @@ class _TfliteContents(ProgramContents):
 
 def load(path: Path, report: Report) -> LoadedFile:
     require(_LITERT, "tflite", "load")
-    try:
-        return LoadedFile(report, *opened(str(path), report.signatures, quiet_start))
-    except (ValueError, RuntimeError) as error:
-        raise ExportPathError(
-            "LiteRT cannot read this file.", where=str(path), got=str(error)[:500]
-        ) from error
+    return LoadedFile(report, *opened(str(path), report.signatures, quiet_start))
