@@ -13,7 +13,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,8 @@ from pax_export._optional import require
 from pax_export._signing import Key
 from pax_export._signing import signer as signer_with
 from pax_export.weights import _checksums
-from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, described, restored
-from pax_export.weights._leaves import RESERVED
-
-# The entry of the metadata that holds the notes, as JSON: name -> note.
-_NOTES = "pax_export"
-
-#: safetensors reads no longer one.
-_LARGEST_HEADER = 100_000_000
+from pax_export.weights._dtypes import Note, restored
+from pax_export.weights._header import NOTES, changed, is_safetensors, read_header
 
 #: The checksum of an array is computed while the next one is read; that of a larger array than
 #: this, after which there may be none, chunk by chunk while it is still near the processor.
@@ -65,7 +58,7 @@ def write(
     library = require("safetensors.numpy", "safetensors", "save_weights")
     metadata = {**(extra or {}), _checksums.ENTRY: _checksums.text(arrays)}
     if notes:
-        metadata[_NOTES] = json.dumps(notes)
+        metadata[NOTES] = json.dumps(notes)
     target = _target(path)
     try:
         if signer:
@@ -142,8 +135,7 @@ def _recognized(path: Path) -> Belongs | None:
     """Of what lies at a path: a file of weights, whoever wrote it, or an empty file."""
     with path.open("rb") as file:
         begin = file.read(9)
-    whole = begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= _LARGEST_HEADER
-    return (lambda name: False) if whole or not begin else None
+    return (lambda name: False) if is_safetensors(begin) or not begin else None
 
 
 def _unwritten(path: Path, reason: object) -> WeightsFileError:
@@ -163,17 +155,6 @@ def _mode(target: Path, new: Path) -> int:
     if target.exists():
         return stat.S_IMODE(target.stat().st_mode)
     return stat.S_IMODE(new.stat().st_mode) & 0o666
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One array of a file: where it lies and what it is."""
-
-    description: Description
-    note: Note | None
-    code: str
-    shape: tuple[int, ...]
-    offset: int
 
 
 @contextmanager
@@ -200,39 +181,13 @@ class WeightsFile:
         self._file = file
         self._computed = computed
         begin = file.read(8)
-        size = int.from_bytes(begin, "little")
-        raw = file.read(size)
-        header = json.loads(raw)
-        metadata = header.pop(RESERVED, {})
-        sums = _checksums.read(begin + raw, metadata)
-        if sums is None:
-            raise self._damaged(str(path), "a header that differs from its checksum")
-        self._sums = sums
-        notes = self._notes(metadata)
-        self.entries: dict[str, Entry] = {}
-        for name, fields in header.items():
-            code, shape, note = fields["dtype"], tuple(fields["shape"]), notes.get(name)
-            offset = 8 + size + fields["data_offsets"][0]
-            self.entries[name] = Entry(described(code, shape, note), note, code, shape, offset)
-
-    def _notes(self, metadata: Mapping[str, str]) -> dict[str, Note]:
-        try:
-            notes = json.loads(metadata.get(_NOTES, "{}"))
-            if all(note.keys() in ({"key"}, {"dtype"}) for note in notes.values()):
-                return notes
-        except (ValueError, AttributeError, RecursionError):
-            pass
-        raise WeightsFileError(
-            f"The metadata {_NOTES!r} of this file were not written by pax_export.",
-            where=str(self._path),
-            got=metadata[_NOTES][:200],
-            write="a file that pax_export.save_weights wrote, or one without this entry",
-        )
+        header = read_header(begin, file.read(int.from_bytes(begin, "little")), str(path))
+        self.entries, self._sums = header.arrays, header.sums
 
     def read(self, name: str) -> Any:
         """Makes the array with this name; a WeightsFileError if it is not as it was written."""
         entry = self.entries[name]
-        array = np.empty(entry.shape, NUMPY_NAMES[entry.code])
+        array = np.empty(entry.shape, entry.dtype)
         self._file.seek(entry.offset)
         if not self._fill(name, array):
             raise WeightsFileError(
@@ -243,7 +198,7 @@ class WeightsFile:
         try:
             return restored(array, entry.note)
         except (TypeError, ValueError) as error:
-            raise self._damaged(f"{name} in {self._path}", str(error)) from error
+            raise changed(f"{name} in {self._path}", str(error)) from error
 
     def _fill(self, name: str, array: np.ndarray) -> bool:
         """Reads an array, and begins with its checksum; False if the file is too short."""
@@ -272,7 +227,7 @@ class WeightsFile:
         for name, found in self._computed.sums().items():
             if self._sums[name] != found:
                 where = f"{name} in {self._path}"
-                raise self._damaged(where, "its numbers differ from their checksum")
+                raise changed(where, "its numbers differ from their checksum")
 
     def read_part(self, name: str, index: Any) -> np.ndarray:
         """Makes a part of an array that has no note, and reads no more than that."""
@@ -280,18 +235,10 @@ class WeightsFile:
 
     def _mapped(self, name: str) -> np.ndarray:
         entry = self.entries[name]
-        dtype = np.dtype(NUMPY_NAMES[entry.code])
+        dtype = entry.dtype
         if 0 in entry.shape:
             return np.empty(entry.shape, dtype)
         return np.memmap(self._file, dtype, "r", entry.offset, entry.shape)
-
-    def _damaged(self, where: str, got: str) -> WeightsFileError:
-        return WeightsFileError(
-            "This file of weights is not as it was written: it was damaged or changed.",
-            where=where,
-            got=got,
-            write="a copy of the file as pax_export.save_weights wrote it",
-        )
 
 
 def _refuse_unusual(path: Path) -> None:
