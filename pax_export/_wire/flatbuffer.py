@@ -6,7 +6,7 @@ import numpy as np
 
 from pax_export._wire.places import RandomAccessBytes
 
-#: A longer list of tables, or of whole numbers that become objects, is none.
+#: A longer list of tables is none.
 _MOST = 1_000_000
 #: A list takes four bytes for an entry, and is read a few times.  Many tables that have one
 #: long list in common would make hours of work of a small file.
@@ -61,10 +61,6 @@ class Table:
         self._take(count)
         return self.places.array(dtype, (count,), begin)
 
-    def integers(self, number: int) -> tuple[int, ...]:
-        """A list of whole numbers of four bytes, as objects."""
-        return self._unpacked(number, "i", "numbers")[1]
-
     def text(self, number: int, most: int) -> str:
         """A text, or the first bytes of it."""
         begin, size = self.span(number, 1)
@@ -79,7 +75,11 @@ class Table:
 
     def tables(self, number: int) -> list[Table]:
         """A list of tables."""
-        begin, offsets = self._unpacked(number, "I", "tables")
+        begin, count = self.span(number, 4)
+        if count > _MOST:
+            raise ValueError(f"a list of {count} tables")
+        self._take(count)
+        offsets = self.places.unpack(f"<{count}I", begin) if count else ()
         places, left = self.places, self._left
         return [Table(places, begin + 4 * at + each, left) for at, each in enumerate(offsets)]
 
@@ -87,13 +87,3 @@ class Table:
         self._left[0] -= count
         if self._left[0] < 0:
             raise ValueError("the same lists in many tables")
-
-    def _unpacked(self, number: int, kind: str, what: str) -> tuple[int, tuple[int, ...]]:
-        """Where a list of numbers of four bytes begins, and these."""
-        begin, count = self.span(number, 4)
-        if not count:
-            return begin, ()
-        if count > _MOST:
-            raise ValueError(f"a list of {count} {what}")
-        self._take(count)
-        return begin, self.places.unpack(f"<{count}{kind}", begin)

@@ -5,7 +5,6 @@ What is long, such as the bytes of an array, is given as the place where it lies
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -45,11 +44,10 @@ class Message:
         self.size = places.size - begin if size is None else size
         self._piece = piece  # a place, and bytes from there on: they are read already
 
-    def fields(self, only: int = 0) -> Iterator[tuple[int, int | Message]]:
+    def fields(self) -> Iterator[tuple[int, int | Message]]:
         """Each field's number, and its value: a whole number, or what it holds as a message.
 
-        Floats are given as the messages of their bytes.  With a number, only the fields
-        that have it.
+        Floats are given as the messages of their bytes.
         """
         at, end = self.begin, self.begin + self.size
         first, raw = piece = self._piece
@@ -66,8 +64,7 @@ class Message:
             if kind == _VARINT:
                 value, place = varint(raw, place, end - first)
                 at = first + place
-                if number == only or not only:
-                    yield number, value
+                yield number, value
                 continue
             if kind == _BYTES:
                 length, place = varint(raw, place, end - first)
@@ -82,28 +79,15 @@ class Message:
                     "this protocol buffer is cut short: "
                     f"a field of {length} bytes, where {end - begin} are left"
                 )
-            if number == only or not only:
-                yield number, Message(self.places, begin, length, piece)
+            yield number, Message(self.places, begin, length, piece)
 
-    def messages(self, number: int) -> Iterator[Message]:
-        """What the fields with this number hold, but for whole numbers."""
-        return (value for _, value in self.fields(number) if isinstance(value, Message))
-
-    def first(self, number: int) -> Message:
-        """The first of these, and an empty message if there is none."""
-        for _, value in self.fields(number):
-            if isinstance(value, Message):
-                return value
-        return Message(self.places, self.begin, 0)
-
-    def content(self, most: int | None = None) -> bytes:
-        """Its bytes, or the first of them."""
-        size = self.size if most is None else min(self.size, most)
+    def content(self) -> bytes:
+        """Its bytes."""
         first, raw = self._piece
         begin = self.begin - first
-        if begin + size <= len(raw):
-            return raw[begin : begin + size]
-        return self.places.read(self.begin, size)
+        if begin + self.size <= len(raw):
+            return raw[begin : begin + self.size]
+        return self.places.read(self.begin, self.size)
 
     def text(self) -> str:
         """Its bytes as a text, which names something."""
@@ -111,17 +95,13 @@ class Message:
             raise ValueError(f"a text of {self.size} bytes")
         return self.content().decode("utf-8")
 
-    def number(self) -> float:
-        """A float of four or of eight bytes."""
-        return struct.unpack({4: "<f", 8: "<d"}[self.size], self.content())[0]
-
-    def varints(self, most: int | None = None) -> np.ndarray:
-        """Whole numbers one behind the other, or the first; with their signs in 64 bits."""
-        raw = np.frombuffer(self.content(None if most is None else most * LONGEST), np.uint8)
+    def varints(self) -> np.ndarray:
+        """Whole numbers that follow each other, with their signs in 64 bits."""
+        raw = np.frombuffer(self.content(), np.uint8)
         if not len(raw):
             return np.empty(0, np.int64)
-        ends = np.flatnonzero(raw < 128)[:most]
-        if len(ends) != most and (not len(ends) or ends[-1] != len(raw) - 1):
+        ends = np.flatnonzero(raw < 128)
+        if not len(ends) or ends[-1] != len(raw) - 1:
             raise ValueError("whole numbers without an end")
         starts = np.concatenate([[0], ends[:-1] + 1])
         lengths = ends - starts + 1

@@ -1,9 +1,6 @@
-"""Weights of any framework into a module, and home again.
+"""Weights of any framework into a module, and back: `adopt` and `save_as`.
 
-`adopt` reads what `sources` opens.  A file and a module go through five steps: names taken
-apart (`_words`), arrays and leaves of one layer together (`_groups`, `_layers`), the ways in which
-a group can fill a layer (`_readings`, `_recurrent`, made of `_moves`), who gets whom (`_assign`),
-and that for each hypothesis about who wrote the file (`_plan`).
+README.md in this folder has the idea, the data that flows through, and the order of the files.
 """
 
 from pax_export.weights.adoption._adopt import adopt
