@@ -8,16 +8,15 @@ says, as far as it is believed there (see `path_in`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jax.extend import source_info_util
 
-from pax_export._jaxpr import bound, called_program
+from pax_export._jaxpr import bound, called_program, interpret, needed_equations
 from pax_export.core import path_in
-from pax_export.export.portable.program import PortableProgram, Weight, evaluated, traced
+from pax_export.export.portable.program import PortableProgram, Weight, traced
 
 
 def flattened(
@@ -47,7 +46,7 @@ def flattened(
             return value if place is None else operands[place]
 
         given = [operands[place] for place in of_leaf]
-        return _inlined(program, [*given, *operands[len(weights) :]], constant, [])[:count]
+        return _inlined(program, [*given, *operands[len(weights) :]], constant)[:count]
 
     like = dict(zip(of_leaf, program.jaxpr.invars))
     like |= {place: _Like(value) for place, value in enumerate(held.values())}
@@ -64,37 +63,25 @@ class _Like:
 
 def _held(program: Any) -> Iterator[Any]:
     """The arrays with axes that a program and those that it only calls hold."""
-    yield from (each for each in _closed(program).consts if np.ndim(each))
-    for equation in _closed(program).jaxpr.eqns:
+    yield from (each for each in getattr(program, "consts", ()) if np.ndim(each))
+    for equation in getattr(program, "jaxpr", program).eqns:
         called = called_program(equation)
         if called is not None:
             yield from _held(called)
 
 
-@dataclass(frozen=True)
-class _Closed:
-    """A program with the arrays that it holds."""
+def _inlined(program: Any, arguments: list[Any], constant: Callable[[Any], Any]) -> list[Any]:
+    callers: list[Any] = []
 
-    jaxpr: Any
-    consts: Sequence[Any]
-
-
-def _closed(program: Any) -> _Closed:
-    """A called program, which may hold no arrays and be open."""
-    return _Closed(getattr(program, "jaxpr", program), getattr(program, "consts", ()))
-
-
-def _inlined(program: Any, arguments: list[Any], constant: Any, callers: list[Any]) -> list[Any]:
-    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
-        called = called_program(equation)
-        if called is not None:
-            return _inlined(_closed(called), operands, constant, [*callers, equation])
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+        if called_program(equation) is not None:
+            return None
         traceback, stack = _source([*callers, equation])
         with source_info_util.user_context(traceback, name_stack=stack):
             return bound(equation, operands)
 
-    held = _Closed(program.jaxpr, [constant(each) for each in program.consts])
-    return evaluated(held, arguments, operate)
+    options: Any = {"constant": constant, "equations": needed_equations, "callers": callers}
+    return interpret(program, arguments, operate, **options)
 
 
 def _source(chain: Sequence[Any]) -> tuple[Any, Any]:

@@ -11,7 +11,8 @@ import jax
 import jax.export
 from jax.extend import source_info_util
 
-from pax_export._jaxpr import bound, inner_programs, is_literal
+from pax_export._jaxpr import bound, inner_programs, interpret, is_literal
+from pax_export._jaxpr import needed_equations as needed
 
 #: What gives the results of an equation, from what stands for its operands.
 Operate = Callable[[Any, list[Any]], Sequence[Any]]
@@ -97,18 +98,12 @@ def traced(function: Callable[..., Any], like: Sequence[Any]) -> Any:
 
 def evaluated(program: Any, arguments: Sequence[Any], operate: Operate) -> list[Any]:
     """Goes through what the results of a program need, and leaves out the rest."""
-    jaxpr = getattr(program, "jaxpr", program)
-    constants = getattr(program, "consts", ())
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
 
-    def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else values[atom]
-
-    for equation in needed(jaxpr):
+    def in_place(equation: Any, operands: list[Any]) -> Sequence[Any]:
         with source_of(equation):
-            results = operate(equation, [read(atom) for atom in equation.invars])
-        values.update(zip(equation.outvars, results))
-    return [read(atom) for atom in jaxpr.outvars]
+            return operate(equation, operands)
+
+    return interpret(program, arguments, in_place, equations=needed)
 
 
 def _without_composites(equation: Any, operands: list[Any]) -> Sequence[Any]:
@@ -117,17 +112,6 @@ def _without_composites(equation: Any, operands: list[Any]) -> Sequence[Any]:
         return bound(equation, operands)
     (inner,) = inner_programs(equation)
     return evaluated(inner, operands, _without_composites)
-
-
-def needed(jaxpr: Any) -> list[Any]:
-    """The equations that the results of a program need, and those with effects."""
-    used = {atom for atom in jaxpr.outvars if not is_literal(atom)}
-    kept = []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or not used.isdisjoint(equation.outvars):
-            kept.append(equation)
-            used.update(atom for atom in equation.invars if not is_literal(atom))
-    return kept[::-1]
 
 
 def uses(jaxpr: Any) -> dict[Any, int]:

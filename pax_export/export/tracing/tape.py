@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export._jaxpr import bound, called_program, is_literal
+from pax_export._jaxpr import bound, called_program, interpret
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Tape:
         self._numbers: dict[int, int] = {}
         operands = [self._new() for _ in program.jaxpr.invars]
         played: list[Step] = []
-        results = self._play(program, operands, (), played)
+        results = self._play(program, operands, played)
         self.operands = tuple(operands)
         self.results = tuple(results[index] for index in sorted(wanted))
         self.steps = self._needed(played, self.results)
@@ -81,26 +81,17 @@ class Tape:
             self._held[number] = value  # which keeps the id
         return self._numbers[id(value)]
 
-    def _play(
-        self, program: Any, given: Sequence[int], callers: tuple[Any, ...], played: list[Step]
-    ) -> list[int]:
-        jaxpr = getattr(program, "jaxpr", program)
-        held = map(self._constant, getattr(program, "consts", ()))
-        numbers = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*held, *given)))
+    def _play(self, program: Any, given: Sequence[int], played: list[Step]) -> list[int]:
+        callers: list[Any] = []
 
-        def read(atom: Any) -> int:
-            return self._constant(atom.val) if is_literal(atom) else numbers[atom]
+        def operate(equation: Any, operands: list[int]) -> list[int] | None:
+            if called_program(equation) is not None:
+                return None
+            results = [self._new() for _ in equation.outvars]
+            played.append(Step(equation, tuple(callers), tuple(operands), tuple(results)))
+            return results
 
-        for equation in jaxpr.eqns:
-            operands = tuple(map(read, equation.invars))
-            inner = called_program(equation)
-            if inner is not None:
-                results = self._play(inner, operands, (*callers, equation), played)
-            else:
-                results = [self._new() for _ in equation.outvars]
-                played.append(Step(equation, callers, operands, tuple(results)))
-            numbers.update(zip(equation.outvars, results))
-        return list(map(read, jaxpr.outvars))
+        return interpret(program, given, operate, constant=self._constant, callers=callers)
 
     def needed_by(self, place: int) -> tuple[Step, ...]:
         """The steps that one of the wanted results needs, by its place among them."""
