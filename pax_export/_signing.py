@@ -28,7 +28,7 @@ from pax_export._errors import (
     a_few,
 )
 from pax_export._files import bounded, file_types, signature_file
-from pax_export._files.replacing import files
+from pax_export._files.overwrite_guard import files
 from pax_export._optional import require
 
 _FEW = 5

@@ -7,9 +7,9 @@ from pax_export._files import (
     disk,
     file_types,
     html_text,
-    leftovers,
-    replacing,
+    overwrite_guard,
     signature_file,
     single_file,
+    stale_temporaries,
 )
 from pax_export._files.sizes import bytes_text

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pax_export._errors import ExportPathError
 from pax_export._files import file_types
-from pax_export._files.replacing import Belongs
+from pax_export._files.overwrite_guard import Belongs
 
 #: The name in a folder.
 NAME = "pax_export.html"

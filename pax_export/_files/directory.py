@@ -3,7 +3,7 @@
 Everything is written into a sibling with a name of its own, brought to the
 disk, and then takes the place of the old directory in one step.  A process
 that dies at any moment leaves the old directory, or the new one, and perhaps a
-hidden sibling, which the next save to this place removes (`leftovers`).
+hidden sibling, which the next save to this place removes (`stale_temporaries`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files import disk, file_types, leftovers, replacing
+from pax_export._files import disk, file_types, overwrite_guard, stale_temporaries
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -78,14 +78,14 @@ def check_plain(path: Path) -> None:
 
 @contextmanager
 def replaced(
-    path: str | os.PathLike[str], ours: replacing.Recognize | None, needed: int = 0
+    path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None, needed: int = 0
 ) -> Iterator[Path]:
     """Gives an empty directory that becomes ``path`` if the block succeeds.
 
     It takes the place of what is recognised as `ours`, or of nothing at all.
     """
     path = place(path)
-    leftovers.sweep(path.parent)
+    stale_temporaries.sweep(path.parent)
     check(path, ours)
     with begun(path, needed) as temporary:
         yield temporary
@@ -106,7 +106,7 @@ def begun(path: Path, needed: int) -> Iterator[Path]:
             try:
                 _make_parents(path, made)
                 disk.check_room(path, needed)
-                temporary = until_moved.enter_context(leftovers.claimed(path))
+                temporary = until_moved.enter_context(stale_temporaries.claimed(path))
             except ExportPathError:
                 raise
             except OSError as error:
@@ -119,7 +119,7 @@ def begun(path: Path, needed: int) -> Iterator[Path]:
         raise
 
 
-def check(path: str | os.PathLike[str], ours: replacing.Recognize | None) -> None:
+def check(path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take an export, before any work."""
     path = place(path)
     try:
@@ -136,7 +136,7 @@ def check(path: str | os.PathLike[str], ours: replacing.Recognize | None) -> Non
         raise unwritable(path, f"no directory that can be written to: {parent}")
 
 
-def _check_replaceable(path: Path, ours: replacing.Recognize) -> None:
+def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
     if path.is_symlink():
         raise ExportPathError(
             "This is a link, so it is not replaced.",
@@ -159,7 +159,7 @@ def _check_replaceable(path: Path, ours: replacing.Recognize) -> None:
             write="a directory in it",
         )
     try:
-        replacing.check_folder(path, ours)
+        overwrite_guard.check_folder(path, ours)
     except ExportPathError:
         raise
     except OSError as error:
@@ -173,7 +173,7 @@ def _make_parents(path: Path, made: list[Path]) -> None:
             made.append(parent)
 
 
-def _move(temporary: Path, path: Path, ours: replacing.Recognize | None) -> None:
+def _move(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
     """Gives the directory its name; of several processes that do so, the last one wins."""
     error: OSError | None = None
     for _ in range(_TRIES):  # what is at the place may change between two looks at it
@@ -182,7 +182,7 @@ def _move(temporary: Path, path: Path, ours: replacing.Recognize | None) -> None
                 return rename_to_nothing(temporary, path)
             if ours is None:
                 raise taken(path)
-            replacing.check_folder(path, ours)  # somebody may have put a file there meanwhile
+            overwrite_guard.check_folder(path, ours)  # somebody may have put a file there meanwhile
             if _rename2(temporary, path, _RENAME_EXCHANGE):
                 return None
             return _replace_in_two_steps(temporary, path)
@@ -219,8 +219,8 @@ def _replace_in_two_steps(temporary: Path, path: Path) -> None:
     A process that dies in this moment leaves nothing at the place: the next
     save finds the old export and puts it back.
     """
-    with leftovers.held(path):
-        old = temporary.with_suffix(leftovers.OLD)
+    with stale_temporaries.held(path):
+        old = temporary.with_suffix(stale_temporaries.OLD)
         path.rename(old)
         try:
             temporary.rename(path)

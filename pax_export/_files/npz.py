@@ -10,7 +10,7 @@ from typing import IO
 
 import numpy as np
 
-from pax_export._files.replacing import Belongs
+from pax_export._files.overwrite_guard import Belongs
 
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is written
 #: The comment of each member: one of the archive as a whole would stop some readers.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pax_export._files import bounded
-from pax_export._files.replacing import Belongs
+from pax_export._files.overwrite_guard import Belongs
 
 #: The name in a folder, which is that of the tools of model-signing.
 NAME = "model.sig"

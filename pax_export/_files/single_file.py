@@ -16,15 +16,15 @@ from pax_export._files import (
     card_file,
     directory,
     disk,
-    leftovers,
-    replacing,
+    overwrite_guard,
     signature_file,
+    stale_temporaries,
 )
 
 _TRIES = 100
 
 
-def check(path: Path, ours: replacing.Recognize | None) -> None:
+def check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take a file, before any work is done."""
     directory.local(path)
     try:
@@ -35,7 +35,7 @@ def check(path: Path, ours: replacing.Recognize | None) -> None:
         raise directory.unwritable(path, error) from error
 
 
-def _check(path: Path, ours: replacing.Recognize | None) -> None:
+def _check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
     if path.is_dir() or path.name in ("", ".."):
         raise ExportPathError(
             "This export is one file, and there is a directory.",
@@ -45,14 +45,14 @@ def _check(path: Path, ours: replacing.Recognize | None) -> None:
     if os.path.lexists(path):
         if ours is None:
             raise directory.taken(path)
-        replacing.check_file(path, ours)
+        overwrite_guard.check_file(path, ours)
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise directory.unwritable(path, f"no directory that can be written to: {parent}")
 
 
 @contextmanager
-def replaced(path: Path, ours: replacing.Recognize | None, needed: int = 0) -> Iterator[Path]:
+def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0) -> Iterator[Path]:
     """Gives the path of a file that becomes ``path`` if the block succeeds.
 
     It takes the place of what is recognised as `ours`, or of nothing at all.  A signature and a
@@ -60,7 +60,7 @@ def replaced(path: Path, ours: replacing.Recognize | None, needed: int = 0) -> I
     """
     check(path, ours)
     path = path.absolute()
-    leftovers.sweep(path.parent)
+    stale_temporaries.sweep(path.parent)
     with directory.begun(path, needed) as folder:
         temporary = folder / path.name  # in a directory, with whatever a runtime leaves beside
         yield temporary
@@ -72,7 +72,7 @@ def replaced(path: Path, ours: replacing.Recognize | None, needed: int = 0) -> I
         disk.sync_one(path.parent)
 
 
-def _move_signature(temporary: Path, path: Path, ours: replacing.Recognize | None) -> None:
+def _move_signature(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
     new, place = signature_file.of_file(temporary), signature_file.of_file(path)
     if new.exists():
         _move(new, place, ours and signature_file.recognized)
@@ -84,7 +84,7 @@ def _move_card(temporary: Path, path: Path) -> None:
         _move(new, card_file.of_file(path), card_file.recognized)
 
 
-def _move(temporary: Path, path: Path, ours: replacing.Recognize | None) -> None:
+def _move(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
     """Gives the file its name; of several processes that do so, the last one wins."""
     error: OSError | None = None
     for _ in range(_TRIES):  # what is at the place may change between two looks at it
@@ -93,7 +93,7 @@ def _move(temporary: Path, path: Path, ours: replacing.Recognize | None) -> None
                 return directory.rename_to_nothing(temporary, path)
             if ours is None:
                 raise directory.taken(path)
-            replacing.check_file(path, ours)  # somebody may have put another there meanwhile
+            overwrite_guard.check_file(path, ours)  # somebody may have put another there meanwhile
             temporary.replace(path)
             return None
         except ExportPathError:

@@ -20,10 +20,10 @@ from pax_export.nn import (
     Convolution,
     Embed,
     Linear,
-    computed,
-    computed_by_batch,
     joined,
+    shard_map_over_batch,
     spec_of,
+    under_auto_axes,
 )
 
 
@@ -123,7 +123,7 @@ def product(layer: Any, a: Any, b: Any) -> Any:
         found = jnp.matmul(a, b, precision="highest")
         return jnp.swapaxes(found, -1, -2) if is_transposed(layer) else found
 
-    return computed(multiplied, (a, b), lambda: joined(*spec_of(layer.weight)))
+    return under_auto_axes(multiplied, (a, b), lambda: joined(*spec_of(layer.weight)))
 
 
 def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
@@ -138,9 +138,9 @@ def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
     """
     lies = lambda: joined(*spec_of(like))  # noqa: E731
     if isinstance(layer, Linear):
-        return computed(_of_linear, (jnp.asarray(x), a, b), lies)
+        return under_auto_axes(_of_linear, (jnp.asarray(x), a, b), lies)
     if isinstance(layer, Embed):
-        return computed(_of_rows, (a, b, jnp.asarray(x)), lies)
+        return under_auto_axes(_of_rows, (a, b, jnp.asarray(x)), lies)
     x = jnp.asarray(x)
     dtype = jnp.result_type(x, a, b)
     numbers = _dimension_numbers(layer)
@@ -148,7 +148,7 @@ def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
     if getattr(layer, "feature_group_count", 1) > 1:
         # Each group has few channels, and only its own outputs of `b`.
         function = lambda x, a, b: layer._convolved(layer, x, product(layer, a, b), numbers)  # noqa: E731
-        return computed_by_batch(function, x, (a, b))
+        return shard_map_over_batch(function, x, (a, b))
 
     def convolved(x: Any, a: Any, b: Any) -> Any:
         kernel = jnp.swapaxes(a, -1, -2) if is_transposed(layer) else a
@@ -157,7 +157,7 @@ def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
             return jnp.dot(inner, b)
         return jnp.moveaxis(jnp.dot(jnp.moveaxis(inner, 1, -1), b), -1, 1)
 
-    return computed(convolved, (x, a, b), lies)
+    return under_auto_axes(convolved, (x, a, b), lies)
 
 
 def _of_linear(x: Any, a: Any, b: Any) -> Any:
@@ -184,7 +184,7 @@ def norms(layer: Any, weight: Any) -> Any:
     """Returns the norm of the weights of each output channel: ``[..., outputs]``."""
     weight = jnp.swapaxes(weight, -1, -2) if is_transposed(layer) else weight
     over = tuple(range(-2 - _kernel_axes(layer), -1))
-    return computed(lambda w: jnp.sqrt(jnp.sum(w * w, over)), (weight,), lambda: joined())
+    return under_auto_axes(lambda w: jnp.sqrt(jnp.sum(w * w, over)), (weight,), lambda: joined())
 
 
 def in_weight(layer: Any, vector: Any) -> Any:

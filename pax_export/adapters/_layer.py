@@ -24,11 +24,11 @@ from pax_export.core import (
     attributes_of,
     current_kinds,
     derived,
-    drawn,
     filled,
     is_node,
     rebuilt,
     register_aspect,
+    sample_padded,
     set_training,
     split_rng_key,
     update_moduledef,
@@ -106,11 +106,11 @@ def lora(
     a_shape, b_shape = (*sizes.a, int(rank)), (*sizes.stacked, int(rank), sizes.outputs)
     if isinstance(module, Embed):
         a = filled(a_shape, 0, dtype)
-        b = drawn(lambda key, shape: jax.random.normal(key, shape, dtype), b_key, b_shape)
+        b = sample_padded(lambda key, shape: jax.random.normal(key, shape, dtype), b_key, b_shape)
     else:
         bound = 1 / np.sqrt(np.prod(sizes.kernel, dtype=int) * sizes.inputs)
         draw = lambda key, shape: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
-        a, b = drawn(draw, a_key, a_shape), filled(b_shape, 0, dtype)
+        a, b = sample_padded(draw, a_key, a_shape), filled(b_shape, 0, dtype)
     weight = module.weight.astype(dtype)  # type: ignore[attr-defined]
     adapter = LoRA(
         a,

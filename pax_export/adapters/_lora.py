@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pax_export.adapters import _kinds as kinds
 from pax_export.core import ParameterModule
-from pax_export.nn import Dropout, Embed, computed, fraction, joined, spec_of
+from pax_export.nn import Dropout, Embed, fraction, joined, spec_of, under_auto_axes
 
 
 class LoRA(ParameterModule):
@@ -101,7 +101,7 @@ class LoRA(ParameterModule):
             return factor * added + (factor - 1) * strength * plain
 
         operands = (added, y, getattr(layer, "bias", None), self._factor(layer))
-        return computed(with_lengths, operands, lambda: joined(*spec_of(y)))
+        return under_auto_axes(with_lengths, operands, lambda: joined(*spec_of(y)))
 
     def change(self, layer: Any) -> jax.Array:
         """Returns the update of the layer's weight.
@@ -128,7 +128,7 @@ class LoRA(ParameterModule):
         product = kinds.product(layer, self.lora_a, self.lora_b)
         length = kinds.norms(layer, layer.weight + product * self.scale)
         lengths = (self.magnitude, jax.lax.stop_gradient(length))
-        return computed(jnp.divide, lengths, lambda: joined())
+        return under_auto_axes(jnp.divide, lengths, lambda: joined())
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         own: dict[str, Any] = {"rank": self.rank, "alpha": self.alpha}

@@ -18,7 +18,7 @@ from pax_export._errors import (
     WeightsFileError,
 )
 from pax_export._files import bounded, directory
-from pax_export._files.replacing import Belongs, some_names
+from pax_export._files.overwrite_guard import Belongs, some_names
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA

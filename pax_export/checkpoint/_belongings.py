@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from pax_export._files.replacing import files
+from pax_export._files.overwrite_guard import files
 from pax_export.checkpoint._orbax import ABOUT, DELETED
 
 #: Files that orbax writes in a step beside its trees, and in each tree.

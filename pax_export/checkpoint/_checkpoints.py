@@ -19,7 +19,7 @@ from pax_export._errors import (
 )
 from pax_export._files import directory as directories
 from pax_export._files import file_types
-from pax_export._files.replacing import named, some_names
+from pax_export._files.overwrite_guard import named, some_names
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._belongings import remove_deleted, strange_files
 from pax_export.checkpoint._checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
-from pax_export._files import file_types, npz, replacing, single_file
+from pax_export._files import file_types, npz, overwrite_guard, single_file
 from pax_export._optional import require
 from pax_export._signing import verify
 from pax_export.cli import _factory
@@ -191,7 +191,7 @@ def _save(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
         raise ExportPathError(
             "This is no archive of outputs that pax-export wrote, so it is not replaced.",
             where=str(file),
-            got=f"a file that {replacing.begin(place)}",
+            got=f"a file that {overwrite_guard.begin(place)}",
             write="another path, or remove it yourself",
         )
     try:

@@ -1,6 +1,6 @@
 """What jax has taken away since 2021, by the module that had it: what stands there instead.
 
-`--compat-jax` shows a program these names as if they were still there (see `_own_eyes.py`).
+`--compat-jax` shows a program these names as if they were still there (see `_legacy_jax.py`).
 Most are another name of today, as text; the others are made by functions of `_old_functions.py`.
 The migration guide lists them; a test compares the two.
 """

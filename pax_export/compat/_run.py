@@ -73,10 +73,10 @@ def _builtins(folder: str, compat_jax: bool) -> dict[str, Any]:
     """The built-in names that a program has to itself, if any, as globals of its main module."""
     if not compat_jax:
         return {}
-    from pax_export.compat import _own_eyes  # which other programs need not load
+    from pax_export.compat import _legacy_jax  # which other programs need not load
 
-    _own_eyes.show_old_jax(folder)
-    return {"__builtins__": _own_eyes.BUILTINS}
+    _legacy_jax.show_old_jax(folder)
+    return {"__builtins__": _legacy_jax.BUILTINS}
 
 
 def _new_main(file: str, own: dict[str, Any]) -> ModuleType:

@@ -9,7 +9,7 @@ from pax_export.core._check import (
 )
 from pax_export.core._edit import set_training, with_class, with_static
 from pax_export.core._foreign_keywords import explained as explained
-from pax_export.core._fresh_arrays import drawn, filled
+from pax_export.core._fresh_arrays import filled, sample_padded
 from pax_export.core._labels import (
     Labelling,
     labelled,

@@ -28,7 +28,7 @@ from pax_export._types import PyTree
 from pax_export.core._check import check_modules
 from pax_export.core._containers import copy_containers
 from pax_export.core._near_names import near_names
-from pax_export.core._numpy_leaves import on_own_array
+from pax_export.core._numpy_copies import on_own_array
 from pax_export.core._state_dict import state_dict
 from pax_export.core._traversal import (
     Steps,

@@ -25,7 +25,7 @@ _DOUBLED = 1 << 16
 _MOST = 1 << 22
 
 
-def drawn(
+def sample_padded(
     draw: Callable[[Any, tuple[int, ...]], jax.Array],
     rng_key: PRNGKey,
     shape: Sequence[int],
@@ -60,7 +60,7 @@ def drawn(
 
 
 def _for_each_key(draw: Any, rng_key: PRNGKey, shape: tuple[int, ...], scale: float | None) -> Any:
-    """As `drawn` under `jax.vmap`: where nothing else traces, each key draws by itself.
+    """As `sample_padded` under `jax.vmap`: where nothing else traces, each key draws by itself.
 
     One program for many keys takes three times as long to compile, and is compiled for each
     number of layers anew.
@@ -76,7 +76,7 @@ def _for_each_key(draw: Any, rng_key: PRNGKey, shape: tuple[int, ...], scale: fl
     def for_all(axis_size: int, is_batched: int, keys: Any) -> tuple[Any, bool]:
         if math.prod(shape) > _MOST or is_tracer(keys) or not (_is_free() and _counts(keys[0])):
             return jax.vmap(plainly)(keys), True
-        rows = [np.asarray(drawn(draw, key, shape, scale)) for key in keys]
+        rows = [np.asarray(sample_padded(draw, key, shape, scale)) for key in keys]
         return jax.device_put(np.stack(rows)), True
 
     return drawn_once(rng_key)

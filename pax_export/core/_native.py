@@ -58,7 +58,7 @@ def fastest_looks(
     seen_in: Callable[[Iterable], tuple],
     is_unchanged: Callable[[tuple], bool],
 ) -> tuple[Callable[[Iterable], tuple], Callable[[tuple], bool]]:
-    """The two functions of `_watch.py`, of which `dicts` are the classes of dicts it knows."""
+    """The two functions of `_mutation_detection.py`; `dicts` are the classes of dicts it knows."""
     if not compiled:
         return seen_in, is_unchanged
     return _round_trip.make_seen_in(dicts), _round_trip.is_unchanged

@@ -16,7 +16,7 @@ from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
 from pax_export.core._check import check_sharing
 from pax_export.core._mutable import opened, refresh
-from pax_export.core._numpy_leaves import Copies, give_back, with_own_arrays
+from pax_export.core._numpy_copies import Copies, give_back, with_own_arrays
 from pax_export.core._retracing import look_for_retracing, static_before
 from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._tree import Node, attributes_now, is_node

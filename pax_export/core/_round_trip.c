@@ -49,7 +49,7 @@ new_node(PyObject *cls, PyObject *slot, PyObject *children, PyObject *moduledef)
     return node;
 }
 
-/* --- what containers hold: see _watch.py, which says the same in Python --- */
+/* --- what containers hold: see _mutation_detection.py, which says the same in Python --- */
 
 /* What a dict holds, key after value; one of a class of its own may have its own order. */
 static PyObject *

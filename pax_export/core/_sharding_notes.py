@@ -16,7 +16,7 @@ import jax
 from jax.sharding import AxisType
 
 from pax_export._types import PyTree
-from pax_export.core._places import owner_of_frame
+from pax_export.core._frames import owner_of_frame
 from pax_export.core._traversal import named_modules
 from pax_export.core._tree import Node
 

@@ -30,9 +30,7 @@ from pax_export._jax import is_tracer
 from pax_export._types import PyTree
 from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._moduledef import ModuleDef, intern_moduledef
-from pax_export.core._native import fastest_flatten, fastest_unflatten
-from pax_export.core._static import StaticLeaf, static_key
-from pax_export.core._watch import (
+from pax_export.core._mutation_detection import (
     Watched,
     changed,
     holds,
@@ -42,6 +40,8 @@ from pax_export.core._watch import (
     warn_of_change,
     watched,
 )
+from pax_export.core._native import fastest_flatten, fastest_unflatten
+from pax_export.core._static import StaticLeaf, static_key
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
 
@@ -61,7 +61,7 @@ class Node:
         _pax_kinds: what each attribute is, of an open module whose moduledef waits
             for the next look (see `_mutable.py`).
         _pax_seen: what the containers held at the last look, while `_pax_flat` is absent
-            (see `_watch.py`); a pair that is kept has that with it.
+            (see `_mutation_detection.py`); a pair that is kept has that with it.
         _pax_owner: who may change this module now (see `_mutable.py`).
         _pax_folded: ``((leaves,), treedef)`` of a module that nobody has looked at
             since a jitted function returned it (see `_folded.py`).

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from pax_export._types import PyTree
 from pax_export.core import Labelling, is_array, is_node, named_leaves, with_labels
+from pax_export.debug._nan_context import watching
 from pax_export.debug._origin import all_finite, argument_error, is_bad, operation_error
-from pax_export.debug._watch import watching
 from pax_export.transforms import Folded, fold, unfold
 
 

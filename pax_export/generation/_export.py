@@ -14,7 +14,7 @@ import numpy as np
 
 from pax_export import export as exporters
 from pax_export._errors import InvalidArgumentError
-from pax_export._texts import texts
+from pax_export._str_arguments import as_strings
 from pax_export.generation._batch_axes import shapes_of_cache
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._new_cache import new_cache
@@ -179,7 +179,7 @@ def _signatures(given: Any, format: str) -> tuple[str, ...]:
     one = format == "onnx"
     if given is None:
         return SIGNATURES[:1] if one else SIGNATURES
-    given = texts("signatures", given, f"signatures={SIGNATURES}")
+    given = as_strings("signatures", given, f"signatures={SIGNATURES}")
     unknown = [key for key in given if key not in SIGNATURES]
     if unknown or not given:
         raise InvalidArgumentError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._files import replacing, single_file
+from pax_export._files import overwrite_guard, single_file
 from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.core import Module, named_modules
@@ -259,6 +259,6 @@ def _curve(points: list[Point]) -> str:
     return text
 
 
-def _is_drawing(path: Path) -> replacing.Belongs | None:
+def _is_drawing(path: Path) -> overwrite_guard.Belongs | None:
     with path.open("rb") as file:
         return (lambda name: True) if _MARK.encode() in file.read(400) else None

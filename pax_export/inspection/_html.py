@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from pax_export._files import replacing, single_file
+from pax_export._files import overwrite_guard, single_file
 from pax_export.inspection._row import Row
 from pax_export.inspection._table import COLUMNS, Column, totals
 
@@ -108,6 +108,6 @@ def save(text: str, path: Path, overwrite: bool) -> Path:
     return path
 
 
-def _is_page(path: Path) -> replacing.Belongs | None:
+def _is_page(path: Path) -> overwrite_guard.Belongs | None:
     with path.open("rb") as file:
         return (lambda name: True) if _MARK.encode() in file.read(200) else None

@@ -30,12 +30,12 @@ from pax_export.nn import (
     Embed,
     Linear,
     choice,
-    computed,
     joined,
     normal,
     on_explicit_mesh,
     sinusoidal_positions,
     spec_of,
+    under_auto_axes,
     weight_in_use,
 )
 from pax_export.transforms import stack_layers, unstack_layers, vmap
@@ -525,7 +525,7 @@ def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: b
 
     stores, structure = tree_flatten(cache)
     specs = (joined(spec_of(tokens)[0]), *[joined(*spec_of(store)) for store in stores])
-    logits, *stores = computed(read, tuple(operands), lambda: specs)
+    logits, *stores = under_auto_axes(read, tuple(operands), lambda: specs)
     return logits if cache is None else (logits, structure.unflatten(stores))
 
 

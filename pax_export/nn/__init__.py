@@ -9,11 +9,11 @@ from pax_export.nn._dense_block import DenseBlock
 from pax_export.nn._dot_attention import causal_mask, dot_product_attention
 from pax_export.nn._dropout import Dropout, dropout
 from pax_export.nn._explicit import (
-    computed,
-    computed_by_batch,
     joined,
     on_explicit_mesh,
+    shard_map_over_batch,
     spec_of,
+    under_auto_axes,
 )
 from pax_export.nn._gated import GatedDense, PlainDense
 from pax_export.nn._grouped_attention import GroupedQueryAttention

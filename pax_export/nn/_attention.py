@@ -12,7 +12,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
 from pax_export.core import Module
 from pax_export.nn._arguments import common_dtype, integer, repr_method, wide
-from pax_export.nn._explicit import computed, explicit_mesh, joined, spec_of
+from pax_export.nn._explicit import explicit_mesh, joined, spec_of, under_auto_axes
 from pax_export.nn._initializers import variance_scaling
 from pax_export.nn._linear import Linear
 
@@ -98,7 +98,7 @@ class MultiHeadAttention(Module):
             return self.output_projection(attended(query, key, value, mask))
         # By jax's rules heads would have to be split as channels are, mask and all.
         operands = (query, key, value, mask if mask is None else jnp.asarray(mask))
-        found = computed(attended, operands, lambda: joined(*spec_of(query)))
+        found = under_auto_axes(attended, operands, lambda: joined(*spec_of(query)))
         return self.output_projection(found)
 
     def _heads(self, x: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ from pax_export.core import (
     summary_lines,
 )
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._explicit import joined, spec_of, under_auto_axes
 from pax_export.nn._state import EMA
 
 
@@ -100,7 +100,7 @@ class _BatchNorm(Module):
             return y if offset is None else y + offset
 
         operands = (x, mean, variance, self.scale, self.offset)
-        return arg.cast(computed(normalised, operands, lambda: joined(*spec_of(x))), dtype)
+        return arg.cast(under_auto_axes(normalised, operands, lambda: joined(*spec_of(x))), dtype)
 
     def _check(self, x: jax.Array, features_alone: bool) -> None:
         """Raises unless the axes and the channels fit.
@@ -139,7 +139,9 @@ class _BatchNorm(Module):
             # A mean of squares: unlike mean(x²) - mean², it is never negative.
             return mean, jnp.mean(jnp.square(x - mean), axes, keepdims=True)
 
-        mean, variance = computed(statistics, (x,), lambda: (PartitionSpec(), PartitionSpec()))
+        mean, variance = under_auto_axes(
+            statistics, (x,), lambda: (PartitionSpec(), PartitionSpec())
+        )
         self.ema_mean(mean)
         self.ema_var(variance)
         return mean, variance

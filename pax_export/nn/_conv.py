@@ -13,7 +13,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import computed, computed_by_batch, joined, spec_of
+from pax_export.nn._explicit import joined, shard_map_over_batch, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, normal, zeros
 
 Padding = str | Sequence[tuple[int, int]]
@@ -84,8 +84,8 @@ class Convolution(ParameterModule):
 
         if self._groups_of_features() > 1:
             # XLA gives wrong gradients of them where a batch is split over one of two mesh axes.
-            return computed_by_batch(convolved, x, (weight, self.bias))
-        return computed(convolved, (x, weight, self.bias), lambda: joined(spec_of(x)[0]))
+            return shard_map_over_batch(convolved, x, (weight, self.bias))
+        return under_auto_axes(convolved, (x, weight, self.bias), lambda: joined(spec_of(x)[0]))
 
     def _groups_of_features(self) -> int:
         return 1

@@ -53,7 +53,7 @@ def joined(*entries: Entry) -> PartitionSpec:
     return PartitionSpec(*kept)
 
 
-def computed(function: Callable[..., Any], operands: tuple, out: Callable[[], Any]) -> Any:
+def under_auto_axes(function: Callable[..., Any], operands: tuple, out: Callable[[], Any]) -> Any:
     """What a function gives for arrays (or None), on whatever mesh these lie.
 
     Args:
@@ -70,7 +70,7 @@ def computed(function: Callable[..., Any], operands: tuple, out: Callable[[], An
     return jax.sharding.auto_axes(function, axes=names, out_sharding=shardings)(*operands)
 
 
-def computed_by_batch(function: Callable[..., Any], x: Array, weights: tuple) -> Any:
+def shard_map_over_batch(function: Callable[..., Any], x: Array, weights: tuple) -> Any:
     """What a function of examples gives; on Explicit axes each device takes its own examples.
 
     The weights, which may be None, are whole then.
@@ -116,7 +116,9 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
     leaves, treedef = tree_flatten((args, kwargs))
     try:
         shapes = jax.eval_shape(call, *map(_unplaced, leaves))
-        return computed(call, tuple(leaves), lambda: tree_map(lambda s: lies(s.shape), shapes))
+        return under_auto_axes(
+            call, tuple(leaves), lambda: tree_map(lambda s: lies(s.shape), shapes)
+        )
     except Exception:
         raise ShardingError(
             "On Explicit axes jax does not know how the result of this function lies.",

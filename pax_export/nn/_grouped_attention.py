@@ -13,7 +13,7 @@ from pax_export._types import Array, PyTree
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 from pax_export.nn._dot_attention import dot_product_attention
-from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._explicit import joined, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, zeros
 from pax_export.nn._linear import Linear
 from pax_export.nn._rms_norm import RMSNorm, rms_normalised
@@ -178,7 +178,7 @@ class GroupedQueryAttention(Module):
             return attended(q, k, v, (qs, ks), *rest)
 
         out = lambda: joined(*spec_of(flat[0]))  # noqa: E731
-        return self.output(computed(of_operands, operands, out))
+        return self.output(under_auto_axes(of_operands, operands, out))
 
     def project(self, x: Array, angles: Angles = None, pairing: str = "halves") -> tuple:
         """Queries, keys and values by heads, normalised and turned.

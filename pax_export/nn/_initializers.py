@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._types import PRNGKey
-from pax_export.core import drawn, filled
+from pax_export.core import filled, sample_padded
 
 Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
 """A function of a key and a shape that makes an array of that shape."""
@@ -23,7 +23,7 @@ def normal(stddev: float) -> Initializer:
     It gives what `jax.nn.initializers.normal` of jax 0.10 gives.  That of jax 0.12
     rounds otherwise.
     """
-    return lambda rng_key, shape: drawn(jax.random.normal, rng_key, shape, stddev)
+    return lambda rng_key, shape: sample_padded(jax.random.normal, rng_key, shape, stddev)
 
 
 def variance_scaling(scale: float) -> Initializer:

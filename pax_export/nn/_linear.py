@@ -13,7 +13,7 @@ from pax_export._quantized import QuantizedArray, rows, times
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._explicit import joined, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, normal
 
 
@@ -82,7 +82,7 @@ class Linear(ParameterModule):
         self._check(x)
         weight, bias = self.weight, self.bias if self.with_bias else None
         out = lambda: joined(*spec_of(x)[:-1], spec_of(jax.tree.leaves(weight)[0])[-1])  # noqa: E731
-        return computed(_affine, (x, weight, bias), out)
+        return under_auto_axes(_affine, (x, weight, bias), out)
 
     def _check(self, x: jax.Array) -> None:
         if x.ndim < 2:
@@ -166,7 +166,7 @@ class Embed(ParameterModule):
         weight = self.weight
         weight = weight if isinstance(weight, QuantizedArray) else jnp.asarray(weight)
         out = lambda: joined(*spec_of(x))  # noqa: E731
-        return computed(rows, (weight, x), out)
+        return under_auto_axes(rows, (weight, x), out)
 
     _repr = arg.repr_method("vocab_size", "embed_dim")
 

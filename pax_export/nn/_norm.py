@@ -14,7 +14,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._explicit import joined, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, ones, zeros
 
 Axis = int | Sequence[int] | slice
@@ -169,7 +169,7 @@ class LayerNorm(_Norm):
             y = factor * (x - mean)
             return y if offset is None else y + offset
 
-        return computed(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
+        return under_auto_axes(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
 
     def _check(self, x: jax.Array, scale: Array | None, offset: Array | None) -> None:
         if self.create_scale or self.create_offset:
@@ -304,7 +304,7 @@ class GroupNorm(_Norm):
 
         scale = self.scale if self.create_scale else None
         offset = self.offset if self.create_offset else None
-        return computed(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
+        return under_auto_axes(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
 
     def _check(self, x: jax.Array) -> None:
         if x.ndim == 0:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pax_export._types import Array, PRNGKey
 from pax_export.core import ParameterModule, filled
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import computed, joined, spec_of
+from pax_export.nn._explicit import joined, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer
 
 
@@ -76,7 +76,7 @@ class RMSNorm(ParameterModule):
         def normalised(x: jax.Array, scale: Array) -> jax.Array:
             return rms_normalised(x, scale, eps, offset)
 
-        return computed(normalised, (x, self.scale), lambda: joined(*spec_of(x)))
+        return under_auto_axes(normalised, (x, self.scale), lambda: joined(*spec_of(x)))
 
     _repr = arg.repr_method("num_channels", "eps", "scale_offset")
 

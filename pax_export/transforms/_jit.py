@@ -18,7 +18,7 @@ from pax_export.core import anything_is_open, is_node, is_open, keys_changed_by
 from pax_export.transforms._folded import fold, put_back, take_out, unfold
 from pax_export.transforms._lift import Call, Origins, roots_of, write_back
 from pax_export.transforms._sharding import constrain
-from pax_export.transforms._static_args import StaticArgs, release, signature_of
+from pax_export.transforms._static_args import StaticArgs, signature_of, unwrap_static
 
 _UNSPECIFIED: Any = inspect.signature(jax.jit).parameters["in_shardings"].default
 
@@ -140,7 +140,7 @@ class Jitted:
         jitted, folded, keywords = self._arguments(args, kwargs)
         value, changed = jitted(*folded, **keywords)
         if changed.modules:
-            roots = roots_of(self._static.hold(args, kwargs))
+            roots = roots_of(self._static.wrap_static(args, kwargs))
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
         return unfold(value)
 
@@ -171,7 +171,7 @@ class Jitted:
         """What jax calls, and the arguments as it gets them."""
         held: Any = args
         if self._static:
-            held, kwargs = self._static.hold(args, kwargs)
+            held, kwargs = self._static.wrap_static(args, kwargs)
         folded = [fold(x) for x in held]
         keywords = fold(kwargs) if kwargs else kwargs
         opened = None
@@ -188,7 +188,7 @@ class Jitted:
                 (folded, keywords), state = take_out((folded, keywords))
                 keywords = {**keywords, STATE: state}
         if self._static:
-            folded, keywords = release(folded, keywords)
+            folded, keywords = unwrap_static(folded, keywords)
         return jitted, folded, keywords
 
     def _case(self, opened: _Opened | None, folded: Sequence[Any]) -> Any:
@@ -252,7 +252,7 @@ def _program(
 
     def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Changed]:
         state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, opened_here)
-        held: Any = static.hold(args, kwargs)
+        held: Any = static.wrap_static(args, kwargs)
         held = unfold(put_back(held, state) if state else held)
         args, kwargs = _constrained(held, constraint)
         call = Call(fun, tuple(args), kwargs, written=None if opened is None else opened.flags)

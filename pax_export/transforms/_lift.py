@@ -33,7 +33,7 @@ from pax_export.core import (
     open_copies,
     take_over,
 )
-from pax_export.transforms._static_args import release
+from pax_export.transforms._static_args import unwrap_static
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ class Call:
         args, kwargs = self.treedef.unflatten(given)
         copies = roots_of((args, kwargs))
         modules = _modules_of(copies)
-        args, kwargs = release(args, kwargs)
+        args, kwargs = unwrap_static(args, kwargs)
         strict = isinstance(self.function, Strict)
         constructs = isinstance(self.function, type)
         with (

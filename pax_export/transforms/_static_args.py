@@ -18,7 +18,7 @@ class Held:
         self.value = value
 
 
-def hold(args: Sequence[Any], places: Iterable[int]) -> list[Any]:
+def wrap_static(args: Sequence[Any], places: Iterable[int]) -> list[Any]:
     """The arguments with the static ones held."""
     held = list(args)
     for place in places:
@@ -27,7 +27,7 @@ def hold(args: Sequence[Any], places: Iterable[int]) -> list[Any]:
     return held
 
 
-def release(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
+def unwrap_static(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
     """The arguments with the held ones as what they are."""
     released = {k: x.value if type(x) is Held else x for k, x in kwargs.items()}
     return [x.value if type(x) is Held else x for x in args], released
@@ -55,10 +55,10 @@ class StaticArgs:
     def __bool__(self) -> bool:
         return bool(self.numbers or self.names)
 
-    def hold(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
+    def wrap_static(self, args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with those that are static hidden from jax's trees."""
         held = {k: Held(x) if k in self.names else x for k, x in kwargs.items()}
-        return hold(args, self.numbers), held
+        return wrap_static(args, self.numbers), held
 
 
 def signature_of(fun: Callable) -> inspect.Signature | None:

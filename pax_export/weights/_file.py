@@ -21,7 +21,7 @@ import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
 from pax_export._files import directory, file_types, signature_file, single_file
-from pax_export._files.replacing import Belongs, Recognize, some_names
+from pax_export._files.overwrite_guard import Belongs, Recognize, some_names
 from pax_export._optional import require
 from pax_export._signing import Key
 from pax_export._signing import signer as signer_with

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType
 
 import pax_export as pax
-from pax_export.core import drawn, filled
+from pax_export.core import filled, sample_padded
 from tests.closeness import assert_close
 
 SHAPES = [(), (1,), (0, 3), (7,), (3, 4), (2, 3, 5, 7), (31, 33), (1024,), (1025,), (300, 301)]
@@ -22,7 +22,7 @@ def as_jax_draws(key, shape, scale):
 def test_numbers_are_those_of_jax_bit_for_bit(key):
     for shape in SHAPES:
         for scale in (0.02, 1 / np.sqrt(7)):
-            values = drawn(jax.random.normal, key, shape, scale)
+            values = sample_padded(jax.random.normal, key, shape, scale)
             expected = as_jax_draws(key, shape, scale)
             assert values.dtype == expected.dtype and not values.committed
             assert np.array_equal(values, expected), (shape, scale)
@@ -34,7 +34,7 @@ def test_of_every_dtype(draw, dtype):
     def of_dtype(key, shape):
         return draw(key, shape, dtype)
 
-    values = drawn(of_dtype, KEY, (5, 3))
+    values = sample_padded(of_dtype, KEY, (5, 3))
     assert values.dtype == dtype and np.array_equal(values, of_dtype(KEY, (5, 3)))
 
 
@@ -54,19 +54,19 @@ def draw(sizes):
 
 def test_few_sizes_are_compiled(draw, sizes):
     for size in range(1, 1025):
-        drawn(draw, KEY, (size,))
+        sample_padded(draw, KEY, (size,))
     assert set(sizes) == {(1024,)}
     sizes.clear()
     wanted = range(1025, 100_000, 371)
     for size in wanted:
-        drawn(draw, KEY, (size,))
+        sample_padded(draw, KEY, (size,))
     assert len(set(sizes)) == 6 + 3
     assert all(size <= got < 2 * size for size, (got,) in zip(wanted, sizes))
     assert all(got <= 1.25 * size for size, (got,) in zip(wanted, sizes) if size > 1 << 16)
 
 
 def test_a_large_array_is_drawn_as_it_is(draw, sizes):
-    drawn(draw, KEY, (4096, 1025))
+    sample_padded(draw, KEY, (4096, 1025))
     assert sizes == [(4096, 1025)]
 
 
@@ -74,23 +74,23 @@ def test_what_jax_draws_in_another_way_it_draws_itself(draw, sizes):
     shape = (3, 5)
     keys = [jax.random.key(1, impl="rbg"), jax.device_put(KEY, jax.devices()[0])]
     for key in keys:
-        drawn(draw, key, shape)
+        sample_padded(draw, key, shape)
         assert sizes.pop() == shape
-    drawn(draw, KEY, shape)
+    sample_padded(draw, KEY, shape)
     assert sizes.pop() == (1024,)
     if hasattr(jax, "threefry_partitionable"):
         with jax.threefry_partitionable(False):
-            drawn(draw, KEY, shape)
+            sample_padded(draw, KEY, shape)
         assert sizes.pop() == shape
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        drawn(draw, KEY, shape)
+        sample_padded(draw, KEY, shape)
     assert sizes.pop() == shape
 
 
 def test_in_a_trace_it_is_what_jax_does():
     def make(key):
-        return drawn(jax.random.normal, key, (3, 4), 0.5), filled((3,), 2)
+        return sample_padded(jax.random.normal, key, (3, 4), 0.5), filled((3,), 2)
 
     made, twos = jax.jit(make)(KEY)
     # XLA may round the product of both otherwise, as it does for jax's own.
@@ -111,7 +111,7 @@ def test_a_filled_array(dtype):
 
 def test_with_numbers_of_64_bits():
     with jax.enable_x64(True):
-        values = drawn(jax.random.normal, KEY, (3, 5), 0.3)
+        values = sample_padded(jax.random.normal, KEY, (3, 5), 0.3)
         assert values.dtype == np.float64
         assert np.array_equal(values, as_jax_draws(KEY, (3, 5), 0.3))
         assert filled((2,), 1).dtype == np.float64
@@ -140,7 +140,7 @@ def test_layers_compile_nothing_for_a_shape_that_is_new():
 
 def test_transfers_that_nobody_sees_may_be_refused():
     with jax.transfer_guard("disallow"):
-        values = drawn(jax.random.normal, KEY, (3,), 0.5)
+        values = sample_padded(jax.random.normal, KEY, (3,), 0.5)
     assert np.array_equal(values, as_jax_draws(KEY, (3,), 0.5))
 
 
@@ -151,7 +151,7 @@ KEYS = jax.random.split(KEY, 3)
 @pytest.mark.parametrize("shape", [(), (3, 4), (0, 2), (31, 33)])
 def test_many_layers_begin_with_the_numbers_of_each(keys, shape):
     def ours(key):
-        return drawn(jax.random.normal, key, shape, 0.3)
+        return sample_padded(jax.random.normal, key, shape, 0.3)
 
     expected = np.stack([as_jax_draws(key, shape, 0.3) for key in keys])
     values = jax.vmap(ours)(keys)
@@ -163,7 +163,7 @@ def test_many_layers_begin_with_the_numbers_of_each(keys, shape):
 
 def test_many_layers_need_the_programs_of_one(draw, sizes):
     for shape in [(3, 5), (7,), (4, 4)]:
-        jax.vmap(lambda key, shape=shape: drawn(draw, key, shape))(KEYS)
+        jax.vmap(lambda key, shape=shape: sample_padded(draw, key, shape))(KEYS)
         # Once without numbers, then each layer what a layer alone draws.
         assert sizes == [shape, (1024,), (1024,), (1024,)]
         sizes.clear()
@@ -171,6 +171,6 @@ def test_many_layers_need_the_programs_of_one(draw, sizes):
 
 def test_nothing_of_it_is_in_a_traced_program():
     def build(keys):
-        return jax.vmap(lambda key: drawn(jax.random.normal, key, (3, 4)))(keys)
+        return jax.vmap(lambda key: sample_padded(jax.random.normal, key, (3, 4)))(keys)
 
     assert "custom_vmap" not in str(jax.make_jaxpr(build)(KEYS))

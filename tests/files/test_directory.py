@@ -12,7 +12,7 @@ import pytest
 
 from pax_export._errors import ExportPathError
 from pax_export._files import directory as _directory
-from pax_export._files import disk, leftovers
+from pax_export._files import disk, stale_temporaries
 from pax_export._files.directory import place, replaced
 
 IN_TWO_STEPS = pytest.mark.parametrize("can_exchange", [True, False])
@@ -264,7 +264,7 @@ def test_whatever_step_is_the_last_one_export_is_whole(tmp_path, can_exchange):
             assert os.WEXITSTATUS(status) == 0
             break
         if not can_exchange and not path.exists():
-            leftovers.sweep(tmp_path)  # what the next save does first
+            stale_temporaries.sweep(tmp_path)  # what the next save does first
             seen.add("aside")
         texts = {(path / name).read_text() for name in "ab"}
         assert texts in ({"old"}, {"new"})
@@ -342,7 +342,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def no_locks(directory):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(leftovers, "_lock", no_locks)
+    monkeypatch.setattr(stale_temporaries, "_lock", no_locks)
     (tmp_path / ".a.0123456789ab.part").mkdir()
     write(tmp_path / "a", "new")
     assert names(tmp_path) == [".a.0123456789ab.part", "a"]

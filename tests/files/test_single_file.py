@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pax_export._errors import ExportPathError
-from pax_export._files import disk, leftovers, single_file
+from pax_export._files import disk, single_file, stale_temporaries
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,7 +91,7 @@ with single_file.replaced(Path(sys.argv[1]), None) as temporary:
     assert killed.returncode == -9
     (leftover,) = names(tmp_path)
     assert leftover.startswith(".model.")
-    with leftovers.claimed(path) as living:
+    with stale_temporaries.claimed(path) as living:
         save(path)
         assert names(tmp_path) == [living.name, "model"]
     assert names(tmp_path) == ["model"]

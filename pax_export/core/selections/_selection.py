@@ -14,7 +14,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core._check import describe_array
 from pax_export.core._edit import Change, edit_at, set_training
-from pax_export.core._numpy_leaves import on_own_array
+from pax_export.core._numpy_copies import on_own_array
 from pax_export.core._pure import require_module
 from pax_export.core._traversal import apply_bottom_up
 from pax_export.core._tree import Node, is_array, is_node

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pax_export._files import bounded, card_file, checksums, signature_file
-from pax_export._files.replacing import Belongs
+from pax_export._files.overwrite_guard import Belongs
 from pax_export.export.artifact import embedded, limits
 from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
 

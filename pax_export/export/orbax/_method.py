@@ -17,7 +17,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     UnsupportedDtypeError,
 )
-from pax_export._texts import texts
+from pax_export._str_arguments import as_strings
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import call_signature
 from pax_export.export.lowering.lowered_model import sign
@@ -79,7 +79,7 @@ def _platforms(key: str, given: Mapping[str, Any], with_gradient: bool) -> tuple
 def constraints_of(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The `polymorphic_constraints` of `jax2tf_kwargs`; a text alone is one of them."""
     given = options.get("polymorphic_constraints") or ()
-    return texts("polymorphic_constraints", given, CONSTRAINTS)
+    return as_strings("polymorphic_constraints", given, CONSTRAINTS)
 
 
 class Method:

@@ -12,7 +12,7 @@ import jax
 
 from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files.directory import check, check_plain, replaced
-from pax_export._files.replacing import some_names
+from pax_export._files.overwrite_guard import some_names
 from pax_export.export.artifact.ours import saved_model
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.formats.generated_files import generated_files_removed

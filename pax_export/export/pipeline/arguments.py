@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
-from pax_export._texts import by_text, texts
+from pax_export._str_arguments import as_named, as_strings
 from pax_export.export.artifact.report import DEFAULT
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -14,7 +14,7 @@ _SOME_PLATFORMS = 'platforms=("cpu", "cuda")'
 
 
 def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
-    platforms = texts("platforms", platforms, _SOME_PLATFORMS)
+    platforms = as_strings("platforms", platforms, _SOME_PLATFORMS)
     if not platforms or not set(platforms) <= set(PLATFORMS):
         raise InvalidArgumentError(
             "The platforms to lower for are cpu, cuda, rocm and tpu.",
@@ -30,7 +30,7 @@ def signature_keys(methods: Any) -> list[str]:
         return [DEFAULT]
     what = "The methods of a model stand in a dict, by the names under which they are called."
     write = 'methods={"encode": "encode", "score": "__call__"}'
-    return list(by_text("methods", methods, what, write))
+    return list(as_named("methods", methods, what, write))
 
 
 def check_choice(name: str, value: Any, choices: tuple) -> None:

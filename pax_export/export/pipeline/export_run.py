@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export._files import card_file, replacing, signature_file, single_file
+from pax_export._files import card_file, overwrite_guard, signature_file, single_file
 from pax_export._files import directory as _directory
 from pax_export._signing import signer
 from pax_export.export.artifact.card import write_card
@@ -37,7 +37,7 @@ class ExportRun(Progress):
         validate: Any,
         overwrite: bool,
         phases: int,
-        ours: replacing.Recognize = export_of_ours,
+        ours: overwrite_guard.Recognize = export_of_ours,
         sign: Any = None,
         card: Any = False,
     ):

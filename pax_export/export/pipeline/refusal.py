@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import PaxError
-from pax_export._files import leftovers
+from pax_export._files import stale_temporaries
 from pax_export.core import Module, labelled, named_modules, traced_anew
 from pax_export.export.artifact.formats import Format
 from pax_export.export.tracing.owners import owner_of
@@ -29,7 +29,7 @@ from pax_export.export.tracing.source_lines import (
 @contextlib.contextmanager
 def scratch_place(format: Format) -> Iterator[Path]:
     """A place that a part of a model is written to, for a look at it."""
-    with leftovers.scratch() as folder:
+    with stale_temporaries.scratch() as folder:
         place = folder / f"part{format.suffix}"
         if not format.suffix:
             place.mkdir()

@@ -17,7 +17,7 @@ import numpy as np
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
 from pax_export._files import bytes_text, checksums, html_text, signature_file
-from pax_export._files.replacing import Belongs, now_in
+from pax_export._files.overwrite_guard import Belongs, now_in
 from pax_export._optional import require
 from pax_export._signing import verify as verified
 from pax_export.export.artifact import compatibility, inspect

@@ -47,7 +47,7 @@ from pax_export.export.tracing.model_forms import (
     hold_params,
     unbind,
 )
-from pax_export.export.tracing.static import release
+from pax_export.export.tracing.static import unwrap_static
 from pax_export.precision import policy_of
 from pax_export.transforms import All, Not, PathContains, PathIn
 from pax_export.transforms import Any as Any_
@@ -292,7 +292,7 @@ def _held(tree: Any) -> Any:
 
 
 def _released(tree: Any) -> Any:
-    return tree if isinstance(tree, Module) else release(tree)
+    return tree if isinstance(tree, Module) else unwrap_static(tree)
 
 
 def _beside_optimizer(method: Method) -> Method:

@@ -20,7 +20,7 @@ import jax
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import is_array, path_name
-from pax_export.export.tracing.static import hold, is_no_array, release
+from pax_export.export.tracing.static import is_no_array, unwrap_static, wrap_static
 
 EXPECTED = (
     "a Module, a function, (params, function), a bound method, a functools.partial, a module of "
@@ -57,12 +57,12 @@ def entry_of(function: Callable) -> Entry:
 
 def hold_params(tree: Any) -> Any:
     """Hides what is neither an array nor a number."""
-    return hold(tree, is_no_array)
+    return wrap_static(tree, is_no_array)
 
 
 def _hold_settings(tree: Any) -> Any:
     """Hides what is no array: the numbers in a model are its settings."""
-    return hold(tree, lambda leaf: not is_array(leaf))
+    return wrap_static(tree, lambda leaf: not is_array(leaf))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ModelForm:
     name: str
     tree: Any
     method: Callable[[str], Entry | None]
-    to_model: Callable[[Any], Any] = release
+    to_model: Callable[[Any], Any] = unwrap_static
     to_tree: Callable[[Any], Any] = hold_params
     is_trainable: Callable[[tuple], bool] = lambda path: True
     advice: str = ""
@@ -305,7 +305,7 @@ def _nnx_form(model: Any) -> ModelForm:
         type(model).__name__,
         hold_params(state),
         _methods_of(model),
-        to_model=lambda tree: nnx.merge(graph, release(tree)),
+        to_model=lambda tree: nnx.merge(graph, unwrap_static(tree)),
         to_tree=lambda after: hold_params(nnx.split(after)[1]),
         is_trainable=trained.__contains__,
     )

@@ -16,12 +16,19 @@ from jax import export as jax_export
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import html_text
 from pax_export._jax import scope_constraints
-from pax_export._texts import by_text, texts
+from pax_export._str_arguments import as_named, as_strings
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.structure import collect
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.static import Static, described, hold, is_fixed, is_switch, release
+from pax_export.export.tracing.static import (
+    Static,
+    described,
+    is_fixed,
+    is_switch,
+    unwrap_static,
+    wrap_static,
+)
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
 _CONSTRAINTS = 'constraints=("length <= 512", "length >= 2")'
@@ -134,7 +141,7 @@ class Inputs:
 
     def call(self, flat: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
         """The arguments of a call with these values of the flat inputs, by position and by name."""
-        return release(jax.tree_util.tree_unflatten(self.tree, flat))
+        return unwrap_static(jax.tree_util.tree_unflatten(self.tree, flat))
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -158,7 +165,7 @@ def resolve(
     """
     if isinstance(inputs, str):
         _refuse_shape(inputs)
-    constraints = texts("constraints", constraints, _CONSTRAINTS)
+    constraints = as_strings("constraints", constraints, _CONSTRAINTS)
     args = inputs if type(inputs) is tuple else (inputs,)
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, _by_name(kwargs)))
     positional = _parameter_names(function, skip, args, named)
@@ -187,7 +194,7 @@ def _by_name(kwargs: Any) -> dict[str, Any]:
     if kwargs is None:
         return {}
     what = "The inputs that a model takes by name stand in a dict, by their names."
-    return by_text("kwargs", kwargs, what, 'kwargs={"mask": spec("batch, length", "bool")}')
+    return as_named("kwargs", kwargs, what, 'kwargs={"mask": spec("batch, length", "bool")}')
 
 
 def held(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -195,7 +202,7 @@ def held(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
     A number is one by position, as an array is, and none by name.
     """
-    return hold(args, is_switch), hold(kwargs, is_fixed)
+    return wrap_static(args, is_switch), wrap_static(kwargs, is_fixed)
 
 
 def _parameter_names(

@@ -49,7 +49,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def hold(tree: Any, is_static: Callable[[Any], bool]) -> Any:
+def wrap_static(tree: Any, is_static: Callable[[Any], bool]) -> Any:
     """The tree with the leaves hidden that are static; the same object if there are none."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     if not any(map(is_static, leaves)):
@@ -58,7 +58,7 @@ def hold(tree: Any, is_static: Callable[[Any], bool]) -> Any:
     return jax.tree_util.tree_unflatten(structure, held)
 
 
-def release(tree: Any) -> Any:
+def unwrap_static(tree: Any) -> Any:
     """The tree with the hidden leaves in their places."""
     return jax.tree_util.tree_map(
         lambda leaf: leaf.value if isinstance(leaf, Static) else leaf,

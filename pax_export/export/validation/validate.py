@@ -23,7 +23,7 @@ from pax_export._errors import (
     PaxError,
     ValidationError,
 )
-from pax_export._files import leftovers
+from pax_export._files import stale_temporaries
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.validation import serve
 from pax_export.export.validation.probes import Difference, Probe
@@ -176,7 +176,7 @@ def in_process(
     """
     module, _, function = format.run.partition(":")
     spec: Any = importlib.util.find_spec(module)
-    with leftovers.scratch() as folder:
+    with stale_temporaries.scratch() as folder:
         cases, results = Path(folder, "cases.npz"), Path(folder, "results.npz")
         serve.save(cases, calls)
         program = [sys.executable, serve.__file__, f"{spec.origin}:{function}", str(place)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._files.npz import UNREADABLE
-from pax_export._files.replacing import Belongs
+from pax_export._files.overwrite_guard import Belongs
 from pax_export.weights._file import whole_file
 from pax_export.weights.adoption._storable import require_dtypes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import WeightsFileError
-from pax_export._files.replacing import some_names
+from pax_export._files.overwrite_guard import some_names
 from pax_export.weights.sources import (
     _flax,
     _gguf,

@@ -36,7 +36,7 @@ from pax_export._errors import (
 from pax_export._files import card_file, checksums, signature_file
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replaced
-from pax_export._files.replacing import files, now_in
+from pax_export._files.overwrite_guard import files, now_in
 from pax_export._optional import require
 from pax_export._signing import signer as signer_with
 from pax_export._signing import verify as verified

@@ -1,4 +1,4 @@
-"""A program's own eyes for jax: it sees what jax has taken away, and nobody else does.
+"""Import hook through which one program sees the JAX APIs that were removed (``--compat-jax``).
 
 `import` is a call of `__import__`, which Python looks up among the built-in names of the
 module that says it.  The modules of a program get built-in names of their own, in which

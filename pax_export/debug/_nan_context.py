@@ -1,4 +1,4 @@
-"""The context of `nans`: all that is computed in a block is looked at."""
+"""The context manager of `nans`: checks every computation in a block."""
 
 from __future__ import annotations
 

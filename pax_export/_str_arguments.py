@@ -1,4 +1,4 @@
-"""Arguments that are one text, or several, or values by texts."""
+"""Arguments that take one string, several, or a mapping with strings as keys."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from pax_export._errors import InvalidArgumentTypeError
 
 
-def texts(argument: str, given: Any, write: str) -> tuple[str, ...]:
-    """The texts that a user gave, of which one may stand alone; refuses anything else.
+def as_strings(argument: str, given: Any, write: str) -> tuple[str, ...]:
+    """Returns a tuple of strings, for one string or several; refuses anything else.
 
     Example:
-        >>> texts("platforms", "cpu", 'platforms="cpu"'), texts("platforms", ["cpu", "tpu"], "")
+        >>> as_strings("platforms", "cpu", ""), as_strings("platforms", ["cpu", "tpu"], "")
         (('cpu',), ('cpu', 'tpu'))
     """
     try:
@@ -22,15 +22,15 @@ def texts(argument: str, given: Any, write: str) -> tuple[str, ...]:
     if all(isinstance(each, str) for each in found):
         return found
     raise InvalidArgumentTypeError(
-        f"`{argument}` is a text, or several.", where=argument, got=repr(given), write=write
+        f"`{argument}` must be a string, or several.", where=argument, got=repr(given), write=write
     )
 
 
-def by_text(argument: str, given: Any, what: str, write: str) -> dict[str, Any]:
-    """What a user gave by names; `what` says of anything else that it stands in a dict.
+def as_named(argument: str, given: Any, what: str, write: str) -> dict[str, Any]:
+    """Returns a dict with strings as keys; `what` is the message for anything else.
 
     Example:
-        >>> by_text("kwargs", {"mask": 1}, "Inputs stand in a dict.", "kwargs={...}")
+        >>> as_named("kwargs", {"mask": 1}, "Inputs stand in a dict.", "kwargs={...}")
         {'mask': 1}
     """
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):

@@ -1,4 +1,4 @@
-"""Which modules' methods run at a place of a program: for messages, never for behaviour."""
+"""The modules whose methods are running, for messages: read from the frames of the stack."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from pax_export._types import PyTree
+from pax_export.core._mutation_detection import DICTS
 from pax_export.core._tree import Node, attributes_of, current_kinds, is_node, update_moduledef
-from pax_export.core._watch import DICTS
 
 Copies = dict[int, tuple[np.ndarray, np.ndarray]]  # by the id of the copy: it, and the original
 

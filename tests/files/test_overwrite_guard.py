@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from pax_export._errors import ExportPathError
-from pax_export._files import checksums, directory, leftovers, single_file
-from pax_export._files.replacing import now_in
+from pax_export._files import checksums, directory, single_file, stale_temporaries
+from pax_export._files.overwrite_guard import now_in
 
 
 def ours(path):
@@ -189,11 +189,11 @@ def test_several_threads_save_to_one_file_and_one_folder(tmp_path):
 
 
 def test_scratch_is_private_and_cleans_up_after_the_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(stale_temporaries.tempfile, "tempdir", str(tmp_path))
     (tmp_path / ".pax_export.0123456789ab.part" / "deep").mkdir(parents=True)
-    with leftovers.scratch() as folder:
+    with stale_temporaries.scratch() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         assert os.listdir(tmp_path) == [folder.name]
-        with leftovers.scratch() as other:
+        with stale_temporaries.scratch() as other:
             assert folder.is_dir() and other != folder
     assert not os.listdir(tmp_path)
