@@ -32,7 +32,7 @@ from pax_export.core import (
     next_rng_key,
     require_module,
 )
-from pax_export.weights import absence, opened, save_weights
+from pax_export.weights import absence, open_weights, save_weights
 
 M = TypeVar("M")
 _LARGEST_CONFIG = 1 << 24  # bytes
@@ -257,5 +257,5 @@ def _arrays(folder: Path) -> dict[str, np.ndarray]:
             got=f"a directory with {some_names(folder)}",
             write=f"a folder with {peft.WEIGHTS}; PEFT writes it with safe_serialization=True",
         )
-    with opened(file) as content:
+    with open_weights(file) as content:
         return {name: content.read(name) for name in content.entries}

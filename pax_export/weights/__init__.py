@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pax_export.weights._dtypes import Description, describe, is_key
-from pax_export.weights._file import opened
+from pax_export.weights._file import open_weights
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
 from pax_export.weights._save_load import (
     absence,

@@ -158,8 +158,8 @@ def _mode(target: Path, new: Path) -> int:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[WeightsFile]:
-    """Opens a file of weights for the time of a block."""
+def open_weights(path: Path) -> Iterator[WeightsFile]:
+    """Opens a file of weights for a ``with`` block, at whose end checksums are compared."""
     library = require("safetensors", "safetensors", "load_weights")
     _refuse_unusual(path)
     try:
@@ -168,9 +168,9 @@ def opened(path: Path) -> Iterator[WeightsFile]:
     except (OSError, library.SafetensorError) as error:
         raise _refusal(path, error) from error
     with path.open("rb") as file, _checksums.Computed() as computed:
-        opened_file = WeightsFile(path, file, computed)
-        yield opened_file
-        opened_file.compare()
+        weights = WeightsFile(path, file, computed)
+        yield weights
+        weights.compare()
 
 
 class WeightsFile:

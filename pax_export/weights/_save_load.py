@@ -15,7 +15,7 @@ from pax_export._jax import is_tracer
 from pax_export._signing import Key
 from pax_export._signing import verify as verified
 from pax_export.weights._dtypes import Note, describe, is_key, stored
-from pax_export.weights._file import WeightsFile, opened, write
+from pax_export.weights._file import WeightsFile, open_weights, write
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ def load_weights(
     leaves = leaves_by_name(module)
     for name, leaf in leaves.items():
         require_shape(name, leaf, "load_weights needs a module of arrays")
-    with opened(Path(path)) as file:
+    with open_weights(Path(path)) as file:
         there = {name: entry.description for name, entry in file.entries.items()}
         report = compare({name: describe(leaf) for name, leaf in leaves.items()}, there)
         if strict and not report.complete:

@@ -30,7 +30,7 @@ class BinaryFile(RandomAccessBytes):
     def __init__(self, path: Path, where: str | None = None):
         self.path = path
         self.where = where or str(path)
-        self._number = _opened(path)
+        self._number = _open_regular(path)
         self.size = os.fstat(self._number).st_size
 
     def read(self, offset: int, count: int) -> bytes:
@@ -127,30 +127,19 @@ class Stream:
         return self._piece[begin : begin + count]
 
     def readline(self) -> bytes:
-        """The bytes up to the end of a line, or of the file; a line is no longer than a piece."""
+        """The bytes up to the end of a line, which pickletools asks for; at most a piece."""
         begin = self._at
         content = self.read(self._PIECE)
         end = content.find(b"\n") + 1 or len(content)
         self._at = begin + end
         return content[:end]
 
-    def readinto(self, buffer: Any) -> int:
-        """Fills a buffer as far as there are bytes."""
-        view = memoryview(buffer).cast("B")
-        content = self.read(len(view))
-        view[: len(content)] = content
-        return len(content)
-
     def seekable(self) -> bool:
-        """True: this is a part of a file."""
-        return True
-
-    def readable(self) -> bool:
-        """True as well."""
+        """True, which zipfile asks for."""
         return True
 
 
-def _opened(path: Path) -> int:
+def _open_regular(path: Path) -> int:
     """The number of an open regular file, or a WeightsFileError."""
     where = str(path).replace("\0", "\\0")
     try:
