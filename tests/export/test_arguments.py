@@ -24,9 +24,9 @@ WRONG = [
     ("kwargs", 5, "The inputs that a model takes by name stand in a dict"),
     ("kwargs", [1], "The inputs that a model takes by name stand in a dict"),
     ("kwargs", {1: 2}, "The inputs that a model takes by name stand in a dict"),
-    ("constraints", None, "`constraints` is a text, or several."),
-    ("constraints", 5, "`constraints` is a text, or several."),
-    ("constraints", [1], "`constraints` is a text, or several."),
+    ("constraints", None, "`constraints` must be a string, or several."),
+    ("constraints", 5, "`constraints` must be a string, or several."),
+    ("constraints", [1], "`constraints` must be a string, or several."),
     ("examples", 5, "The examples of an export are calls."),
 ]
 
@@ -52,7 +52,7 @@ def test_what_every_exporter_takes(tmp_path, format, argument, value, start):
 @pytest.mark.parametrize("export", [to_saved_model, to_stablehlo])
 @pytest.mark.parametrize("value", [None, 5, [None]])
 def test_platforms(tmp_path, export, value):
-    error = refused(tmp_path, "platforms", value, export, "`platforms` is a text, or several.")
+    error = refused(tmp_path, "platforms", value, export, "`platforms` must be a string, or several.")
     assert error.write == 'platforms=("cpu", "cuda")'
 
 

@@ -17,6 +17,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: Parts of other packages that are public, and that they do not promise for ever, by the file.
 UNPROMISED = {
     "_jax/_watched.py": {"jax.extend.source_info_util"},
+    "_types.py": {"jax.extend.core"},
     "_jaxpr.py": {"jax.extend.source_info_util"},
     "_quantized/_operations.py": {
         "jax.extend.core.Primitive",
