@@ -52,7 +52,9 @@ def test_what_every_exporter_takes(tmp_path, format, argument, value, start):
 @pytest.mark.parametrize("export", [to_saved_model, to_stablehlo])
 @pytest.mark.parametrize("value", [None, 5, [None]])
 def test_platforms(tmp_path, export, value):
-    error = refused(tmp_path, "platforms", value, export, "`platforms` must be a string, or several.")
+    error = refused(
+        tmp_path, "platforms", value, export, "`platforms` must be a string, or several."
+    )
     assert error.write == 'platforms=("cpu", "cuda")'
 
 
