@@ -13,19 +13,19 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pax_export._errors import MissingWeightsFileError, WeightsFileError
+from pax_export._errors import WeightsFileError
 from pax_export._files import directory, file_types, signature_file, single_file
-from pax_export._files.overwrite_guard import Belongs, Recognize, some_names
+from pax_export._files.overwrite_guard import Belongs, Recognize
 from pax_export._optional import require
 from pax_export._signing import Key
 from pax_export._signing import signer as signer_with
 from pax_export.weights import _checksums
+from pax_export.weights._binary_file import BinaryFile
 from pax_export.weights._dtypes import Note, restored
 from pax_export.weights._header import NOTES, changed, is_safetensors, read_header
 
@@ -125,7 +125,7 @@ def _target(path: Path, recognized: Recognize | None = None) -> Path:
             if recognized is None
             else "This is no file of weights that save_as wrote, so it is not replaced.",
             where=str(path),
-            got=kind or _kind(target),
+            got=kind or _kind_at(target),
             write="another path, or remove what lies there yourself",
         )
     return target
@@ -161,14 +161,18 @@ def _mode(target: Path, new: Path) -> int:
 def open_weights(path: Path) -> Iterator[WeightsFile]:
     """Opens a file of weights for a ``with`` block, at whose end checksums are compared."""
     library = require("safetensors", "safetensors", "load_weights")
-    _refuse_unusual(path)
-    try:
-        with library.safe_open(path, framework="numpy"):
-            pass  # it is a whole safetensors file
-    except (OSError, library.SafetensorError) as error:
-        raise _refusal(path, error) from error
-    with path.open("rb") as file, _checksums.Computed() as computed:
-        weights = WeightsFile(path, file, computed)
+    with BinaryFile(path) as file, _checksums.Computed() as computed:
+        try:
+            with library.safe_open(path, framework="numpy"):
+                pass  # it is a whole safetensors file
+        except (OSError, library.SafetensorError) as error:
+            raise WeightsFileError(
+                "This is no safetensors file, or only a part of one.",
+                where=str(path),
+                got=f"{_kind(file)} ({error})",
+                write="a file that pax_export.save_weights or another program wrote to its end",
+            ) from error
+        weights = WeightsFile(file, computed)
         yield weights
         weights.compare()
 
@@ -176,46 +180,42 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
 class WeightsFile:
     """An open file of weights; `entries` has what is in it by name, in the order of the file."""
 
-    def __init__(self, path: Path, file: BufferedReader, computed: _checksums.Computed):
-        self._path = path
-        self._file = file
-        self._computed = computed
-        begin = file.read(8)
-        header = read_header(begin, file.read(int.from_bytes(begin, "little")), str(path))
+    def __init__(self, file: BinaryFile, computed: _checksums.Computed):
+        self._file, self._computed = file, computed
+        begin = file.read(0, 8)
+        header = read_header(begin, file.read(8, int.from_bytes(begin, "little")), file.where)
         self.entries, self._sums = header.arrays, header.sums
 
     def read(self, name: str) -> Any:
         """Makes the array with this name; a WeightsFileError if it is not as it was written."""
         entry = self.entries[name]
         array = np.empty(entry.shape, entry.dtype)
-        self._file.seek(entry.offset)
-        if not self._fill(name, array):
+        try:
+            self._fill(name, array.reshape(-1).view(np.uint8), entry.offset)
+        except EOFError as error:
             raise WeightsFileError(
                 "The file of weights became shorter while it was read.",
-                where=f"{name} in {self._path}",
+                where=f"{name} in {self._file.where}",
                 write="a file that no other program changes; save_weights replaces files whole",
-            )
+            ) from error
         try:
             return restored(array, entry.note)
         except (TypeError, ValueError) as error:
-            raise changed(f"{name} in {self._path}", str(error)) from error
+            raise changed(f"{name} in {self._file.where}", str(error)) from error
 
-    def _fill(self, name: str, array: np.ndarray) -> bool:
-        """Reads an array, and begins with its checksum; False if the file is too short."""
-        content = array.reshape(-1).view(np.uint8).data
-        if name not in self._sums or not _checksums.fast or array.nbytes <= _LARGE:
-            whole = self._file.readinto(content) == array.nbytes
-            if whole and name in self._sums:
-                self._computed.add(name, array)
-            return whole
+    def _fill(self, name: str, content: np.ndarray, offset: int) -> None:
+        """Reads the bytes of an array, and begins with its checksum."""
+        if name not in self._sums or not _checksums.fast or content.nbytes <= _LARGE:
+            self._file.fill(content, offset)
+            if name in self._sums:
+                self._computed.add(name, content)
+            return
         number = 0
-        for begin in range(0, array.nbytes, _CHUNK):
+        for begin in range(0, content.nbytes, _CHUNK):
             chunk = content[begin : begin + _CHUNK]
-            if self._file.readinto(chunk) != len(chunk):
-                return False
+            self._file.fill(chunk, offset + begin)
             number = _checksums.crc32(chunk, number)
         self._computed.put(name, number)
-        return True
 
     def read_for_comparison(self, name: str) -> None:
         """Reads the whole of an array that is wanted in parts, for `compare` alone."""
@@ -226,7 +226,7 @@ class WeightsFile:
         """Compares what was read with its checksums, or a WeightsFileError."""
         for name, found in self._computed.sums().items():
             if self._sums[name] != found:
-                where = f"{name} in {self._path}"
+                where = f"{name} in {self._file.where}"
                 raise changed(where, "its numbers differ from their checksum")
 
     def read_part(self, name: str, index: Any) -> np.ndarray:
@@ -235,70 +235,21 @@ class WeightsFile:
 
     def _mapped(self, name: str) -> np.ndarray:
         entry = self.entries[name]
-        dtype = entry.dtype
-        if 0 in entry.shape:
-            return np.empty(entry.shape, dtype)
-        return np.memmap(self._file, dtype, "r", entry.offset, entry.shape)
+        return self._file.array(entry.dtype, entry.shape, entry.offset)
 
 
-def _refuse_unusual(path: Path) -> None:
-    """Refuses, by a WeightsFileError, what would hang, or cannot be found at all."""
-    try:
-        kind = file_types.unusual(path)
-    except (OSError, ValueError) as error:
-        raise WeightsFileError(
-            "The file of weights cannot be read.",
-            where=str(path).replace("\0", "\\0"),
-            got=getattr(error, "strerror", None) or "a path with a null character",
-            write="the path of a file that you may read",
-        ) from error
-    if kind is not None and not path.is_dir():
-        raise WeightsFileError(
-            "This is no regular file, so it is not read.",
-            where=str(path),
-            got=kind,
-            write="the path of a file",
-        )
+def _kind_at(path: Path) -> str:
+    with BinaryFile(path) as file:
+        return _kind(file)
 
 
-def _refusal(path: Path, error: Exception) -> WeightsFileError:
-    if not path.exists():
-        return MissingWeightsFileError(
-            "There is no file of weights at this path.",
-            where=str(path),
-            write="the path that save_weights was given",
-        )
-    if path.is_dir():
-        return WeightsFileError(
-            "This is a directory, not a file of weights.",
-            where=str(path),
-            got=f"a directory with {some_names(path)}",
-            write="the path of one file",
-        )
-    if isinstance(error, PermissionError):
-        return WeightsFileError(
-            "The file of weights cannot be read.",
-            where=str(path),
-            got=error.strerror,
-            write="the path of a file that you may read",
-        )
-    return WeightsFileError(
-        "This is no safetensors file, or only a part of one.",
-        where=str(path),
-        got=f"{_kind(path)} ({error})",
-        write="a file that pax_export.save_weights or another program wrote to its end",
-    )
-
-
-def _kind(path: Path) -> str:
+def _kind(file: BinaryFile) -> str:
     """What a file seems to be, by its first bytes."""
-    with path.open("rb") as file:
-        begin = file.read(16)
+    begin = file.begin(16)
     for signature, kind in _SIGNATURES.items():
         if begin.startswith(signature) and (signature or not begin):
             return kind
-    size = path.stat().st_size
     announced = 8 + int.from_bytes(begin[:8], "little")
     if begin[8:9] == b"{":
-        return f"a safetensors header of {announced} bytes in a file of {size}"
-    return f"a file of {size} bytes that begins with {begin!r}"
+        return f"a safetensors header of {announced} bytes in a file of {file.size}"
+    return f"a file of {file.size} bytes that begins with {begin!r}"

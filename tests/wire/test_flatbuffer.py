@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from pax_export._wire import Memory, root
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights._binary_file import BinaryFile
 
 
 def buffer(fields, behind=b"", size=None):

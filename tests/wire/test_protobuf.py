@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pax_export._wire import Memory, Message, RandomAccessBytes, message, signed, varint, whole
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights._binary_file import BinaryFile
 
 
 class Counting(RandomAccessBytes):

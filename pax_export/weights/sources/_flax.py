@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
+from pax_export.weights._binary_file import Stream
 from pax_export.weights._dtypes import NUMPY_NAMES
-from pax_export.weights.sources._binary_file import Stream
 from pax_export.weights.sources._nested import flattened
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source

@@ -15,8 +15,8 @@ import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
 from pax_export._optional import require
+from pax_export.weights._binary_file import Stream
 from pax_export.weights.sources import _gguf_blocks
-from pax_export.weights.sources._binary_file import Stream
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 

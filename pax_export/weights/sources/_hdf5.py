@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights._binary_file import BinaryFile
 from pax_export.weights.sources._hdf5_objects import UNDEFINED, Hdf5, Object
 from pax_export.weights.sources._source import Entry, damaged
 

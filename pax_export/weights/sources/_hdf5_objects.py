@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import WeightsFileError
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights._binary_file import BinaryFile
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 UNDEFINED = (1 << 64) - 1

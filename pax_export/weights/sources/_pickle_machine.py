@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pax_export._errors import WeightsFileError
-from pax_export.weights.sources._binary_file import Stream
+from pax_export.weights._binary_file import Stream
 
 #: More than any file of weights needs, and less than fills a memory.
 _MOST_STEPS, _MOST_CONTAINERS = 20_000_000, 4_000_000

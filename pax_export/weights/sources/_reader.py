@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights._binary_file import BinaryFile
 from pax_export.weights.sources._source import Source, refusing
 from pax_export.weights.sources._zip_archive import ZipArchive
 

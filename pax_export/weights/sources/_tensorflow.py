@@ -26,7 +26,7 @@ from pax_export._wire import (
     varint,
     whole,
 )
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights._binary_file import BinaryFile
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
 

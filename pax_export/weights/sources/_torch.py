@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
+from pax_export.weights._binary_file import Stream
 from pax_export.weights.sources import _torch_names
-from pax_export.weights.sources._binary_file import Stream
 from pax_export.weights.sources._nested import flattened
 from pax_export.weights.sources._pickle_machine import PickleMachine
 from pax_export.weights.sources._pickled_numpy import PickledArray

@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from pax_export.weights import _checksums
-from pax_export.weights.sources._binary_file import BinaryFile
+from pax_export.weights._binary_file import BinaryFile
 
 #: No array that is worth keeping is packed so tightly, beyond what any machine has room for.
 _MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100

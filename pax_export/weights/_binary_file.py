@@ -18,6 +18,7 @@ import numpy as np
 
 from pax_export._errors import MissingWeightsFileError, WeightsFileError
 from pax_export._files import file_types
+from pax_export._files.overwrite_guard import some_names
 from pax_export._wire import RandomAccessBytes
 
 #: A smaller array is read, not mapped: a process may have about 65,000 mappings.
@@ -45,13 +46,17 @@ class BinaryFile(RandomAccessBytes):
         """The same as an array, which is in memory once."""
         self.require(offset, count)
         content = np.empty(count, np.uint8)
+        self.fill(content, offset)
+        return content
+
+    def fill(self, content: np.ndarray, offset: int) -> None:
+        """Reads bytes into an array of them; an EOFError if the file ends before."""
         at = 0
-        while at < count:
+        while at < len(content):
             done = os.preadv(self._number, [content[at:].data], offset + at)
             if not done:
-                raise ValueError("the file became shorter while it was read")
+                raise EOFError("the file became shorter while it was read")
             at += done
-        return content
 
     def begin(self, count: int) -> bytes:
         """The first bytes, or fewer if there are no more."""
@@ -155,16 +160,19 @@ def _open_regular(path: Path) -> int:
         raise WeightsFileError(
             "The file of weights cannot be read.",
             where=where,
-            got=getattr(error, "strerror", None) or error,
+            got=getattr(error, "strerror", None) or "a path with a null character",
             write="the path of a file that you may read",
         ) from error
     mode = os.fstat(number).st_mode
     if not stat.S_ISREG(mode):
         os.close(number)
+        folder = stat.S_ISDIR(mode)
         raise WeightsFileError(
-            "This is no regular file, so it is not read.",
+            "This is a directory, not a file of weights."
+            if folder
+            else "This is no regular file, so it is not read.",
             where=where,
-            got=file_types.kind(mode),
+            got=f"a directory with {some_names(path)}" if folder else file_types.kind(mode),
             write="the path of a file",
         )
     return number
