@@ -323,13 +323,13 @@ def _derived(transform: Callable) -> Callable:
 
     @functools.wraps(transform)
     def function(fun: Callable, *args: Any, **kwargs: Any) -> Any:
-        return transform(_for_any_size(fun), *args, **kwargs)
+        return transform(for_any_size(fun), *args, **kwargs)
 
     function.__module__ = __name__
     return function
 
 
-def _for_any_size(fun: Callable) -> Callable:
+def for_any_size(fun: Callable) -> Callable:
     """The function, traced and made anew where symbolic sizes stand in what it does."""
 
     @functools.wraps(fun)

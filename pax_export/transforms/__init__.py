@@ -13,6 +13,7 @@ from pax_export.core import AnyOf as Any
 from pax_export.transforms._axes import StateAxes
 from pax_export.transforms._folded import Folded, fold, unfold
 from pax_export.transforms._grad import grad, value_and_grad
+from pax_export.transforms._grad import prepared_gradients as prepared_gradients
 from pax_export.transforms._jit import jit
 from pax_export.transforms._lift import described
 from pax_export.transforms._lifted_modules import Remat, Scan, Vmap

@@ -5,7 +5,9 @@ jax sees the leaves that ``wrt`` selects, and all leaves outside of modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -31,6 +33,24 @@ from pax_export.core import (
     warn_of_untrained,
 )
 from pax_export.transforms._lift import Call, Result, as_pair, described, wraps
+
+#: What is done to each function before this thread differentiates it.
+_prepare: ContextVar[Callable[[Callable], Callable] | None] = ContextVar(
+    "pax_export_prepare", default=None
+)
+
+
+@contextmanager
+def prepared_gradients(prepare: Callable[[Callable], Callable]) -> Iterator[None]:
+    """Context manager in which gradients are those of ``prepare(function)``, in this thread.
+
+    An export has functions prepared for symbolic sizes, see `export.symbolic_numpy`.
+    """
+    token = _prepare.set(prepare)
+    try:
+        yield
+    finally:
+        _prepare.reset(token)
 
 
 def value_and_grad(
@@ -109,8 +129,10 @@ def value_and_grad(
             results.append(call.inside(selected, take))
             return results[-1].head, results[-1].leaves
 
+        prepare = _prepare.get()
+        differentiated = prepare(loss) if prepare else loss
         (value, rest), grads = jax.value_and_grad(
-            loss, has_aux=True, holomorphic=holomorphic, allow_int=allow_int
+            differentiated, has_aux=True, holomorphic=holomorphic, allow_int=allow_int
         )({number: call.leaves[number] for target in targets for number in target.numbers})
         aux = call.finish(results[-1], rest)
         trees = tuple([target.tree(grads) for target in targets])

@@ -105,6 +105,25 @@ def test_a_model_in_modes_of_its_own_keeps_them(train):
     assert flags.tolist() == [False, True]
 
 
+def test_strides_along_a_symbolic_length(train):
+    net = pax.Sequential(pax.Conv1D(2, 3, 3, stride=2), lambda x: x.max(axis=1), pax.Linear(3, 1))
+
+    def step(net, optimizer, x):
+        loss, slope = pax.value_and_grad(lambda net: (net(x) ** 2).mean())(net)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, net, slope), optimizer, loss
+
+    def found(net, x):
+        losses = []
+        for _ in range(3):
+            net, _, loss = step(net, None, x)
+            losses.append(loss)
+        return losses
+
+    shape, x = spec("n, length, 2"), random(4, 9, 2)
+    losses = train(net, shape, [(x,)] * 3, train_step=step, train_inputs=shape)[2]
+    assert_close(losses, found(net, x), rtol=1e-4)
+
+
 def test_any_pytree_trains_with_any_optimizer(train):
     rule = optax.sgd(0.1, momentum=0.9)
     params = jax.tree.map(jnp.asarray, affine_params())

@@ -32,7 +32,7 @@ from pax_export.export.tracing.dropped_state import dropped_state, made_of_input
 from pax_export.export.tracing.exportable import Exportable, Leaf, Method, layer_of
 from pax_export.export.tracing.owners import owner_name
 from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
-from pax_export.export.tracing.traced import Traced, trace
+from pax_export.export.tracing.traced import Traced, for_symbolic_sizes, trace
 
 #: So many names are in one error.
 _FEW = 8
@@ -356,7 +356,9 @@ def _fails(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic:
         name: 4 + 2 * index for index, name in enumerate(inputs.dimensions) if name not in symbolic
     }
     try:
-        jax.eval_shape(function, [_with_numbers(struct, numbers) for struct in structs])
+        given = [_with_numbers(struct, numbers) for struct in structs]
+        with for_symbolic_sizes(given):
+            jax.eval_shape(function, given)
     except Exception:
         return True
     return False

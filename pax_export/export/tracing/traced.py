@@ -9,6 +9,7 @@ to be stored once, and taken as further operands.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,12 @@ from pax_export._jaxpr import (
     jaxpr_parameters,
     jaxpr_primitives,
 )
+from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
 from pax_export.export.tracing.source_lines import placed
+from pax_export.transforms import prepared_gradients
 
 #: A closed-over array of more bytes than this becomes a variable.
 LARGEST_CONSTANT = 1024
@@ -87,7 +90,8 @@ def trace(
 ) -> Traced:
     """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
     jitted = lowerable = jax.jit(function)
-    traced = jitted.trace(list(structs))
+    with for_symbolic_sizes(structs):
+        traced = jitted.trace(list(structs))
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
     whole = traced.jaxpr
@@ -99,6 +103,13 @@ def trace(
     constants = {id(value): value for value in jaxpr_constants(program) if _is_large(value)}
     held = tuple(constants.values())
     return Traced(function, tuple(structs), held, jitted, program, whole, lowerable, results)
+
+
+def for_symbolic_sizes(structs: Sequence[Any]) -> AbstractContextManager[None]:
+    """A block in which `pax.grad` differentiates along the symbolic sizes of these arrays."""
+    if all(isinstance(size, int) for each in structs for size in each.shape):
+        return nullcontext()
+    return prepared_gradients(symbolic_numpy.for_any_size)
 
 
 def _is_large(value: Any) -> bool:
