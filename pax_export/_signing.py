@@ -177,7 +177,7 @@ class _Hashing:
         self._name = name
         self._config = hashing.Config().set_ignored_paths(paths=[place], ignore_git_paths=False)
 
-    def hash(self, path: Path, **_: Any) -> Any:
+    def hash(self, path: Path, **_: object) -> Any:
         found = self._config.hash(path)
         return SimpleNamespace(
             model_name=self._name,
@@ -209,10 +209,10 @@ class _Comparing:
         self._place, self._listed, self._shown = place, listed, shown
         self.reached = False
 
-    def add_ignored_paths(self, **_: Any) -> None:
+    def add_ignored_paths(self, **_: object) -> None:
         """Whatever a signature says: no file is left out."""
 
-    def hash(self, path: Path, **_: Any) -> Any:
+    def hash(self, path: Path, **_: object) -> Any:
         self.reached = True
         there = set(_files(path, self._place, self._shown))
         listed = self._listed.hashes

@@ -11,11 +11,11 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import AnyMesh
 
 #: What one device sends, as a part of the whole array, where ``n`` exchange it in a ring.
 _SENT = {
@@ -95,7 +95,7 @@ class Collective:
         """The bytes that one device sends in one call, if in rings."""
         return self.times * sent_bytes(self.kind, self.size, len(self.group))
 
-    def axes(self, mesh: Any) -> tuple[str, ...]:
+    def axes(self, mesh: AnyMesh) -> tuple[str, ...]:
         """The axes of the mesh along which devices exchange.
 
         Args:
@@ -105,7 +105,7 @@ class Collective:
         return tuple([name for name, at in zip(mesh.shape, places) if len(set(at.tolist())) > 1])
 
 
-def collectives(compiled: Any) -> tuple[Collective, ...]:
+def collectives(compiled: object) -> tuple[Collective, ...]:
     """What devices send each other in a compiled program.
 
     Args:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._files import bytes_text
 from pax_export._hlo.collectives import Collective, collectives
+from pax_export._types import AnyMesh
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Cost:
         """The bytes that a device sends, if all exchanges go round in rings."""
         return sum([each.sent for each in self.collectives], 0.0)
 
-    def sent_by(self, mesh: Any = None) -> dict[tuple[str, tuple[str, ...]], float]:
+    def sent_by(self, mesh: AnyMesh | None = None) -> dict[tuple[str, tuple[str, ...]], float]:
         """The bytes that a device sends, by the kind of exchange and the axes of the mesh.
 
         Args:
@@ -81,7 +81,7 @@ class Cost:
         return "\n".join(lines)
 
 
-def cost(compiled: Any) -> Cost:
+def cost(compiled: object) -> Cost:
     """What a compiled program costs each device, as the compiler says.
 
     Nothing is computed, and no array is needed: lower the function for abstract

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 _CONSTRAINT = re.compile(r".+(==|>=|<=).+")
 
 
-def scope_constraints(scope: Any) -> tuple[str, ...]:
+def scope_constraints(scope: object) -> tuple[str, ...]:
     """What may be assumed of the symbolic dimensions of a scope, as it was written."""
     found = getattr(scope, "_explicit_constraints", None)
     if found is not None:

@@ -16,12 +16,12 @@ from pax_export._jax._private import private, say_less
 Primitive: Any = type(jax.lax.add_p)
 
 
-def is_tracer(value: Any) -> bool:
+def is_tracer(value: object) -> bool:
     """True for the stand-ins that jax passes to a function while it traces it."""
     return isinstance(value, Tracer)
 
 
-def is_mapped(value: Any) -> bool:
+def is_mapped(value: object) -> bool:
     """True for what `jax.vmap`, of all transformations the innermost, maps over."""
     return type(value).__name__ == "BatchTracer"
 
@@ -31,7 +31,7 @@ def asked() -> Any:
     """A way to the trace that needs nothing private: an operation that says who runs it."""
 
     class Asking(Primitive):
-        def bind_with_trace(self, trace: Any, *_: Any) -> weakref.ref:
+        def bind_with_trace(self, trace: object, *_: object) -> weakref.ref:
             return weakref.ref(trace)
 
     ask = Asking("pax_export_trace").bind

@@ -11,6 +11,7 @@ import numpy as np
 
 from pax_export._quantized._integers import Form
 from pax_export._quantized._operations import dequantize, quantized_dot, quantized_rows
+from pax_export._types import DTypeLike
 from pax_export.core import StateModule
 
 
@@ -85,20 +86,20 @@ class QuantizedArray(StateModule):
     def __jax_array__(self) -> jax.Array:
         return self.dequantized()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.dequantized(), dtype)
 
     def astype(self, dtype: Any) -> jax.Array:
         """The array they stand for, in a dtype."""
         return self.dequantized().astype(dtype)
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: int) -> jax.Array:
         return self.dequantized()[index]
 
     def __matmul__(self, other: Any) -> jax.Array:
         return self.dequantized() @ other
 
-    def __rmatmul__(self, other: Any) -> jax.Array:
+    def __rmatmul__(self, other: object) -> jax.Array:
         return times(jnp.asarray(other), self)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
@@ -114,7 +115,7 @@ def times(x: Any, weight: Any) -> jax.Array:
     return _product(x, weight, -2)
 
 
-def times_transposed(x: Any, weight: Any, dtype: Any) -> jax.Array:
+def times_transposed(x: object, weight: object, dtype: DTypeLike) -> jax.Array:
     """``x · weightᵀ`` in a dtype, for a weight ``[outputs, inputs]`` that may be quantized."""
     if not isinstance(weight, QuantizedArray):
         return jnp.einsum("...d,vd->...v", x, weight, preferred_element_type=dtype)
@@ -131,7 +132,7 @@ def _product(x: Any, weight: QuantizedArray, contracted: int) -> jax.Array:
     )
 
 
-def rows(table: Any, index: Any) -> jax.Array:
+def rows(table: Any, index: object) -> jax.Array:
     """``table[index]``, for a table that may be quantized."""
     if not isinstance(table, QuantizedArray):
         return table[index]

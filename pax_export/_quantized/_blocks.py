@@ -19,7 +19,7 @@ from pax_export._quantized._integers import GROUP, Form, dequantized, halves, sc
 _LARGEST, _SMALLEST = 512, 192
 
 
-def blockwise(x: Any, integers: Any, scales: Any, form: Form, contracted: int) -> Any:
+def blockwise(x: Any, integers: object, scales: object, form: Form, contracted: int) -> Any:
     """``x [..., k]`` times a matrix ``[k, n]`` (contracted -2) or ``[n, k]`` (-1)."""
     dtype = jnp.result_type(x.dtype, form.dtype)
     flat = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
@@ -65,7 +65,7 @@ def _over_rows(x: Any, integers: Any, scales: Any, form: Form) -> Any:
 
 
 def _summed(x: Any, integers: Any, scales: Any, form: Form) -> Any:
-    def step(total: Any, given: Any) -> tuple[Any, None]:
+    def step(total: object, given: Any) -> tuple[Any, None]:
         x, integers, scales = given
         return total + _times_block(x, integers, scales, form), None
 
@@ -93,7 +93,7 @@ def _times_block(x: Any, integers: Any, scales: Any, form: Form) -> Any:
     return made
 
 
-def _over_outputs(x: Any, integers: Any, scales: Any, form: Form) -> Any:
+def _over_outputs(x: object, integers: Any, scales: object, form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
     size = integers.shape[0]
     block = _block(size)

@@ -33,7 +33,7 @@ class Form(NamedTuple):
     dtype: str
 
 
-def packed(integers: Any, axis: int) -> Any:
+def packed(integers: object, axis: int) -> Any:
     """Integers of 4 bits, two in each byte; the axis has a multiple of 32 of them."""
     low, high = _split(integers, axis, _HALF)
     return _joined(((low & 15) | (high << 4)).astype("int8"), axis)
@@ -49,7 +49,7 @@ def halves(integers: Any, axis: int) -> tuple[Any, Any]:
     return low, lax.shift_right_arithmetic(grouped, four)
 
 
-def unpacked(integers: Any, axis: int) -> Any:
+def unpacked(integers: object, axis: int) -> Any:
     """The inverse of `packed`."""
     low, high = halves(integers, axis)
     return _joined(jnp.concatenate([low, high], axis), axis)

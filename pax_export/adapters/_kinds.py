@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import Array, PyTree
 from pax_export.core import EmptyNode, describe_array, is_array
 from pax_export.nn import (
     Conv1DTranspose,
@@ -53,17 +54,17 @@ class Sizes(NamedTuple):
         return min(math.prod(self.kernel) * self.inputs, self.outputs)
 
 
-def is_adaptable(module: Any) -> bool:
+def is_adaptable(module: PyTree) -> bool:
     """Returns True for a layer that supports adapters."""
     return isinstance(module, (Linear, Embed, Convolution))
 
 
-def is_transposed(layer: Any) -> bool:
+def is_transposed(layer: PyTree) -> bool:
     """Returns True if the weight has the outputs before the inputs."""
     return isinstance(layer, (Conv1DTranspose, Conv2DTranspose))
 
 
-def sizes_of(layer: Any, where: str) -> Sizes:
+def sizes_of(layer: PyTree, where: str) -> Sizes:
     """Returns the sizes of a layer's weight.
 
     Raises:
@@ -105,7 +106,7 @@ def sizes_of(layer: Any, where: str) -> Sizes:
     return Sizes(weight.shape[: -len(own)], kernel, inputs, outputs)
 
 
-def _of_class(layer: Any) -> tuple[tuple[int, ...], int, int]:
+def _of_class(layer: PyTree) -> tuple[tuple[int, ...], int, int]:
     if isinstance(layer, Linear):
         return (), layer.in_dim, layer.out_dim
     if isinstance(layer, Embed):
@@ -117,7 +118,7 @@ def _of_class(layer: Any) -> tuple[tuple[int, ...], int, int]:
 def product(layer: Any, a: Any, b: Any) -> Any:
     """Returns ``a · b`` in the layout of the layer's weight, at the highest precision."""
 
-    def multiplied(a: Any, b: Any) -> Any:
+    def multiplied(a: Array, b: Array) -> Any:
         kernel = (1,) * (a.ndim - b.ndim)
         b = b.reshape(*b.shape[:-2], *kernel, *b.shape[-2:])
         found = jnp.matmul(a, b, precision="highest")
@@ -126,7 +127,7 @@ def product(layer: Any, a: Any, b: Any) -> Any:
     return under_auto_axes(multiplied, (a, b), lambda: joined(*spec_of(layer.weight)))
 
 
-def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
+def output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any:
     """Returns the layer's output with ``a · b`` as its weight, without a bias.
 
     Args:
@@ -150,7 +151,7 @@ def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
         function = lambda x, a, b: layer._convolved(layer, x, product(layer, a, b), numbers)  # noqa: E731
         return shard_map_over_batch(function, x, (a, b))
 
-    def convolved(x: Any, a: Any, b: Any) -> Any:
+    def convolved(x: Array, a: Array, b: Array) -> Any:
         kernel = jnp.swapaxes(a, -1, -2) if is_transposed(layer) else a
         inner = layer._convolved(layer, x, kernel, numbers)
         if layer.data_format.endswith("C"):
@@ -160,15 +161,15 @@ def output(layer: Any, x: Any, a: Any, b: Any, like: Any) -> Any:
     return under_auto_axes(convolved, (x, a, b), lies)
 
 
-def _of_linear(x: Any, a: Any, b: Any) -> Any:
+def _of_linear(x: Array, a: Array, b: Array) -> Any:
     return jnp.dot(jnp.dot(x, a), b)
 
 
-def _of_rows(a: Any, b: Any, index: Any) -> Any:
+def _of_rows(a: Array, b: Array, index: Array) -> Any:
     return jnp.dot(a[index], b)
 
 
-def _dimension_numbers(layer: Any) -> tuple[str, str, str]:
+def _dimension_numbers(layer: PyTree) -> tuple[str, str, str]:
     kernel = "HW"[-len(layer.kernel_shape) :] + layer._kernel_features
     return layer.data_format, kernel, layer.data_format
 
@@ -180,18 +181,18 @@ def by_channel(layer: Any, vector: Any) -> Any:
     return vector
 
 
-def norms(layer: Any, weight: Any) -> Any:
+def norms(layer: PyTree, weight: Array) -> Any:
     """Returns the norm of the weights of each output channel: ``[..., outputs]``."""
     weight = jnp.swapaxes(weight, -1, -2) if is_transposed(layer) else weight
     over = tuple(range(-2 - _kernel_axes(layer), -1))
     return under_auto_axes(lambda w: jnp.sqrt(jnp.sum(w * w, over)), (weight,), lambda: joined())
 
 
-def in_weight(layer: Any, vector: Any) -> Any:
+def in_weight(layer: PyTree, vector: Array) -> Any:
     """Reshapes a value per output channel so that it broadcasts with the layer's weight."""
     kernel = range(-2 - _kernel_axes(layer), -2)
     return jnp.expand_dims(vector, (*kernel, -1 if is_transposed(layer) else -2))
 
 
-def _kernel_axes(layer: Any) -> int:
+def _kernel_axes(layer: PyTree) -> int:
     return len(layer.kernel_shape) if isinstance(layer, Convolution) else 0

@@ -17,6 +17,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
+from pax_export._types import Array, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.adapters._lora import LoRA
 from pax_export.core import (
@@ -124,7 +125,7 @@ def lora(
     return put(module, name, adapter)
 
 
-def _positive(value: Any, where: str) -> float:
+def _positive(value: PyTree, where: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -136,7 +137,7 @@ def _positive(value: Any, where: str) -> float:
     return number
 
 
-def put(layer: Any, name: str, adapter: LoRA) -> Any:
+def put(layer: PyTree, name: str, adapter: LoRA) -> Any:
     """Adds an adapter to a layer, with the layer's mode and policy."""
     now = adapters_of(layer)
     if not isinstance(name, str) or not name or "." in name:
@@ -168,19 +169,19 @@ def put(layer: Any, name: str, adapter: LoRA) -> Any:
     return _with_adapters(marked(layer), {**now, name: adapter})
 
 
-def adapters_of(module: Any) -> dict[str, LoRA]:
+def adapters_of(module: PyTree) -> dict[str, LoRA]:
     """Returns the adapters of a layer by name; empty for other objects."""
     if not is_node(module) or aspect_of(type(module), "adapted") is None:
         return {}
     return dict(getattr(module, _ATTRIBUTE))
 
 
-def with_adapters(layer: Any, adapters: dict[str, LoRA]) -> Any:
+def with_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
     """Replaces the adapters of a layer; without any, restores the original class."""
     return _with_adapters(layer, adapters) if adapters else unmarked(bare(layer))
 
 
-def _with_adapters(layer: Any, adapters: dict[str, LoRA]) -> Any:
+def _with_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
     new = rebuilt(layer)
     known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
     attributes_of(new)[_ATTRIBUTE] = adapters
@@ -188,7 +189,7 @@ def _with_adapters(layer: Any, adapters: dict[str, LoRA]) -> Any:
     return with_class(new, derived(type(new), "adapted", True))
 
 
-def bare(layer: Any) -> Any:
+def bare(layer: PyTree) -> Any:
     """Removes the adapters of a layer, which stays frozen."""
     new = rebuilt(layer)
     known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
@@ -197,24 +198,24 @@ def bare(layer: Any) -> Any:
     return with_class(new, derived(type(new), "adapted", None))
 
 
-def marked(module: Any) -> Any:
+def marked(module: PyTree) -> Any:
     """Freezes a module's own arrays because adapters train instead of them."""
     if aspect_of(type(module), "frozen") is not None:
         return module
     return with_class(module, derived(type(module), "frozen", FOR_ADAPTERS))
 
 
-def unmarked(module: Any) -> Any:
+def unmarked(module: PyTree) -> Any:
     """Undoes `marked`; modules frozen by the user stay frozen."""
     return unfrozen(module) if is_marked(module) else module
 
 
-def is_marked(module: Any) -> bool:
+def is_marked(module: PyTree) -> bool:
     """Returns True for modules frozen by `marked`."""
     return aspect_of(type(module), "frozen") == FOR_ADAPTERS
 
 
-def unfrozen(module: Any) -> Any:
+def unfrozen(module: PyTree) -> Any:
     """Unfreezes a module's own arrays."""
     return with_class(module, derived(type(module), "frozen", None))
 
@@ -225,7 +226,7 @@ def with_strength(adapter: LoRA, strength: float) -> LoRA:
     return unmarked(adapter) if strength else marked(adapter)
 
 
-def weight_of(layer: Any) -> Any:
+def weight_of(layer: PyTree) -> Any:
     """Returns the weight of a layer including its active adapters.
 
     Layers apply their adapters themselves.  Use this function where a net uses a layer's weight
@@ -246,7 +247,7 @@ def weight_of(layer: Any) -> Any:
     return weight_in_use(layer)
 
 
-def _with_changes(layer: Any) -> Any:
+def _with_changes(layer: PyTree) -> Any:
     weight = layer.weight
     changes = [each.change(layer) for each in adapters_of(layer).values() if each.strength]
     if not changes:
@@ -257,7 +258,7 @@ def _with_changes(layer: Any) -> Any:
     return total.astype(weight.dtype)
 
 
-def merged(layer: Any) -> Any:
+def merged(layer: PyTree) -> Any:
     """Adds the active adapters of a layer to its weight, and removes them."""
     weight, total = layer.weight, _with_changes(layer)
     layer = bare(layer)
@@ -277,7 +278,7 @@ def _adapted(base: type, namespace: dict[str, Any], value: bool) -> dict[str, An
     """Calls the layer under its policy, and adds the outputs of the adapters."""
     inner: Any = namespace.get("__call__") or base.__call__
 
-    def __call__(self: Any, x: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: object, x: Array, /, *args: object, **kwargs: object) -> Any:
         plain = y = inner.__get__(self, type(self))(x, *args, **kwargs)
         for adapter in getattr(self, _ATTRIBUTE).values():
             if adapter.strength:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import Array, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.core import ParameterModule
 from pax_export.nn import Dropout, Embed, fraction, joined, spec_of, under_auto_axes
@@ -53,7 +54,7 @@ class LoRA(ParameterModule):
         alpha: float,
         dropout: float = 0.0,
         rslora: bool = False,
-        magnitude: Any = None,
+        magnitude: Array | None = None,
         key: Any = None,
     ):
         super().__init__()
@@ -75,7 +76,7 @@ class LoRA(ParameterModule):
         """The factor of ``a · b``, without the strength."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
-    def __call__(self, layer: Any, x: Any, y: Any) -> jax.Array:
+    def __call__(self, layer: PyTree, x: Array, y: Array) -> jax.Array:
         """Returns the update of the layer's output.
 
         Args:
@@ -95,7 +96,7 @@ class LoRA(ParameterModule):
             return added
         strength = self.strength
 
-        def with_lengths(added: Any, y: Any, bias: Any, factor: Any) -> Any:
+        def with_lengths(added: PyTree, y: Array, bias: Array, factor: PyTree) -> Any:
             factor = kinds.by_channel(layer, factor)
             plain = y if bias is None else y - kinds.by_channel(layer, bias)
             return factor * added + (factor - 1) * strength * plain
@@ -120,7 +121,7 @@ class LoRA(ParameterModule):
         factor = kinds.in_weight(layer, self._factor(layer))
         return (factor * (weight + found * self.scale) - weight) * self.strength
 
-    def _factor(self, layer: Any) -> jax.Array:
+    def _factor(self, layer: PyTree) -> jax.Array:
         """Returns the factor that rescales the columns of weight plus adapter.
 
         Their current norms get no gradient (section 4.3 of the paper).

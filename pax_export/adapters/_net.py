@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, PaxError, a_few
+from pax_export._types import PRNGKey, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.adapters import _layer as layers
 from pax_export.adapters._targets import Target, chosen
@@ -39,7 +40,7 @@ def add(
     *,
     alpha: float | None = None,
     dropout: float = 0.0,
-    key: Any = None,
+    key: PRNGKey | None = None,
     name: str = "default",
     rslora: bool = False,
     dora: bool = False,
@@ -88,7 +89,7 @@ def add(
     found = _adaptable(net, targets, rank, whole)
     keys = split_rng_key(key, len(found), "add: key")
 
-    def adapted(layer: Any, path: str, own_key: Any) -> Any:
+    def adapted(layer: PyTree, path: str, own_key: object) -> Any:
         with told_where(path):
             return layers.lora(
                 layer, rank, alpha=alpha, dropout=dropout, key=own_key, name=name,
@@ -102,7 +103,7 @@ def add(
     return changed(net, changes)
 
 
-def marks(net: Any) -> Changes:
+def marks(net: PyTree) -> Changes:
     """Returns edits that freeze a net for its first adapters; empty if it has adapters."""
     modules = [module for _, module in named_modules(net)]
     if any(map(layers.adapters_of, modules)):
@@ -110,7 +111,7 @@ def marks(net: Any) -> Changes:
     return {id(module): layers.marked for module in modules}
 
 
-def _adaptable(net: Any, targets: Any, rank: int, whole: set[int]) -> list[tuple[str, Any]]:
+def _adaptable(net: PyTree, targets: object, rank: int, whole: set[int]) -> list[tuple[str, Any]]:
     """Returns the layers selected by the targets, except trainable ones."""
     has_adapters = bool(adapted_layers(net))
     found: dict[str, Any] = {}
@@ -154,22 +155,22 @@ def told_where(path: str) -> Iterator[None]:
         raise
 
 
-def adapted_layers(net: Any) -> list[tuple[str, Any]]:
+def adapted_layers(net: PyTree) -> list[tuple[str, Any]]:
     """Returns the adapted layers with their paths."""
     return [(path, module) for path, module in named_modules(net) if layers.adapters_of(module)]
 
 
-def changed(net: Any, changes: Changes) -> Any:
+def changed(net: PyTree, changes: Changes) -> Any:
     """Applies functions to modules given by id, innermost first."""
 
-    def build(module: Any, parts: Iterator[Any]) -> Any:
+    def build(module: PyTree, parts: Iterator[Any]) -> Any:
         new = map_submodules(module, lambda sub: next(parts))
         return changes[id(module)](new) if id(module) in changes else new
 
     return upwards(net, build)
 
 
-def names(net: Any) -> list[str]:
+def names(net: PyTree) -> list[str]:
     """Returns the names of the adapters of a net.
 
     Example:
@@ -182,7 +183,7 @@ def names(net: Any) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def required(net: Any, what: str, wanted: Iterable[str] = ()) -> list[tuple[str, Any]]:
+def required(net: PyTree, what: str, wanted: Iterable[str] = ()) -> list[tuple[str, Any]]:
     """Returns the adapted layers of a net; raises if there are none with these names."""
     require_module(net, what)
     found = adapted_layers(net)
@@ -238,7 +239,7 @@ def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
     found = required(net, "adapters.activate", strengths)
     numbers = {name: _strength(value, name) for name, value in strengths.items()}
 
-    def switched(layer: Any) -> Any:
+    def switched(layer: PyTree) -> Any:
         now = layers.adapters_of(layer)
         new = {n: layers.with_strength(each, numbers.get(n, 0.0)) for n, each in now.items()}
         return layers.with_adapters(layer, new)
@@ -246,7 +247,7 @@ def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
     return changed(net, {id(layer): switched for _, layer in found})
 
 
-def _strength(value: Any, name: str) -> float:
+def _strength(value: PyTree, name: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -282,14 +283,14 @@ def remove(net: M, name: str) -> M:
     """
     found = required(net, "adapters.remove", [name])
 
-    def without(layer: Any) -> Any:
+    def without(layer: PyTree) -> Any:
         kept = {n: each for n, each in layers.adapters_of(layer).items() if n != name}
         return layers.with_adapters(layer, kept)
 
     return _unmarked_if_bare(changed(net, {id(layer): without for _, layer in found}))
 
 
-def _unmarked_if_bare(net: Any) -> Any:
+def _unmarked_if_bare(net: PyTree) -> Any:
     return net if adapted_layers(net) else apply_bottom_up(net, layers.unmarked)
 
 
@@ -320,7 +321,7 @@ def merge(net: M) -> M:
     return _unmarked_if_bare(changed(net, {id(layer): layers.merged for _, layer in found}))
 
 
-def unmerge(merged: M, origin: Any) -> M:
+def unmerge(merged: M, origin: PyTree) -> M:
     """Restores the adapters and the weights from before `merge`, bit for bit.
 
     Args:
@@ -356,7 +357,7 @@ def unmerge(merged: M, origin: Any) -> M:
     return changed(merged, changes)
 
 
-def _same_arrays(one: Any, other: Any) -> bool:
+def _same_arrays(one: object, other: object) -> bool:
     ours, theirs = named_leaves(one), named_leaves(other)
     return [name for name, _ in ours] == [name for name, _ in theirs] and all(
         np.array_equal(a, b) for (_, a), (_, b) in zip(ours, theirs)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import WeightsFileError
+from pax_export._types import Array, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.adapters._lora import LoRA
 from pax_export.core import join
@@ -37,7 +38,7 @@ _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # --- arrays -------------------------------------------------------------------------
 
 
-def suffixes(layer: Any) -> tuple[str, str]:
+def suffixes(layer: PyTree) -> tuple[str, str]:
     """Returns the suffixes of the names of ``a`` and ``b`` after the path of a layer."""
     if isinstance(layer, Embed):
         return "lora_embedding_A", "lora_embedding_B"
@@ -48,7 +49,7 @@ def suffixes(layer: Any) -> tuple[str, str]:
 SUFFIXES = ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B", MAGNITUDE)
 
 
-def shapes(layer: Any, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
+def shapes(layer: PyTree, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
     """Returns the shapes of ``a``, ``b`` and the magnitude in PEFT's layout."""
     sizes = kinds.sizes_of(layer, where)
     ones = (1,) * len(sizes.kernel)
@@ -57,13 +58,13 @@ def shapes(layer: Any, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
     return (*sizes.stacked, rank, sizes.inputs, *sizes.kernel), b, magnitude
 
 
-def rank_of(layer: Any, b: Any) -> int:
+def rank_of(layer: PyTree, b: Any) -> int:
     """Returns the rank from the shape of PEFT's ``b``; 0 for other arrays."""
     kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
     return b[-1 - kernel] if len(b) > kernel + 1 else 0
 
 
-def to_peft(layer: Any, adapter: LoRA) -> dict[str, np.ndarray]:
+def to_peft(layer: PyTree, adapter: LoRA) -> dict[str, np.ndarray]:
     """Returns the arrays of an adapter by name suffix, in PEFT's layout."""
     kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
     a, b = np.asarray(adapter.lora_a), np.swapaxes(np.asarray(adapter.lora_b), -1, -2)
@@ -78,7 +79,7 @@ def to_peft(layer: Any, adapter: LoRA) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
-def from_peft(layer: Any, a: Any, b: Any, magnitude: Any) -> tuple[Any, Any, Any]:
+def from_peft(layer: PyTree, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
     """Converts arrays in PEFT's layout, with checked shapes, to those of `LoRA`."""
     kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
     b = b.reshape(b.shape[: b.ndim - kernel])
@@ -97,7 +98,7 @@ def _features_last(array: Any, kernel: int) -> Any:
     return np.moveaxis(array, (-2 - kernel, -1 - kernel), (-1, -2))
 
 
-def whole_to_torch(module: Any, attribute: str, array: Any) -> np.ndarray:
+def whole_to_torch(module: PyTree, attribute: str, array: Array) -> np.ndarray:
     """Converts an array of a fully trained module to torch's layout."""
     array = np.asarray(array)
     if attribute == "weight" and _is_turned(module):
@@ -105,14 +106,14 @@ def whole_to_torch(module: Any, attribute: str, array: Any) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def whole_from_torch(module: Any, attribute: str, array: Any) -> Any:
+def whole_from_torch(module: PyTree, attribute: str, array: Array) -> Any:
     """The inverse of `whole_to_torch`."""
     if attribute == "weight" and _is_turned(module) and array.ndim >= 2:
         return _features_last(array, len(getattr(module, "kernel_shape", ())))
     return array
 
 
-def _is_turned(module: Any) -> bool:
+def _is_turned(module: PyTree) -> bool:
     is_convolution = isinstance(module, Convolution) and not kinds.is_transposed(module)
     return isinstance(module, Linear) or is_convolution
 
@@ -188,7 +189,7 @@ def _pattern(path: str, paths: Mapping[str, Any]) -> str:
     return f"^{re.escape(path)}" if ends_others else re.escape(path)
 
 
-def check_config(config: Any, where: str) -> None:
+def check_config(config: object, where: str) -> None:
     """Raises a WeightsFileError for unsupported adapter types and options."""
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
+from pax_export._types import PRNGKey, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
@@ -20,7 +21,7 @@ from pax_export.weights import LoadReport, describe, mismatch
 _AROUND = ".base_layer"
 
 
-def own_leaves(module: Any) -> list[tuple[str, Any]]:
+def own_leaves(module: PyTree) -> list[tuple[str, Any]]:
     """Returns a module's own arrays, without those of submodules, by name."""
     inner = [each for path, each in named_modules(module) if path]
     below = {id(leaf) for each in inner for _, leaf in named_leaves(each)}
@@ -39,7 +40,9 @@ class Found:
     own_path: str
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def adapter(self, layer: Any, alpha: float, rate: float, rslora: Any, key: Any) -> LoRA:
+    def adapter(
+        self, layer: PyTree, alpha: float, rate: float, rslora: object, key: PRNGKey | None
+    ) -> LoRA:
         """Returns the adapter, in at least float32."""
         a_name, b_name = peft.suffixes(layer)
         wide = jnp.promote_types(self.arrays[a_name].dtype, jnp.float32)
@@ -61,7 +64,7 @@ class Reading:
         trained: the paths of fully trained modules.
     """
 
-    def __init__(self, net: Any, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
+    def __init__(self, net: PyTree, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))
         self._paths = {peft.renamed(path, rename): path for path in self._modules}
         self.adapters: dict[str, Found] = {}
@@ -148,7 +151,7 @@ class Reading:
                 return f"the net that they were trained for, or rename={{{near[0]!r}: {own!r}}}"
         return "the net that they were trained for, or rename={path: path in the file}"
 
-    def with_whole(self, net: Any) -> Any:
+    def with_whole(self, net: PyTree) -> Any:
         """Returns the net with the arrays of fully trained modules."""
         leaves, treedef = tree_flatten(net)
         names = [name for name, _ in named_leaves(net)]

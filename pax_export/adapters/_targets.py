@@ -8,12 +8,13 @@ from typing import Any
 from jax.tree_util import tree_flatten_with_path
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import PyTree
 from pax_export.core import Module, Selection, is_node, join, path_name
 
 Target = type[Module] | str | Callable[..., Any] | Selection
 
 
-def chosen(net: Any, targets: Any, where: str) -> list[tuple[str, Any]]:
+def chosen(net: PyTree, targets: object, where: str) -> list[tuple[str, Any]]:
     """Returns the selected modules, also those in selected containers, with their paths.
 
     Raises:

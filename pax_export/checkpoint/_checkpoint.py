@@ -10,6 +10,7 @@ import jax
 
 from pax_export._errors import CheckpointError, WeightsMismatchError
 from pax_export._files import file_types
+from pax_export._types import PyTree
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._placed import Restored, placed, sharding_to_read
@@ -76,7 +77,7 @@ class Checkpoint:
             for name, entry in entries.items()
         }
 
-    def on_disk(self, tree: str, target: Any) -> Any:
+    def on_disk(self, tree: str, target: object) -> Any:
         """Returns a tree whose arrays are read from disk on use.
 
         `pax_export.export.to_saved_model` reads the arrays of such a module one at a
@@ -105,7 +106,7 @@ class Checkpoint:
         values = [self._stored(tree, name, leaf) for name, leaf in leaves.items()]
         return jax.tree_util.tree_structure(target).unflatten(values)
 
-    def _stored(self, tree: str, name: str, leaf: Any) -> Any:
+    def _stored(self, tree: str, name: str, leaf: PyTree) -> Any:
         entry = self._entries[tree][name]
         if not entry.on_disk:
             return entry.without_array()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any
 
 import jax
 import numpy as np
+
+from pax_export._types import DTypeLike
 
 #: Alignment at which other libraries can use memory without a copy.
 _ALIGNMENT = 64
 
 
-def on_host(array: Any) -> np.ndarray:
+def on_host(array: object) -> np.ndarray:
     """Gathers an array, which is not one of typed keys, into numpy.
 
     jax caches the result of ``numpy.asarray`` for arrays on other or several devices as
@@ -40,7 +41,7 @@ def _on_one_device(array: jax.Array) -> np.ndarray:
     return np.asarray(jax.device_put(array, cpu))
 
 
-def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """An array without values."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
@@ -48,7 +49,7 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def checksum(array: Any) -> int | None:
+def checksum(array: object) -> int | None:
     """Returns the CRC-32 of an array; None if other processes hold parts of it."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return None

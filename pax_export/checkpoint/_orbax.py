@@ -25,6 +25,7 @@ import numpy as np
 
 from pax_export._errors import CheckpointError
 from pax_export._optional import require
+from pax_export._types import PyTree
 
 #: Glob characters, which orbax misreads in the path of a checkpoint.
 PATTERN = frozenset("*?[]\\")
@@ -57,7 +58,7 @@ class _Preservation:
 
     keep: Keep
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> Sequence[bool]:
         kept = set(self.keep([each.step for each in checkpoints]))
         return [each.step in kept for each in checkpoints]
 
@@ -113,7 +114,7 @@ class _Turns:
         self._last: Any = None
 
     @contextmanager
-    def of(self, manager: Any) -> Iterator[None]:
+    def of(self, manager: object) -> Iterator[None]:
         """Waits for another manager's save, without raising its error."""
         with self._lock:
             if self._last is not None and self._last is not manager:
@@ -122,7 +123,7 @@ class _Turns:
             self._last = manager
             yield
 
-    def finish(self, manager: Any) -> None:
+    def finish(self, manager: PyTree) -> None:
         """Waits for this manager's save."""
         with self._lock:
             if self._last is manager:
@@ -133,7 +134,7 @@ class _Turns:
 _turns = _Turns()
 
 
-def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def save(manager: PyTree, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Starts writing a checkpoint of nonempty trees (tree -> name -> array) and JSON."""
     args = orbax().args
     items = {tree: args.PyTreeSave(arrays) for tree, arrays in trees.items()}
@@ -142,7 +143,7 @@ def save(manager: Any, step: int, trees: Mapping[str, Any], about: Mapping[str, 
         manager.save(step, args=args.Composite(**items), force=True)
 
 
-def wait(manager: Any) -> None:
+def wait(manager: object) -> None:
     """Waits until the checkpoint is written."""
     _turns.finish(manager)
 
@@ -161,7 +162,7 @@ def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """
     ocp = orbax()
 
-    def how(sharding: Any) -> Any:
+    def how(sharding: object) -> Any:
         if sharding is None:
             return ocp.RestoreArgs(restore_type=np.ndarray)
         return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)

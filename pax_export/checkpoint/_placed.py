@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import AnyMesh, PyTree
 from pax_export.checkpoint._saved import Entry, is_plain
 from pax_export.sharding import following, shardings
 from pax_export.weights import LoadReport, chosen_sharding, refuse_narrowing
@@ -43,7 +44,7 @@ class Restored(dict[str, Any]):
         self.report = report
 
 
-def sharding_to_read(name: str, own: Any, entry: Entry, sharding: Any) -> Any:
+def sharding_to_read(name: str, own: object, entry: Entry, sharding: object) -> Any:
     """Returns the sharding for reading an array; None to read it as numpy first."""
     if isinstance(own, (np.ndarray, np.generic)):
         return None
@@ -51,7 +52,7 @@ def sharding_to_read(name: str, own: Any, entry: Entry, sharding: Any) -> Any:
     return None if entry.stored_as_another else sharding or chosen_sharding(own)
 
 
-def placed(array: Any, own: Any, sharding: Any) -> Any:
+def placed(array: PyTree, own: PyTree, sharding: object) -> Any:
     """Converts a restored array to the type and sharding of the target's leaf."""
     if is_plain(own):
         return array
@@ -69,7 +70,9 @@ def placed(array: Any, own: Any, sharding: Any) -> Any:
 MODEL = "model"
 
 
-def shardings_of(targets: Mapping[str, Any], mesh: Any, rules: Any) -> dict[str, list[Any]]:
+def shardings_of(
+    targets: Mapping[str, Any], mesh: AnyMesh | None, rules: object
+) -> dict[str, list[Any]]:
     """Returns the shardings of the leaves of each tree in tree order; empty without a mesh."""
     if mesh is None:
         if rules is not None:
@@ -88,6 +91,6 @@ def shardings_of(targets: Mapping[str, Any], mesh: Any, rules: Any) -> dict[str,
     return places
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: object) -> Any:
     """Converts Python numbers to arrays, since rules need shapes."""
     return np.zeros((), np.int32) if is_plain(leaf) else leaf

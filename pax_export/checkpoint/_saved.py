@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
+from pax_export._types import PyTree
 from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._orbax import ABOUT, PATTERN
 from pax_export.weights import Description, absence, describe, is_key, leaves_by_name
@@ -31,7 +32,7 @@ PLAIN = (bool, int, float, str)
 _WIDER = {"uint4": np.uint8, "uint2": np.uint8, "int2": np.int8}
 
 
-def named(tree_name: str, tree: Any) -> dict[str, Any]:
+def named(tree_name: str, tree: PyTree) -> dict[str, Any]:
     """Returns the leaves of a tree by dotted name; a single leaf has the name of the tree."""
     return {tree_name: tree} if jax.tree_util.all_leaves([tree]) else leaves_by_name(tree)
 
@@ -50,7 +51,7 @@ class Entry:
     checksum: int | None = None  # of the array on disk, if it is known
 
     @classmethod
-    def of(cls, leaf: Any) -> Entry:
+    def of(cls, leaf: object) -> Entry:
         """Creates the entry of a leaf, or of a shape and dtype."""
         if is_plain(leaf):
             return cls(f"a Python {type(leaf).__name__}", leaf)
@@ -86,13 +87,13 @@ class Entry:
         """Whether the array on disk has another dtype."""
         return self.on_disk and (self._algorithm is not None or self._dtype in _WIDER)
 
-    def stored(self, leaf: Any) -> Any:
+    def stored(self, leaf: PyTree) -> Any:
         """Returns the array to write for the leaf."""
         if self._algorithm is not None:
             return jax.random.key_data(leaf)
         return leaf.astype(_WIDER[self._dtype]) if self._dtype in _WIDER else leaf
 
-    def restored(self, array: Any) -> Any:
+    def restored(self, array: PyTree) -> Any:
         """Converts a stored array to the leaf."""
         if self._algorithm is not None:
             return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=self._algorithm)
@@ -116,7 +117,7 @@ class Entry:
         return name[len("key<") : -1] if name.startswith("key<") else None
 
 
-def is_plain(leaf: Any) -> bool:
+def is_plain(leaf: object) -> bool:
     """Returns True for Python values; numpy scalars count as arrays."""
     return isinstance(leaf, PLAIN) and not isinstance(leaf, np.generic)
 
@@ -156,21 +157,21 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     return arrays, about
 
 
-def _native(leaf: Any) -> Any:
+def _native(leaf: PyTree) -> Any:
     """Returns a contiguous array in native byte order."""
     if isinstance(leaf, jax.Array):
         return leaf
     return np.asarray(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
 
 
-def _shared(array: Any) -> Any:
+def _shared(array: object) -> Any:
     """Returns a global jax array; process-local arrays become numpy arrays."""
     if jax.process_count() > 1 and isinstance(array, jax.Array) and array.is_fully_addressable:
         return np.asarray(array)  # the first process writes it
     return array
 
 
-def _require_value(where: str, leaf: Any) -> None:
+def _require_value(where: str, leaf: object) -> None:
     if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         raise InvalidArgumentTypeError(
             "A checkpoint holds arrays, numbers and text.",

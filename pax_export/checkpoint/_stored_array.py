@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.weights import is_key
 
 
@@ -50,7 +51,7 @@ class StoredArray:
         """Reads the array as numpy, or as a jax array of typed keys."""
         return self._read()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if is_key(self.dtype):
             raise TypeError("keys are no numbers: use jax.random.key_data(array.read())")
         array = self._read()

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
 
 from pax_export._errors import MissingPackageError, NameTakenError, NotInPaxError
 from pax_export._optional import install, is_installed
+from pax_export._types import PyTree
 from pax_export.compat import spawned
 from pax_export.compat._internals import internals
 
@@ -90,7 +90,7 @@ class _Finder(MetaPathFinder, Loader):
     """Answers every import of ``pax``, ``opax`` and what lies below."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: Any = None
+        self, fullname: str, path: Sequence[str] | None, target: PyTree = None
     ) -> ModuleSpec | None:
         top, dot, _ = fullname.partition(".")
         if top == "opax":

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.compat._old_functions import found
 from pax_export.compat._old_jax import OLD_MODULES, OLD_NAMES
 
@@ -56,7 +57,7 @@ class _View(ModuleType):
             return view(path)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("__") or self._pax_real is None:
             super().__setattr__(name, value)
         else:
@@ -137,7 +138,7 @@ class _Finder:
         self._folders = [Path(os.path.realpath(folder)) for folder in folders]
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: Any = None
+        self, fullname: str, path: Sequence[str] | None, target: PyTree = None
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or not spec.origin:

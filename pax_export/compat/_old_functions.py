@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pax_export._types import PyTree
+
 
 def found(name: str) -> Any:
     """What a dotted name stands for; modules on the way are imported."""
@@ -36,7 +38,7 @@ def renamed(function: str, /, **names: str) -> Callable[..., Any]:
     now = found(function)
 
     @functools.wraps(now)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         given = {names.get(name, name): value for name, value in kwargs.items()}
         if "" in given:
             args = (given.pop(""), *args)
@@ -50,7 +52,7 @@ def without(function: str, *names: str) -> Callable[..., Any]:
     now = found(function)
 
     @functools.wraps(now)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return now(*args, **{name: x for name, x in kwargs.items() if name not in names})
 
     return call
@@ -63,11 +65,11 @@ def _one_row_each(devices: Sequence[Any]) -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec("devices"))
 
 
-def device_put_replicated(x: Any, devices: Sequence[Any]) -> Any:
+def device_put_replicated(x: object, devices: Sequence[Any]) -> Any:
     """A tree with a new first axis, of which each device holds one row, all of them alike."""
     sharding = _one_row_each(devices)
 
-    def put(leaf: Any) -> jax.Array:
+    def put(leaf: object) -> jax.Array:
         return jax.device_put(jnp.stack([jnp.asarray(leaf)] * len(devices)), sharding)
 
     return jax.tree_util.tree_map(put, x)
@@ -77,16 +79,16 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Any]) -> Any:
     """Trees stacked along a new first axis, of which each device holds one row."""
     sharding = _one_row_each(devices)
 
-    def put(*leaves: Any) -> jax.Array:
+    def put(*leaves: object) -> jax.Array:
         return jax.device_put(jnp.stack([jnp.asarray(leaf) for leaf in leaves]), sharding)
 
     return jax.tree_util.tree_map(put, *shards)
 
 
-def xla_computation(function: Callable, static_argnums: Any = ()) -> Callable[..., Any]:
+def xla_computation(function: Callable, static_argnums: PyTree = ()) -> Callable[..., Any]:
     """Makes a function of arguments that gives the program of a function in XLA's language."""
 
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: PyTree, **kwargs: PyTree) -> Any:
         lowered = jax.jit(function, static_argnums=static_argnums).lower(*args, **kwargs)
         return lowered.compiler_ir("hlo")
 
@@ -103,45 +105,45 @@ def curry(function: Callable) -> Callable[..., Any]:
     return functools.partial(functools.partial, function)
 
 
-def nothing(*args: Any, **kwargs: Any) -> None:
+def nothing(*args: object, **kwargs: object) -> None:
     """Does nothing: jax does it by itself."""
 
 
 # --- jax.numpy, jax.lax, jax.scipy ------------------------------------------------------
 
 
-def where(*args: Any, **kwargs: Any) -> Any:
+def where(*args: PyTree, **kwargs: PyTree) -> Any:
     """`jnp.where`, whose arguments had names."""
     named = [kwargs.pop(name) for name in ("condition", "x", "y") if name in kwargs]
     return jnp.where(*args, *named, **kwargs)
 
 
-def msort(a: Any) -> jax.Array:
+def msort(a: object) -> jax.Array:
     """Sorts along the first axis."""
     return jnp.sort(jnp.asarray(a), axis=0)
 
 
-def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> jax.Array:
+def in1d(ar1: PyTree, ar2: PyTree, assume_unique: bool = False, invert: bool = False) -> jax.Array:
     """Of each element of a flat array, whether it is in another one."""
     return jnp.isin(jnp.ravel(ar1), jnp.asarray(ar2), assume_unique=assume_unique, invert=invert)
 
 
-def issubsctype(x: Any, kind: Any) -> bool:
+def issubsctype(x: PyTree, kind: PyTree) -> bool:
     """Whether an array or a dtype is of a kind."""
     return bool(jnp.issubdtype(getattr(x, "dtype", x), kind))
 
 
-def tie_in(x: Any, y: Any) -> Any:
+def tie_in(x: object, y: object) -> Any:
     """The second argument: it has done nothing since jax 0.2."""
     return y
 
 
-def polar_unitary(a: Any) -> jax.Array:
+def polar_unitary(a: object) -> jax.Array:
     """The unitary factor of the polar decomposition."""
     return found("jax.scipy.linalg.polar")(a)[0]
 
 
-def solve(*args: Any, sym_pos: bool = False, **kwargs: Any) -> jax.Array:
+def solve(*args: object, sym_pos: bool = False, **kwargs: object) -> jax.Array:
     """`jax.scipy.linalg.solve`, where a positive definite matrix was said in another way."""
     if sym_pos:
         kwargs["assume_a"] = "pos"
@@ -154,7 +156,7 @@ def solve(*args: Any, sym_pos: bool = False, **kwargs: Any) -> jax.Array:
 class _Index:
     """``index[1:, 0]`` is the index itself."""
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int) -> Any:
         return index
 
 
@@ -164,7 +166,7 @@ INDEX = _Index()
 def index_act(method: str) -> Callable[..., jax.Array]:
     """Makes a function of an array, an index and values, by a method of ``x.at[index]``."""
 
-    def act(x: Any, idx: Any, y: Any, *flags: bool, **named: bool) -> jax.Array:
+    def act(x: object, idx: object, y: object, *flags: bool, **named: bool) -> jax.Array:
         given = dict(zip(("indices_are_sorted", "unique_indices"), flags)) | named
         return getattr(jnp.asarray(x).at[idx], method)(y, **given)
 
@@ -174,7 +176,7 @@ def index_act(method: str) -> Callable[..., jax.Array]:
 # --- jax.random -----------------------------------------------------------------------
 
 
-def shuffle(key: Any, x: Any, axis: int = 0) -> jax.Array:
+def shuffle(key: PyTree, x: PyTree, axis: int = 0) -> jax.Array:
     """Shuffles elements along an axis, each row by itself."""
     return jax.random.permutation(key, x, axis=axis, independent=True)
 
@@ -219,19 +221,23 @@ def disable_x64() -> Any:
     return jax.enable_x64(False)
 
 
-def id_print(arg: Any, *, result: Any = None, tap_with_device: bool = False, **names: Any) -> Any:
+def id_print(
+    arg: object, *, result: object = None, tap_with_device: bool = False, **names: object
+) -> Any:
     """Prints a value while a compiled function runs, and is that value, or `result`."""
     what = "".join(f"{name}: {value}  " for name, value in names.items())
     jax.debug.callback(lambda value: print(what, *jax.tree_util.tree_leaves(value)), arg)
     return arg if result is None else result
 
 
-def id_tap(tap: Callable, arg: Any, *, result: Any = None, **options: Any) -> Any:
+def id_tap(tap: Callable, arg: object, *, result: object = None, **options: object) -> Any:
     """Calls a function while a compiled function runs, and is its argument, or `result`."""
     jax.debug.callback(lambda value: tap(value, ()), arg)
     return arg if result is None else result
 
 
-def host_call(function: Callable, arg: Any, *, result_shape: Any = None, **options: Any) -> Any:
+def host_call(
+    function: Callable, arg: object, *, result_shape: object = None, **options: object
+) -> Any:
     """What a function of Python gives for a value of a compiled function."""
     return found("jax.experimental.io_callback")(function, result_shape, arg)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.export import spec
 from pax_export.generation._new_cache import new_cache
 
@@ -15,7 +16,7 @@ from pax_export.generation._new_cache import new_cache
 _LARGE = 1 << 20
 
 
-def batch_axes(lm: Any, room: int, dtype: Any) -> list[int | None]:
+def batch_axes(lm: PyTree, room: int, dtype: Any) -> list[int | None]:
     """The axis of each leaf that grows with the number of rows; None where there is none."""
     axes = []
     for two, three in zip(*(jax.tree.leaves(_shapes(lm, batch, room, dtype)) for batch in (2, 3))):
@@ -31,7 +32,9 @@ def batch_axes(lm: Any, room: int, dtype: Any) -> list[int | None]:
     return axes
 
 
-def shapes_of_cache(lm: Any, batch: int | str, room: int | str, dtype: Any, **wishes: Any) -> Any:
+def shapes_of_cache(
+    lm: PyTree, batch: int | str, room: int | str, dtype: Any, **wishes: object
+) -> Any:
     """A cache of specs, whose sizes are these numbers or names; wishes as of `new_cache`.
 
     A store of a fixed window does not grow with the room, and stays as large as it is.
@@ -44,7 +47,7 @@ def shapes_of_cache(lm: Any, batch: int | str, room: int | str, dtype: Any, **wi
     if isinstance(room, str):
         more_room = jax.tree.leaves(_shapes(lm, rows, places + 1, dtype, **wishes))
 
-    def described(leaf: Any, rows: Any, longer: Any) -> Any:
+    def described(leaf: PyTree, rows: Array, longer: PyTree) -> Any:
         shape: list[int | str] = list(leaf.shape)
         for axis, size in enumerate(leaf.shape):
             if rows.shape[axis] != size and isinstance(batch, str):
@@ -58,11 +61,11 @@ def shapes_of_cache(lm: Any, batch: int | str, room: int | str, dtype: Any, **wi
     return jax.tree.unflatten(tree, found)
 
 
-def _shapes(lm: Any, batch: int, room: int, dtype: Any, **wishes: Any) -> Any:
+def _shapes(lm: PyTree, batch: int, room: int, dtype: DTypeLike, **wishes: object) -> Any:
     return jax.eval_shape(lambda: new_cache(lm, batch, room, dtype, **wishes))
 
 
-def map_rows(change: Callable[[jax.Array, int], jax.Array], cache: Any, axes: list[Any]) -> Any:
+def map_rows(change: Callable[[jax.Array, int], jax.Array], cache: object, axes: list[Any]) -> Any:
     """A cache with each array changed along its axis of rows."""
     leaves, tree = jax.tree.flatten(cache)
     changed = [leaf if axis is None else change(leaf, axis) for leaf, axis in zip(leaves, axes)]

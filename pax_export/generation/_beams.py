@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import Array, PyTree
 from pax_export.core import explained
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import cut, sized
@@ -69,14 +70,14 @@ class _Rules(NamedTuple):
 
 @explained(KEYWORDS)
 def beam_search(
-    lm: Any,
-    tokens: Any,
-    lengths: Any = None,
+    lm: PyTree,
+    tokens: Array,
+    lengths: Array | None = None,
     *,
-    mask: Any = None,
+    mask: Array | None = None,
     max_new_tokens: int,
     beams: int = 4,
-    stop: Any = None,
+    stop: object = None,
     pad: int | None = None,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
@@ -145,7 +146,7 @@ def beam_search(
     return found._replace(tokens=cut(found.tokens, sizes.limit))
 
 
-def _checked_penalty(value: Any, count: int) -> float:
+def _checked_penalty(value: PyTree, count: int) -> float:
     try:
         penalty = None if isinstance(value, (str, bytes, bool)) else float(value)
     except (TypeError, ValueError):
@@ -169,7 +170,7 @@ def _checked_penalty(value: Any, count: int) -> float:
     return penalty
 
 
-def _checked_early_stopping(value: Any) -> EarlyStopping:
+def _checked_early_stopping(value: object) -> EarlyStopping:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, str) and value == "never":
@@ -186,11 +187,11 @@ def _checked_early_stopping(value: Any) -> EarlyStopping:
     jax.jit, static_argnames=("count", "room", "beams", "stop", "pad", "early_stopping", "chunk")
 )
 def _searched(
-    lm: Any,
-    tokens: Any,
-    lengths: Any,
-    penalty: Any,
-    limit: Any,
+    lm: PyTree,
+    tokens: Array,
+    lengths: Array | None,
+    penalty: object,
+    limit: int,
     *,
     count: int,
     room: int,
@@ -240,7 +241,7 @@ def _searched(
     return Beams(tokens, jnp.where(no_number, 0, lengths), scores)
 
 
-def _read_newest(lm: Any, search: _Search) -> tuple[_Search, jax.Array]:
+def _read_newest(lm: PyTree, search: _Search) -> tuple[_Search, jax.Array]:
     """Adds the newest token of each beam to the cache; the logits after it."""
     counts = jnp.broadcast_to(search.is_open[:, None], search.newest.shape).astype(jnp.int32)
     logits, cache = last_logits(lm, search.newest.reshape(-1, 1), search.cache, counts.reshape(-1))

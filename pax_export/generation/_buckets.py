@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from pax_export._jax import is_tracer
+from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.generation._prompt import room_of
 
 #: Shorter prompts take hardly less time.  New tokens take a place of the cache each, and no time.
@@ -45,14 +46,14 @@ def bucket(size: int, least: int) -> int:
 
 def sized(
     nets: Sequence[Any],
-    tokens: Any,
+    tokens: Array,
     lengths: Any,
     count: int = 0,
     *,
-    cache: Any = None,
+    cache: object = None,
     room: int | None = None,
     spare: int = 0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Sizes:
     """Prompts and sizes in buckets; as they are where values are not known or lie on many devices.
 
@@ -86,14 +87,14 @@ def sized(
     return Sizes(_of_width(tokens, width), lengths, places, count, room)
 
 
-def _is_at_hand(leaf: Any) -> bool:
+def _is_at_hand(leaf: object) -> bool:
     """Whether the values of an array are known, and it need not be moved to be changed."""
     if is_tracer(leaf):
         return False
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
-def _of_width(tokens: Any, width: int) -> Any:
+def _of_width(tokens: Array, width: int) -> Any:
     if tokens.shape[1] == width:
         return tokens
     if isinstance(tokens, jax.Array) and len(tokens.sharding.device_set) > 1:
@@ -102,7 +103,7 @@ def _of_width(tokens: Any, width: int) -> Any:
     return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
 
 
-def _room(lm: Any, batch: int, wanted: int, needed: int, dtype: Any) -> int:
+def _room(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
     """The room of a new cache: what is wanted, if the net has so many positions."""
     most = getattr(getattr(lm, "config", None), "max_positions", None)
     if isinstance(most, int):
@@ -114,7 +115,7 @@ def _room(lm: Any, batch: int, wanted: int, needed: int, dtype: Any) -> int:
     return wanted
 
 
-def cut(made: Any, count: int | None) -> Any:
+def cut(made: PyTree, count: int | None) -> Any:
     """What was made, without the places behind the last; None stays None."""
     if made is None or count is None or made.shape[-1] == count:
         return made

@@ -13,6 +13,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError, PaxError, TokenizerError
 from pax_export._optional import require
+from pax_export._types import PyTree
 
 _PURPOSE = "Tokenizer.apply_chat_template"
 
@@ -57,7 +58,7 @@ def _generation() -> Any:
     """The block ``{% generation %}``, which marks answers for training: its content."""
     extension = require("jinja2.ext", "tokenizers", _PURPOSE).Extension
 
-    def parse(self: Any, parser: Any) -> Any:
+    def parse(self: object, parser: PyTree) -> Any:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -65,7 +66,7 @@ def _generation() -> Any:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+    value: PyTree, ensure_ascii: bool = False, indent: PyTree = None, separators: PyTree = None,
     sort_keys: bool = False,
 ) -> str:  # fmt: skip
     # That of jinja is for pages of HTML.
@@ -82,7 +83,7 @@ def _now(format: str) -> str:
     return datetime.datetime.now().strftime(format)
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: object, where: str) -> Any:
     # Objects have methods of which the sandbox does not know what they do.
     if value is None or type(value) in (str, int, float, bool):
         return value

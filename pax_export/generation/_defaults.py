@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pax_export._types import PRNGKey, PyTree
 from pax_export.generation.samplers import (
     Sampler,
     greedy,
@@ -16,22 +17,22 @@ from pax_export.generation.samplers import (
 from pax_export.nets import GenerationDefaults
 
 
-def _of_net(lm: Any) -> GenerationDefaults:
+def _of_net(lm: PyTree) -> GenerationDefaults:
     found = getattr(getattr(lm, "config", None), "generation", None)
     return found if isinstance(found, GenerationDefaults) else GenerationDefaults()
 
 
-def default_stop(stop: Any, lm: Any) -> Any:
+def default_stop(stop: object, lm: PyTree) -> Any:
     """What ends a text; None is what the net says."""
     return _of_net(lm).stop if stop is None else stop
 
 
-def default_pad(pad: Any, lm: Any) -> Any:
+def default_pad(pad: object, lm: PyTree) -> Any:
     """What stands behind a text; None is what the net says, or 0."""
     return (_of_net(lm).pad or 0) if pad is None else pad
 
 
-def default_sampler(sampler: Any, lm: Any, key: Any = None) -> Any:
+def default_sampler(sampler: object, lm: PyTree, key: PRNGKey | None = None) -> Any:
     """How a token is chosen; None is what the net says, which draws if there is a key."""
     if sampler is not None:
         return sampler

@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import jax
 import numpy as np
 
+from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import explained
 from pax_export.generation._buckets import Sizes, cut, sized
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
@@ -85,20 +86,20 @@ class WithStream(Generic[P, R, S]):
 
 @explained(KEYWORDS)
 def stream(
-    lm: Any,
-    tokens: Any,
-    lengths: Any = None,
+    lm: PyTree,
+    tokens: Array,
+    lengths: Array | None = None,
     *,
-    mask: Any = None,
+    mask: Array | None = None,
     max_new_tokens: int,
     sampler: Sampler | None = None,
-    key: Any = None,
+    key: PRNGKey | None = None,
     stop: Stop = None,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     pad: int | None = None,
-    cache: Any = None,
+    cache: object = None,
     max_length: int | None = None,
-    cache_dtype: Any = None,
+    cache_dtype: object = None,
     prefill_chunk: int | None = None,
 ) -> Stream:
     """The tokens of `generate` as they come.
@@ -150,21 +151,21 @@ def stream(
 @WithStream.of(stream)
 @explained(KEYWORDS)
 def generate(
-    lm: Any,
-    tokens: Any,
-    lengths: Any = None,
+    lm: PyTree,
+    tokens: Array,
+    lengths: Array | None = None,
     *,
-    mask: Any = None,
+    mask: Array | None = None,
     max_new_tokens: int,
     sampler: Sampler | None = None,
-    key: Any = None,
+    key: PRNGKey | None = None,
     stop: Stop = None,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     pad: int | None = None,
     log_probs: bool = False,
-    cache: Any = None,
+    cache: object = None,
     max_length: int | None = None,
-    cache_dtype: Any = None,
+    cache_dtype: object = None,
     prefill_chunk: int | None = None,
     return_cache: bool = False,
 ) -> Any:
@@ -278,7 +279,7 @@ class Request(NamedTuple):
             states.append(jax.device_get(state._replace(cache=None, keys=None)))
         behind = self.new - len(states)
 
-        def columns(name: str, fill: Any) -> jax.Array:
+        def columns(name: str, fill: PyTree) -> jax.Array:
             made = np.stack([getattr(state, name) for state in states], axis=1)
             return jax.device_put(np.pad(made, ((0, 0), (0, behind)), constant_values=fill))
 
@@ -289,20 +290,20 @@ class Request(NamedTuple):
 
 def request(
     where: str,
-    lm: Any,
-    tokens: Any,
-    lengths: Any,
-    mask: Any,
+    lm: PyTree,
+    tokens: Array,
+    lengths: Array | None,
+    mask: Array | None,
     max_new_tokens: int,
-    sampler: Any,
-    key: Any,
-    stop: Any,
-    tokenizer: Any,
-    pad: Any,
+    sampler: object,
+    key: PRNGKey | None,
+    stop: object,
+    tokenizer: object,
+    pad: object,
     log_probs: bool,
-    cache: Any,
+    cache: object,
     max_length: int | None,
-    cache_dtype: Any,
+    cache_dtype: object,
     prefill_chunk: int | None,
 ) -> Request:
     """Refuses what cannot be done, before anything is computed."""

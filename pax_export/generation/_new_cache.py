@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from pax_export._types import PyTree
 
-def new_cache(lm: Any, batch: Any, room: Any, dtype: Any, **wishes: Any) -> Any:
+
+def new_cache(lm: PyTree, batch: PyTree, room: object, dtype: Any, **wishes: object) -> Any:
     """What ``lm.init_cache`` gives; of the wishes it gets those that it has a name for."""
     known = inspect.signature(lm.init_cache).parameters
     options = {name: wish for name, wish in wishes.items() if name in known}

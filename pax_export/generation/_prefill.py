@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.core import explained
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import sized
@@ -27,14 +28,14 @@ from pax_export.generation._steps import read_prompt
     {**KEYWORDS, "max_new_tokens": "max_length=..., for these tokens and all that will follow"}
 )
 def prefill(
-    lm: Any,
-    tokens: Any,
-    lengths: Any = None,
+    lm: PyTree,
+    tokens: Array,
+    lengths: Array | None = None,
     *,
-    mask: Any = None,
+    mask: Array | None = None,
     max_length: int | None = None,
-    cache: Any = None,
-    cache_dtype: Any = None,
+    cache: object = None,
+    cache_dtype: object = None,
     prefill_chunk: int | None = None,
     copies: int = 1,
 ) -> tuple[jax.Array, Any]:
@@ -88,14 +89,14 @@ def prefill(
 
 @partial(jax.jit, static_argnames=("chunk", "room", "dtype", "copies"))
 def _read(
-    lm: Any,
-    tokens: Any,
-    lengths: Any,
-    cache: Any,
+    lm: PyTree,
+    tokens: Array,
+    lengths: Array | None,
+    cache: object,
     *,
     chunk: int | None,
     room: int,
-    dtype: Any,
+    dtype: DTypeLike,
     copies: int,
 ) -> tuple[jax.Array, Any]:
     if cache is None:

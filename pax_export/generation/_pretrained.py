@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pax_export._errors import TokenizerError
+from pax_export._types import PyTree
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
 
 
-def from_pretrained(path: str | os.PathLike[str], **options: Any) -> tuple[Decoder, Tokenizer]:
+def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[Decoder, Tokenizer]:
     """A language model and its tokenizer.
 
     Where the files of the net do not say at which tokens a text ends, the tokenizer does.

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import Array, PyTree
 from pax_export.generation._steps import Settings, State, advance, begin, settle
 
 #: Tokens, how many of each row are meant, log-probabilities, and the state at the end.
@@ -22,10 +23,10 @@ Made = tuple[jax.Array, jax.Array, Any, State]
 def begun(
     lm: Any,
     tokens: Any,
-    lengths: Any,
+    lengths: Array | None,
     cache: Any,
-    keys: Any,
-    numbers: Any,
+    keys: PyTree,
+    numbers: Array,
     *,
     settings: Settings,
     room: int,
@@ -41,14 +42,14 @@ def begun(
 
 
 @partial(jax.jit, static_argnames="settings", donate_argnames="cache")
-def advanced(lm: Any, cache: Any, state: State, *, settings: Settings) -> State:
+def advanced(lm: PyTree, cache: object, state: State, *, settings: Settings) -> State:
     """The state one token later."""
     return advance(lm, state._replace(cache=cache), settings)
 
 
 @partial(jax.jit, static_argnames=("settings", "count"), donate_argnames="cache")
 def finished(
-    lm: Any, cache: Any, state: State, limit: Any, *, settings: Settings, count: int
+    lm: PyTree, cache: object, state: State, limit: int, *, settings: Settings, count: int
 ) -> Made:
     """All tokens, the first one among them."""
     return finish(lm, state._replace(cache=cache), settings, count, limit)
@@ -62,7 +63,7 @@ def without_cache(state: State) -> tuple[Any, State]:
     return state.cache, state._replace(cache=None)
 
 
-def finish(lm: Any, state: State, settings: Settings, count: int, limit: Any = None) -> Made:
+def finish(lm: Any, state: State, settings: Settings, count: int, limit: object = None) -> Made:
     """Chooses tokens until all rows have ended.
 
     Args:
@@ -79,12 +80,12 @@ def finish(lm: Any, state: State, settings: Settings, count: int, limit: Any = N
     log_probs = None if said is None else _put(jnp.zeros((batch, count), said.dtype), said, 0)
     made = state.alive.astype(jnp.int32)
 
-    def goes_on(carried: Any) -> jax.Array:
+    def goes_on(carried: PyTree) -> jax.Array:
         state = carried[0]
         more = state.step < limit
         return more & ~jnp.all(state.done) if settings.stop or settings.sequences else more
 
-    def step(carried: Any) -> Any:
+    def step(carried: PyTree) -> Any:
         state, out, log_probs, made = carried
         place, state = state.step, advance(lm, state, settings)
         if log_probs is not None:
@@ -96,5 +97,5 @@ def finish(lm: Any, state: State, settings: Settings, count: int, limit: Any = N
     return out, made, log_probs, state
 
 
-def _put(columns: jax.Array, column: Any, place: Any) -> jax.Array:
+def _put(columns: jax.Array, column: PyTree, place: PyTree) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(columns, column[:, None], place, axis=1)

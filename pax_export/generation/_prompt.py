@@ -16,6 +16,7 @@ from pax_export._errors import (
     a_few,
 )
 from pax_export._jax import is_tracer
+from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import Module, enable_eval_mode
 from pax_export.generation.samplers import Sampler
 from pax_export.nets import cache_dtype, check_ids
@@ -23,7 +24,7 @@ from pax_export.nets import cache_dtype, check_ids
 Prompt = tuple[Any, Any]  # tokens [batch, length] and lengths [batch], both int32
 
 
-def checked_net(lm: Any, where: str) -> Any:
+def checked_net(lm: Module, where: str) -> Any:
     """A net that can be asked for the next token, in eval mode."""
     if not callable(lm) or not callable(getattr(lm, "init_cache", None)):
         raise InvalidArgumentTypeError(
@@ -36,7 +37,9 @@ def checked_net(lm: Any, where: str) -> Any:
     return enable_eval_mode(lm) if isinstance(lm, Module) else lm
 
 
-def checked_prompt(lm: Any, tokens: Any, lengths: Any, where: str, mask: Any = None) -> Prompt:
+def checked_prompt(
+    lm: Module, tokens: Array, lengths: Any, where: str, mask: Array | None = None
+) -> Prompt:
     """The tokens of a batch of prompts, and how many of each row are meant.
 
     Lists of different lengths are filled up, and say by themselves how long they are.  With a
@@ -72,7 +75,7 @@ def checked_prompt(lm: Any, tokens: Any, lengths: Any, where: str, mask: Any = N
     return tokens, lengths
 
 
-def _by_mask(tokens: Any, lengths: Any, mask: Any, where: str) -> Prompt:
+def _by_mask(tokens: Array, lengths: Array | None, mask: Array, where: str) -> Prompt:
     mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
     if lengths is not None or mask.shape != tokens.shape or mask.dtype.kind not in "biu":
         raise InvalidArgumentError(
@@ -93,7 +96,7 @@ def _by_mask(tokens: Any, lengths: Any, mask: Any, where: str) -> Prompt:
     return tokens, (mask != 0).sum(axis=1)
 
 
-def _is_ragged(tokens: Any) -> bool:
+def _is_ragged(tokens: Array) -> bool:
     rows = tokens if isinstance(tokens, (list, tuple)) else ()
     return bool(rows) and all(isinstance(row, (list, tuple, np.ndarray)) for row in rows)
 
@@ -117,7 +120,7 @@ def _no_tokens(row: int, where: str) -> InvalidArgumentError:
     )
 
 
-def _integers(value: Any, where: str) -> Any:
+def _integers(value: object, where: str) -> Any:
     """An int32 array; of numpy, unless it is one of jax."""
     try:
         array = value if isinstance(value, (jax.Array, np.ndarray)) else np.asarray(value)
@@ -149,7 +152,7 @@ def _check_lengths(lengths: np.ndarray, longest: int, where: str) -> None:
         )
 
 
-def vocabulary_of(lm: Any) -> int | None:
+def vocabulary_of(lm: Module) -> int | None:
     """The size of the vocabulary, where a net says it: itself, or its configuration."""
     for owner in (lm, getattr(lm, "config", None)):
         size = getattr(owner, "vocab_size", None)
@@ -177,7 +180,7 @@ def check_vocabulary(stop: Iterable[int], pad: int, size: int, where: str) -> No
         )
 
 
-def checked_count(value: Any, name: str, where: str, least: int = 1) -> int:
+def checked_count(value: object, name: str, where: str, least: int = 1) -> int:
     """A number of tokens."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InvalidArgumentTypeError(
@@ -194,22 +197,22 @@ def checked_count(value: Any, name: str, where: str, least: int = 1) -> int:
     return int(value)
 
 
-def checked_chunk(value: Any, where: str) -> int | None:
+def checked_chunk(value: object, where: str) -> int | None:
     """How many tokens of a prompt are read at a time; None for all."""
     return None if value is None else checked_count(value, "prefill_chunk", where)
 
 
-def checked_cache_dtype(value: Any, where: str) -> np.dtype | None:
+def checked_cache_dtype(value: object, where: str) -> np.dtype | None:
     """The dtype of a new cache, by which programs are told apart; None for the net's own."""
     return None if value is None else cache_dtype(value, where, "cache_dtype")
 
 
-def checked_pad(value: Any, where: str) -> int:
+def checked_pad(value: object, where: str) -> int:
     """The id behind the end of a text; a negative one is none of any vocabulary."""
     return checked_count(value, "pad", where, least=-(2**31))
 
 
-def checked_sampler(sampler: Any, where: str) -> Sampler:
+def checked_sampler(sampler: PyTree, where: str) -> Sampler:
     """A sampler, and not the class of one."""
     if isinstance(sampler, Sampler):
         return sampler
@@ -224,7 +227,7 @@ def checked_sampler(sampler: Any, where: str) -> Sampler:
     )
 
 
-def row_keys(key: Any, batch: int, sampler: Sampler, where: str) -> jax.Array | None:
+def row_keys(key: PRNGKey | None, batch: int, sampler: Sampler, where: str) -> jax.Array | None:
     """A random key for each row, so that a row depends on no other; None if nothing is drawn.
 
     A single key is folded with the number of the row; an array of keys is taken as it is.
@@ -261,7 +264,7 @@ def row_keys(key: Any, batch: int, sampler: Sampler, where: str) -> jax.Array | 
 
 
 def check_room(
-    cache: Any, lengths: Any, new: int, where: str, max_length: int | None = None
+    cache: PyTree, lengths: Any, new: int, where: str, max_length: int | None = None
 ) -> None:
     """Refuses prompts for which a cache has too few rows or places, where its sizes are known.
 
@@ -311,20 +314,20 @@ def check_room(
         )
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     """A number that is as good as an array."""
     if isinstance(leaf, numbers.Integral):
         return -(2**31) <= int(leaf) < 2**31
     return isinstance(leaf, numbers.Number)
 
 
-def room_of(cache: Any) -> int | None:
+def room_of(cache: object) -> int | None:
     """How many tokens of a row have room in a cache; None if it does not say, or has no end."""
     most = getattr(cache, "max_length", None)
     return int(most) if isinstance(most, int) else None
 
 
-def check_new_room(room: int, lengths: Any, new: int, where: str) -> None:
+def check_new_room(room: int, lengths: Array | None, new: int, where: str) -> None:
     """Refuses prompts for which a cache that is to be made has too few places."""
     if is_tracer(lengths):
         return

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import Array, PyTree
 from pax_export.core import explained
 from pax_export.generation._buckets import cut, sized
 from pax_export.generation._defaults import default_pad, default_stop
@@ -43,15 +44,15 @@ class _Texts(NamedTuple):
 
 @explained(KEYWORDS)
 def speculate(
-    lm: Any,
-    draft: Any,
-    tokens: Any,
-    lengths: Any = None,
+    lm: PyTree,
+    draft: PyTree,
+    tokens: Array,
+    lengths: Array | None = None,
     *,
-    mask: Any = None,
+    mask: Array | None = None,
     max_new_tokens: int,
     ahead: int = 4,
-    stop: Any = None,
+    stop: object = None,
     pad: int | None = None,
     prefill_chunk: int | None = None,
 ) -> jax.Array:
@@ -115,11 +116,11 @@ def speculate(
 
 @partial(jax.jit, static_argnames=("count", "room", "ahead", "stop", "pad", "chunk"))
 def _speculated(
-    lm: Any,
-    draft: Any,
-    tokens: Any,
-    lengths: Any,
-    limit: Any,
+    lm: PyTree,
+    draft: PyTree,
+    tokens: Array,
+    lengths: Array | None,
+    limit: int,
     *,
     count: int,
     room: int,
@@ -149,7 +150,7 @@ def _speculated(
     return jax.lax.while_loop(lambda texts: ~jnp.all(texts.done), step, texts).tokens
 
 
-def _cache(lm: Any, batch: Any, room: Any) -> Any:
+def _cache(lm: PyTree, batch: PyTree, room: object) -> Any:
     """A cache that can be cut: one that has lost nothing to make room."""
     cache = new_cache(lm, batch, room, None, rolling=False)
     if not hasattr(cache, "with_lengths"):
@@ -162,7 +163,7 @@ def _cache(lm: Any, batch: Any, room: Any) -> Any:
     return cache
 
 
-def _proposed(draft: Any, texts: _Texts, ahead: int, size: int) -> tuple[jax.Array, Any]:
+def _proposed(draft: PyTree, texts: _Texts, ahead: int, size: int) -> tuple[jax.Array, Any]:
     """The tokens that the small net would add, ``[batch, ahead]``; its cache has all of them.
 
     Of a larger vocabulary, only the ids that the net has too are proposed.
@@ -185,7 +186,7 @@ def _likeliest(logits: jax.Array) -> jax.Array:
 
 
 def _accepted(
-    lm: Any, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...], limit: Any
+    lm: PyTree, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...], limit: int
 ) -> _Texts:
     """Keeps of the proposals what the net itself would have said, and one token of its own."""
     ahead, count = proposed.shape[1], texts.tokens.shape[1]

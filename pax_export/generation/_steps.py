@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import Array, PyTree
 from pax_export.core import static_key
 from pax_export.generation._prompt import check_vocabulary
 from pax_export.generation.samplers import Sampler
@@ -71,7 +72,7 @@ class State(NamedTuple):
 
 
 def read_prompt(
-    lm: Any, tokens: Any, lengths: Any, cache: Any, chunk: int | None = None
+    lm: PyTree, tokens: Array, lengths: Any, cache: object, chunk: int | None = None
 ) -> tuple[jax.Array, Any]:
     """Puts prompts into a cache; gives the logits after the last token of each row.
 
@@ -96,7 +97,7 @@ def read_prompt(
     return jax.lax.while_loop(lambda carried: carried[0] < longest, read, begun)[1:]
 
 
-def last_logits(lm: Any, tokens: Any, cache: Any, lengths: Any) -> tuple[jax.Array, Any]:
+def last_logits(lm: PyTree, tokens: Array, cache: object, lengths: Any) -> tuple[jax.Array, Any]:
     """The logits after the last of ``lengths[row]`` tokens, ``[batch, vocabulary]``."""
     if _picks_last(lm):  # the head then computes one place of each row, and not all
         logits, cache = lm(tokens, cache=cache, lengths=lengths, last_only=True)
@@ -106,7 +107,7 @@ def last_logits(lm: Any, tokens: Any, cache: Any, lengths: Any) -> tuple[jax.Arr
     return jnp.take_along_axis(logits, place, axis=1)[:, 0], cache
 
 
-def _picks_last(lm: Any) -> bool:
+def _picks_last(lm: PyTree) -> bool:
     try:
         return "last_only" in inspect.signature(type(lm).__call__).parameters
     except (TypeError, ValueError):  # a callable of C
@@ -114,13 +115,13 @@ def _picks_last(lm: Any) -> bool:
 
 
 def begin(
-    lm: Any,
-    tokens: Any,
+    lm: PyTree,
+    tokens: Array,
     lengths: Any,
-    cache: Any,
+    cache: object,
     keys: jax.Array | None,
     settings: Settings,
-    numbers: Any = None,
+    numbers: Array | None = None,
 ) -> State:
     """Reads the prompts and chooses the first token of each row."""
     logits, cache = read_prompt(lm, tokens, lengths, cache, settings.chunk)
@@ -139,13 +140,13 @@ def begin(
     return _chosen(state, logits, cache, settings)
 
 
-def of_real_prompts(logits: jax.Array, tokens: Any, lengths: Any) -> jax.Array:
+def of_real_prompts(logits: jax.Array, tokens: Array, lengths: Any) -> jax.Array:
     """The logits after prompts; NaN where a length, of a caller that is compiled, is none."""
     is_real = (lengths >= 1) & (lengths <= tokens.shape[1])
     return jnp.where(is_real[:, None], logits, jnp.nan)
 
 
-def _occurred(tokens: Any, lengths: Any, size: int) -> jax.Array:
+def _occurred(tokens: Array, lengths: Any, size: int) -> jax.Array:
     """Which ids stand in each prompt; what is behind its length does not count."""
     tokens = jnp.asarray(tokens)
     place = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
@@ -155,24 +156,24 @@ def _occurred(tokens: Any, lengths: Any, size: int) -> jax.Array:
     return nowhere.at[rows, ids].set(True, mode="drop")
 
 
-def advance(lm: Any, state: State, settings: Settings) -> State:
+def advance(lm: PyTree, state: State, settings: Settings) -> State:
     """Adds the newest token of each row to the cache, and chooses the next one."""
     logits, cache = _read_newest(lm, state)
     return _chosen(state, logits, cache, settings)
 
 
-def settle(lm: Any, state: State) -> Any:
+def settle(lm: PyTree, state: State) -> Any:
     """The cache with the newest token of each row, which no next one follows."""
     return _read_newest(lm, state)[1]
 
 
-def _read_newest(lm: Any, state: State) -> tuple[jax.Array, Any]:
+def _read_newest(lm: PyTree, state: State) -> tuple[jax.Array, Any]:
     # Padding may be any number, and a net is given tokens only.
     token = jnp.where(state.alive, state.token, 0)
     return last_logits(lm, token[:, None], state.cache, state.alive.astype(jnp.int32))
 
 
-def _chosen(state: State, logits: jax.Array, cache: Any, settings: Settings) -> State:
+def _chosen(state: State, logits: jax.Array, cache: object, settings: Settings) -> State:
     keys = state.keys
     if keys is not None:
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)

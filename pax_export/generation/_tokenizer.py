@@ -10,6 +10,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError, TokenizerError, a_few
 from pax_export._files import bounded
+from pax_export._types import PyTree
 from pax_export.generation._chat_template import render
 from pax_export.generation._vocabularies import of_gguf, of_json
 from pax_export.weights import open_source
@@ -56,7 +57,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PyTree,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | Mapping[str, str] | None = None,
     ):
@@ -212,7 +213,7 @@ class Tokenizer:
             )
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: PyTree, skip_special_tokens: bool = False) -> str:
         """The text of ids.
 
         Args:
@@ -267,7 +268,7 @@ class Tokenizer:
         add_generation_prompt: bool = False,
         tokenize: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        **variables: object,
     ) -> Any:
         """A conversation as the model was trained to read it.
 
@@ -337,12 +338,12 @@ def _keys(file: Path) -> dict[str, Any]:
     )
 
 
-def _token(value: Any) -> str:
+def _token(value: object) -> str:
     """A special token, which some files describe in a mapping."""
     return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
 
 
-def _mark_special(inner: Any, tokens: Iterable[str]) -> None:
+def _mark_special(inner: PyTree, tokens: Iterable[str]) -> None:
     """Special tokens are found in a text and left out of one, whether the file says so or not."""
     marked = {each.content for each in inner.get_added_tokens_decoder().values()}
     new = [
@@ -351,7 +352,7 @@ def _mark_special(inner: Any, tokens: Iterable[str]) -> None:
     inner.add_special_tokens(list(dict.fromkeys(new)))
 
 
-def _templates(folder: Path, said: Any) -> dict[str, str]:
+def _templates(folder: Path, said: object) -> dict[str, str]:
     found: dict[str, str] = {}
     if isinstance(said, str):
         found["default"] = said

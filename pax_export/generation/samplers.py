@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import PyTree
 
 __all__ = [
     "Sampler",
@@ -76,7 +77,7 @@ class Sampler:
         values = {name: getattr(self, name) for name in self.traced}
         return self._joined(dict.fromkeys(values)), values
 
-    def _joined(self, values: Any) -> Sampler:
+    def _joined(self, values: PyTree) -> Sampler:
         if not values:
             return self
         made = copy.copy(self)  # its own checks are for numbers
@@ -95,7 +96,7 @@ class Sampler:
         return logits
 
     def choose(
-        self, logits: jax.Array, keys: Any = None, seen: jax.Array | None = None
+        self, logits: jax.Array, keys: PyTree = None, seen: jax.Array | None = None
     ) -> jax.Array:
         """A token for each row.
 
@@ -154,7 +155,7 @@ class _Chain(Sampler):
         parts, values = zip(*[part._split() for part in self.parts])
         return _Chain(parts), values
 
-    def _joined(self, values: Any) -> Sampler:
+    def _joined(self, values: PyTree) -> Sampler:
         return _Chain(tuple([part._joined(each) for part, each in zip(self.parts, values)]))
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
@@ -387,7 +388,7 @@ def _at_least(logits: jax.Array, least: jax.Array) -> jax.Array:
     return jnp.where(logits < least, -jnp.inf, logits)
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     """A number as a float, so that ``1`` and ``1.0`` are one sampler."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgumentTypeError(
@@ -398,7 +399,7 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _part(name: str, value: Any) -> float:
+def _part(name: str, value: object) -> float:
     part = _number(name, value)
     if not 0 < part <= 1:
         raise InvalidArgumentError(

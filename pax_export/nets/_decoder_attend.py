@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._types import Array, PyTree
 from pax_export.nets._decoder_cache import DecoderCache, places_of, read, write
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_filled import FilledPlaces
@@ -30,7 +31,7 @@ class Reading:
         positions: ``[batch or 1, length]``.
     """
 
-    def __init__(self, config: DecoderConfig, positions: Any):
+    def __init__(self, config: DecoderConfig, positions: Array):
         self.config, self.positions = config, positions
         self._angles: dict[tuple, Any] = {}
         self._kept: dict[Any, Any] = {}
@@ -51,7 +52,7 @@ class Reading:
             self._angles[base, scaling] = rotary_angles(self.positions, frequencies, factor)
         return self._angles[base, scaling]
 
-    def not_read(self, tokens: Any, counts: Any) -> jax.Array:
+    def not_read(self, tokens: Array, counts: PyTree) -> jax.Array:
         """``[batch]``: rows with a token of no vocabulary, or one for which there is no place.
 
         Args:
@@ -68,7 +69,7 @@ class Reading:
             return False
         return self.positions >= self.config.max_positions
 
-    def after(self, stores: Stores, counts: Any) -> DecoderCache | None:
+    def after(self, stores: Stores, counts: object) -> DecoderCache | None:
         """The cache after the call, if there is one."""
         return None
 
@@ -76,17 +77,19 @@ class Reading:
         """Whether layers of a kind have stores that are written in circles."""
         return False
 
-    def projected(self, attention: Any, x: Any, kind: LayerKind) -> tuple:
+    def projected(self, attention: PyTree, x: Array, kind: LayerKind) -> tuple:
         """Queries, keys and values of a layer."""
         return attention.project(x, self.angles(kind), self.config.rotary_pairing)
 
-    def bias(self, places: Any) -> Any:
+    def bias(self, places: object) -> Any:
         """What is added to the logits, for keys at these positions, or None."""
         if self.config.positions != "alibi":
             return None
         return alibi_bias(alibi_slopes(self.config.num_heads), places, self.positions)
 
-    def attend(self, attention: Any, x: Any, kind: LayerKind, index: Any, stores: Stores) -> tuple:
+    def attend(
+        self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
+    ) -> tuple:
         """The heads of a layer, and the stores after it.
 
         Args:
@@ -116,7 +119,7 @@ class CachedReading(Reading):
         length: the number of tokens.
     """
 
-    def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: Any, length: Any):
+    def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: PyTree, length: object):
         steps = jnp.arange(length, dtype=jnp.int32)[None, :]
         self.start, self.length, self.cache = cache.lengths[:, None], length, cache
         super().__init__(config, self.start + steps)
@@ -135,7 +138,7 @@ class CachedReading(Reading):
         outside = (self.positions < 0) | (self.positions >= self.cache.max_length)
         return outside | super()._has_no_place()
 
-    def after(self, stores: Stores, counts: Any) -> DecoderCache:
+    def after(self, stores: Stores, counts: object) -> DecoderCache:
         keys, values, window_keys, window_values = stores
         return replace(
             self.cache, keys=keys, values=values, window_keys=window_keys,
@@ -145,7 +148,9 @@ class CachedReading(Reading):
     def rolls(self, kind: LayerKind) -> bool:
         return kind.window is not None and self.cache.is_rolling
 
-    def attend(self, attention: Any, x: Any, kind: LayerKind, index: Any, stores: Stores) -> tuple:
+    def attend(
+        self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
+    ) -> tuple:
         query, key, value = self.projected(attention, x, kind)
         first = 2 if self.rolls(kind) else 0
         pair = stores[first : first + 2]
@@ -163,7 +168,7 @@ class CachedReading(Reading):
         return heads, (*stores[:first], *pair, *stores[first + 2 :])
 
     def _heads_of(
-        self, attention: Any, query: Any, pair: Any, index: Any, mask: Any, bias: Any,
+        self, attention: Any, query: Any, pair: PyTree, index: object, mask: Any, bias: Any,
         count: int | None,
     ) -> jax.Array:  # fmt: skip
         """The heads of a layer that sees the first ``count`` places of its stores; None is all."""
@@ -197,5 +202,5 @@ class CachedReading(Reading):
         return places, seen_in_order(held, self.positions, kind.window), self.bias(held)
 
 
-def _is_one(length: Any) -> bool:
+def _is_one(length: object) -> bool:
     return isinstance(length, int) and length == 1

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
+from pax_export._types import AnyMesh, Array, DTypeLike, PyTree
 from pax_export.nets._decoder_sizes import integers
 
 Axis = str | tuple[str, ...] | None  # of a mesh
@@ -111,7 +112,7 @@ class DecoderCache:
         """Whether layers with a window have ring buffers."""
         return self.window_keys is not None
 
-    def with_lengths(self, lengths: Any) -> DecoderCache:
+    def with_lengths(self, lengths: Array) -> DecoderCache:
         """Returns the cache truncated to these lengths, ``[batch]``.
 
         A rolling cache cannot be truncated, except to zero, since it has overwritten earlier
@@ -138,7 +139,7 @@ class DecoderCache:
         return replace(self, lengths=lengths.astype(jnp.int32))
 
     def sharding_rules(
-        self, mesh: Any, *, data: Axis = "data", model: Axis = "model"
+        self, mesh: AnyMesh, *, data: Axis = "data", model: Axis = "model"
     ) -> dict[str, PartitionSpec]:
         """Returns sharding rules for this cache, for a net under `tensor_parallel`.
 
@@ -200,7 +201,7 @@ class DecoderCache:
 _STORES = ("keys", "values", "window_keys", "window_values")
 
 
-def _dividing(mesh: Any, axis: Axis, size: int) -> Axis:
+def _dividing(mesh: AnyMesh, axis: Axis, size: int) -> Axis:
     """The axis of a mesh, if it divides a size; one that the mesh has not, `shard` names."""
     names = axis if isinstance(axis, tuple) else (axis,)
     return axis if size % math.prod([mesh.shape.get(name, 1) for name in names]) == 0 else None
@@ -221,7 +222,7 @@ def _stacked(store: Store) -> Store:
     return jax.tree.map(lambda *layers: jnp.stack(layers), *store)
 
 
-def new_store(shape: tuple, dtype: Any, listed: bool = False) -> Store:
+def new_store(shape: tuple, dtype: DTypeLike, listed: bool = False) -> Store:
     """A store of zeros, whose first axis is that of layers; of int8 it has scales."""
     if listed and shape[0]:
         return tuple(new_store(shape[1:], dtype) for _ in range(shape[0]))
@@ -253,7 +254,7 @@ def places_of(store: Store) -> int:
     return _array(store).shape[-3]
 
 
-def read(store: Store, layer: Any, dtype: Any, count: int | None = None) -> jax.Array:
+def read(store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None) -> jax.Array:
     """``[batch, places, kv_heads, head_size]``: what a store holds of one layer.
 
     Args:
@@ -272,7 +273,7 @@ def read(store: Store, layer: Any, dtype: Any, count: int | None = None) -> jax.
     return one.astype(dtype)
 
 
-def write(store: Store, layer: Any, places: Any, vectors: Any) -> Store:
+def write(store: Store, layer: PyTree, places: PyTree, vectors: Array) -> Store:
     """The store with vectors of one layer at these places.
 
     Args:
@@ -287,7 +288,7 @@ def write(store: Store, layer: Any, places: Any, vectors: Any) -> Store:
     return _written(store, (layer, *at), vectors)
 
 
-def _written(store: Store, at: tuple, vectors: Any) -> Store:
+def _written(store: Store, at: tuple, vectors: Array) -> Store:
     def put(array: Any, values: Any) -> Any:
         return array.at[at].set(values.astype(array.dtype), mode="drop", unique_indices=True)
 
@@ -297,7 +298,7 @@ def _written(store: Store, at: tuple, vectors: Any) -> Store:
     return Int8Store(put(store.codes, codes), put(store.scales, scales))
 
 
-def quantised(vectors: Any) -> tuple[jax.Array, jax.Array]:
+def quantised(vectors: Array) -> tuple[jax.Array, jax.Array]:
     """Vectors as int8 and, for each, a scale: its largest value becomes 127."""
     vectors = vectors.astype(jnp.float32)
     scales = jnp.max(jnp.abs(vectors), -1) / 127.0

@@ -145,7 +145,7 @@ class DecoderConfig:
         num_heads: int,
         hidden_dim: int,
         num_kv_heads: int | None = None,
-        **others: Any,
+        **others: object,
     ) -> DecoderConfig:
         """A net of the Llama family: RMS norms, rotary embedding, SwiGLU, no biases.
 

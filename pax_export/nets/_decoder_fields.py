@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
+from pax_export._types import PyTree
 
 #: No net has a larger size, more layers, or a number that is nearer to zero or to infinity.
 _LARGEST, _MOST_LAYERS, _NUMBERS = 1 << 31, 10_000, (1e-30, 1e30)
@@ -162,7 +163,7 @@ class Fields:
             write=_BY_HAND + ": DecoderConfig.from_hf of the other keys, if these say nothing",
         )
 
-    def _too_large(self, name: str, value: Any, what: str) -> InvalidArgumentError:
+    def _too_large(self, name: str, value: PyTree, what: str) -> InvalidArgumentError:
         return InvalidArgumentError(
             f"A configuration has {what} that no net has.",
             where=f"{self.where}: {name}",
@@ -171,7 +172,7 @@ class Fields:
         )
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in a few words, however long and deep it is."""
     try:
         return _SHORT.repr(value)
@@ -179,7 +180,7 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-def mapping(values: Any, where: str) -> Mapping[str, Any]:
+def mapping(values: object, where: str) -> Mapping[str, Any]:
     """Keys and values, and nothing else."""
     if isinstance(values, Mapping):
         return values
@@ -192,7 +193,7 @@ def mapping(values: Any, where: str) -> Mapping[str, Any]:
 
 
 def unknown_family(
-    family: Any, where: str, known: Iterable[str], strange: Iterable[str] = ()
+    family: object, where: str, known: Iterable[str], strange: Iterable[str] = ()
 ) -> InvalidArgumentError:
     """The error about a model of another architecture, with its keys that no family has."""
     strange = [str(key)[:80] for key in strange]
@@ -204,7 +205,7 @@ def unknown_family(
     )
 
 
-def unsupported(fields: Fields, name: str, value: Any = None) -> InvalidArgumentError:
+def unsupported(fields: Fields, name: str, value: object = None) -> InvalidArgumentError:
     """The error about a choice that a Decoder does not have."""
     is_quantized = name in ("quantization_config", "quantization")
     return InvalidArgumentError(

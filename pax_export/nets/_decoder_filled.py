@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from pax_export._types import PyTree
 
 #: What is compiled beside the whole room: a quarter and a half of it.
 _PARTS = (4, 2)
@@ -25,7 +26,7 @@ class FilledPlaces:
         filled: how many of them hold tokens, in the row that has most.
     """
 
-    def __init__(self, room: Any, filled: Any):
+    def __init__(self, room: object, filled: PyTree):
         self.parts = parts_of(room)
         passed = [filled > count for count in self.parts]
         self._chosen = sum(passed, jnp.zeros((), jnp.int32))
@@ -40,7 +41,7 @@ class FilledPlaces:
         )
 
 
-def parts_of(room: Any) -> tuple[int, ...]:
+def parts_of(room: object) -> tuple[int, ...]:
     """To how many places attention is compiled beside the whole room, from the fewest on."""
     if not isinstance(room, int):
         return ()

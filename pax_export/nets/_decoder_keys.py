@@ -55,7 +55,7 @@ _BIASES = ("attention_bias", "mlp_bias", "qkv_bias")
 
 
 def _family(
-    sizes: str, eps: float, tied: bool, *, fixed: dict[str, tuple] | None = None, **others: Any
+    sizes: str, eps: float, tied: bool, *, fixed: dict[str, tuple] | None = None, **others: object
 ) -> Keys:
     """The keys of a family of Llama's kind; `sizes` are the first defaults."""
     names = (
@@ -199,7 +199,7 @@ _GGUF_FIXED: dict[str, tuple] = {
 _GGUF_IGNORED = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"})
 
 
-def _gguf(window: int | None = None, period: int | None = None, **others: Any) -> Keys:
+def _gguf(window: int | None = None, period: int | None = None, **others: object) -> Keys:
     """The keys of an architecture; with a period of layers, those with a window."""
     if period is None:
         return Keys(_GGUF | others, _GGUF_FIXED, _GGUF_IGNORED)

@@ -105,7 +105,7 @@ def seen_in_order(places: Any, positions: Any, window: int | None) -> jax.Array:
     return seen if window is None else seen & (keys > queries - window)
 
 
-def alibi_bias(slopes: Any, places: Any, positions: Any) -> jax.Array:
+def alibi_bias(slopes: object, places: Any, positions: Any) -> jax.Array:
     """``[batch, heads, length, keys]``: how much less a query sees of distant keys."""
     distance = places[:, None, None, :] - positions[:, None, :, None]
     return jnp.asarray(slopes, jnp.float32)[None, :, None, None] * distance

@@ -23,6 +23,7 @@ from pax_export._errors import (
     a_few,
 )
 from pax_export._files import bounded
+from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_names import Piece, Pieces, pieces_of_gguf, pieces_of_hf
@@ -39,7 +40,7 @@ _IGNORED = re.compile(
 )
 
 
-def decoder_of_gguf(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
+def decoder_of_gguf(cls: object, path: str, layers: str, dtype: DTypeLike) -> Any:
     """See `Decoder.from_gguf`."""
     with open_source(path) as source:
         if source.kind != "gguf":
@@ -65,7 +66,7 @@ def decoder_of_gguf(cls: Any, path: Any, layers: str, dtype: Any) -> Any:
 
 
 def decoder_of_folder(
-    cls: Any, path: Any, config: DecoderConfig | None, layers: str, dtype: Any
+    cls: object, path: str, config: DecoderConfig | None, layers: str, dtype: DTypeLike
 ) -> Any:
     """See `Decoder.from_pretrained`."""
     folder = Path(os.fspath(path))
@@ -135,7 +136,12 @@ def _rows(source: Source, name: str, default: int) -> int:
 
 
 def filled(
-    cls: Any, source: Source, config: DecoderConfig, pieces: Pieces, layers: str, dtype: Any
+    cls: PyTree,
+    source: Source,
+    config: DecoderConfig,
+    pieces: Pieces,
+    layers: str,
+    dtype: DTypeLike,
 ) -> Any:
     """A net of the class `Decoder` with the arrays of a source.
 
@@ -160,7 +166,7 @@ def filled(
 class _Place:
     """A leaf of the net, and its array (or those of all layers) in a file."""
 
-    def __init__(self, name: str, leaf: Any, pieces: Pieces, config: DecoderConfig):
+    def __init__(self, name: str, leaf: PyTree, pieces: Pieces, config: DecoderConfig):
         self.name, self.shape = name, leaf.shape
         listed = re.match(r"layers\.(\d+)\.", name)
         self.number = None if listed is None else int(listed[1])
@@ -184,7 +190,7 @@ class _Place:
     def part_shape(self) -> tuple[int, ...]:
         return self.shape[1:] if self.is_stacked else self.shape
 
-    def read(self, source: Source, layers: int, dtype: Any) -> jax.Array:
+    def read(self, source: Source, layers: int, dtype: DTypeLike) -> jax.Array:
         names = self.names(layers)
         if not self.is_stacked:
             return _as_leaf(self._one(source, names[0]), dtype)
@@ -207,7 +213,7 @@ class _Place:
         return array
 
 
-def _as_leaf(array: np.ndarray, dtype: Any) -> jax.Array:
+def _as_leaf(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
     # A view of a file, or of another array, must not live on in the net.
     array = np.ascontiguousarray(array, None if dtype is None else jnp.dtype(dtype))
     return jnp.array(array) if array.base is not None else jnp.asarray(array)

@@ -11,12 +11,13 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
+from pax_export._types import Array, PyTree
 from pax_export.nn import integer
 
 _MOST = np.iinfo(np.int32).max
 
 
-def weight_dtype(value: Any, where: str) -> np.dtype | None:
+def weight_dtype(value: object, where: str) -> np.dtype | None:
     """The dtype of weights; None for what they have."""
     dtype = None if value is None else _dtype(value)
     if dtype is None or jnp.issubdtype(dtype, jnp.floating):
@@ -29,7 +30,7 @@ def weight_dtype(value: Any, where: str) -> np.dtype | None:
     )
 
 
-def cache_dtype(value: Any, where: str, name: str = "dtype") -> np.dtype:
+def cache_dtype(value: object, where: str, name: str = "dtype") -> np.dtype:
     """The dtype of a cache.
 
     Args:
@@ -48,7 +49,7 @@ def cache_dtype(value: Any, where: str, name: str = "dtype") -> np.dtype:
     )
 
 
-def _dtype(value: Any) -> np.dtype:
+def _dtype(value: PyTree) -> np.dtype:
     if type(value).__module__ == "torch":  # whose dtypes have the names of numpy's
         value = str(value).removeprefix("torch.")
     try:
@@ -57,7 +58,7 @@ def _dtype(value: Any) -> np.dtype:
         return np.dtype(object)
 
 
-def integers(value: Any, what: str, where: str) -> Any:
+def integers(value: object, what: str, where: str) -> Any:
     """An array of integers, of whatever jax makes one."""
     try:
         array = jnp.asarray(value)
@@ -87,7 +88,7 @@ def _is_cut(value: np.ndarray, dtype: np.dtype) -> bool:
     return value.min() < np.iinfo(dtype).min or value.max() > np.iinfo(dtype).max
 
 
-def check_ids(tokens: Any, lengths: Any, size: int | None, where: str) -> None:
+def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str) -> None:
     """Refuses tokens of no vocabulary, where their values are known and on this host.
 
     Args:
@@ -116,7 +117,7 @@ def check_ids(tokens: Any, lengths: Any, size: int | None, where: str) -> None:
         )
 
 
-def cache_size(value: Any, name: str) -> Any:
+def cache_size(value: object, name: str) -> Any:
     """A number of rows, or of places, of a cache; one with a name while an export is traced."""
     if not isinstance(value, numbers.Integral) and _has_name(value):
         return value

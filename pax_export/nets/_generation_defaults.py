@@ -110,7 +110,7 @@ def _ids(fields: Fields, name: str) -> list[int]:
     raise fields.wrong(name, "the id of a token, or a list of them")
 
 
-def _is_neutral(value: Any) -> bool:
+def _is_neutral(value: object) -> bool:
     """Whether a key of generation has a value by which it does nothing."""
     return value is None or (isinstance(value, (bool, int, float)) and value in (0, 1)) or (
         isinstance(value, (str, list, dict)) and not value

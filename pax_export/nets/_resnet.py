@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import Array
 from pax_export.core import Module
 from pax_export.nn import BatchNorm2D, Conv2D, Linear, integer, max_pool, zeros
 
@@ -137,7 +138,7 @@ class ResNet(Module):
             in_channels = channels
         return groups, in_channels
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: Array) -> jax.Array:
         """Classifies images.
 
         Args:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import Array, PRNGKey
 from pax_export.core import Module
 from pax_export.nn import (
     DenseBlock,
@@ -26,7 +27,11 @@ class CausalSelfAttention(MultiHeadAttention):
     """Attention of a sequence to itself, from each place to those before it."""
 
     def __call__(
-        self, query: Any, key: Any = None, value: Any = None, mask: Any = None
+        self,
+        query: Any,
+        key: PRNGKey | None = None,
+        value: object = None,
+        mask: Array | None = None,
     ) -> jax.Array:
         """As `MultiHeadAttention`; key and value are the query by default."""
         key = query if key is None else key
@@ -37,7 +42,7 @@ class CausalSelfAttention(MultiHeadAttention):
         return super().__call__(query, key, value, visible)
 
 
-def _not_after(length: Any) -> jax.Array:
+def _not_after(length: object) -> jax.Array:
     """``[length, length]``: whether the column is not after the row."""
     # Compared indices, not a constant: an export may leave the length open.
     row = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0)
@@ -112,7 +117,7 @@ class Transformer(Module):
             "dense_block": DenseBlock(self.dim, w_init_scale),
         }
 
-    def __call__(self, h: Any, mask: Any = None) -> jax.Array:
+    def __call__(self, h: Array, mask: Array | None = None) -> jax.Array:
         """Applies the network to a batch of sequences.
 
         Args:
@@ -133,7 +138,7 @@ class Transformer(Module):
             return self._of_a_batch(h[None], mask if mask is None else jnp.asarray(mask)[None])[0]
         return self._of_a_batch(h, mask)
 
-    def _of_a_batch(self, h: jax.Array, mask: Any) -> jax.Array:
+    def _of_a_batch(self, h: jax.Array, mask: Array | None) -> jax.Array:
         self._check(h, mask)
         if mask is not None:
             mask = jnp.asarray(mask)[:, None, None, :]
@@ -145,7 +150,7 @@ class Transformer(Module):
             h = h + self._dropout(next(keys), update)
         return self.layer_norm_output(h)
 
-    def _check(self, h: jax.Array, mask: Any) -> None:
+    def _check(self, h: jax.Array, mask: Array | None) -> None:
         if h.ndim != 3 or h.shape[-1] != self.dim:
             raise InvalidArgumentError(
                 f"The input must have shape [batch, time, {self.dim}].",
@@ -167,7 +172,7 @@ class Transformer(Module):
             return iter(self.rng_seq.next_rng_key(2 * len(self.layers)))
         return itertools.repeat(None)
 
-    def _dropout(self, key: Any, x: jax.Array) -> jax.Array:
+    def _dropout(self, key: PRNGKey, x: jax.Array) -> jax.Array:
         return x if key is None else dropout(key, self.dropout_rate, x)
 
 

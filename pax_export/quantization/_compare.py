@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.quantization._report import Difference
 
 _WHERE = "quantize(batches=...)"
@@ -20,7 +21,7 @@ _WRITE = "a list of what the net is called with: an array for each batch, or a t
 _CALLS = 5
 
 
-def checked(batches: Any) -> list[tuple[Any, ...]]:
+def checked(batches: object) -> list[tuple[Any, ...]]:
     """The arguments of each call; raises for what says nothing of how the net is used."""
     if hasattr(batches, "shape") or not isinstance(batches, Iterable):
         raise InvalidArgumentTypeError(
@@ -99,7 +100,7 @@ def _called(function: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
         ) from error
 
 
-def _floats(output: Any) -> list[np.ndarray]:
+def _floats(output: PyTree) -> list[np.ndarray]:
     leaves = jax.tree_util.tree_leaves(output)
     inexact = [each for each in leaves if jnp.issubdtype(jnp.result_type(each), jnp.inexact)]
     return [np.asarray(each, np.float64) for each in inexact]

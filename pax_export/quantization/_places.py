@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._quantized import QuantizedArray
+from pax_export._types import PyTree
 from pax_export.core import is_array, join, named_leaves, named_modules
 from pax_export.nn import Conv1DTranspose, Conv2DTranspose, Convolution, Embed, Linear
 
@@ -42,7 +43,7 @@ def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Place, An
                 yield Place(name, layer.weight, *found), layer
 
 
-def places_of_tree(params: Any) -> Iterator[Place]:
+def places_of_tree(params: PyTree) -> Iterator[Place]:
     """The arrays of a tree with two axes or more, as ``x @ array`` takes them."""
     is_leaf = lambda each: isinstance(each, QuantizedArray)  # noqa: E731
     for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)[0]:
@@ -52,7 +53,7 @@ def places_of_tree(params: Any) -> Iterator[Place]:
             yield Place(name, leaf, reduced or (-1,), -2)
 
 
-def _axes(layer: Any) -> tuple[tuple[int, ...], int] | None:
+def _axes(layer: object) -> tuple[tuple[int, ...], int] | None:
     """The axes of a layer's weight that are summed over, and that of groups."""
     if isinstance(layer, Linear):
         return (-2,), -2
@@ -81,7 +82,7 @@ def why_not(place: Place) -> str:
     return ""
 
 
-def other_arrays(net: Any, done: set[str]) -> Iterator[tuple[str, str]]:
+def other_arrays(net: object, done: set[str]) -> Iterator[tuple[str, str]]:
     """The arrays of a net that are not among those done, and why they are not."""
     for name, leaf in named_leaves(net):
         if name not in done and is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -28,12 +28,12 @@ from pax_export.quantization._rounding import fits_halves, rounded
 
 
 def quantize(
-    net: Any,
-    batches: Any = None,
+    net: Module,
+    batches: object = None,
     *,
     bits: int = 8,
     group: int | None = None,
-    at: Any = None,
+    at: object = None,
     metric: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, QuantizationReport]:
     """Stores the weights of a net as integers.
@@ -110,7 +110,7 @@ def quantize(
     return small, report
 
 
-def dequantize(net: Any) -> Any:
+def dequantize(net: Module) -> Any:
     """Returns a net, or a tree, with the arrays that its `QuantizedArray`s stand for.
 
     Example:
@@ -126,7 +126,7 @@ def dequantize(net: Any) -> Any:
     )
 
 
-def _check(bits: Any, group: Any) -> None:
+def _check(bits: object, group: object) -> None:
     if isinstance(bits, bool) or bits not in (4, 8):
         raise InvalidArgumentError(
             "Weights have 8 or 4 bits.", where="quantize(bits=...)", got=repr(bits), write="bits=8"
@@ -144,7 +144,7 @@ Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
 Wish = Callable[[Place], tuple[Any, str]]
 
 
-def _module(net: Module, at: Any, wish: Wish) -> tuple[Any, Found]:
+def _module(net: Module, at: object, wish: Wish) -> tuple[Any, Found]:
     modules = [("", net)] if at is None else chosen(net, at, "quantize")
     leaves: list[QuantizedLeaf] = []
     kept: dict[str, str] = {}
@@ -161,11 +161,11 @@ def _module(net: Module, at: Any, wish: Wish) -> tuple[Any, Found]:
     return changed(net, changes), (leaves, kept, fallbacks)
 
 
-def _with_weight(layer: Any, *, weight: Any) -> Any:
+def _with_weight(layer: Module, *, weight: object) -> Any:
     return layer.replace(weight=weight)
 
 
-def _params(net: Any, at: Any, wish: Wish) -> tuple[Any, Found]:
+def _params(net: Module, at: object, wish: Wish) -> tuple[Any, Found]:
     if not (isinstance(net, tuple) and len(net) == 2 and callable(net[1])) or at is not None:
         raise InvalidArgumentTypeError(
             "What is quantized is a module, a selection of one, or (params, function).",
@@ -182,7 +182,7 @@ def _params(net: Any, at: Any, wish: Wish) -> tuple[Any, Found]:
         for place in places_of_tree(params)
     }
 
-    def new(leaf: Any) -> Any:
+    def new(leaf: object) -> Any:
         found = made.get(id(leaf))
         return leaf if found is None else found
 
@@ -244,11 +244,11 @@ def _leaf(place: Place, array: QuantizedArray) -> QuantizedLeaf:
     )
 
 
-def _arrays(net: Any) -> Any:
+def _arrays(net: Module) -> Any:
     return net if isinstance(net, Module) else net[0]
 
 
-def _call(net: Any) -> Callable[..., Any]:
+def _call(net: Module) -> Callable[..., Any]:
     if isinstance(net, Module):
         compiled = jax.jit(lambda net, *batch: net(*batch))
         return partial(compiled, net.eval())

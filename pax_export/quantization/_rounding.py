@@ -68,7 +68,7 @@ def _by_group(weight: Any, bits: int, axis: int, group: int) -> tuple[Any, Any]:
 
     divisors = jnp.asarray(_DIVISORS if bits == 4 else (127.0,), jnp.float32)
 
-    def better(place: Any, best: Any) -> Any:
+    def better(place: object, best: Any) -> Any:
         new = tried(divisors[place])
         chosen = new[2] < best[2]
         return tuple(jnp.where(chosen, a, b) for a, b in zip(new, best))

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -33,7 +33,7 @@ _BEGIN = '{"": "'
 _RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
 
 
-def of(content: Any) -> str:
+def of(content: object) -> str:
     """The checksum of bytes."""
     return text_of(crc32(content, 0))
 

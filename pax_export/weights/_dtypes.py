@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import DTypeLike, PyTree
+
 Note = dict[str, str]
 
 # The codes that safetensors writes for dtypes, and how numpy calls them.
@@ -35,12 +37,12 @@ _READ_ONLY = {"float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
 _NATIVE = frozenset(NUMPY_NAMES.values()) - _READ_ONLY
 
 
-def is_key(dtype: Any) -> bool:
+def is_key(dtype: DTypeLike) -> bool:
     """True for the dtype of typed PRNG keys."""
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def stored(value: Any) -> tuple[np.ndarray, Note | None]:
+def stored(value: PyTree) -> tuple[np.ndarray, Note | None]:
     """An array or typed keys as stored, without a copy if possible, and what it was or None."""
     if is_key(value.dtype):
         return np.asarray(jax.random.key_data(value)), {"key": algorithm(value.dtype)}
@@ -69,14 +71,14 @@ class Description:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-def describe(value: Any) -> Description:
+def describe(value: PyTree) -> Description:
     """What an array, or a ShapeDtypeStruct, would be in a file."""
     if is_key(value.dtype):
         return Description(value.shape, f"key<{algorithm(value.dtype)}>")
     return Description(value.shape, np.dtype(value.dtype).name)
 
 
-def algorithm(key_dtype: Any) -> str:
+def algorithm(key_dtype: object) -> str:
     """The algorithm of a key dtype, e.g. ``"threefry2x32"``; jax tells it of arrays only."""
     found: list[Any] = []
     one_key = jax.ShapeDtypeStruct((), key_dtype)

@@ -10,13 +10,14 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from pax_export._errors import WeightNameError, WeightsMismatchError
 from pax_export._files import html_text
+from pax_export._types import PyTree
 from pax_export.core import named_leaves
 
 # The one name that a safetensors file keeps for itself.
 RESERVED = "__metadata__"
 
 
-def leaves_by_name(tree: Any) -> dict[str, Any]:
+def leaves_by_name(tree: PyTree) -> dict[str, Any]:
     """The leaves of a tree by their dotted names, in tree order."""
     pairs = named_leaves(tree)
     leaves = dict(pairs)
@@ -31,7 +32,7 @@ def leaves_by_name(tree: Any) -> dict[str, Any]:
     return leaves
 
 
-def _shared_name(tree: Any, names: list[str]) -> WeightNameError:
+def _shared_name(tree: PyTree, names: list[str]) -> WeightNameError:
     name = next(name for name in names if names.count(name) > 1)
     items, _ = tree_flatten_with_path(tree)
     paths = [keystr(path) for (path, _), other in zip(items, names) if other == name]

@@ -14,6 +14,7 @@ from pax_export._errors import InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export._jax import is_tracer
 from pax_export._signing import Key
 from pax_export._signing import verify as verified
+from pax_export._types import PyTree
 from pax_export.weights._dtypes import Note, describe, is_key, stored
 from pax_export.weights._file import WeightsFile, open_weights, write
 from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
@@ -21,7 +22,7 @@ from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mism
 T = TypeVar("T")
 
 
-def save_weights(module: Any, path: str | os.PathLike[str], *, sign: Key | None = None) -> None:
+def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | None = None) -> None:
     """Writes all arrays of a module, parameters and states alike, to a safetensors file.
 
     An array has the dotted name of its place, such as ``modules.0.weight``.  Any
@@ -77,7 +78,7 @@ def save_weights(module: Any, path: str | os.PathLike[str], *, sign: Key | None 
     write(Path(path), arrays, notes, sign)
 
 
-def _require_value(name: str, leaf: Any) -> None:
+def _require_value(name: str, leaf: object) -> None:
     if not isinstance(leaf, (jax.Array, np.ndarray)):
         raise InvalidArgumentTypeError(
             "save_weights needs a module of arrays.",
@@ -101,7 +102,7 @@ def _require_value(name: str, leaf: Any) -> None:
         )
 
 
-def absence(leaf: Any) -> str | None:
+def absence(leaf: object) -> str | None:
     """Why an array has no value here, if it has none."""
     if is_tracer(leaf):
         return "an array inside a function that jax traces"
@@ -127,7 +128,7 @@ def load_weights(
 
 
 def load_weights(
-    module: Any,
+    module: PyTree,
     path: str | os.PathLike[str],
     *,
     strict: bool = True,
@@ -207,7 +208,7 @@ def _of_quantized(report: LoadReport) -> str:
     return ""
 
 
-def require_shape(name: str, leaf: Any, what: str) -> None:
+def require_shape(name: str, leaf: object, what: str) -> None:
     """Refuses, by an InvalidArgumentTypeError, a leaf that says nothing of what is wanted."""
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         raise InvalidArgumentTypeError(
@@ -218,7 +219,7 @@ def require_shape(name: str, leaf: Any, what: str) -> None:
         )
 
 
-def _read(file: WeightsFile, name: str, own: Any) -> Any:
+def _read(file: WeightsFile, name: str, own: PyTree) -> Any:
     """The array of a file, of the kind and at the place of the module's own."""
     if isinstance(own, np.ndarray):
         return file.read(name).astype(own.dtype, copy=False)
@@ -235,7 +236,7 @@ def _read(file: WeightsFile, name: str, own: Any) -> Any:
     return jax.make_array_from_callback(own.shape, sharding, read_part)
 
 
-def refuse_narrowing(name: str, own: Any) -> None:
+def refuse_narrowing(name: str, own: PyTree) -> None:
     """Refuses, by an UnsupportedDtypeError, an array of 64 bits that jax would make one of 32."""
     if not is_key(own.dtype) and jax.dtypes.canonicalize_dtype(own.dtype) != own.dtype:
         raise UnsupportedDtypeError(
@@ -246,7 +247,7 @@ def refuse_narrowing(name: str, own: Any) -> None:
         )
 
 
-def chosen_sharding(own: Any) -> Any:
+def chosen_sharding(own: object) -> Any:
     """Where an array was put, or a ShapeDtypeStruct says, on purpose; None if jax may choose."""
     if is_tracer(own) or (isinstance(own, jax.Array) and not own.committed):
         return None

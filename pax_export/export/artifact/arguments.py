@@ -64,7 +64,7 @@ class Arguments:
             return value.astype(dtype)  # the same numbers, in the order of bytes of this machine
         raise self.wrong_dtype(name, value.dtype)
 
-    def wrong_dtype(self, name: str, given: Any) -> InvalidArgumentTypeError:
+    def wrong_dtype(self, name: str, given: object) -> InvalidArgumentTypeError:
         return InvalidArgumentTypeError(
             "An argument has another dtype than the exported one.",
             where=f"{self.key}: {name}",
@@ -179,7 +179,7 @@ def _fits(size: int, dimension: int | str, source: str, sizes: dict[str, tuple[i
     return dimensions.value(dimension, known) == size
 
 
-def is_of_jax(value: Any) -> bool:
+def is_of_jax(value: object) -> bool:
     """Whether this is an array of jax; there is none where jax has not been imported."""
     jax: Any = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)

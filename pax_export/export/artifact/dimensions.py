@@ -262,7 +262,7 @@ def _number(operation: str, left: int, right: int) -> int:
 
 
 def _computed(node: Any, known: Mapping[str, Any], calculate: Calculate) -> Any:
-    def inner(node: Any) -> Any:
+    def inner(node: object) -> Any:
         return _computed(node, known, calculate)
 
     match node:

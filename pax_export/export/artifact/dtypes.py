@@ -47,7 +47,7 @@ def is_integer(dtype: np.dtype) -> bool:
     return dtype.kind in "iu" or dtype.name.startswith(("int", "uint"))
 
 
-def narrows(given: Any, dtype: np.dtype) -> bool:
+def narrows(given: object, dtype: np.dtype) -> bool:
     """Whether jax makes this dtype of the given one, as it does with 64-bit numbers."""
     if not isinstance(given, np.dtype):
         return False  # typed keys

@@ -123,7 +123,7 @@ class _Input(str):
     """The name of an input, in the place of its array."""
 
 
-def _code(value: Any) -> str:
+def _code(value: object) -> str:
     if isinstance(value, _Input):
         return f"inputs[{str(value)!r}]"
     if isinstance(value, dict):

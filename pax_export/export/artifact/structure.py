@@ -29,7 +29,7 @@ from pax_export._errors import InvalidArgumentError
 _DEEPEST = 100
 
 
-def check(structure: Any, names: Collection[str], where: str, depth: int = 0) -> None:
+def check(structure: object, names: Collection[str], where: str, depth: int = 0) -> None:
     """Refuses what is no structure over arrays of these names."""
     if not isinstance(structure, Mapping) or len(structure) != 1 or depth > _DEEPEST:
         raise ValueError(f"{where} is no structure")
@@ -74,7 +74,7 @@ def rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
     return {"list": list, "tuple": tuple}[kind](rebuild(child, leaf) for child in content)
 
 
-def collect(structure: Mapping[str, Any], value: Any, into: dict[str, Any], path: str) -> None:
+def collect(structure: Mapping[str, Any], value: object, into: dict[str, Any], path: str) -> None:
     """Puts the arrays of a nested value under their names into a dict."""
     ((kind, content),) = structure.items()
     if kind == "leaf":
@@ -131,7 +131,7 @@ class Fixed:
         return self.text
 
 
-def _check_fixed(known: Any, value: Any, path: str) -> None:
+def _check_fixed(known: object, value: object, path: str) -> None:
     """Refuses another Python value than the one that is part of the exported function."""
     # Of what has no more than a name, nobody can tell whether it is the same.
     if isinstance(known, Fixed) or (type(value) is type(known) and value == known):
@@ -144,16 +144,16 @@ def _check_fixed(known: Any, value: Any, path: str) -> None:
     )
 
 
-def _has(value: Any, key: Any) -> bool:
+def _has(value: object, key: object) -> bool:
     return key in value if isinstance(value, Mapping) else hasattr(value, str(key))
 
 
-def _first(name: Any, known: Collection[Any]) -> Any:
+def _first(name: object, known: Collection[Any]) -> Any:
     """A key, or the first part of a name with dots: reports name nested arrays so."""
     return name if name in known or not isinstance(name, str) else name.partition(".")[0]
 
 
-def _child(value: Any, key: Any, path: str) -> Any:
+def _child(value: object, key: object, path: str) -> Any:
     if isinstance(value, Mapping) and key not in value:
         begin = f"{key}."
         below = {
@@ -173,7 +173,7 @@ def _child(value: Any, key: Any, path: str) -> Any:
         ) from error
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     """The structure of a value, with `...` for its arrays."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_brief(item)}" for key, item in value.items()) + "}"
@@ -186,7 +186,7 @@ def _brief(value: Any) -> str:
 _LARGEST = 2**63
 
 
-def read(kind: Any, value: Any, where: str = "the report") -> Any:
+def read(kind: Any, value: object, where: str = "the report") -> Any:
     """Makes a value of this type of what `json.loads` gave; errors say where it stands.
 
     The type is a dataclass, or one that its fields may have: `int`, `float`, `str`, `bool`,
@@ -214,7 +214,7 @@ def read(kind: Any, value: Any, where: str = "the report") -> Any:
     return _plain_atom(value, where)
 
 
-def _plain_atom(value: Any, where: str) -> Any:
+def _plain_atom(value: object, where: str) -> Any:
     if type(value) is int and abs(value) >= _LARGEST:
         raise ValueError(f"{where} is too large a number")
     if type(value) is str:
@@ -247,7 +247,7 @@ def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     return typing.get_type_hints(kind), needed
 
 
-def _tuple(args: tuple, value: Any, where: str) -> tuple:
+def _tuple(args: tuple, value: object, where: str) -> tuple:
     if not isinstance(value, list):
         raise ValueError(f"{where} is no list")
     kinds = args[:1] * len(value) if args[-1] is ... else args
@@ -256,20 +256,20 @@ def _tuple(args: tuple, value: Any, where: str) -> tuple:
     return tuple(read(kinds[i], each, f"{where}.{i}") for i, each in enumerate(value))
 
 
-def _dict(args: tuple, value: Any, where: str) -> dict[str, Any]:
+def _dict(args: tuple, value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} is no object")
     return {_plain_atom(k, where): read(args[1], v, f"{where}.{k}") for k, v in value.items()}
 
 
-def _literal(args: tuple, value: Any, where: str) -> Any:
+def _literal(args: tuple, value: object, where: str) -> Any:
     for each in args:
         if type(each) is type(value) and each == value:
             return value
     raise ValueError(f"{where} is none of {', '.join(map(repr, args))}")
 
 
-def _union(args: tuple, value: Any, where: str) -> Any:
+def _union(args: tuple, value: object, where: str) -> Any:
     error: ValueError | None = None
     for each in args:
         try:
@@ -289,7 +289,7 @@ _OF_ORIGIN: dict[Any, Callable[[tuple, Any, str], Any]] = {
 }
 
 
-def _check_plain(value: Any, where: str, depth: int = 0) -> None:
+def _check_plain(value: object, where: str, depth: int = 0) -> None:
     """Refuses what cannot be printed, or is nested so deeply that it cannot be walked."""
     if depth > _DEEPEST:
         raise ValueError(f"{where[:200]} is nested too deeply")

@@ -44,14 +44,14 @@ class LoadedFile:
         (1, 2)
     """
 
-    def __init__(self, report: Report, runtime: Any, run: Run):
+    def __init__(self, report: Report, runtime: object, run: Run):
         self.report = report
         self.runtime = runtime
         self.signatures = {
             key: FileSignature(key, info, run) for key, info in report.signatures.items()
         }
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the default signature, or the only one.
 
         Raises:
@@ -73,7 +73,7 @@ class FileSignature:
         self._run = run
         self._arguments = Arguments(key, info)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the exported function; see `LoadedFile`."""
         named = self._arguments.named(args, kwargs)
         in_jax = any(isinstance(value, jax.Array) for value in named.values())

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from pax_export._optional import require
+from pax_export._types import PyTree
 from pax_export.export.lowering.lower import Gradient, Lowered, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
@@ -36,7 +37,7 @@ def make_variables(store: Store) -> list[Any]:
     ]
 
 
-def make_function(signature: Signature, variables: Sequence[Any], gradient: Any = None) -> Any:
+def make_function(signature: Signature, variables: Sequence[Any], gradient: object = None) -> Any:
     """A `tf.function` of the signature's inputs, by position; gives the outputs by name.
 
     Its `get_concrete_function()` needs no arguments.  Functions of TensorFlow
@@ -45,7 +46,7 @@ def make_function(signature: Signature, variables: Sequence[Any], gradient: Any 
     if signature.processing is not None:
         return make_whole(signature, make_stages(signature, variables, gradient))
 
-    def function(*inputs: Any) -> dict[str, Any]:
+    def function(*inputs: PyTree) -> dict[str, Any]:
         return call_signature(signature, variables, inputs, gradient)
 
     tf = tensorflow("to_saved_model")
@@ -54,7 +55,7 @@ def make_function(signature: Signature, variables: Sequence[Any], gradient: Any 
 
 
 def make_stages(
-    signature: Signature, variables: Sequence[Any], gradient: Any = None
+    signature: Signature, variables: Sequence[Any], gradient: object = None
 ) -> dict[str, Any]:
     """The model, and what stands before and after it, as `tf.function` of their own.
 
@@ -78,7 +79,7 @@ def make_whole(signature: Signature, stages: Mapping[str, Any]) -> Any:
     else:
         specs = list(around.preprocess.input_signature)
 
-    def function(*inputs: Any) -> dict[str, Any]:
+    def function(*inputs: PyTree) -> dict[str, Any]:
         if "preprocess" in stages:
             inputs = stages["preprocess"](*inputs)
         outputs = stages["model"](*inputs)
@@ -104,7 +105,7 @@ def tensor_spec(name: str | None, struct: Any) -> Any:
 
 
 def call_signature(
-    signature: Signature, variables: Sequence[Any], inputs: Sequence[Any], gradient: Any = None
+    signature: Signature, variables: Sequence[Any], inputs: Sequence[Any], gradient: object = None
 ) -> dict[str, Any]:
     """Calls a signature inside of a TensorFlow function; gives the outputs by name.
 
@@ -159,7 +160,7 @@ def _differentiable(
     """
     results: list[Any] = []
 
-    def differentiable(*chosen: Any) -> tuple[list[Any], Callable]:
+    def differentiable(*chosen: object) -> tuple[list[Any], Callable]:
         given = list(operands)
         for index, value in zip(gradient.wrt, chosen):
             given[index] = value
@@ -185,7 +186,7 @@ def make_gradient(signature: Signature) -> Any:
     extra = second.structs[count + len(second.of) :]
     structs, needed = [*first.structs, *extra], _needed(first, second)
 
-    def gradient(*given: Any) -> list[Any]:
+    def gradient(*given: object) -> list[Any]:
         every: list[Any] = [None] * len(structs)
         for index, value in zip(needed, given):
             every[index] = value
@@ -216,7 +217,7 @@ def _needed(first: Gradient, second: Gradient) -> list[int]:
     return sorted(used)
 
 
-def _call(tf: Any, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
+def _call(tf: object, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
     # TensorFlow exports no public name for the operation that it made for jax.
     xla = require("tensorflow.compiler.tf2xla.python.xla", "tensorflow", "to_saved_model")
     given = [operands[index] for index in lowered.kept]

@@ -180,7 +180,7 @@ def _signature(
 
 
 def signature_info(
-    program: Program, around: Processing | None = None, **facts: Any
+    program: Program, around: Processing | None = None, **facts: object
 ) -> SignatureInfo:
     """One function: its arrays, the structure of its arguments and result, and further facts."""
     inputs = around.inputs if around else program.inputs
@@ -224,7 +224,7 @@ class Order:
     required: int
 
     @classmethod
-    def of(cls, given: Any, trainable: bool) -> Order:
+    def of(cls, given: object, trainable: bool) -> Order:
         if given is None:
             # What nobody asked for is left out where it cannot be had.
             return cls(2, 1) if trainable else cls(1, 0)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.checkpoint import StoredArray, on_host
 from pax_export.export.artifact.report import VariableInfo
 from pax_export.export.tracing import dtypes
@@ -59,7 +60,7 @@ class Store:
             self.variables[place].leaves.append(leaf.path)
             self.of_leaf.append(place)
 
-    def _add(self, value: Any, name: str, trainable: bool, parameter: bool = False) -> int:
+    def _add(self, value: object, name: str, trainable: bool, parameter: bool = False) -> int:
         place = len(self.variables)
         self.variables.append(Variable(name, stored(value, self._defer), trainable, parameter))
         self._by_id.setdefault(id(value), place)
@@ -72,7 +73,7 @@ class Store:
             if isinstance(variable.value, Deferred):
                 variable.value = np.asarray(variable.value)
 
-    def replace(self, place: int, value: Any) -> None:
+    def replace(self, place: int, value: object) -> None:
         """Holds another value of the same shape and dtype; the old one is let go."""
         self._by_id = {key: each for key, each in self._by_id.items() if each != place}
         self._by_id[id(value)] = place
@@ -93,7 +94,7 @@ class Store:
             for variable in self.variables
         )
 
-    def of_constant(self, value: Any) -> int:
+    def of_constant(self, value: object) -> int:
         """The variable that holds an array that a method closes over."""
         value = getattr(value, "val", value)  # jax wraps numpy arrays anew for every trace
         place = self._by_id.get(id(value))
@@ -128,12 +129,12 @@ class Deferred:
         self.nbytes = self.size * self.dtype.itemsize
         self._read = read
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         array = self._read()
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
-def stored(value: Any, defer: bool) -> Any:
+def stored(value: object, defer: bool) -> Any:
     """A leaf as it stands outside of jax.
 
     With `defer`, one that is not in this machine's memory as a whole stays where it is.

@@ -21,6 +21,7 @@ from pax_export._errors import (
     StructureMismatchError,
     UnsupportedDtypeError,
 )
+from pax_export._types import PyTree
 from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax._shapes import broadcast
@@ -43,7 +44,7 @@ _ARRAYS = (
 )
 
 
-def get_key_name(key: Any) -> int | str:
+def get_key_name(key: object) -> int | str:
     """What one step of a jax key path is called.
 
     Args:
@@ -63,7 +64,7 @@ def get_key_name(key: Any) -> int | str:
     raise InvalidArgumentError(f'Unsupported KeyEntry: {type(key)}: "{key}"')
 
 
-def get_param_names(params: Any) -> Any:
+def get_param_names(params: PyTree) -> Any:
     """The name of every leaf, in a pytree like the params.
 
     Args:
@@ -90,7 +91,7 @@ def get_param_names(params: Any) -> Any:
 
 
 def _joined(path: tuple) -> str:
-    def name(entry: Any) -> str:
+    def name(entry: object) -> str:
         if isinstance(entry, tuple(_KEYS)):
             return str(get_key_name(entry))
         return jax.tree_util.keystr((entry,), simple=True)  # of a node with keys of its own
@@ -101,7 +102,7 @@ def _joined(path: tuple) -> str:
 class Model:
     """The params, the variables of their leaves, and those of closed-over arrays."""
 
-    def __init__(self, params: Any, trainable: Any, pspecs: Any, consolidate: bool):
+    def __init__(self, params: PyTree, trainable: object, pspecs: object, consolidate: bool):
         self._placement = _Placement(pspecs, consolidate)
         paths, self.tree = jax.tree_util.tree_flatten_with_path(params)
         flags = [bool(flag) for flag in broadcast(trainable, params, "trainable")]
@@ -130,7 +131,7 @@ class Model:
         self.leaves = tuple(leaves)
         self.lay_out(params, arrays)
 
-    def lay_out(self, params: Any, arrays: Sequence[Any]) -> None:
+    def lay_out(self, params: PyTree, arrays: Sequence[Any]) -> None:
         """Makes the variables of params with these arrays; leaves that are one array share one."""
         leaves = [dataclasses.replace(leaf, value=x) for leaf, x in zip(self.leaves, arrays)]
         store = Store(leaves, (), trainable=True)
@@ -160,7 +161,7 @@ class Model:
         self.variables.extend(made)
         return made
 
-    def check(self, params: Any) -> list[Any]:
+    def check(self, params: PyTree) -> list[Any]:
         """The arrays of other params; an error if the variables cannot take them."""
         leaves, tree = jax.tree_util.tree_flatten(params)
         if tree != self.tree:
@@ -185,7 +186,7 @@ class Model:
             for place, value in zip(self.store.of_leaf, arrays)
         )
 
-    def assign(self, params: Any, arrays: Sequence[Any]) -> None:
+    def assign(self, params: PyTree, arrays: Sequence[Any]) -> None:
         """Gives the variables the checked arrays of other params, one by one; all or none."""
         old: dict[int, tuple[Any, Any]] = {}
         try:
@@ -199,7 +200,7 @@ class Model:
             raise
         self.params = params
 
-    def _assign(self, place: int, value: Any, spec: Any) -> None:
+    def _assign(self, place: int, value: object, spec: object) -> None:
         self.store.replace(place, value)
         stored = self._placement.stored(self.store.variables[place].value, spec)
         self.variables[place].assign(stored)
@@ -208,7 +209,7 @@ class Model:
 class _Placement:
     """Where variables are: on the host, or sharded over a mesh of DTensor."""
 
-    def __init__(self, pspecs: Any, consolidate: bool):
+    def __init__(self, pspecs: object, consolidate: bool):
         self._mesh = dtensor_utils.get_current_mesh()
         self._consolidate = consolidate
         if self._mesh is not None and pspecs is None:
@@ -224,7 +225,7 @@ class _Placement:
                 "`with maybe_enable_dtensor_export_on(mesh):`",
             )
 
-    def variable(self, value: Any, name: str, trainable: bool, pspec: Any) -> Any:
+    def variable(self, value: object, name: str, trainable: bool, pspec: object) -> Any:
         """A variable that holds the value."""
         if self._mesh is not None:
             tensor = self.stored(value, pspec)
@@ -233,7 +234,7 @@ class _Placement:
         with tf.device(tf.config.list_logical_devices("CPU")[0].name):
             return tf.Variable(value, trainable=trainable, name=name)
 
-    def stored(self, value: Any, pspec: Any) -> Any:
+    def stored(self, value: PyTree, pspec: PyTree) -> Any:
         """What a variable of this partition spec is assigned for a value."""
         if self._mesh is None:
             return value
@@ -242,7 +243,7 @@ class _Placement:
         )
 
 
-def _array(value: Any, name: str) -> Any:
+def _array(value: PyTree, name: str) -> Any:
     """A leaf as an array of a dtype that jax has."""
     if isinstance(value, jax.ShapeDtypeStruct):
         raise UnsupportedDtypeError(
@@ -273,7 +274,7 @@ def _array(value: Any, name: str) -> Any:
     return result
 
 
-def _fitting(value: Any, leaf: Leaf) -> Any:
+def _fitting(value: PyTree, leaf: Leaf) -> Any:
     if not isinstance(value, _ARRAYS):
         raise InvalidArgumentError(
             "Incompatible type conversion: a parameter is no array.",
@@ -302,13 +303,13 @@ def _fitting(value: Any, leaf: Leaf) -> Any:
     return value
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: PyTree, other: PyTree) -> bool:
     if jax.numpy.issubdtype(one.dtype, jax.dtypes.prng_key):
         one, other = jax.random.key_data(one), jax.random.key_data(other)
     return np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: object, other: object) -> bool:
     try:
         return bool(one == other)
     except Exception:

@@ -14,19 +14,20 @@ import jax
 from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import PyTree
 from pax_export.export.artifact import dimensions
 
 CONSTRAINTS = 'jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)}'
 
 
-def broadcast(prefix: Any, tree: Any, argument: str, is_leaf: Any = None) -> list[Any]:
+def broadcast(prefix: object, tree: PyTree, argument: str, is_leaf: PyTree = None) -> list[Any]:
     """One value for each leaf of a tree, from a tree that may end above the leaves."""
     values: list[Any] = []
 
-    def stop(value: Any) -> bool:
+    def stop(value: PyTree) -> bool:
         return value is None or (is_leaf is not None and is_leaf(value))
 
-    def spread(value: Any, below: Any) -> None:
+    def spread(value: object, below: object) -> None:
         values.extend([value] * jax.tree_util.tree_structure(below).num_leaves)
 
     try:
@@ -62,7 +63,7 @@ def symbolic(
     return [_shape(*each, scope) for each in zip(names, shapes, specs)]
 
 
-def _shape(name: str, shape: Sequence[int | None], spec: Any, scope: Any) -> tuple:
+def _shape(name: str, shape: Sequence[int | None], spec: object, scope: PyTree) -> tuple:
     text = _text(spec)
     if text is None:
         if None in shape:
@@ -108,7 +109,7 @@ def _suggested(shape: Sequence[int | None]) -> str:
     return f'input_polymorphic_shape="{sizes}", with a name for each size that is not known'
 
 
-def is_spec(value: Any) -> bool:
+def is_spec(value: object) -> bool:
     """Whether this is the shape of one array, rather than a tree of them."""
     if isinstance(value, str) or type(value).__name__ == "PolyShape":
         return True
@@ -117,7 +118,7 @@ def is_spec(value: Any) -> bool:
     )
 
 
-def _text(spec: Any) -> str | None:
+def _text(spec: object) -> str | None:
     if spec is None or isinstance(spec, str):
         return spec
     if not isinstance(spec, (tuple, list)):
@@ -144,7 +145,7 @@ def shapes_of_results(
             if number is not None and name.isidentifier():
                 found[name] = int(number)
 
-    def known(size: Any) -> int | None:
+    def known(size: object) -> int | None:
         size = size if isinstance(size, int) else str(size)
         return dimensions.value(size, found) if set(dimensions.names(size)) <= set(found) else None
 

@@ -119,7 +119,7 @@ def with_default_args(tf_fn: Callable[..., Any], input_signature: Sequence[PyTre
         [inspect.Parameter(p.name, p.kind, default=x) for p, x in zip(parameters, defaults)]
     )
 
-    def with_defaults(*args: Any, **kwargs: Any) -> Any:
+    def with_defaults(*args: object, **kwargs: object) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return tf_fn(*bound.args, **bound.kwargs)
@@ -161,7 +161,7 @@ def make_auto_batching_function(input_signature: Sequence[PyTree]) -> Callable[.
             got=f"input_signature={input_signature}",
         )
 
-    def auto_batching_fn(*args: Any) -> Any:
+    def auto_batching_fn(*args: object) -> Any:
         tensors, given = jax.tree_util.tree_flatten(args)
         if given != tree:
             raise InvalidArgumentError(
@@ -176,7 +176,7 @@ def make_auto_batching_function(input_signature: Sequence[PyTree]) -> Callable[.
     return with_default_args(auto_batching_fn, input_signature)
 
 
-def _same_batch(batch: Any, tensor: Any, is_primary: bool, name: str | None) -> Any:
+def _same_batch(batch: Any, tensor: object, is_primary: bool, name: str | None) -> Any:
     size = tf.shape(tensor)[0]
     if is_primary:
         message = "All primary input tensors must have the same batch size."
@@ -251,7 +251,7 @@ class CallableSignatures:
 
     @classmethod
     def from_saved_model(
-        cls, model_dir: str, tags: Sequence[str], sess_config: Any = None
+        cls, model_dir: str, tags: Sequence[str], sess_config: object = None
     ) -> CallableSignatures:
         """Loads a SavedModel into a session.
 

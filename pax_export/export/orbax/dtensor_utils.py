@@ -294,7 +294,7 @@ def get_pspec_from_jax_arrays(nested_jax_arrays: PyTree) -> PyTree:
     """
     meshes: list[Any] = []
 
-    def spec(array: Any) -> jax.sharding.PartitionSpec:
+    def spec(array: object) -> jax.sharding.PartitionSpec:
         sharding = getattr(array, "sharding", None)
         if sharding is None:
             return jax.sharding.PartitionSpec()

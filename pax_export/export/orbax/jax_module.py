@@ -99,9 +99,9 @@ class JaxModule(tf.Module):
         *,
         allow_multi_axis_sharding_consolidation: bool | None = None,
         export_version: constants.ExportModelType = constants.ExportModelType.TF_SAVEDMODEL,
-        input_polymorphic_shape_symbol_values: Any = None,
-        jax2obm_kwargs: Any = None,
-        jax2obm_options: Any = None,
+        input_polymorphic_shape_symbol_values: object = None,
+        jax2obm_kwargs: object = None,
+        jax2obm_options: object = None,
     ):
         super().__init__(name=name)
         _check_version(export_version, input_polymorphic_shape_symbol_values)
@@ -264,13 +264,13 @@ class JaxModule(tf.Module):
 def _function(call: Callable[[Any], Any], jit_compile: bool) -> Any:
     # TensorFlow makes the names of its functions of this one, and not every
     # reader takes those of lambdas.
-    def predict_fn(x: Any) -> Any:
+    def predict_fn(x: object) -> Any:
         return call(x)
 
     return tf.function(predict_fn, jit_compile=jit_compile, autograph=False)
 
 
-def _check_version(version: Any, symbol_values: Any) -> None:
+def _check_version(version: object, symbol_values: object) -> None:
     kinds = constants.ExportModelType
     # Another enum of the same members is orbax's own.
     name = getattr(version, "name", None)

@@ -46,7 +46,7 @@ __all__ = [
 _SUFFIX = ".jax_exported"
 
 
-def get_variable_tree(var_treedef: Any, var_leaves: Sequence[Any]) -> PyTree:
+def get_variable_tree(var_treedef: object, var_leaves: Sequence[Any]) -> PyTree:
     """The pytree of these leaves.
 
     Example:
@@ -127,7 +127,7 @@ def with_bfloat16(
     """
 
     @functools.wraps(function)
-    def converted(*args: Any, **kwargs: Any) -> Any:
+    def converted(*args: object, **kwargs: object) -> Any:
         if inputs:
             args, kwargs = _cast((args, kwargs), "float32", "bfloat16")
         output = function(*args, **kwargs)
@@ -166,7 +166,7 @@ def to_bfloat16(x: PyTree) -> PyTree:
 
 
 def _cast(tree: Any, old: str, new: str) -> Any:
-    def cast(leaf: Any) -> Any:
+    def cast(leaf: object) -> Any:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or getattr(dtype, "name", None) != old:
             return leaf

@@ -24,7 +24,7 @@ def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
     return platforms
 
 
-def signature_keys(methods: Any) -> list[str]:
+def signature_keys(methods: object) -> list[str]:
     """The names of the signatures: those that a user gave, or that of the only one."""
     if methods is None:
         return [DEFAULT]
@@ -33,7 +33,7 @@ def signature_keys(methods: Any) -> list[str]:
     return list(as_named("methods", methods, what, write))
 
 
-def check_choice(name: str, value: Any, choices: tuple) -> None:
+def check_choice(name: str, value: object, choices: tuple) -> None:
     """Refuses a value that is none of a few."""
     comparable = isinstance(value, (str, int)) and value != 1
     if not any(value is choice or (comparable and value == choice) for choice in choices):
@@ -44,7 +44,7 @@ def check_choice(name: str, value: Any, choices: tuple) -> None:
         )
 
 
-def by_signature(name: str, value: Any, keys: Sequence[str], several: bool) -> dict[str, Any]:
+def by_signature(name: str, value: object, keys: Sequence[str], several: bool) -> dict[str, Any]:
     """What an argument says of each signature: given for the only one, or as a dict over some keys.
 
     With `several`, the user has named the signatures, and it must be a dict.

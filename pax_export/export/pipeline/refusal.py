@@ -36,7 +36,7 @@ def scratch_place(format: Format) -> Iterator[Path]:
         yield place
 
 
-def with_paths(model: Any) -> tuple[Any, dict[str, str]]:
+def with_paths(model: object) -> tuple[Any, dict[str, str]]:
     """A model whose modules say their paths when it is traced anew, and their classes by path."""
     if not isinstance(model, Module):
         return model, {}
@@ -46,7 +46,7 @@ def with_paths(model: Any) -> tuple[Any, dict[str, str]]:
 
 def name_modules(
     error: PaxError,
-    model: Any,
+    model: object,
     again: Callable[[Any], object],
     programs: Callable[[], Sequence[Program]],
 ) -> None:

@@ -126,7 +126,7 @@ def _exported(exporter: FormatExporter, run: ExportRun, request: Request) -> Rep
 def _name_modules(error: PaxError, exporter: FormatExporter, request: Request) -> None:
     """Adds to a refusal in which modules the operations stand that it is about."""
 
-    def again(model: Any) -> None:
+    def again(model: object) -> None:
         labelled = dataclasses.replace(request, model=model)
         contents = exporter.lower(*exporter.trace(labelled), labelled)
         with scratch_place(exporter.format) as place:
@@ -255,7 +255,7 @@ def not_finite(weights: Mapping[str, Any]) -> str:
     return a_few(names, _FEW)
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     array = np.asarray(value)
     if not is_inexact(array.dtype):
         return True
@@ -267,7 +267,7 @@ def _report(
     exporter: FormatExporter,
     contents: Contents,
     place: Path,
-    written: Any,
+    written: object,
     run: ExportRun,
     errors: dict[str, float],
 ) -> Report:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from pax_export._jaxpr import is_literal
+from pax_export._types import Array, Equation
 from pax_export.export.portable.graph import Found, Graph, close, pattern, scaled
 
 
@@ -33,7 +34,7 @@ def clip(graph: Graph, equation: Any) -> Found | None:
 
 
 @pattern("mul")
-def silu(graph: Graph, equation: Any) -> Found | None:
+def silu(graph: Graph, equation: Equation) -> Found | None:
     for x, gate in (equation.invars, equation.invars[::-1]):
         logistic = graph.maker(gate, "logistic")
         if logistic is not None and graph.same(logistic.invars[0]) is graph.same(x):
@@ -42,7 +43,7 @@ def silu(graph: Graph, equation: Any) -> Found | None:
 
 
 @pattern("div", "mul")
-def hard_sigmoid(graph: Graph, equation: Any) -> Found | None:
+def hard_sigmoid(graph: Graph, equation: Equation) -> Found | None:
     x, by = equation.invars
     number, name = graph.scalar(by), equation.primitive.name
     if number is None or not math.isclose(
@@ -63,7 +64,7 @@ def hard_sigmoid(graph: Graph, equation: Any) -> Found | None:
 
 
 @pattern("mul")
-def hard_swish(graph: Graph, equation: Any) -> Found | None:
+def hard_swish(graph: Graph, equation: Equation) -> Found | None:
     for x, gate in (equation.invars, equation.invars[::-1]):
         made = graph.maker(gate, "div", "mul")
         inner = None if made is None else hard_sigmoid(graph, made)
@@ -73,7 +74,7 @@ def hard_swish(graph: Graph, equation: Any) -> Found | None:
 
 
 @pattern("mul")
-def gelu(graph: Graph, equation: Any) -> Found | None:
+def gelu(graph: Graph, equation: Equation) -> Found | None:
     number, parts = scaled(graph, equation.outvars[0])
     if len(parts) != 2:
         return None
@@ -99,7 +100,7 @@ def gelu(graph: Graph, equation: Any) -> Found | None:
     return None
 
 
-def _is_gelu_curve(graph: Graph, atom: Any, x: Any) -> bool:
+def _is_gelu_curve(graph: Graph, atom: object, x: Array) -> bool:
     """Whether it is ``sqrt(2 / pi) * (x + 0.044715 * x**3)``."""
     number, parts = scaled(graph, atom)
     total = graph.maker(parts[0], "add") if len(parts) == 1 else None

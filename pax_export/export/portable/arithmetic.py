@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from pax_export._jaxpr import bound, inner_programs, is_literal
+from pax_export._types import Jaxpr
 from pax_export.export.portable.program import (
     PortableProgram,
     Weight,
@@ -38,7 +39,7 @@ _MOVES = frozenset({"transpose", "squeeze", "expand_dims", "rev", "broadcast_in_
 _WHEN_RUN = frozenset({"dim_as_value", "platform_index", "axis_index"})
 
 
-def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Sequence[int], **_: Any) -> Any:
+def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Sequence[int], **_: object) -> Any:
     between = [1] * len(shape)
     for axis, place in enumerate(broadcast_dimensions):
         between[place] = x.shape[axis]
@@ -84,7 +85,7 @@ class KnownValues:
             if self._is_known(equation):
                 self.makers.update(dict.fromkeys(equation.outvars, equation))
 
-    def __contains__(self, atom: Any) -> bool:
+    def __contains__(self, atom: object) -> bool:
         return is_literal(atom) or atom in self._arrays or atom in self.makers
 
     def forget(self, atoms: Sequence[Any]) -> None:
@@ -97,7 +98,7 @@ class KnownValues:
                 gone.add(variable)
                 del self.makers[variable]
 
-    def root(self, atom: Any) -> Any:
+    def root(self, atom: object) -> Any:
         """The largest operand of the program that a known variable is computed from."""
         while atom in self.makers:
             read = [each for each in self.makers[atom].invars if not is_literal(each)]
@@ -133,7 +134,7 @@ class KnownValues:
             self._arrays.update(zip(equation.outvars, results))
         return self._arrays[atom]
 
-    def sources(self, atom: Any) -> tuple[str, ...]:
+    def sources(self, atom: object) -> tuple[str, ...]:
         """The names of the weights that a known variable is computed from, the largest first."""
         if atom not in self._sources:
             read = [each for each in self.makers[atom].invars if not is_literal(each)]
@@ -169,7 +170,7 @@ def computed(program: PortableProgram) -> PortableProgram:
     order = [*frontier, *program.inputs]
     left = _needed_after(program.jaxpr, set(order))
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: object) -> list[Any]:
         values = dict(zip(order, operands))
         values.update(zip(program.jaxpr.constvars, program.program.consts))
 
@@ -222,7 +223,7 @@ def _spread(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _needed_after(jaxpr: Any, given: set[Any]) -> list[Any]:
+def _needed_after(jaxpr: Jaxpr, given: set[Any]) -> list[Any]:
     """The equations that the results of a program need where some variables are given."""
     used = {atom for atom in jaxpr.outvars if not is_literal(atom)} - given
     kept = []
@@ -233,7 +234,7 @@ def _needed_after(jaxpr: Any, given: set[Any]) -> list[Any]:
     return kept[::-1]
 
 
-def _weight(known: KnownValues, atom: Any, taken: set[str]) -> Weight:
+def _weight(known: KnownValues, atom: object, taken: set[str]) -> Weight:
     """A known array; one that was computed is named for the largest that it is made of."""
     if atom not in known.makers:
         return known.given[atom]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._jaxpr import bound, called_program, inner_programs, is_literal
+from pax_export._types import Array, DTypeLike, Equation
 from pax_export.export.portable.program import is_static, source_of
 
 #: These give what they are given; a conversion does where the dtype stays.
@@ -109,7 +110,7 @@ class Affine:
             self.axis,
         )
 
-    def shifted(self, bias: Any, sign: int = 1) -> Affine:
+    def shifted(self, bias: Array, sign: int = 1) -> Affine:
         return Affine(self.terms, _sum(self.bias, bias, sign), self.size, self.shape, self.axis)
 
     def negative(self) -> Affine:
@@ -120,7 +121,7 @@ class Affine:
     def matrix(self, step: Step) -> Any:
         return next((matrix for each, matrix in self.terms if each is step), None)
 
-    def biases(self, dtype: Any) -> Any:
+    def biases(self, dtype: DTypeLike) -> Any:
         bias = jnp.zeros(1, dtype) if self.bias is None else self.bias
         return jnp.broadcast_to(bias, (self.size,))
 
@@ -244,7 +245,7 @@ def _dot(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     return [Affine(tuple(terms), None, matrix.shape[1], shape, len(shape) - 1 if first else 0)]
 
 
-def _add(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _add(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     x, y = given
     sign = 1 if equation.primitive.name == "add" else -1
     if isinstance(x, Known) and sign > 0:
@@ -266,7 +267,7 @@ def _function(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     return [Step(equation.primitive.name, tuple(given), shape, *axes)]
 
 
-def _is_other(value: Any) -> bool:
+def _is_other(value: object) -> bool:
     return isinstance(value, Step) and value.name == "other"
 
 

@@ -74,48 +74,48 @@ def _scaled(x: ComplexPair, factor: Any) -> ComplexPair:
 
 
 @_of_complex("complex")
-def _complex(x: Any, y: Any, **_: Any) -> ComplexPair:
+def _complex(x: Any, y: Any, **_: object) -> ComplexPair:
     return ComplexPair(*jnp.broadcast_arrays(x, y))
 
 
 @_of_complex("real")
-def _real(x: ComplexPair, **_: Any) -> Any:
+def _real(x: ComplexPair, **_: object) -> Any:
     return x.real
 
 
 @_of_complex("imag")
-def _imag(x: ComplexPair, **_: Any) -> Any:
+def _imag(x: ComplexPair, **_: object) -> Any:
     return x.imag
 
 
 @_of_complex("conj")
-def _conj(x: Any, **_: Any) -> ComplexPair:
+def _conj(x: Any, **_: object) -> ComplexPair:
     x = _pair(x)
     return ComplexPair(x.real, -x.imag)
 
 
 @_of_complex("neg")
-def _neg(x: ComplexPair, **_: Any) -> ComplexPair:
+def _neg(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(-x.real, -x.imag)
 
 
 @_of_complex("add", "add_any")
-def _add(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
+def _add(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(x.real + y.real, x.imag + y.imag)
 
 
 @_of_complex("sub")
-def _sub(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
+def _sub(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(x.real - y.real, x.imag - y.imag)
 
 
 @_of_complex("mul")
-def _mul(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
+def _mul(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
 
 
 @_of_complex("div")
-def _div(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
+def _div(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
     """By the conjugate, with the divisor scaled so that its square neither over- nor underflows."""
     size = jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag))
     size = jnp.where(size > 0, size, 1)
@@ -126,7 +126,7 @@ def _div(x: ComplexPair, y: ComplexPair, **_: Any) -> ComplexPair:
 
 
 @_of_complex("abs")
-def _abs(x: ComplexPair, **_: Any) -> Any:
+def _abs(x: ComplexPair, **_: object) -> Any:
     """Scaled by the larger part, whose square might overflow."""
     one, other = jnp.abs(x.real), jnp.abs(x.imag)
     large, small = jnp.maximum(one, other), jnp.minimum(one, other)
@@ -135,29 +135,29 @@ def _abs(x: ComplexPair, **_: Any) -> Any:
 
 
 @_of_complex("sign")
-def _sign(x: ComplexPair, **_: Any) -> ComplexPair:
+def _sign(x: ComplexPair, **_: object) -> ComplexPair:
     size = _abs(x)
     size = jnp.where(size == 0, 1, size)
     return ComplexPair(x.real / size, x.imag / size)
 
 
 @_of_complex("eq")
-def _eq(x: ComplexPair, y: ComplexPair, **_: Any) -> Any:
+def _eq(x: ComplexPair, y: ComplexPair, **_: object) -> Any:
     return (x.real == y.real) & (x.imag == y.imag)
 
 
 @_of_complex("ne")
-def _ne(x: ComplexPair, y: ComplexPair, **_: Any) -> Any:
+def _ne(x: ComplexPair, y: ComplexPair, **_: object) -> Any:
     return ~_eq(x, y)
 
 
 @_of_complex("is_finite")
-def _is_finite(x: ComplexPair, **_: Any) -> Any:
+def _is_finite(x: ComplexPair, **_: object) -> Any:
     return jnp.isfinite(x.real) & jnp.isfinite(x.imag)
 
 
 @_of_complex("convert_element_type")
-def _convert(x: Any, *, new_dtype: Any, **_: Any) -> Any:
+def _convert(x: Any, *, new_dtype: Any, **_: object) -> Any:
     half = half_dtype(new_dtype)
     if half is None:  # the imaginary part is dropped, as jax does
         return x.real.astype(new_dtype)
@@ -168,7 +168,7 @@ def _convert(x: Any, *, new_dtype: Any, **_: Any) -> Any:
 
 
 @_of_complex("dot_general")
-def _dot_general(x: Any, y: Any, *, dimension_numbers: Any, **_: Any) -> ComplexPair:
+def _dot_general(x: Any, y: Any, *, dimension_numbers: Any, **_: object) -> ComplexPair:
     def times(left: Any, right: Any) -> Any:
         return lax.dot_general(left, right, dimension_numbers)
 
@@ -184,7 +184,7 @@ def _dot_general(x: Any, y: Any, *, dimension_numbers: Any, **_: Any) -> Complex
 
 
 @_of_complex("exp")
-def _exp(x: ComplexPair, **_: Any) -> ComplexPair:
+def _exp(x: ComplexPair, **_: object) -> ComplexPair:
     size = jnp.exp(x.real)
     return ComplexPair(size * jnp.cos(x.imag), _times(size, jnp.sin(x.imag)))
 
@@ -195,12 +195,12 @@ def _times(size: Any, share: Any) -> Any:
 
 
 @_of_complex("log")
-def _log(x: ComplexPair, **_: Any) -> ComplexPair:
+def _log(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(jnp.log(_abs(x)), lax.atan2(x.imag, x.real))
 
 
 @_of_complex("log1p")
-def _log1p(x: ComplexPair, **_: Any) -> ComplexPair:
+def _log1p(x: ComplexPair, **_: object) -> ComplexPair:
     moved = ComplexPair(1 + x.real, x.imag)
     near = 0.5 * jnp.log1p(x.real * (2 + x.real) + x.imag * x.imag)
     size = jnp.where(_abs(x) < 0.5, near, jnp.log(_abs(moved)))
@@ -208,7 +208,7 @@ def _log1p(x: ComplexPair, **_: Any) -> ComplexPair:
 
 
 @_of_complex("sqrt")
-def _sqrt(x: ComplexPair, **_: Any) -> ComplexPair:
+def _sqrt(x: ComplexPair, **_: object) -> ComplexPair:
     """The larger part by a root, the other one by a quotient that loses no digits."""
     root = jnp.sqrt(0.5 * _abs(x) + 0.5 * jnp.abs(x.real))
     rest = x.imag / (2 * jnp.where(root == 0, 1, root))
@@ -218,46 +218,46 @@ def _sqrt(x: ComplexPair, **_: Any) -> ComplexPair:
 
 
 @_of_complex("rsqrt")
-def _rsqrt(x: ComplexPair, **_: Any) -> ComplexPair:
+def _rsqrt(x: ComplexPair, **_: object) -> ComplexPair:
     root = _sqrt(x)
     return _div(ComplexPair(jnp.ones_like(root.real), jnp.zeros_like(root.imag)), root)
 
 
 @_of_complex("pow")
-def _pow(x: Any, y: Any, **_: Any) -> ComplexPair:
+def _pow(x: Any, y: Any, **_: object) -> ComplexPair:
     return _exp(_mul(_log(_pair(x)), _pair(y)))
 
 
 @_of_complex("sin")
-def _sin(x: ComplexPair, **_: Any) -> ComplexPair:
+def _sin(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(
         _times(jnp.cosh(x.imag), jnp.sin(x.real)), jnp.cos(x.real) * jnp.sinh(x.imag)
     )
 
 
 @_of_complex("cos")
-def _cos(x: ComplexPair, **_: Any) -> ComplexPair:
+def _cos(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(
         jnp.cos(x.real) * jnp.cosh(x.imag), -_times(jnp.sinh(x.imag), jnp.sin(x.real))
     )
 
 
 @_of_complex("sinh")
-def _sinh(x: ComplexPair, **_: Any) -> ComplexPair:
+def _sinh(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(
         jnp.sinh(x.real) * jnp.cos(x.imag), _times(jnp.cosh(x.real), jnp.sin(x.imag))
     )
 
 
 @_of_complex("cosh")
-def _cosh(x: ComplexPair, **_: Any) -> ComplexPair:
+def _cosh(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(
         jnp.cosh(x.real) * jnp.cos(x.imag), _times(jnp.sinh(x.real), jnp.sin(x.imag))
     )
 
 
 @_of_complex("tanh")
-def _tanh(x: ComplexPair, **_: Any) -> ComplexPair:
+def _tanh(x: ComplexPair, **_: object) -> ComplexPair:
     """By tangents, which are bounded where the hyperbolic sine is not."""
     one, other = jnp.tanh(x.real), jnp.tan(x.imag)
     return _div(ComplexPair(one, other), ComplexPair(jnp.ones_like(one), one * other))
@@ -271,7 +271,7 @@ _FORWARD, _BACKWARD = -1.0, 1.0
 
 
 @_of_complex("fft")
-def _fft(x: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_: Any) -> Any:
+def _fft(x: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_: object) -> Any:
     """As products with matrices of cosines and sines, one axis after the other."""
     kind = str(getattr(fft_type, "name", fft_type)).rsplit(".", 1)[-1].upper()
     found = _pair(x)

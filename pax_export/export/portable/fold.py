@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from pax_export._jaxpr import bound, is_literal
+from pax_export._types import Array, Equation
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again, is_static, source_of, uses
 
@@ -76,7 +77,7 @@ class _Folding:
         made = self._program.rebuilt(self._operate, taken=self._array)
         return made.noted(*self._notes)
 
-    def _operate(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def _operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         name = equation.primitive.name
         if name == "broadcast_in_dim":
             spread = self._spread(equation, operands)
@@ -111,7 +112,7 @@ class _Folding:
         axis = axes[of_atom[0]] if of_atom else None
         return Spread(vector, axis, _Made(self, equation, x))
 
-    def _vector(self, atom: Any, x: Any) -> Vector | None:
+    def _vector(self, atom: Any, x: Array) -> Vector | None:
         """A known array of which at most one axis is longer than 1."""
         shape = atom.aval.shape
         if not is_static(shape) or sum(size != 1 for size in shape) > 1:
@@ -121,7 +122,7 @@ class _Folding:
         traced = lax.reshape(self._array(x), (values.size,) if several else ())
         return Vector(traced, values.reshape(traced.shape))
 
-    def _vector_for(self, product: Product, atom: Any, x: Any) -> Vector | None:
+    def _vector_for(self, product: Product, atom: Any, x: Array) -> Vector | None:
         """An operand as one number for each feature of a product; None if it is none."""
         if isinstance(x, Spread):
             along = x.axis is None or x.axis == product.feature
@@ -206,7 +207,7 @@ class _Folding:
         most = kernel.max(axes, initial=0) * np.abs(product.scale.values)
         return bool(np.all(most <= limits.max))
 
-    def _array(self, value: Any) -> Any:
+    def _array(self, value: object) -> Any:
         """A value as an array of the new program."""
         if isinstance(value, Spread):
             return value.whole.array
@@ -230,7 +231,7 @@ class _Folding:
 class _Made:
     """A spread array, made when it is first read."""
 
-    def __init__(self, folding: _Folding, equation: Any, x: Any):
+    def __init__(self, folding: _Folding, equation: Equation, x: object):
         self._parts = folding, equation, x
         self._array: Any = None
 
@@ -246,7 +247,7 @@ class _Made:
 _MINUS = Vector(np.float32(-1), np.asarray(-1.0))
 
 
-def _along(vector: Any, rank: int, axis: int) -> Any:
+def _along(vector: Array, rank: int, axis: int) -> Any:
     if not np.ndim(vector):
         return vector
     return lax.expand_dims(vector, [each for each in range(rank) if each != axis])

@@ -33,13 +33,13 @@ class Graph:
         self.known = KnownValues(program)
         self._makers = {out: e for e in program.jaxpr.eqns for out in e.outvars}
 
-    def maker(self, atom: Any, *names: str) -> Any:
+    def maker(self, atom: object, *names: str) -> Any:
         """The equation that makes a variable, if it is of one of these primitives."""
         atom = self.same(atom)
         equation = None if is_literal(atom) else self._makers.get(atom)
         return equation if equation is not None and equation.primitive.name in names else None
 
-    def same(self, atom: Any) -> Any:
+    def same(self, atom: object) -> Any:
         """The first variable that is equal to a variable."""
         while not is_literal(atom) and atom in self._makers:
             before = self._equal(self._makers[atom])
@@ -94,7 +94,7 @@ class Graph:
         is_thin = axes == tuple(range(rank)) and is_one(inner.aval.shape[axis])
         return inner if is_thin or axes == without else None
 
-    def is_vector(self, atom: Any, axis: int) -> Any:
+    def is_vector(self, atom: object, axis: int) -> Any:
         """The known array of one axis that is broadcast along an axis; None if it is another."""
         inner, axes = self.unspread(atom)
         if inner not in self.known or inner.aval.ndim != 1 or axes != (axis,):
@@ -102,7 +102,7 @@ class Graph:
         return inner
 
 
-def is_one(size: Any) -> bool:
+def is_one(size: int) -> bool:
     return isinstance(size, int) and size == 1
 
 
@@ -141,7 +141,7 @@ def pattern(*names: str) -> Callable[[Pattern], Pattern]:
     return register
 
 
-def scaled(graph: Graph, atom: Any) -> tuple[float, list[Any]]:
+def scaled(graph: Graph, atom: object) -> tuple[float, list[Any]]:
     """A product as a known number and the other factors."""
     number, others = 1.0, []
     equation = graph.maker(atom, "neg", "div")

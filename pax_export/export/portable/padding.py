@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._jaxpr import bound
+from pax_export._types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again
@@ -26,7 +27,7 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
     known = KnownValues(program)
     pads: dict[Any, tuple[Any, Any]] = {}
 
-    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
         name = equation.primitive.name
         if name == "pad":
             pads[equation.outvars[0]] = equation, operands[0]
@@ -40,7 +41,7 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
                 return again(equation, [x, *operands[1:]], padding=padding)
         return bound(equation, operands)
 
-    def is_neutral(equation: Any, pad: Any, value: Any) -> bool:
+    def is_neutral(equation: Any, pad: Any, value: object) -> bool:
         number = known.array(value)
         if number == _NEUTRAL[equation.primitive.name]:
             return True

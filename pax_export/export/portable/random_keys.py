@@ -50,26 +50,26 @@ def _each(function: Callable, axes: int) -> Callable:
     return function
 
 
-def _same(words: Any, **_: Any) -> Any:
+def _same(words: Any, **_: object) -> Any:
     return words
 
 
-def _seed(seeds: Any, **_: Any) -> Any:
+def _seed(seeds: Any, **_: object) -> Any:
     return _each(threefry_prng_impl.seed, seeds.ndim)(seeds)
 
 
-def _bits(words: Any, *, bit_width: int, shape: Any, **_: Any) -> Any:
+def _bits(words: Any, *, bit_width: int, shape: Any, **_: object) -> Any:
     def draw(key: Any) -> Any:
         return threefry_prng_impl.random_bits(key, bit_width, shape)
 
     return _each(draw, words.ndim - 1)(words)
 
 
-def _split(words: Any, *, shape: Any, **_: Any) -> Any:
+def _split(words: Any, *, shape: Any, **_: object) -> Any:
     return _each(lambda key: threefry_prng_impl.split(key, shape), words.ndim - 1)(words)
 
 
-def _fold_in(words: Any, numbers: Any, **_: Any) -> Any:
+def _fold_in(words: Any, numbers: Any, **_: object) -> Any:
     if words.ndim - 1 != numbers.ndim:
         raise NotDecomposedError("of keys and numbers of different shapes")
     return _each(threefry_prng_impl.fold_in, numbers.ndim)(words, numbers)

@@ -38,7 +38,7 @@ def recognized(program: PortableProgram) -> PortableProgram:
     def read(atom: Any) -> Any:
         return atom.val if is_literal(atom) else values[atom]
 
-    def run(*operands: Any) -> list[Any]:
+    def run(*operands: object) -> list[Any]:
         values.update(zip(program.jaxpr.invars, operands))
         values.update(zip(program.jaxpr.constvars, program.program.consts))
         for equation in program.jaxpr.eqns:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from pax_export._jax import scan_operands
 from pax_export._jaxpr import bound
+from pax_export._types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.cells import Affine, Known, Step, step_results
 from pax_export.export.portable.program import PortableProgram, is_static, needed, uses
@@ -45,7 +46,7 @@ def recurrent_kept(program: PortableProgram) -> PortableProgram:
     if not any(each.primitive.name == "scan" for each in needed(program.jaxpr)):
         return program
 
-    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
         made = None
         if equation.primitive.name == "scan":
             made = _layer(equation, operands, counts)
@@ -54,7 +55,7 @@ def recurrent_kept(program: PortableProgram) -> PortableProgram:
     return program.rebuilt(operate)
 
 
-def _layer(equation: Any, operands: list[Any], counts: Any) -> list[Any] | None:
+def _layer(equation: Equation, operands: list[Any], counts: Any) -> list[Any] | None:
     told = equation.params
     constants, start, rows = scan_operands(told, operands)
     floats = {each.aval.dtype.name for each in (*start, *rows)}
@@ -100,11 +101,11 @@ def _is_whole(layer: Layer, after: Sequence[Any]) -> bool:
     return True
 
 
-def _is_carry(value: Any, place: int) -> bool:
+def _is_carry(value: object, place: int) -> bool:
     return isinstance(value, Step) and value.name == "carry" and value.place == place
 
 
-def _both(value: Any, name: str) -> Iterator[tuple[Any, Any]]:
+def _both(value: object, name: str) -> Iterator[tuple[Any, Any]]:
     """The operands of a sum or product, in both orders."""
     if isinstance(value, Step) and value.name == name:
         yield value.of
@@ -112,7 +113,7 @@ def _both(value: Any, name: str) -> Iterator[tuple[Any, Any]]:
             yield value.of[::-1]
 
 
-def _of(value: Any, name: str) -> Affine | None:
+def _of(value: object, name: str) -> Affine | None:
     """The sum that a function of a gate is of."""
     if isinstance(value, Step) and value.name == name and isinstance(value.of[0], Affine):
         return value.of[0]
@@ -161,7 +162,7 @@ def _gru(place: int, after: Sequence[Any]) -> Layer | None:
     return None
 
 
-def _mixed(value: Any, place: int) -> Iterator[tuple[Affine, Any]]:
+def _mixed(value: object, place: int) -> Iterator[tuple[Affine, Any]]:
     """The sum of the gate, and the new value, of what mixes that with a carry."""
     for one, other in _both(value, "add"):
         for z, difference in _both(other, "mul"):
@@ -182,7 +183,7 @@ def _mixed(value: Any, place: int) -> Iterator[tuple[Affine, Any]]:
                             yield gate.negative(), difference
 
 
-def _is_one(value: Any) -> bool:
+def _is_one(value: object) -> bool:
     if not isinstance(value, Known):
         return False
     return value.number == 1.0

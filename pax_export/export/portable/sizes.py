@@ -10,6 +10,7 @@ import jax
 from jax import export as jax_export
 
 from pax_export._jax import scope_constraints
+from pax_export._types import Array
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<) '(.+)' is inconclusive")
 #: So many comparisons are taken for granted at most.
@@ -43,7 +44,7 @@ def trace(function: Callable[..., Any], operands: Sequence[Any], parameters: Any
     raise RecursionError("too many comparisons of symbolic sizes")
 
 
-def _struct(operand: Any, again: _Again | None) -> jax.ShapeDtypeStruct:
+def _struct(operand: Array, again: _Again | None) -> jax.ShapeDtypeStruct:
     shape = tuple(map(again.value, operand.shape)) if again else operand.shape
     return jax.ShapeDtypeStruct(shape, operand.dtype)
 

@@ -268,7 +268,7 @@ class Module:
     changes: dict[str, int]
 
 
-def mend(model: Any, directory: Path) -> list[Module]:
+def mend(model: object, directory: Path) -> list[Module]:
     mended = [_mend(name, node) for name, node in _operations(model)]
     if not mended:
         raise ExportPathError(
@@ -346,7 +346,7 @@ class Trial:
     run.
     """
 
-    def __init__(self, model: Any, separate: bool):
+    def __init__(self, model: object, separate: bool):
         self._signatures = _signatures(model)
         self._separate = separate
         self.compared: dict[str, str] = {}

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from pax_export._jax import needed_part, scan_operands
 from pax_export._jaxpr import called_program, inner_programs, is_literal
+from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, lines
 
@@ -45,7 +46,9 @@ class Dropped:
     values: dict[str, str]
 
 
-def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]) -> Dropped:
+def dropped_state(
+    program: TracedProgram, leaves: Sequence[str], assigned: Collection[int]
+) -> Dropped:
     """What a traced function drops, whose first operands are leaves of these names.
 
     Those that are `assigned` are other ones in each call.
@@ -92,7 +95,7 @@ class _Flow:
         ] = {}  # by id: its bit, and itself, which keeps the id
         self._unused: list[tuple[int, Any, Chain]] | None = None
 
-    def results(self, jaxpr: Any) -> list[int]:
+    def results(self, jaxpr: Jaxpr) -> list[int]:
         """What each result of the program, or of a part of it, depends on."""
         given = [1 << index for index in range(len(jaxpr.invars))]
         held = [self._bit(self._constants.get(each)) for each in jaxpr.constvars]
@@ -108,7 +111,7 @@ class _Flow:
         """The operands and constants of these bits, by number."""
         return [place for place in range(len(self.avals)) if origins >> place & 1]
 
-    def _bit(self, value: Any) -> int:
+    def _bit(self, value: PyTree) -> int:
         """The bit of an array that a program holds; none for numbers, which are written in it."""
         if not hasattr(value, "shape") or not (math.prod(value.shape) > 1 or _is_key(value)):
             return 0
@@ -117,12 +120,12 @@ class _Flow:
             self.avals.append(value)
         return self._held[id(value)][0]
 
-    def _run(self, jaxpr: Any, given: Sequence[int], callers: Chain) -> list[int]:
+    def _run(self, jaxpr: TracedProgram, given: Sequence[int], callers: Chain) -> list[int]:
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), given))
         read = {atom for each in jaxpr.eqns for atom in each.invars if not is_literal(atom)}
         read.update(atom for atom in jaxpr.outvars if not is_literal(atom))
 
-        def origins(atom: Any) -> int:
+        def origins(atom: PyTree) -> int:
             return self._bit(atom.val) if is_literal(atom) else known.get(atom, 0)
 
         for equation in jaxpr.eqns:
@@ -141,7 +144,7 @@ class _Flow:
                 ]
         return [origins(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation: Any, given: list[int], chain: Chain) -> list[int]:
+    def _equation(self, equation: Equation, given: list[int], chain: Chain) -> list[int]:
         name, parameters = equation.primitive.name, equation.params
         called = called_program(equation)
         if called is not None and len(_arguments(called)) == len(given):
@@ -168,7 +171,7 @@ class _Flow:
         held = [self._bit(value) for value in getattr(program, "consts", ())]
         return self._run(getattr(program, "jaxpr", program), [*held, *given], chain)
 
-    def _loop(self, body: Any, given: list[int], carry: slice, chain: Chain) -> list[int]:
+    def _loop(self, body: object, given: list[int], carry: slice, chain: Chain) -> list[int]:
         """What comes of a body that is run until what it carries depends on nothing more."""
         while True:
             results = self._call(body, given, chain)
@@ -178,7 +181,7 @@ class _Flow:
             given = [*given[: carry.start], *new, *given[carry.stop :]]
 
 
-def _arguments(program: Any) -> Sequence[Any]:
+def _arguments(program: TracedProgram) -> Sequence[Any]:
     return getattr(program, "jaxpr", program).invars
 
 
@@ -189,12 +192,12 @@ def _union(bits: Iterable[int]) -> int:
     return found
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: PyTree) -> bool:
     """Whether an array, or the type of one, is a random key, or may be the data of one."""
     if dtypes.is_key(value.dtype):
         return True
     return value.dtype == jnp.uint32 and value.shape[-1:] in {(size,) for size in _KEY_SIZES}
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: PyTree, other: PyTree) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
+from pax_export._types import DTypeLike, PyTree
 from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
 
 _WIDENED = {"int4": np.dtype("int8"), "uint4": np.dtype("uint8")}
@@ -23,11 +24,11 @@ _SUPPORTED = frozenset(
 )
 
 
-def is_key(dtype: Any) -> bool:
+def is_key(dtype: DTypeLike) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def is_floating(dtype: Any) -> bool:
+def is_floating(dtype: DTypeLike) -> bool:
     """Whether numbers of this dtype have gradients: floating point, and complex.
 
     TensorFlow adds no float8, and so has no gradients of it.
@@ -36,7 +37,7 @@ def is_floating(dtype: Any) -> bool:
     return inexact and np.dtype(dtype).itemsize > 1
 
 
-def struct_of(array: Any) -> jax.ShapeDtypeStruct:
+def struct_of(array: PyTree) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(array), array.dtype)
 
 
@@ -45,7 +46,7 @@ def shape_of(struct: jax.ShapeDtypeStruct) -> tuple[int | str, ...]:
     return tuple(size if isinstance(size, int) else str(size) for size in struct.shape)
 
 
-def check(dtype: Any, where: str) -> None:
+def check(dtype: DTypeLike, where: str) -> None:
     """Refuses a dtype that consumers do not have, or that jax would narrow."""
     if is_key(dtype):
         return
@@ -83,7 +84,7 @@ def stored(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return struct if wide is None else jax.ShapeDtypeStruct(struct.shape, wide)
 
 
-def store(array: Any) -> Any:
+def store(array: PyTree) -> Any:
     """The array as it stands outside of jax."""
     dtype = jax.numpy.result_type(array)
     if is_key(dtype):
@@ -92,7 +93,7 @@ def store(array: Any) -> Any:
     return array if wide is None else array.astype(wide)
 
 
-def restore(array: Any, struct: jax.ShapeDtypeStruct) -> Any:
+def restore(array: PyTree, struct: jax.ShapeDtypeStruct) -> Any:
     """The inverse of `store`, for an array described by `struct`."""
     if is_key(struct.dtype):
         return jax.random.wrap_key_data(array, impl=_key_impl(struct))
@@ -103,7 +104,7 @@ def restore(array: Any, struct: jax.ShapeDtypeStruct) -> Any:
 def _key_impl(struct: jax.ShapeDtypeStruct) -> Any:
     found = []
 
-    def look(key: Any) -> Any:
+    def look(key: PyTree) -> Any:
         found.append(jax.random.key_impl(key))
         return key
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pax_export._jaxpr import inner_programs
+from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.core import path_in
 from pax_export.export.artifact import dimensions
 
@@ -69,21 +70,21 @@ class Work:
     uncounted: set[str] = field(default_factory=set)
 
 
-def work_of(program: Any) -> Work:
+def work_of(program: TracedProgram) -> Work:
     """Counts the work of a traced program, those inside of it too."""
     work = Work()
     _count(getattr(program, "jaxpr", program), "", 1, work)
     return work
 
 
-def _count(jaxpr: Any, around: str, times: Any, work: Work) -> None:
+def _count(jaxpr: TracedProgram, around: str, times: object, work: Work) -> None:
     for equation in jaxpr.eqns:
         path = path_in(equation, around)
         if not counted(equation, path, times, work):
             _count_inner(equation, path, times, work)
 
 
-def counted(equation: Any, path: str, times: Any, work: Work) -> bool:
+def counted(equation: Any, path: str, times: PyTree, work: Work) -> bool:
     """Adds an operation that holds no program; False if no count of it is known."""
     name = equation.primitive.name
     rule = _RULES.get(name)
@@ -100,14 +101,14 @@ def counted(equation: Any, path: str, times: Any, work: Work) -> bool:
     return True
 
 
-def _add(work: Work, path: str, flops: Any, equation: Any) -> None:
+def _add(work: Work, path: str, flops: object, equation: Any) -> None:
     work.flops[path] += flops
     dtypes = work.dtypes[path]
     dtype = str(next((v.aval.dtype for v in equation.invars if hasattr(v.aval, "dtype")), ""))
     dtypes[dtype] = dtypes.get(dtype, 0) + flops
 
 
-def _count_inner(equation: Any, path: str, times: Any, work: Work) -> None:
+def _count_inner(equation: Equation, path: str, times: object, work: Work) -> None:
     name = equation.primitive.name
     programs = [getattr(inner, "jaxpr", inner) for inner in inner_programs(equation)]
     if not programs:
@@ -127,14 +128,14 @@ def _count_inner(equation: Any, path: str, times: Any, work: Work) -> None:
         _count(programs[0], path, times, work)
 
 
-def _size(jaxpr: Any) -> float:
+def _size(jaxpr: Jaxpr) -> float:
     """The work of a branch, as a number: of branches the heaviest counts."""
     work = Work()
     _count(jaxpr, "", 1, work)
     return number(total(work))
 
 
-def plain(count: Any) -> int | str:
+def plain(count: int) -> int | str:
     """A count as rows have it: a number, or a formula as text."""
     return int(count) if isinstance(count, (int, float)) else str(count)
 
@@ -144,7 +145,7 @@ def total(work: Work) -> Any:
     return sum(work.flops.values(), 0)
 
 
-def number(count: Any) -> float:
+def number(count: int) -> float:
     """A count, and for a formula its value with 16 for each size."""
     if isinstance(count, (int, float)):
         return float(count)
@@ -179,11 +180,11 @@ def _product(sizes: Iterable[Any]) -> Any:
     return result
 
 
-def _one_each(equation: Any) -> Any:
+def _one_each(equation: Equation) -> Any:
     return _elements(equation.outvars)
 
 
-def _reduction(equation: Any) -> Any:
+def _reduction(equation: Equation) -> Any:
     outputs = len(equation.outvars)
     return _elements(equation.invars[:outputs]) - _elements(equation.outvars)
 
@@ -194,11 +195,11 @@ def _cumulative(equation: Any) -> Any:
     return _elements(equation.outvars) * (size - 1)
 
 
-def _arg_reduction(equation: Any) -> Any:
+def _arg_reduction(equation: Equation) -> Any:
     return _ARG_STEP * (_elements(equation.invars) - _elements(equation.outvars))
 
 
-def _dequantized(equation: Any) -> Any:
+def _dequantized(equation: Equation) -> Any:
     return 2 * _elements(equation.outvars)
 
 
@@ -217,7 +218,7 @@ def _random_bits(equation: Any) -> Any:
     return 32 * (count + count % 2 if isinstance(count, int) else count) + 76
 
 
-def _integer_power(equation: Any) -> Any:
+def _integer_power(equation: Equation) -> Any:
     power = abs(equation.params["y"])
     multiplications = max(power.bit_length() - 1 + power.bit_count() - 1, 0)
     return _elements(equation.outvars) * (multiplications + (equation.params["y"] < 0))
@@ -261,7 +262,7 @@ def _convolution(equation: Any) -> Any:
 
 
 def _valid_positions(
-    size: Any, kernel: Any, output: Any, stride: int, padding: Any, spread: int, dilation: int
+    size: Any, kernel: PyTree, output: Any, stride: int, padding: PyTree, spread: int, dilation: int
 ) -> Any:
     """Where along one axis an element of the kernel meets one of the image and no padding."""
     if not all(isinstance(each, int) for each in (size, kernel, output, *padding)):
@@ -281,12 +282,12 @@ def _valid_positions(
     return count
 
 
-def _window(equation: Any) -> Any:
+def _window(equation: Equation) -> Any:
     window = _product(equation.params["window_dimensions"])
     return _elements(equation.outvars) * (window - 1)
 
 
-def _scatter(equation: Any) -> Any:
+def _scatter(equation: Equation) -> Any:
     return _elements(equation.invars[2:3])
 
 
@@ -311,7 +312,7 @@ def _triangular_solve(equation: Any) -> Any:
     return _elements(equation.outvars) * size
 
 
-def _fft(equation: Any) -> Any:
+def _fft(equation: Equation) -> Any:
     length = _product(equation.params["fft_lengths"])
     rounds = math.ceil(math.log2(length)) if isinstance(length, int) and length > 1 else 1
     return 5 * rounds * _elements(equation.invars)

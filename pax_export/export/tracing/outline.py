@@ -25,6 +25,7 @@ import numpy as np
 
 from pax_export._jax import call_part, needed_part
 from pax_export._jaxpr import bound, inner_programs, is_literal, is_program
+from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 
 #: Shorter copies are left where they are: a call says as much as they do.
 LEAST_LENGTH = 8
@@ -91,7 +92,7 @@ class _Wires:
         crossing: by equation, how many values are made before, and read by it or later.
     """
 
-    def __init__(self, jaxpr: Any):
+    def __init__(self, jaxpr: Jaxpr):
         self.last: dict[Any, int] = {}
         for i, equation in enumerate(jaxpr.eqns):
             self.last.update((atom, i) for atom in equation.invars if not is_literal(atom))
@@ -188,7 +189,7 @@ class _Part:
     outputs: list[Any]
 
 
-def _parts(jaxpr: Any, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Part]:
+def _parts(jaxpr: Jaxpr, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Part]:
     place = 0
     for repeat in repeats:
         yield _plain(jaxpr, wires, place, repeat.start)
@@ -197,14 +198,14 @@ def _parts(jaxpr: Any, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Pa
     yield _plain(jaxpr, wires, place, len(jaxpr.eqns))
 
 
-def _plain(jaxpr: Any, wires: _Wires, start: int, stop: int) -> _Part:
+def _plain(jaxpr: Jaxpr, wires: _Wires, start: int, stop: int) -> _Part:
     equations = jaxpr.eqns[start:stop]
     inputs = wires.read_from(equations)
     outputs = _outputs(equations, wires.used_after(equations, stop))
     return _Part(call_part(jaxpr, equations, inputs, outputs), inputs, outputs)
 
 
-def _copies(jaxpr: Any, wires: _Wires, repeat: Repeat) -> Iterator[_Part]:
+def _copies(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Part]:
     """All copies, as calls of the first one."""
     copies = [jaxpr.eqns[place : place + repeat.length] for place in repeat.places]
     used: set[tuple[int, int]] = set()
@@ -213,7 +214,7 @@ def _copies(jaxpr: Any, wires: _Wires, repeat: Repeat) -> Iterator[_Part]:
     first = copies[0]
     call = call_part(jaxpr, first, wires.read_from(first), _outputs(first, used))
 
-    def repeated(*values: Any) -> Sequence[Any]:
+    def repeated(*values: object) -> Sequence[Any]:
         return call(*values)
 
     shared = jax.jit(repeated)
@@ -251,7 +252,7 @@ class Alike:
     def numbers(self, equations: Sequence[Any]) -> np.ndarray:
         return np.array([self._number(equation) for equation in equations], np.int64)
 
-    def _number(self, equation: Any) -> int:
+    def _number(self, equation: Equation) -> int:
         if id(equation) not in self._equations:
             self._equations[id(equation)] = equation, self._of(self._kind(equation))
         return self._equations[id(equation)][1]
@@ -262,7 +263,7 @@ class Alike:
         except TypeError:  # it holds what cannot be compared
             return self._numbers.setdefault(object(), len(self._numbers))
 
-    def _kind(self, equation: Any) -> Hashable:
+    def _kind(self, equation: Equation) -> Hashable:
         if equation.effects:
             return object()  # equal to itself only
         if equation.primitive.name in _OWN_DERIVATIVE:
@@ -274,7 +275,7 @@ class Alike:
         results = tuple(variable.aval for variable in equation.outvars)
         return equation.primitive, id(equation.ctx), parameters, operands, results
 
-    def _comparable(self, value: Any) -> Hashable:
+    def _comparable(self, value: object) -> Hashable:
         """A parameter as something that equals that of an equal equation."""
         if is_program(value):
             return self._program(value)
@@ -288,7 +289,7 @@ class Alike:
             self._programs[id(program)] = program, self._of(self._described(jaxpr, constants))
         return self._programs[id(program)][1]
 
-    def _described(self, jaxpr: Any, constants: Sequence[Any]) -> Hashable:
+    def _described(self, jaxpr: TracedProgram, constants: Sequence[Any]) -> Hashable:
         """A whole program: its equations, how they are wired, and the arrays that it holds."""
         wires = {variable: i for i, variable in enumerate((*jaxpr.constvars, *jaxpr.invars))}
         equations = []
@@ -301,7 +302,7 @@ class Alike:
         arguments = tuple(variable.aval for variable in jaxpr.invars)
         return arguments, tuple(equations), results, tuple(map(id, constants))
 
-    def _derivative(self, equation: Any) -> Hashable:
+    def _derivative(self, equation: Equation) -> Hashable:
         """What a function with a derivative of its own says that this is, as a program."""
         operands = [_struct(atom.aval) for atom in equation.invars]
         results = [_struct(variable.aval) for variable in equation.outvars]
@@ -317,11 +318,11 @@ class Alike:
             return object()  # equal to itself only
 
 
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+def _struct(aval: PyTree) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _comparable_atom(atom: Any) -> Hashable:
+def _comparable_atom(atom: PyTree) -> Hashable:
     """What an operand says of an equation: the value of a literal, the type of a variable."""
     if not is_literal(atom):
         return atom.aval

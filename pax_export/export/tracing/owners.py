@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from pax_export._jax import Primitive
+from pax_export._types import PyTree
 from pax_export.export.tracing import exportable
 from pax_export.export.tracing.exportable import layer_of
 from pax_export.export.tracing.source_lines import Chain, users_line
@@ -26,7 +27,7 @@ def owner_of(traced: Traced, chain: Chain) -> str:
     name, user = chain[0].primitive.name, users_line(chain)
     seen: list[str] = []
 
-    def look(frame: Any, event: str, _: Any) -> None:
+    def look(frame: PyTree, event: str, _: object) -> None:
         if event != "call" or seen or frame.f_code.co_name != "bind":
             return
         made = frame.f_locals.get("self")
@@ -53,7 +54,7 @@ def _of_model(frames: Sequence[Any]) -> list[Any]:
     return list(reversed(frames[: ours[-1] if ours else len(frames)]))
 
 
-def _outwards(frame: Any) -> Iterator[Any]:
+def _outwards(frame: PyTree) -> Iterator[Any]:
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -73,14 +74,14 @@ def owner_name(owners: Sequence[Any]) -> str:
     return f"{path}: {name}" if path else name
 
 
-def _is_model(value: Any) -> bool:
+def _is_model(value: object) -> bool:
     room = type(value).__module__.split(".")[0]
     return room not in ("jax", "jaxlib", "builtins", "functools", "contextlib", "pax_export") and (
         hasattr(value, "__dict__")
     )
 
 
-def _path(value: Any, wanted: Any, depth: int, seen: set[int]) -> str:
+def _path(value: object, wanted: object, depth: int, seen: set[int]) -> str:
     if depth == 0 or id(value) in seen:
         return ""
     seen.add(id(value))

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from pax_export._errors import PaxError
 from pax_export._jaxpr import equation_place
+from pax_export._types import Equation
 from pax_export.core import path_in
 from pax_export.export.tracing import exportable
 
@@ -87,7 +88,7 @@ def users_line(equations: Chain) -> Line | None:
     return found[0] if found else None
 
 
-def _users(equation: Any) -> list[Line]:
+def _users(equation: Equation) -> list[Line]:
     """Lines of the model itself, the innermost first; what called the export is none."""
     trace = getattr(equation.source_info, "traceback", None)
     users = []

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
+from pax_export._types import PyTree, TracedProgram
 from pax_export.export.artifact.dtypes import is_inexact, is_integer
 from pax_export.export.tracing.tape import Tape
 from pax_export.export.validation.budget import Budget
@@ -68,13 +69,13 @@ class Difference:
     output: str
 
 
-def may_not_end(program: Any) -> bool:
+def may_not_end(program: TracedProgram) -> bool:
     """Whether a traced program has loops whose end its inputs decide."""
     return not _MAY_NOT_END.isdisjoint(jaxpr_primitives(program))
 
 
 def probes(
-    case: Any,
+    case: PyTree,
     program: Any,
     expected: Callable[[Arrays], Arrays],
     budget: Budget,
@@ -124,7 +125,7 @@ def _values(dtype: np.dtype) -> Collection[Any]:
     return ()
 
 
-def _side_by_side(inputs: Arrays, program: Any) -> Arrays:
+def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:
     """The inputs with elements that go through unusual values; indices stay as they are."""
     count = len(getattr(program, "jaxpr", program).invars)
     places = _read_as_places(program)
@@ -145,7 +146,7 @@ def _side_by_side(inputs: Arrays, program: Any) -> Arrays:
     return changed
 
 
-def _read_as_places(program: Any) -> set[int]:
+def _read_as_places(program: TracedProgram) -> set[int]:
     """Which operands of a program, by number, say places: those that loops read, too."""
     jaxpr = getattr(program, "jaxpr", program)
     tape = Tape(program, range(len(jaxpr.outvars)))

@@ -19,6 +19,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export._optional import require
 from pax_export._signing import verify as verified
+from pax_export._types import PyTree
 from pax_export.export.artifact import checking, dimensions, formats
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.dtypes import is_inexact, name_of, numpy_dtype
@@ -54,7 +55,7 @@ class Check:
 
 def recheck(
     path: Path,
-    model: Any = None,
+    model: PyTree = None,
     methods: Mapping[str, str] | None = None,
     finite: bool = True,
     trusted: bool = False,
@@ -143,7 +144,7 @@ def _check(
     call: RandomCall,
     answer: Mapping[str, Any],
     info: SignatureInfo,
-    reference: Any,
+    reference: PyTree,
     finite: bool,
 ) -> Check:
     got = answer.get("results", {})

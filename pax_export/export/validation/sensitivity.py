@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from pax_export._jaxpr import jaxpr_dtypes
+from pax_export._types import DTypeLike, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import TOLERANCE
@@ -36,7 +37,7 @@ Run = Callable[[Sequence[Any]], Mapping[str, Any]]
 
 
 def tolerances(
-    run: Run, operands: Sequence[Any], exact: Arrays, program: Any
+    run: Run, operands: Sequence[Any], exact: Arrays, program: TracedProgram
 ) -> Iterator[dict[str, Any]]:
     """What each result may differ by: first under a little noise, and then under more.
 
@@ -57,26 +58,26 @@ def tolerances(
         yield allowed
 
 
-def _coarsest(program: Any) -> float:
+def _coarsest(program: TracedProgram) -> float:
     """The last bit of one in the dtype that has the fewest of those that a program rounds to."""
     floats = (dtype for dtype in jaxpr_dtypes(program) if dtypes.is_floating(dtype))
     return max((float(jax.numpy.finfo(dtype).eps) for dtype in floats), default=0.0)
 
 
-def _noise(size: int, dtype: Any) -> float:
+def _noise(size: int, dtype: DTypeLike) -> float:
     """How far numbers of a dtype are moved, relative to themselves."""
     bit = float(jax.numpy.finfo(dtype).eps)
     return max(_SIZES[0] * bit, min(size * bit, _PART * TOLERANCE.get(np.dtype(dtype).name, 0.0)))
 
 
-def _moved(value: Any, noise: Callable[[Any], float], random: np.random.Generator) -> Any:
+def _moved(value: PyTree, noise: Callable[[Any], float], random: np.random.Generator) -> Any:
     if not jax.numpy.issubdtype(value.dtype, jax.numpy.inexact):
         return value
     factors = 1 + noise(value.dtype) * random.normal(size=value.shape)
     return (np.asarray(value) * factors).astype(value.dtype)
 
 
-def _more(before: Any, exact: np.ndarray, moved: np.ndarray) -> Any:
+def _more(before: PyTree, exact: np.ndarray, moved: np.ndarray) -> Any:
     """The tolerance of a result, given one more that jax computed."""
     if exact.dtype.name not in TOLERANCE:
         differs = np.asarray(exact != moved)

@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import PyTree
+
 Arrays = dict[str, np.ndarray]
 Cases = Sequence[Mapping[str, Any]]
 #: What makes the calls of an export at a path.
@@ -35,11 +37,11 @@ Run = Callable[[str, Any], list[Arrays]]
 BARRED = ("jax", "jaxlib", "keras", "tf_keras", "pax_export")
 
 
-def save(file: Any, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
+def save(file: PyTree, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
     """Writes a list of groups of arrays, of any dtype, to one npz file."""
     flat: dict[str, Any] = {}
 
-    def place(value: Any) -> list[Any]:
+    def place(value: object) -> list[Any]:
         value = np.asarray(value)
         if value.dtype == object:
             return [[text.hex() for text in value.ravel().tolist()], "text", list(value.shape)]
@@ -51,11 +53,11 @@ def save(file: Any, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
     np.savez(file, index=np.frombuffer(json.dumps(index).encode(), np.uint8), **flat)
 
 
-def load(file: Any) -> list[dict[str, Any]]:
+def load(file: PyTree) -> list[dict[str, Any]]:
     dtypes = importlib.import_module("ml_dtypes")  # numpy's names are its own
     with np.load(file) as stored:
 
-        def array(key: Any, dtype: str, shape: list[int]) -> np.ndarray:
+        def array(key: PyTree, dtype: str, shape: list[int]) -> np.ndarray:
             if dtype == "text":
                 return np.array(list(map(bytes.fromhex, key)), object).reshape(shape)
             kind = np.dtype(getattr(dtypes, dtype, dtype))
@@ -67,7 +69,7 @@ def load(file: Any) -> list[dict[str, Any]]:
 def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict[str, Any]]:
     """The entries, with something else in the place of each array; texts stay."""
 
-    def members(group: Any) -> Any:
+    def members(group: PyTree) -> Any:
         return group if isinstance(group, str) else {name: do(x) for name, x in group.items()}
 
     return [{key: members(group) for key, group in entry.items()} for entry in entries]

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import AdoptionError, InvalidArgumentTypeError
+from pax_export._types import AnyMesh, DTypeLike, PyTree
 from pax_export.core import next_rng_key
 from pax_export.sharding import shardings
 from pax_export.weights._leaves import leaves_by_name
@@ -36,21 +37,21 @@ MOST = 256
 
 def adopt(
     net: T,
-    source: Any,
+    source: object,
     *,
     rename: Mapping[str, str] | None = None,
-    ignore: Any = None,
-    keep: Any = None,
-    reference: Any = None,
+    ignore: object = None,
+    keep: object = None,
+    reference: object = None,
     tolerance: float = TOLERANCE,
     origin: str | None = None,
     fused: str | None = None,
     axes: Mapping[str, Any] | None = None,
     flatten: str | Mapping[str, int] | None = None,
-    zeros: Any = None,
-    rules: Any = None,
-    mesh: Any = None,
-    dtype: Any = None,
+    zeros: object = None,
+    rules: object = None,
+    mesh: AnyMesh | None = None,
+    dtype: DTypeLike | None = None,
 ) -> tuple[T, AdoptionReport]:
     """Makes a module with the weights of any framework's file.
 
@@ -185,7 +186,7 @@ class _Filler:
     """Makes modules of choices; leaves that two of them fill alike are read once."""
 
     def __init__(
-        self, net: Any, leaves: dict[str, Any], source: Source, study: Study,
+        self, net: PyTree, leaves: dict[str, Any], source: Source, study: Study,
         lying: dict[str, Any], dtype: Any,
     ):  # fmt: skip
         self.net, self.leaves, self.source, self.study = net, leaves, source, study
@@ -199,7 +200,7 @@ class _Filler:
         values = [self._leaf(path, own, choice, kept) for path, own in self.leaves.items()]
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(self.net), values)
 
-    def _leaf(self, path: str, own: Any, choice: Choice, kept: dict[Any, Any] | None) -> Any:
+    def _leaf(self, path: str, own: object, choice: Choice, kept: dict[Any, Any] | None) -> Any:
         sharding = self._lying.get(path)
         if path in self.study.wanted.counters:
             return constant(own, sharding, 1)
@@ -218,7 +219,7 @@ class _Filler:
             kept[key] = value
         return value
 
-    def _dtype_of(self, own: Any) -> Any:
+    def _dtype_of(self, own: PyTree) -> Any:
         floating = jax.numpy.issubdtype(own.dtype, np.floating)
         return np.dtype(self._dtype) if self._dtype is not None and floating else own.dtype
 
@@ -299,14 +300,20 @@ def report_of(
     )  # fmt: skip
 
 
-def _why(layer: Any, choice: Choice, told: bool, tried: int) -> str:
+def _why(layer: PyTree, choice: Choice, told: bool, tried: int) -> str:
     if told:
         return "rename="
     return choice.why.get(layer, "the reference")
 
 
 def _refused(
-    net: Any, given: Any, file: Source, options: Options, where: str, study: Study, version: Source
+    net: PyTree,
+    given: object,
+    file: Source,
+    options: Options,
+    where: str,
+    study: Study,
+    version: Source,
 ) -> AdoptionError:
     """The error about a source that does not fit, with what of it could be left out."""
 
@@ -319,7 +326,7 @@ def _refused(
 
 
 def plan_of(
-    net: Any, like: Any, source: Source, options: Options, where: str
+    net: PyTree, like: object, source: Source, options: Options, where: str
 ) -> tuple[AdoptionReport, Source]:
     """The one way from a source to a module, to be gone back, and the version of the source."""
     study, version = best_study(net, like, source, options, where)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import PyTree
+
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 #: ("reshape", shape), ("transpose", axes), ("flip", axes), ("negate",), ("add", number)
@@ -229,7 +231,7 @@ def _undone(value: np.ndarray, step: Step, shape: Shape) -> np.ndarray:
     return value - np.asarray(step[1], value.dtype)
 
 
-def assembled(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: Any) -> np.ndarray:
+def assembled(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: PyTree) -> np.ndarray:
     """A leaf from its pieces; `read` gives the array of a name."""
     if len(pieces) == 1 and pieces[0].put is None:
         return forward(read(pieces[0].source), pieces[0]).astype(dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.weights.adoption._array_transforms import Piece
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import COUNT, WEIGHT, Name, named, parsed, with_first
@@ -305,7 +306,7 @@ def _conv1d(group: Group) -> bool:
     return is_conv1d_of_transformers(group)
 
 
-def origins(source: Source, given: Any, module: bool) -> list[str]:
+def origins(source: Source, given: PyTree, module: bool) -> list[str]:
     """Whose conventions the arrays may follow, by the format and by names that one alone uses.
 
     Args:

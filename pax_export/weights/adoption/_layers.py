@@ -146,7 +146,7 @@ _ROLES = {
 }  # fmt: skip
 
 
-def _axes(kind: str, module: Any) -> int:
+def _axes(kind: str, module: Module) -> int:
     """How many axes the weight of such a layer has, where nothing is stacked."""
     if kind in ("conv", "conv_transpose"):
         return len(module.kernel_shape) + 2
@@ -155,7 +155,7 @@ def _axes(kind: str, module: Any) -> int:
     return 1 if kind == "norm" else 2
 
 
-def wanted(net: Any) -> Wanted:
+def wanted(net: Module) -> Wanted:
     """Takes a module apart into layers; of another pytree every leaf stands alone."""
     leaves = {
         path: Leaf(path, tuple(leaf.shape), leaf.dtype)
@@ -186,7 +186,7 @@ def _is_below(path: str, other: str) -> bool:
 
 
 def _layers_at(
-    path: str, module: Any, leaves: dict[str, Leaf], done: set[str], around: Around
+    path: str, module: Module, leaves: dict[str, Leaf], done: set[str], around: Around
 ) -> Iterator[Layer]:
     kind = next((kind for cls, kind in _KINDS if isinstance(module, cls)), None)
     if kind is None:
@@ -236,7 +236,7 @@ def _also(around: Around) -> frozenset[str]:
     return name_of(given).said if isinstance(given, str) else frozenset()
 
 
-def _options(kind: str, module: Any) -> tuple:
+def _options(kind: str, module: Module) -> tuple:
     if kind in ("lstm", "gru", "rnn"):
         return (module.input_dim, module.hidden_dim, getattr(module, "forget_gate_bias", 0.0))
     if kind == "conv":
@@ -263,7 +263,7 @@ def _move_counters(layer: Layer, leaves: dict[str, Leaf], found: Wanted, done: s
 
 
 def _set_apart(
-    path: str, module: Any, leaves: dict[str, Leaf], done: set[str], found: Wanted
+    path: str, module: Module, leaves: dict[str, Leaf], done: set[str], found: Wanted
 ) -> None:
     """Random keys, and whether an average has begun: no file of another framework has them."""
     attribute = {RngSeq: "_rng_key", Dropout: "rng_key"}.get(type(module))

@@ -10,11 +10,11 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from pax_export._errors import AdoptionError, a_few
+from pax_export._types import PyTree
 from pax_export.weights.adoption._array_transforms import Piece, backward
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer, Leaf, wanted
@@ -72,7 +72,7 @@ class Homes:
     replaced: frozenset[str]
 
 
-def new_layers(net: Any, recipe: Recipe) -> list[Layer]:
+def new_layers(net: PyTree, recipe: Recipe) -> list[Layer]:
     """The layers of a module with those of their leaves that a recipe does not fill.
 
     Random keys, and whether an average has begun, are in no file of another framework.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import Name
 
@@ -87,7 +87,7 @@ def in_order(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
     return None
 
 
-def _differ(values: Any) -> bool:
+def _differ(values: PyTree) -> bool:
     values = list(values)
     return len(set(values)) == len(values)
 

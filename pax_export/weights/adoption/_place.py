@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from pax_export._errors import AdoptionError, UnsupportedDtypeError
+from pax_export._types import DTypeLike, PyTree
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
 from pax_export.weights.adoption._array_transforms import (
@@ -26,7 +27,7 @@ _AT_ONCE = 1 << 20
 
 
 def placed(
-    own: Any, pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any, sharding: Any
+    own: PyTree, pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any, sharding: PyTree
 ) -> Any:
     """A leaf from its pieces: numpy's for numpy's, otherwise jax's, at its place.
 
@@ -61,7 +62,7 @@ def _part(
     index: Any,
     pieces: list[tuple[Piece, Any]],
     source: Source,
-    dtype: Any,
+    dtype: DTypeLike,
     path: str,
 ) -> np.ndarray:
     """A part of a leaf, of the pieces that lie in it; no more of each is read than that."""
@@ -86,7 +87,7 @@ def _part(
 
 
 def _read(
-    shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any
+    shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: DTypeLike
 ) -> np.ndarray:
     if any(piece.adds for piece in pieces):
         return _added(shape, pieces, source, path, dtype)
@@ -101,7 +102,7 @@ def _read(
 
 
 def _added(
-    shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any
+    shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: DTypeLike
 ) -> np.ndarray:
     """A leaf that is the sum of arrays, made in a wide dtype and then rounded once."""
     kept = {piece.source: source.entries[piece.source].read() for piece in pieces}
@@ -132,7 +133,7 @@ def _fill(into: np.ndarray, array: np.ndarray, path: str) -> None:
             _fill(into[rows], array[rows], path)
 
 
-def _cast(array: np.ndarray, dtype: Any, path: str) -> np.ndarray:
+def _cast(array: np.ndarray, dtype: DTypeLike, path: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if not _is_float(dtype) and not np.array_equal(cast, array):
@@ -148,7 +149,7 @@ def _finite(array: np.ndarray) -> int:
     return int(np.count_nonzero(np.isfinite(array if native else array.astype(np.float32))))
 
 
-def _is_float(dtype: Any) -> bool:
+def _is_float(dtype: DTypeLike) -> bool:
     return jax.numpy.issubdtype(dtype, np.inexact)
 
 
@@ -180,14 +181,14 @@ def require_kinds(wanted: Mapping[str, tuple[Any, tuple[Piece, ...]]], source: S
         )
 
 
-def _kind(dtype: Any) -> str:
+def _kind(dtype: DTypeLike) -> str:
     for kind in (np.bool_, np.integer, np.floating, np.complexfloating):
         if jax.numpy.issubdtype(dtype, kind):
             return kind.__name__
     return str(dtype)
 
 
-def _unfit(path: str, dtype: Any, got: str) -> AdoptionError:
+def _unfit(path: str, dtype: DTypeLike, got: str) -> AdoptionError:
     return AdoptionError(
         "An array of the source does not become one of the leaf's dtype.",
         where=path,
@@ -196,7 +197,7 @@ def _unfit(path: str, dtype: Any, got: str) -> AdoptionError:
     )
 
 
-def constant(own: Any, sharding: Any, number: int) -> Any:
+def constant(own: PyTree, sharding: object, number: int) -> Any:
     """A leaf of one number: a counter that says that statistics are there, or no bias."""
     if isinstance(own, np.ndarray):
         return np.full_like(own, number)
@@ -205,7 +206,7 @@ def constant(own: Any, sharding: Any, number: int) -> Any:
     return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
 
 
-def own_value(own: Any, path: str, sharding: Any, draw: Any) -> Any:
+def own_value(own: object, path: str, sharding: object, draw: Callable[..., Any]) -> Any:
     """A leaf that stays; of an abstract module there is none, but random keys can be drawn."""
     if isinstance(own, jax.ShapeDtypeStruct):
         if not (is_key(own.dtype) or (own.dtype == np.uint32 and own.shape[-1:] == (2,))):

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import DTypeLike, PyTree
 from pax_export.core import Node
 from pax_export.weights.adoption._assign import Outcome, Pairs, assigned, ways
 from pax_export.weights.adoption._flatten import Told, with_flattened
@@ -117,7 +118,7 @@ class Study:
 
 
 def best_study(
-    net: Any, given: Any, source: Source, options: Options, where: str
+    net: PyTree, given: object, source: Source, options: Options, where: str
 ) -> tuple[Study, Source]:
     """What can be known of a source, and the version of it that leaves a way, if any does."""
     found = []
@@ -129,7 +130,7 @@ def best_study(
     return found[0]
 
 
-def studied(net: Any, given: Any, source: Source, options: Options, where: str) -> Study:
+def studied(net: PyTree, given: object, source: Source, options: Options, where: str) -> Study:
     """Tries every hypothesis about a source."""
     study, names = _begun(net, source, options, where)
     told = renamed(options, source, _places(study.wanted, options), where)
@@ -177,7 +178,7 @@ def _whole_layers(told: Mapping[str, tuple[str, str]], found: Wanted) -> dict[st
     return {name: (known_as, whole.get(place, place)) for name, (known_as, place) in told.items()}
 
 
-def _begun(net: Any, source: Source, options: Options, where: str) -> tuple[Study, list[str]]:
+def _begun(net: PyTree, source: Source, options: Options, where: str) -> tuple[Study, list[str]]:
     found = wanted(net)
     paths = _leaf_paths(found)
     kept_paths = matching(options.keep, paths, "in the module", f"{where}(keep=)")
@@ -228,7 +229,7 @@ def _constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]
     return [name for name in names if is_constant(source.entries[name])]
 
 
-def _is_floating(dtype: Any) -> bool:
+def _is_floating(dtype: DTypeLike) -> bool:
     return jax.numpy.issubdtype(dtype, np.inexact)
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import Module, pure
 
 #: How far the outputs may be from the reference, in parts of the largest.
@@ -24,7 +25,7 @@ class Reference:
         tolerance: how far outputs may be apart.
     """
 
-    def __init__(self, given: Any, tolerance: float):
+    def __init__(self, given: object, tolerance: float):
         if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
             raise InvalidArgumentTypeError(
                 "A reference has inputs and outputs.",
@@ -39,10 +40,10 @@ class Reference:
         self._tolerance = tolerance
         self._run: Callable = jax.jit(self._ran)
 
-    def _ran(self, net: Any, inputs: tuple) -> Any:
+    def _ran(self, net: Module, inputs: tuple) -> Any:
         return pure(self._call)(net, *inputs)
 
-    def distance(self, net: Any) -> float:
+    def distance(self, net: Module) -> float:
         """How far the outputs of a module are from the reference, in parts of the largest."""
         module = net.eval() if isinstance(net, Module) else net
         try:
@@ -67,11 +68,11 @@ class Reference:
         return distance <= self._tolerance
 
 
-def _called(net: Any, *inputs: Any) -> Any:
+def _called(net: Module, *inputs: PyTree) -> Any:
     return net(*inputs)
 
 
-def _apart(one: Any, other: Any) -> float:
+def _apart(one: object, other: object) -> float:
     one, other = (np.asarray(each).astype(np.float64) for each in (one, other))
     scale = np.abs(other).max(initial=0.0)
     apart = np.abs(one - other).max(initial=0.0)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import AdoptionError, InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.weights import _file
 from pax_export.weights._dtypes import stored
 from pax_export.weights._leaves import leaves_by_name
@@ -42,14 +43,14 @@ Write = Callable[[Path, dict[str, np.ndarray], Mapping[str, Any]], None]
 
 
 def save_as(
-    net: Any,
+    net: PyTree,
     path: str | os.PathLike[str],
-    like: Any,
+    like: object,
     *,
     report: AdoptionReport | None = None,
     rename: Mapping[str, str] | None = None,
-    ignore: Any = None,
-    keep: Any = None,
+    ignore: object = None,
+    keep: object = None,
     origin: str | None = None,
     fused: str | None = None,
     axes: Mapping[str, Any] | None = None,
@@ -200,7 +201,7 @@ _WRITERS: dict[str, Write] = {
 
 
 def _written(
-    net: Any, report: AdoptionReport, rename: Mapping[str, str], leaves: Mapping[str, Any],
+    net: PyTree, report: AdoptionReport, rename: Mapping[str, str], leaves: Mapping[str, Any],
     file: Source, source: Source,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Every array of a file with the numbers of the module; `source` is a version of the file."""
@@ -231,7 +232,7 @@ def _written(
     return {**home, **added}
 
 
-def _fills(pieces: tuple[Piece, ...], leaf: Any) -> bool:
+def _fills(pieces: tuple[Piece, ...], leaf: PyTree) -> bool:
     """Whether a leaf still has the shape that these pieces fill."""
     count = 0
     for piece in pieces:
@@ -306,7 +307,7 @@ def _undone(
 
 
 def _require_back(
-    path: str, leaf: Any, pieces: tuple[Piece, ...], read: Callable[[str], np.ndarray]
+    path: str, leaf: PyTree, pieces: tuple[Piece, ...], read: Callable[[str], np.ndarray]
 ) -> None:
     """What was put into the arrays is the leaf, as far as their dtypes have room for it."""
     value, dtypes = np.asarray(leaf), [read(piece.source).dtype for piece in pieces]

@@ -9,12 +9,14 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from pax_export._types import DTypeLike
+
 #: Of smaller arrays all parts are made first: one call to jax is quicker than one a device.
 _LARGE = 1 << 25
 
 
 def on_devices(
-    shape: tuple[int, ...], dtype: Any, sharding: Sharding, part: Callable[[Any], np.ndarray]
+    shape: tuple[int, ...], dtype: DTypeLike, sharding: Sharding, part: Callable[[Any], np.ndarray]
 ) -> jax.Array:
     """An array whose parts are made one after the other, and let go of once they are placed.
 

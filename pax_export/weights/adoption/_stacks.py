@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.transforms import Scan, Vmap
 from pax_export.weights.adoption._array_transforms import Shape
 from pax_export.weights.adoption._name_parsing import Name, name_of
@@ -90,11 +91,11 @@ def stack_at(
     return Stack(size, path, [at for at, _ in around], leaves, known)
 
 
-def _at_first_axis(module: Any) -> bool:
+def _at_first_axis(module: PyTree) -> bool:
     return all(axis in (0, None) for axis in dict(module.options)["state_axes"].values())
 
 
-def _inside(path: str, module: Any) -> str:
+def _inside(path: str, module: PyTree) -> str:
     return f"{path}.{module._attribute}" if path else module._attribute
 
 

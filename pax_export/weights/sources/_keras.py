@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pax_export._types import PyTree
 from pax_export.weights.sources import _hdf5
 from pax_export.weights.sources._hdf5_objects import MAGIC, Hdf5, Object
 from pax_export.weights.sources._reader import InputFile
@@ -91,7 +92,7 @@ def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any])
     return Source("keras", file.where, entries, metadata=metadata, tied=tied)
 
 
-def _take_attributes(attributes: Any, metadata: dict[str, Any]) -> None:
+def _take_attributes(attributes: PyTree, metadata: dict[str, Any]) -> None:
     for name in ("keras_version", "backend", "model_config"):
         text = attributes.get(name)
         if isinstance(text, str):
@@ -130,7 +131,7 @@ def _listed(group: Object, name: str) -> list[str]:
     return [each for part in parts for each in group.attributes[part]]
 
 
-def _newer_names(hdf5: Hdf5, found: dict[str, Object], config: Any) -> dict[str, str]:
+def _newer_names(hdf5: Hdf5, found: dict[str, Object], config: object) -> dict[str, str]:
     """A name for each path ``layers/<class>/.../vars/<number>``; the path where that fails."""
     layers = _configured(config)
     counts: dict[str, int] = {}
@@ -168,7 +169,7 @@ def _variables(group: str, count: int) -> tuple[str, ...]:
     return names[:-1] if count == len(names) - 1 and names[0] in _WITHOUT_BIAS else ()
 
 
-def _configured(config: Any, path: str = "", depth: int = 0) -> dict[str, str]:
+def _configured(config: object, path: str = "", depth: int = 0) -> dict[str, str]:
     """What the configuration calls the layers, by their groups: those of a class are counted."""
     found: dict[str, str] = {}
     inner = config.get("config") if isinstance(config, dict) else None

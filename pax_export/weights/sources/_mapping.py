@@ -12,6 +12,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError, WeightsFileError, a_few
 from pax_export._jax import is_tracer
+from pax_export._types import ArrayLike, PyTree
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights.sources._nested import flattened
@@ -20,7 +21,7 @@ from pax_export.weights.sources._source import Entry, Source
 KIND = "mapping of arrays"
 
 
-def read(tree: Any) -> Source:
+def read(tree: PyTree) -> Source:
     """The arrays of a tree, by dotted names."""
     where = f"the {type(tree).__name__} that was given"
     try:
@@ -41,7 +42,7 @@ def read(tree: Any) -> Source:
     return Source("mapping", where, entries, metadata=others, tied=_tied(leaves))
 
 
-def _plain(tree: Any, depth: int) -> Any:
+def _plain(tree: PyTree, depth: int) -> Any:
     """A tree whose pytrees, which only jax can take apart, are dicts of names."""
     if _is_array(tree) or isinstance(tree, (str, bytes, numbers.Number)) or depth > 200:
         return tree
@@ -65,7 +66,7 @@ def _no_arrays(where: str, got: str) -> InvalidArgumentTypeError:
     )
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: ArrayLike) -> bool:
     return (
         isinstance(value, (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct))
         or is_tracer(value)
@@ -73,12 +74,12 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _is_of_torch(value: Any) -> bool:
+def _is_of_torch(value: PyTree) -> bool:
     torch = sys.modules.get("torch")  # who has such an array has imported it
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 
-def _entry(name: str, leaf: Any, where: str) -> Entry:
+def _entry(name: str, leaf: PyTree, where: str) -> Entry:
     if isinstance(leaf, jax.ShapeDtypeStruct) or is_tracer(leaf):
         raise InvalidArgumentTypeError(
             "A source needs arrays that have values.",
@@ -115,7 +116,7 @@ def _require_numbers(leaves: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _from_torch(tensor: Any) -> np.ndarray:
+def _from_torch(tensor: PyTree) -> np.ndarray:
     """An array of torch as numpy's; numpy and it share no dtype for bfloat16."""
     tensor = tensor.detach().cpu()
     if str(tensor.dtype) == "torch.bfloat16":

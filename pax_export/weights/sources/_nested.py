@@ -10,11 +10,13 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pax_export._types import ArrayLike, PyTree
+
 _DEEPEST = 200
 _MOST = 1_000_000
 
 
-def flattened(tree: Any, is_leaf: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def flattened(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
     """The leaves by dotted name, and by theirs the texts and numbers that stand beside them.
 
     Example:
@@ -44,12 +46,12 @@ def flattened(tree: Any, is_leaf: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return leaves, others
 
 
-def joined(name: str, key: Any) -> str:
+def joined(name: str, key: object) -> str:
     """The dotted name of what stands under a key."""
     return f"{name}.{key}" if name else str(key)
 
 
-def _children(value: Any) -> Iterable[tuple[Any, Any]] | None:
+def _children(value: ArrayLike) -> Iterable[tuple[Any, Any]] | None:
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, (list, tuple)):

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError, WeightsFileError
+from pax_export._types import PyTree
 from pax_export._wire import ONNX_DTYPES, Message, RandomAccessBytes, message, signed, whole
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry
@@ -155,7 +156,7 @@ def _digits(text: str) -> int:
 
 
 def _unpacked(
-    file: RandomAccessBytes, begin: int, shape: Any, dtype: Any
+    file: RandomAccessBytes, begin: int, shape: PyTree, dtype: Any
 ) -> Callable[[], np.ndarray]:
     """Two numbers in each byte, the lower half first."""
 

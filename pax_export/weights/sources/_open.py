@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from pax_export._errors import WeightsFileError
 from pax_export._files.overwrite_guard import some_names
@@ -39,7 +38,7 @@ _READABLE = (
 )
 
 
-def open_source(source: Any, *, keep_quantised: bool = False) -> Source:
+def open_source(source: object, *, keep_quantised: bool = False) -> Source:
     """Opens a file of weights of any framework, or arrays that are there already.
 
     Nothing of the file is run, and no array is read before it is asked for.

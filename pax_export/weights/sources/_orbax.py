@@ -12,6 +12,7 @@ import numpy as np
 from pax_export._errors import WeightsFileError
 from pax_export._files import bounded, file_types
 from pax_export._optional import require
+from pax_export._types import PyTree
 from pax_export.weights.sources._nested import joined
 from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
 
@@ -90,7 +91,7 @@ def _spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:
     return {"driver": driver, "kvstore": store}
 
 
-def _entry(where: str, library: Any, spec: dict[str, Any], room: int) -> Entry:
+def _entry(where: str, library: PyTree, spec: dict[str, Any], room: int) -> Entry:
     store = library.open(spec, open=True, read=True).result()
     dtype = np.dtype(store.dtype.numpy_dtype)
     sizes = (math.prod(store.shape), math.prod(store.chunk_layout.read_chunk.shape or (1,)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import PyTree
 from pax_export.weights.sources._pickle_machine import Buildable, Global
 
 _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
@@ -29,12 +30,12 @@ def known(module: str, name: str) -> Global | None:
 class PickledDtype(Buildable):
     """A dtype of numbers; objects, texts and records are none."""
 
-    def __init__(self, name: Any, *_: Any):
+    def __init__(self, name: Any, *_: object):
         self.dtype = np.dtype(name if isinstance(name, str) and len(name) < 20 else "O")
         if self.dtype.kind not in _NUMBERS:
             raise ValueError(f"numbers of the dtype {name!r:.50} in a pickle")
 
-    def build(self, state: Any) -> None:
+    def build(self, state: PyTree) -> None:
         """Takes the order of bytes, the only part of the state that a number has."""
         if state[1] == ">":
             self.dtype = self.dtype.newbyteorder(">")
@@ -43,10 +44,10 @@ class PickledDtype(Buildable):
 class PickledArray(Buildable):
     """An array, whose shape and numbers come after it."""
 
-    def __init__(self, *_: Any):
+    def __init__(self, *_: object):
         self.array: np.ndarray | None = None
 
-    def build(self, state: Any) -> None:
+    def build(self, state: PyTree) -> None:
         """Takes the shape, the dtype and the bytes."""
         _, shape, kind, fortran, content = state
         if not isinstance(kind, PickledDtype) or not isinstance(content, (bytes, bytearray)):
@@ -59,13 +60,13 @@ class PickledArray(Buildable):
         self.array = array.astype(kind.dtype.newbyteorder("="))
 
 
-def _scalar(kind: Any, content: Any) -> Any:
+def _scalar(kind: object, content: object) -> Any:
     if not isinstance(kind, PickledDtype) or not isinstance(content, (bytes, bytearray)):
         raise ValueError("a number of numpy in a pickle that is none")
     return np.frombuffer(content, kind.dtype, 1)[0].item()
 
 
-def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
+def _bytes(text: str, encoding: object = "latin1") -> bytes:
     if encoding not in ("latin1", "latin-1") or not isinstance(text, str):
         raise ValueError("bytes in a pickle that are written in no known way")
     return text.encode("latin1")

@@ -65,7 +65,7 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     return Source(kinds.pop(), str(path), entries, metadata=metadata, tied=tied)
 
 
-def _text(name: Any, path: Path) -> str:
+def _text(name: object, path: Path) -> str:
     if not isinstance(name, str):
         raise damaged(str(path), KIND, f"{name!r} as the name of a file")
     return name

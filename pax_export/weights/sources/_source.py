@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from pax_export._errors import PaxError, WeightsFileError, a_few
+from pax_export._types import DTypeLike
 from pax_export._wire import RandomAccessBytes
 from pax_export.weights._dtypes import NUMPY_NAMES  # which makes jax's dtypes known to numpy
 
@@ -89,7 +90,7 @@ class Entry:
 
     @classmethod
     def stored(
-        cls, file: RandomAccessBytes, where: str, kind: str, shape: Iterable[int], dtype: Any,
+        cls, file: RandomAccessBytes, where: str, kind: str, shape: Iterable[int], dtype: DTypeLike,
         offset: int, note: str = "",
     ) -> Self:  # fmt: skip
         """An array whose numbers follow each other in a file, from an offset on."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pax_export._types import PyTree
 from pax_export.weights.sources import _pickled_numpy
 from pax_export.weights.sources._pickle_machine import Global, Instance, filled
 
@@ -74,7 +76,7 @@ class _StorageKind:
     typed: bool
 
 
-def storage(identity: Any) -> Storage:
+def storage(identity: object) -> Storage:
     """The storage that a persistent id names, in a zip archive or behind a legacy pickle."""
     if not isinstance(identity, tuple) or len(identity) not in (5, 6) or identity[0] != "storage":
         raise ValueError("a persistent id that names no storage")
@@ -90,13 +92,13 @@ def storage(identity: Any) -> Storage:
     return Storage(key, kind.value.dtype, _size(numel), _size(begin), kind.value.typed)
 
 
-def _size(value: Any) -> int:
+def _size(value: PyTree) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r:.50} as a size, an offset or a stride")
     return value
 
 
-def _tensor(of: Any, offset: Any, shape: Any, strides: Any, *others: Any) -> Tensor:
+def _tensor(of: object, offset: object, shape: PyTree, strides: PyTree, *others: object) -> Tensor:
     if not isinstance(of, Storage):
         raise ValueError(f"a tensor over a {type(of).__name__}")
     dtypes = [each.value for each in others if isinstance(each, Global)]
@@ -109,7 +111,9 @@ def _tensor(of: Any, offset: Any, shape: Any, strides: Any, *others: Any) -> Ten
     return Tensor(of, _size(offset), shape, strides, dtype)
 
 
-def _of_type(function: Any, kind: Any, arguments: Any, _: Any = None) -> Any:
+def _of_type(
+    function: Callable[..., Any], kind: object, arguments: Sequence[Any], _: object = None
+) -> Any:
     """A tensor of a subclass, which is given as the call that makes it."""
     build = function.build if isinstance(function, Global) else None
     if build is None or build not in (_tensor, _parameter):
@@ -119,31 +123,31 @@ def _of_type(function: Any, kind: Any, arguments: Any, _: Any = None) -> Any:
     return build(*arguments)
 
 
-def _parameter(data: Any, *_: Any) -> Any:
+def _parameter(data: object, *_: object) -> Any:
     return data
 
 
-def _dict(pairs: Any = (), *_: Any) -> dict[Any, Any]:
+def _dict(pairs: object = (), *_: object) -> dict[Any, Any]:
     return filled({}, pairs.items() if isinstance(pairs, dict) else pairs)
 
 
-def _default_dict(*_: Any) -> dict[Any, Any]:
+def _default_dict(*_: object) -> dict[Any, Any]:
     return {}
 
 
-def _list(values: Any = ()) -> list[Any]:
+def _list(values: object = ()) -> list[Any]:
     return list(values) if isinstance(values, (list, tuple)) else []
 
 
-def _set(values: Any = ()) -> set[Any]:
+def _set(values: PyTree = ()) -> set[Any]:
     return set(filled({}, [(each, None) for each in values]))
 
 
-def _complex(real: Any, imaginary: Any = 0.0) -> complex:
+def _complex(real: PyTree, imaginary: PyTree = 0.0) -> complex:
     return complex(float(real), float(imaginary))
 
 
-def _device(*parts: Any) -> str:
+def _device(*parts: object) -> str:
     return ":".join(str(part)[:50] for part in parts if isinstance(part, (str, int)))
 
 

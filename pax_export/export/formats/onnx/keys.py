@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.values import Parts, Value
 
@@ -18,7 +17,7 @@ def words_of_keys(writer: Writer, keys: Parts) -> Value:
     return Value(name, np.dtype(np.uint32), (*keys.shape, 2))
 
 
-def keys_of_words(writer: Writer, words: Value, dtype: Any) -> Parts:
+def keys_of_words(writer: Writer, words: Value, dtype: DTypeLike) -> Parts:
     axis = words.rank - 1
     names = (writer("Gather", words, np.array(index, np.int64), axis=axis) for index in range(2))
     one, two = (Value(name, np.dtype(np.uint32), words.shape[:-1]) for name in names)

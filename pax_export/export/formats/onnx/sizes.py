@@ -75,7 +75,7 @@ class Sizes:
             self._written[text] = self._read(text)
         return self._written[text]
 
-    def one(self, size: Any) -> Any:
+    def one(self, size: object) -> Any:
         """A size as an array with one element: a constant, or a name."""
         return self._array(self.of(size))
 

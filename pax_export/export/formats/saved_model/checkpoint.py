@@ -53,7 +53,7 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
     (directory / "variables.index").write_bytes(table(entries))
 
 
-def _bytes(value: Any) -> np.ndarray:
+def _bytes(value: object) -> np.ndarray:
     """The bytes of an array: a view where it lies in one piece, as those of jax do."""
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
@@ -81,7 +81,7 @@ def compare(directory: Path, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _differs(prefix: Path, saved: SavedTensor, expected: Any) -> bool:
+def _differs(prefix: Path, saved: SavedTensor, expected: object) -> bool:
     array = np.asarray(expected)
     if (saved.size, saved.shape) != (array.nbytes, list(array.shape)):
         return True

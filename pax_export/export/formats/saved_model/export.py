@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pax_export._errors import GradientMismatchError, ValidationError
 from pax_export._optional import find
+from pax_export._types import PyTree
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.formats import SAVED_MODEL
@@ -50,30 +51,30 @@ from pax_export.export.validation.validate import validate as validated
 
 
 def to_saved_model(
-    model: Any,
+    model: object,
     path: str | os.PathLike[str],
-    inputs: Any,
+    inputs: PyTree,
     *,
     kwargs: Mapping[str, Any] | None = None,
     methods: Mapping[str, Any] | None = None,
     constraints: Sequence[str] = (),
     state: Literal["frozen", "update", "keep"] = "frozen",
     outputs: Literal["float32", "model"] = "float32",
-    trainable: Any = False,
+    trainable: object = False,
     vjp_order: Literal[0, 1, 2] | None = None,
     train_step: Callable[..., Any] | None = None,
-    optimizer: Any = None,
-    train_inputs: Any = None,
-    preprocess: Any = None,
-    postprocess: Any = None,
-    preprocess_inputs: Any = None,
+    optimizer: object = None,
+    train_inputs: object = None,
+    preprocess: object = None,
+    postprocess: object = None,
+    preprocess_inputs: object = None,
     platforms: Sequence[str] = PLATFORMS,
     consumer: str | None = None,
     validate: bool | Literal["full", "process", "variables"] = True,
     examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
-    card: Any = True,
+    card: object = True,
 ) -> Report:
     """Writes a model as a SavedModel that TensorFlow serves without jax.
 

@@ -18,6 +18,7 @@ import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._optional import require
+from pax_export._types import PyTree
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import (
@@ -44,7 +45,12 @@ class Processors:
 
     @classmethod
     def of(
-        cls, keys: Sequence[str], several: bool, preprocess: Any, postprocess: Any, inputs: Any
+        cls,
+        keys: Sequence[str],
+        several: bool,
+        preprocess: object,
+        postprocess: object,
+        inputs: PyTree,
     ) -> Processors:
         """Reads the arguments; with several signatures they are dicts over their keys."""
         given = {"preprocess": preprocess, "postprocess": postprocess, "preprocess_inputs": inputs}
@@ -114,7 +120,7 @@ def _preprocess(processor: Any, inputs: Inputs, program: Program, signature: Sig
     call = as_function(processor)
     wanted = dict(zip(signature.input_names, input_specs(signature)))
 
-    def preprocess(*flat: Any) -> list[Any]:
+    def preprocess(*flat: object) -> list[Any]:
         args, kwargs = inputs.call(flat)
         given = call(*args, **kwargs)
         named = bind(program.inputs, given, f"{program.key}: what the preprocessor gives")
@@ -158,7 +164,7 @@ def _postprocess(
     call = as_function(processor)
     made: dict[str, Any] = {}
 
-    def postprocess(*flat: Any) -> dict[str, Any]:
+    def postprocess(*flat: object) -> dict[str, Any]:
         named = dict(zip(program.output_names, flat))
         output = _plain(call(rebuild(program.output_structure, named.__getitem__)))
         names = tree_names(output, "output")
@@ -188,7 +194,7 @@ def _tensor(tf: Any, value: Any) -> Any:
         ) from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """The value without the wrappers that TensorFlow puts around lists and dicts."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
@@ -245,7 +251,7 @@ def input_signature(processor: Function) -> tuple | None:
     return None
 
 
-def trackables(*processors: Any) -> list[Any]:
+def trackables(*processors: object) -> list[Any]:
     """The objects of TensorFlow that functions hold: variables, tables, modules.
 
     A SavedModel keeps what hangs on its root.  What a function closes over, or
@@ -289,7 +295,7 @@ def _held(value: Any) -> Iterator[Any]:
         yield type(value).__call__
 
 
-def _held_by_function(function: Any) -> Iterator[Any]:
+def _held_by_function(function: Callable[..., Any]) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

@@ -73,11 +73,11 @@ class LoadedBundle:
     def signatures(self) -> dict[str, BundleSignature]:
         return {key: BundleSignature(self, key) for key in self.report.signatures}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the default signature, or the only one; see `BundleSignature`."""
         return default_of(self.signatures)(*args, **kwargs)
 
-    def purecall(self, *args: Any, **kwargs: Any) -> tuple[LoadedBundle, Any]:
+    def purecall(self, *args: object, **kwargs: object) -> tuple[LoadedBundle, Any]:
         """Calls the default signature; gives the bundle with the state after, and the output."""
         return default_of(self.signatures).purecall(*args, **kwargs)
 
@@ -224,7 +224,7 @@ class BundleSignature:
         self.info = bundle.report.signatures[key]
         self._bundle = bundle
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the function on jax and numpy arrays; gives jax arrays.
 
         Raises:
@@ -241,7 +241,7 @@ class BundleSignature:
             )
         return self.purecall(*args, **kwargs)[1]
 
-    def purecall(self, *args: Any, **kwargs: Any) -> tuple[LoadedBundle, Any]:
+    def purecall(self, *args: object, **kwargs: object) -> tuple[LoadedBundle, Any]:
         """Calls the function; gives the bundle with the state after, and the output."""
         arguments = self._bundle._functions.arguments[self.key]
         named = arguments.named(args, kwargs)
@@ -348,7 +348,7 @@ def caller(exported: Exported, order: int, name: str) -> Flat:
     return jax.jit(_differentiable(exported, order, order, name))
 
 
-def _marked(operand: Any) -> Any:
+def _marked(operand: object) -> Any:
     floating = jax.numpy.issubdtype(jax.numpy.result_type(operand), jax.numpy.inexact)
     return reverse_only(jax.numpy.asarray(operand)) if floating else operand
 
@@ -357,10 +357,10 @@ def _differentiable(exported: Exported, left: int, order: int, name: str) -> Fla
     run = jax.custom_batching.sequential_vmap(_flat(exported))
 
     @jax.custom_vjp
-    def call(*operands: Any) -> tuple[Any, ...]:
+    def call(*operands: object) -> tuple[Any, ...]:
         return run(*operands)
 
-    def forward(*operands: Any) -> tuple[tuple, tuple]:
+    def forward(*operands: object) -> tuple[tuple, tuple]:
         return call(*operands), operands
 
     def backward(operands: tuple, cotangents: tuple) -> tuple[Any, ...]:
@@ -406,12 +406,12 @@ def _no_gradient(order: int, name: str) -> NotDifferentiableError:
     )
 
 
-def reverse_only(array: Any) -> Any:
+def reverse_only(array: object) -> Any:
     """The same array; `jax.jvp` through it raises, `jax.grad` does not."""
     return _mark.bind(array)
 
 
-def _refuse(*_: Any, **__: Any) -> NoReturn:
+def _refuse(*_: object, **__: object) -> NoReturn:
     raise NotDifferentiableError(
         "An exported function has gradients (reverse mode), and no forward-mode derivatives: "
         "jax.jvp, jax.jacfwd and jax.hessian do not go through it.",

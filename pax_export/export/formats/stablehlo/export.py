@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import checksums
+from pax_export._types import PyTree
 from pax_export.export.artifact.formats import STABLEHLO
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions
 from pax_export.export.formats.stablehlo import files, functions
@@ -34,9 +35,9 @@ from pax_export.export.validation.validate import Case
 
 
 def to_stablehlo(
-    model: Any,
+    model: object,
     path: str | os.PathLike[str],
-    inputs: Any = None,
+    inputs: PyTree = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
     methods: Mapping[str, Any] | None = None,
@@ -51,7 +52,7 @@ def to_stablehlo(
     examples: Any = None,
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
-    card: Any = True,
+    card: object = True,
 ) -> Report:
     """Writes a model as a folder that jax calls without the code of the model.
 
@@ -234,7 +235,7 @@ def _by_file(made: Sequence[functions.Function]) -> dict[str, functions.Function
     return dict(zip(legal_names(each.key for each in made), made))
 
 
-def _exporteds(model: Any, inputs: Any, methods: Any) -> dict[str, Exported] | None:
+def _exporteds(model: Any, inputs: PyTree, methods: object) -> dict[str, Exported] | None:
     """The given functions of jax.export by signature; None if the model is another."""
     if isinstance(model, Exported):
         model = {"serving_default": model}

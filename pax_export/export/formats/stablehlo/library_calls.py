@@ -172,7 +172,7 @@ def _wrong(call: Any, row: str) -> SizesError:
     return SizesError(f"{found}; the routine has {row or 'other attributes'}")
 
 
-def _shape(call: Any, value: Any) -> list[int]:
+def _shape(call: object, value: Any) -> list[int]:
     if not isinstance(value.type, ir.RankedTensorType):
         raise _wrong(call, "arrays")
     return list(ir.RankedTensorType(value.type).shape)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jaxpr import bound, interpret, wrapped_program
+from pax_export._types import Equation
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
@@ -162,7 +163,7 @@ def _check_places(program: Program) -> None:
             )
 
 
-def _now(value: Any) -> Any:
+def _now(value: object) -> Any:
     return value() if callable(value) else value
 
 
@@ -224,11 +225,11 @@ class _Graph:
             return value  # what uses it says that this is none of TFLite's dtypes
         return constant(value)
 
-    def _operate(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def _operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         with of_source((*self._callers, equation)):
             return self._operated(equation, operands)
 
-    def _operated(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def _operated(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         name = equation.primitive.name
         atoms = [atom.aval for atom in equation.invars]
         operation = Operation(
@@ -267,7 +268,7 @@ class _Graph:
             self._callers.pop()
         return results
 
-    def _of_pairs(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def _of_pairs(self, equation: Equation, operands: list[Any]) -> list[Any]:
         """Complex numbers by their real and imaginary parts."""
         flat: list[Any] = []
         for value in map(_now, operands):
@@ -287,7 +288,7 @@ class _Graph:
             for atom, axis in zip(atoms, axes)
         ]
 
-        def moved(*values: Any) -> Any:
+        def moved(*values: object) -> Any:
             function = jax.vmap(lambda *each: bound(equation, each), in_axes=axes, out_axes=-1)
             return function(*values)
 
@@ -311,7 +312,7 @@ class _Graph:
 _ANY = ("scan", "while", "cond")
 
 
-def has(equation: Any) -> bool:
+def has(equation: Equation) -> bool:
     """Whether TFLite has the operation of an equation, by a rule."""
     name = equation.primitive.name
     if _has_complex(equation):
@@ -320,12 +321,12 @@ def has(equation: Any) -> bool:
     return found is not None and (found.when is None or found.when(equation))
 
 
-def _has_exactly(equation: Any) -> bool:
+def _has_exactly(equation: Equation) -> bool:
     """The same, where the kernel does with NaN what jax does."""
     return has(equation) and equation.primitive.name != "reduce_window_max"
 
 
-def _has_complex(equation: Any) -> bool:
+def _has_complex(equation: Equation) -> bool:
     atoms = (*equation.invars, *equation.outvars)
     return any(kind(a.aval) == "complex64" for a in atoms if hasattr(a.aval, "dtype"))
 
@@ -384,7 +385,7 @@ _EXACT = frozenset(
 )
 
 
-def _rounded(value: Any, struct: Any) -> Any:
+def _rounded(value: object, struct: object) -> Any:
     """Halves are computed as float32; each operation of jax rounds its result."""
     name = kind(struct)
     if name not in ("float16", "bfloat16"):
@@ -392,7 +393,7 @@ def _rounded(value: Any, struct: Any) -> Any:
     return lite.cast(lite.cast(value, name), lite.float32)
 
 
-def _part(value: Any, name: str) -> Any:
+def _part(value: object, name: str) -> Any:
     return getattr(value, name) if isinstance(value, Pair) else value
 
 

@@ -67,10 +67,10 @@ class Operation:
         """Of the first operand."""
         return kind(self.operands[0])
 
-    def reshape(self, tensor: Any, shape: Sequence[Any]) -> Any:
+    def reshape(self, tensor: object, shape: Sequence[Any]) -> Any:
         return tensors.reshape(tensor, shape, self.sizes)
 
-    def full(self, tensor: Any, shape: Sequence[Any]) -> Any:
+    def full(self, tensor: object, shape: Sequence[Any]) -> Any:
         return tensors.full(tensor, shape, self.sizes)
 
 

@@ -40,7 +40,7 @@ def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sizes:
         pending = rest
     found: dict[str, Any] = {}
 
-    def evaluate(size: Any) -> Any:
+    def evaluate(size: int) -> Any:
         text = str(size)
         if text not in found:
             # In the outermost graph: the bodies of loops take it from there.
@@ -51,7 +51,7 @@ def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sizes:
     return Sizes(evaluate)
 
 
-def _solved(text: str, tensor: Any, axis: int, known: dict[str, Any]) -> bool:
+def _solved(text: str, tensor: object, axis: int, known: dict[str, Any]) -> bool:
     """Learns a variable from the size of an axis, where the others of it are known."""
     unknown = [name for name in dimensions.names(text) if name not in known]
     if len(unknown) > 1:

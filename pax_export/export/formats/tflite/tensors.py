@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 
@@ -38,11 +39,11 @@ class Pair:
     imag: Any
 
 
-def is_static(size: Any) -> bool:
+def is_static(size: object) -> bool:
     return isinstance(size, (int, np.integer))
 
 
-def constant(value: Any, dtype: Any = None) -> Any:
+def constant(value: object, dtype: DTypeLike | None = None) -> Any:
     """An array of jax or numpy as what is computed with."""
     array = np.asarray(value) if dtype is None else np.asarray(value, dtype)
     if array.dtype.kind == "c":
@@ -62,12 +63,12 @@ def taken(tensor: Any, dtype: str) -> Any:
     return tensor if dtype == carrier else lite.cast(tensor, carrier)
 
 
-def given(tensor: Any, dtype: str) -> Any:
+def given(tensor: object, dtype: str) -> Any:
     """A result, in its own dtype."""
     return tensor if dtype == CARRIERS[dtype] else lite.cast(tensor, dtype)
 
 
-def wrapped(tensor: Any, dtype: Any) -> Any:
+def wrapped(tensor: object, dtype: DTypeLike) -> Any:
     """What is left of numbers in a dtype with fewer bits than what carries it."""
     name = np.dtype(dtype).name
     return lite.cast(lite.cast(tensor, name), lite.int32) if name in NARROW else tensor
@@ -108,7 +109,7 @@ def reshape(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
     return result
 
 
-def is_thin(tensor: Any, axis: int, size: Any) -> bool:
+def is_thin(tensor: Any, axis: int, size: object) -> bool:
     return tensor.shape[axis] == 1 and not (is_static(size) and size == 1)
 
 
@@ -175,7 +176,7 @@ def _join(tensor: Any, groups: Sequence[Sequence[int]]) -> Any:
     return _shaped(tensor, sizes)
 
 
-def _shaped(tensor: Any, sizes: Sequence[Any]) -> Any:
+def _shaped(tensor: object, sizes: Sequence[Any]) -> Any:
     static = [int(size) if is_static(size) else None for size in sizes]
     unknown = static.count(None)
     if not unknown or (unknown == 1 and 0 not in static):
@@ -216,5 +217,5 @@ def joined(
     return _shaped(result, sizes)
 
 
-def transpose(tensor: Any, permutation: Sequence[int]) -> Any:
+def transpose(tensor: object, permutation: Sequence[int]) -> Any:
     return moves.transpose(tensor, permutation)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import PyTree
 from pax_export.export.orbax.validate.validation_utils import Jsonable
 
 
@@ -41,7 +42,7 @@ class ValidationSingleJobResult(Jsonable):
         self.outputs = [_named(output) for output in self.outputs]
 
 
-def _named(output: Any) -> Any:
+def _named(output: PyTree) -> Any:
     if isinstance(output, Mapping):
         return output
     parts = output if isinstance(output, (list, tuple)) else [output]

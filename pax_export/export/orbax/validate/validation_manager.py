@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._types import PyTree
 from pax_export.export.orbax._signatures import flattened, is_flat
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.jax_module import JaxModule
@@ -52,7 +53,7 @@ class ValidationManager:
 
     def validate(
         self,
-        loaded_model: Any,
+        loaded_model: object,
         with_xprof: bool = False,
         report_option: ValidationReportOption | None = None,
     ) -> Mapping[str, ValidationReport]:
@@ -81,7 +82,7 @@ class ValidationManager:
         self,
         config: ServingConfig,
         key: str,
-        loaded_model: Any,
+        loaded_model: PyTree,
         with_xprof: bool,
         option: ValidationReportOption,
     ) -> ValidationReport:
@@ -89,7 +90,7 @@ class ValidationManager:
         signature = config.get_input_signature(required=False) or ()
         specs = list(remove_signature_defaults(signature))
 
-        def baseline(batch: Any) -> Any:
+        def baseline(batch: PyTree) -> Any:
             positional = _positional(batch, specs)
             return function(batch) if positional is None else function(*positional)
 
@@ -113,7 +114,7 @@ class ValidationManager:
         return self._model_inputs[key]
 
     @classmethod
-    def check_input(cls, inputs: Any, batch_mode: bool = True) -> None:
+    def check_input(cls, inputs: PyTree, batch_mode: bool = True) -> None:
         """Warns of inputs that a signature may not take as they are.
 
         Args:
@@ -157,7 +158,7 @@ class ValidationManager:
             )
 
 
-def _positional(batch: Any, specs: list[Any]) -> list[Any] | None:
+def _positional(batch: PyTree, specs: list[Any]) -> list[Any] | None:
     """The batch as positional arguments of a signature of single tensors, if it is that."""
     if not specs or not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         return None
@@ -169,7 +170,7 @@ def _positional(batch: Any, specs: list[Any]) -> list[Any] | None:
     return None
 
 
-def _candidate(signature: Any, specs: list[Any]) -> Callable[[Any], Any]:
+def _candidate(signature: PyTree, specs: list[Any]) -> Callable[[Any], Any]:
     def inference_fn(batch: Any) -> Any:
         batch = jax.tree_util.tree_map(tf.convert_to_tensor, batch)
         ValidationManager.check_input(batch, batch_mode=False)

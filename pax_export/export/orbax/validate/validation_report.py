@@ -19,6 +19,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, NegativeToleranceError
 from pax_export._optional import require
+from pax_export._types import PyTree
 from pax_export.core import path_name
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.validate.validation_job import ValidationSingleJobResult
@@ -240,10 +241,10 @@ class ValidationReport(Jsonable):
 _OTHER_KIND = "another shape or dtype"
 
 
-def _pairs(baseline: Any, candidate: Any) -> list[tuple[str, Any, Any]]:
+def _pairs(baseline: object, candidate: object) -> list[tuple[str, Any, Any]]:
     """The name, the expected and the got value of each output of each batch."""
 
-    def plain(outputs: Any) -> list[Any]:
+    def plain(outputs: PyTree) -> list[Any]:
         return [dict(each) if isinstance(each, Mapping) else each for each in outputs]
 
     paths, tree = jax.tree_util.tree_flatten_with_path(plain(baseline))
@@ -268,7 +269,7 @@ def _pairs(baseline: Any, candidate: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _compared(
-    name: str, expected: Any, got: Any, option: ValidationReportOption
+    name: str, expected: PyTree, got: PyTree, option: ValidationReportOption
 ) -> tuple[OutputDiff, int | None]:
     """One output compared, and its size if it is compared with a tolerance."""
     one, other = (x.numpy() if isinstance(x, tf.Tensor) else np.asarray(x) for x in (expected, got))

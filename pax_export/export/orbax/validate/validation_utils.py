@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import PyTree
 from pax_export.export.orbax._tensorflow import tf
 
 Status = enum.Enum("Status", ["Pass", "Fail"])
 
 
-def is_floating(value: Any) -> bool:
+def is_floating(value: PyTree) -> bool:
     """Whether a value is compared with a tolerance: floats and complex numbers."""
     dtype = value.dtype.as_numpy_dtype if isinstance(value, tf.Tensor) else np.asarray(value).dtype
     return bool(jax.numpy.issubdtype(dtype, np.inexact))
@@ -32,7 +33,7 @@ def get_latency_stat(latencies: Sequence[float]) -> tuple[int, float, float, flo
 class EnhancedJSONEncoder(json.JSONEncoder):
     """Writes arrays, tensors, enums, bytes and dataclasses as JSON."""
 
-    def default(self, o: Any) -> Any:
+    def default(self, o: PyTree) -> Any:
         """What is written in place of such a value."""
         if isinstance(o, enum.Enum):
             return o.name
@@ -55,7 +56,7 @@ class Jsonable:
         del encode_json
         return json.loads(self.to_json())
 
-    def to_json(self, **kwargs: Any) -> str:
+    def to_json(self, **kwargs: PyTree) -> str:
         """The fields as JSON; arguments as of `json.dumps`."""
         kwargs.setdefault("cls", EnhancedJSONEncoder)
         fields = dataclasses.fields(self)  # type: ignore[arg-type]

@@ -7,21 +7,22 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 
-def _unsigned(x: Any) -> Any:
+def _unsigned(x: Array) -> Any:
     dtype = jnp.dtype(x.dtype)
     return x if dtype.kind == "u" else lax.bitcast_convert_type(x, f"u{dtype.name}")
 
 
-def _repeated(byte: int, x: Any) -> Any:
+def _repeated(byte: int, x: Array) -> Any:
     """A number of the dtype of x all of whose bytes are the same."""
     return jnp.array(int.from_bytes(bytes([byte]) * x.dtype.itemsize), x.dtype)
 
 
 @decomposes("population_count")
-def population_count(x: Any, **_: Any) -> Any:
+def population_count(x: Array, **_: object) -> Any:
     """Sums of neighboring bits, pairs and nibbles; then of bytes."""
     count = _unsigned(x)
     count = count - ((count >> 1) & _repeated(0x55, count))
@@ -36,7 +37,7 @@ def population_count(x: Any, **_: Any) -> Any:
 
 
 @decomposes("clz")
-def clz(x: Any, **_: Any) -> Any:
+def clz(x: Array, **_: object) -> Any:
     """The bits that are not set when all below the highest one are."""
     filled, shift = _unsigned(x), 1
     while shift < 8 * x.dtype.itemsize:
@@ -46,7 +47,7 @@ def clz(x: Any, **_: Any) -> Any:
 
 
 @decomposes("mulhi")
-def mulhi(x: Any, y: Any, **_: Any) -> Any:
+def mulhi(x: Array, y: Array, **_: object) -> Any:
     """The upper half of a product, by products of the halves of both."""
     half = 4 * x.dtype.itemsize
     one, other = _unsigned(x), _unsigned(y)
@@ -62,7 +63,7 @@ def mulhi(x: Any, y: Any, **_: Any) -> Any:
 
 
 @decomposes("nextafter")
-def nextafter(x: Any, y: Any, **_: Any) -> Any:
+def nextafter(x: Array, y: Array, **_: object) -> Any:
     """The bits of a number without its sign are a whole number in the order of sizes."""
     dtype = jnp.dtype(x.dtype)
     whole = f"int{8 * dtype.itemsize}"
@@ -79,7 +80,7 @@ def nextafter(x: Any, y: Any, **_: Any) -> Any:
 
 
 @decomposes("bitcast_convert_type")
-def bitcast_convert_type(x: Any, *, new_dtype: Any, **_: Any) -> Any:
+def bitcast_convert_type(x: Array, *, new_dtype: Any, **_: object) -> Any:
     """Of halves, by way of the bits of float32, which have the same order of parts."""
     new = jnp.dtype(new_dtype)
     if x.dtype == new:
@@ -97,7 +98,7 @@ def bitcast_convert_type(x: Any, *, new_dtype: Any, **_: Any) -> Any:
     raise NotDecomposedError(f"from {x.dtype} to {new}")
 
 
-def _bits_of_half(x: Any) -> Any:
+def _bits_of_half(x: Array) -> Any:
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     sign, exponent = (bits >> 16) & 0x8000, (bits >> 23) & 0xFF
     normal = (((exponent - 112) << 10) & 0x7C00) | ((bits >> 13) & 0x3FF)
@@ -107,7 +108,7 @@ def _bits_of_half(x: Any) -> Any:
     return (sign | size.astype(jnp.uint32)).astype(jnp.uint16)
 
 
-def _half_of_bits(x: Any) -> Any:
+def _half_of_bits(x: Array) -> Any:
     wide = x.astype(jnp.uint32)
     sign, exponent, fraction = (wide & 0x8000) << 16, (wide >> 10) & 0x1F, wide & 0x3FF
     normal = ((exponent + 112) << 23) | (fraction << 13)

@@ -12,7 +12,9 @@ from pax_export.export.portable.decompositions.registry import NotDecomposedErro
 
 
 @decomposes("custom_linear_solve", "linear_solve", any_dtype=True)
-def custom_linear_solve(*operands: Any, const_lengths: Any, jaxprs: Any, **_: Any) -> list[Any]:
+def custom_linear_solve(
+    *operands: object, const_lengths: Any, jaxprs: Any, **_: object
+) -> list[Any]:
     """The program that solves, with the arrays that are for it."""
     start = const_lengths.matvec + const_lengths.vecmat
     stop = start + const_lengths.solve

@@ -12,10 +12,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 
-def polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+def polynomial(x: Array, coefficients: Sequence[float]) -> Any:
     """By Horner's scheme, the constant first."""
     total = jnp.full_like(x, coefficients[-1])
     for each in reversed(coefficients[:-1]):
@@ -23,22 +24,22 @@ def polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     return total
 
 
-def _terms(x: Any, single: int, double: int) -> int:
+def _terms(x: Array, single: int, double: int) -> int:
     return double if x.dtype == jnp.float64 else single
 
 
 @decomposes("square", any_dtype=True)
-def square(x: Any, **_: Any) -> Any:
+def square(x: Array, **_: object) -> Any:
     return x * x
 
 
 @decomposes("one_minus_square", any_dtype=True)
-def one_minus_square(x: Any, **_: Any) -> Any:
+def one_minus_square(x: Array, **_: object) -> Any:
     return (1 - x) * (1 + x)
 
 
 @decomposes("polynomial", single=True)
-def polynomial_of_operands(x: Any, *coefficients: Any, **_: Any) -> Any:
+def polynomial_of_operands(x: Array, *coefficients: Any, **_: object) -> Any:
     total = coefficients[-1]
     for each in reversed(coefficients[:-1]):
         total = total * x + each
@@ -46,7 +47,7 @@ def polynomial_of_operands(x: Any, *coefficients: Any, **_: Any) -> Any:
 
 
 @decomposes("integer_pow", any_dtype=True)
-def integer_pow(x: Any, *, y: int, **_: Any) -> Any:
+def integer_pow(x: Array, *, y: int, **_: object) -> Any:
     """By squares of squares."""
     if y < 0 and not jnp.issubdtype(x.dtype, jnp.inexact):
         raise NotDecomposedError("of whole numbers with a negative exponent")
@@ -62,27 +63,27 @@ def integer_pow(x: Any, *, y: int, **_: Any) -> Any:
 
 
 @decomposes("rsqrt", single=True)
-def rsqrt(x: Any, **_: Any) -> Any:
+def rsqrt(x: Array, **_: object) -> Any:
     return 1 / jnp.sqrt(x)
 
 
 @decomposes("cbrt", single=True)
-def cbrt(x: Any, **_: Any) -> Any:
+def cbrt(x: Array, **_: object) -> Any:
     return jnp.sign(x) * jnp.power(jnp.abs(x), 1 / 3)
 
 
 @decomposes("exp2", single=True)
-def exp2(x: Any, **_: Any) -> Any:
+def exp2(x: Array, **_: object) -> Any:
     return lax.pow(jnp.full_like(x, 2), x)
 
 
 @decomposes("log2", single=True)
-def log2(x: Any, **_: Any) -> Any:
+def log2(x: Array, **_: object) -> Any:
     return jnp.log(x) * (1 / math.log(2))
 
 
 @decomposes("expm1", single=True)
-def expm1(x: Any, **_: Any) -> Any:
+def expm1(x: Array, **_: object) -> Any:
     count = _terms(x, 9, 18)
     near = x * polynomial(x, [1 / math.factorial(n) for n in range(1, count + 1)])
     half = jnp.exp(x * 0.5)  # which a runtime has where the whole is nearly infinite
@@ -90,7 +91,7 @@ def expm1(x: Any, **_: Any) -> Any:
 
 
 @decomposes("log1p", single=True)
-def log1p(x: Any, **_: Any) -> Any:
+def log1p(x: Array, **_: object) -> Any:
     """Near 0 by the series of the inverse hyperbolic tangent."""
     close = jnp.abs(x) < 0.3
     part = jnp.where(close, x, 0)
@@ -101,12 +102,12 @@ def log1p(x: Any, **_: Any) -> Any:
 
 
 @decomposes("tan", single=True)
-def tan(x: Any, **_: Any) -> Any:
+def tan(x: Array, **_: object) -> Any:
     return jnp.sin(x) / jnp.cos(x)
 
 
 @decomposes("sinh", single=True)
-def sinh(x: Any, **_: Any) -> Any:
+def sinh(x: Array, **_: object) -> Any:
     odd = range(1, 2 * _terms(x, 6, 10), 2)
     near = x * polynomial(x * x, [1 / math.factorial(n) for n in odd])
     # exp(x) may be infinite where its half is not.
@@ -116,7 +117,7 @@ def sinh(x: Any, **_: Any) -> Any:
 
 
 @decomposes("cosh", single=True)
-def cosh(x: Any, **_: Any) -> Any:
+def cosh(x: Array, **_: object) -> Any:
     half = jnp.exp(jnp.abs(x) * 0.5)
     return 0.5 * half * half + 0.5 / half / half
 
@@ -125,13 +126,13 @@ def cosh(x: Any, **_: Any) -> Any:
 _LARGE = 1e9
 
 
-def _log_of_double(x: Any) -> Any:
+def _log_of_double(x: Array) -> Any:
     """Of large numbers; a runtime's logarithm of the largest ones may be infinite."""
     return jnp.log(x * 0.25) + math.log(8)
 
 
 @decomposes("asinh", single=True)
-def asinh(x: Any, **_: Any) -> Any:
+def asinh(x: Array, **_: object) -> Any:
     size = jnp.abs(x)
     bounded = jnp.minimum(size, _LARGE)
     squared = bounded * bounded
@@ -141,7 +142,7 @@ def asinh(x: Any, **_: Any) -> Any:
 
 
 @decomposes("acosh", single=True)
-def acosh(x: Any, **_: Any) -> Any:
+def acosh(x: Array, **_: object) -> Any:
     above = jnp.minimum(x, _LARGE) - 1
     near = jnp.log1p(above + jnp.sqrt(above * (above + 2)))
     far = _log_of_double(x)
@@ -149,27 +150,27 @@ def acosh(x: Any, **_: Any) -> Any:
 
 
 @decomposes("atanh", single=True)
-def atanh(x: Any, **_: Any) -> Any:
+def atanh(x: Array, **_: object) -> Any:
     return 0.5 * jnp.log1p(2 * x / (1 - x))
 
 
 @decomposes("asin", single=True)
-def asin(x: Any, **_: Any) -> Any:
+def asin(x: Array, **_: object) -> Any:
     return lax.atan2(x, jnp.sqrt((1 - x) * (1 + x)))
 
 
 @decomposes("acos", single=True)
-def acos(x: Any, **_: Any) -> Any:
+def acos(x: Array, **_: object) -> Any:
     return lax.atan2(jnp.sqrt((1 - x) * (1 + x)), x)
 
 
 @decomposes("atan", single=True)
-def atan(x: Any, **_: Any) -> Any:
+def atan(x: Array, **_: object) -> Any:
     return lax.atan2(x, jnp.ones_like(x))
 
 
 @decomposes("atan2", single=True)
-def atan2(y: Any, x: Any, **_: Any) -> Any:
+def atan2(y: Array, x: Array, **_: object) -> Any:
     """Two zeros have no quotient, nor have two infinities; the signs of zeros choose the side."""
     rise, run = jnp.abs(y), jnp.abs(x)
     angle = lax.atan(jnp.where(rise == run, jnp.sign(rise), rise / run))
@@ -177,6 +178,6 @@ def atan2(y: Any, x: Any, **_: Any) -> Any:
     return angle * jnp.where(_is_negative(y), -1, 1)
 
 
-def _is_negative(x: Any) -> Any:
+def _is_negative(x: Array) -> Any:
     """Also of zeros: one divided by the negative one is below zero."""
     return (x < 0) | (1 / x < 0)

@@ -11,34 +11,35 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 
-def transposed(x: Any) -> Any:
+def transposed(x: Array) -> Any:
     return jnp.swapaxes(x, -1, -2)
 
 
-def require_static(matrix: Any) -> None:
+def require_static(matrix: Array) -> None:
     """Refuses matrices whose rows or columns have a symbolic size."""
     if not all(isinstance(size, int) for size in matrix.shape[-2:]):
         raise NotDecomposedError("of matrices of symbolic size")
 
 
-def _row(matrix: Any, index: Any) -> Any:
+def _row(matrix: Array, index: Any) -> Any:
     return lax.dynamic_index_in_dim(matrix, index, matrix.ndim - 2, keepdims=False)
 
 
-def _column(matrix: Any, index: Any) -> Any:
+def _column(matrix: Array, index: Any) -> Any:
     return lax.dynamic_index_in_dim(matrix, index, matrix.ndim - 1, keepdims=False)
 
 
-def _entry(vector: Any, index: Any) -> Any:
+def _entry(vector: Array, index: Any) -> Any:
     """One number of each vector, as an axis of size 1."""
     return lax.dynamic_index_in_dim(vector, index, vector.ndim - 1, keepdims=True)
 
 
 @decomposes("cholesky")
-def cholesky(a: Any, **_: Any) -> Any:
+def cholesky(a: Array, **_: object) -> Any:
     """Column by column, from the lower half; NaN where the matrix is not positive definite."""
     places = jnp.arange(a.shape[-1])
 
@@ -55,14 +56,14 @@ def cholesky(a: Any, **_: Any) -> Any:
 
 @decomposes("triangular_solve")
 def triangular_solve(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
     left_side: bool,
     lower: bool,
     transpose_a: bool,
     unit_diagonal: bool,
-    **_: Any,
+    **_: object,
 ) -> Any:
     if transpose_a:
         a, lower = transposed(a), not lower
@@ -72,12 +73,12 @@ def triangular_solve(
     return transposed(_substitute(transposed(a), transposed(b), not lower, unit_diagonal))
 
 
-def _substitute(a: Any, b: Any, lower: bool, unit: bool) -> Any:
+def _substitute(a: Array, b: Array, lower: bool, unit: bool) -> Any:
     """Forward substitution of a lower triangle, backward substitution of an upper one."""
     size = a.shape[-1]
     places = jnp.arange(size)
 
-    def step(count: Any, x: Any) -> Any:
+    def step(count: Any, x: Array) -> Any:
         i = count if lower else size - 1 - count
         row = _row(a, i)
         known = jnp.where(places < i if lower else places > i, row, 0)
@@ -90,7 +91,7 @@ def _substitute(a: Any, b: Any, lower: bool, unit: bool) -> Any:
 
 
 @decomposes("lu")
-def lu(a: Any, **_: Any) -> tuple[Any, Any, Any]:
+def lu(a: Array, **_: object) -> tuple[Any, Any, Any]:
     """With the largest number of each column as its pivot."""
     rows, columns = a.shape[-2:]
     steps = rows if rows == columns else min(rows, columns)
@@ -115,7 +116,7 @@ def lu(a: Any, **_: Any) -> tuple[Any, Any, Any]:
     return lax.fori_loop(0, steps, step, (a, pivots, order))
 
 
-def _exchanged(a: Any, j: Any, pivot: Any, numbers: Any) -> Any:
+def _exchanged(a: Array, j: Any, pivot: Any, numbers: Any) -> Any:
     """A matrix with row j and row `pivot` in each other's place."""
     is_pivot = (numbers == pivot)[..., None]
     here = lax.dynamic_index_in_dim(a, j, a.ndim - 2)
@@ -127,7 +128,7 @@ def _exchanged(a: Any, j: Any, pivot: Any, numbers: Any) -> Any:
 def lu_pivots_to_permutation(pivots: Any, *, permutation_size: Any) -> Any:
     numbers = jnp.arange(permutation_size, dtype=jnp.int32)
 
-    def step(j: Any, order: Any) -> Any:
+    def step(j: Any, order: Array) -> Any:
         return _exchanged(order[..., None], j, _entry(pivots, j), numbers)[..., 0]
 
     start = jnp.broadcast_to(numbers, (*pivots.shape[:-1], permutation_size))
@@ -135,7 +136,7 @@ def lu_pivots_to_permutation(pivots: Any, *, permutation_size: Any) -> Any:
 
 
 @decomposes("geqrf")
-def geqrf(a: Any, **_: Any) -> tuple[Any, Any]:
+def geqrf(a: Array, **_: object) -> tuple[Any, Any]:
     """Householder reflections below the diagonal, and their factors, as LAPACK stores them."""
     require_static(a)
     rows, columns = a.shape[-2:]
@@ -164,7 +165,7 @@ def geqrf(a: Any, **_: Any) -> tuple[Any, Any]:
     return lax.fori_loop(0, steps, step, (a, taus))
 
 
-def _norm(vector: Any) -> Any:
+def _norm(vector: Array) -> Any:
     """The length of vectors; scaled, so that large and small numbers have finite squares."""
     largest = jnp.abs(vector).max(-1, keepdims=True)
     scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
@@ -173,7 +174,7 @@ def _norm(vector: Any) -> Any:
 
 
 @decomposes("householder_product")
-def householder_product(a: Any, taus: Any, **_: Any) -> Any:
+def householder_product(a: Array, taus: Array, **_: object) -> Any:
     """The product of reflections that `geqrf` stored."""
     require_static(a)
     rows, columns = a.shape[-2:]
@@ -193,7 +194,9 @@ def householder_product(a: Any, taus: Any, **_: Any) -> Any:
 
 
 @decomposes("qr")
-def qr(a: Any, *, full_matrices: bool = False, pivoting: bool = False, **_: Any) -> tuple[Any, Any]:
+def qr(
+    a: Array, *, full_matrices: bool = False, pivoting: bool = False, **_: object
+) -> tuple[Any, Any]:
     require_static(a)
     if pivoting:
         raise NotDecomposedError("with pivots")
@@ -207,7 +210,7 @@ def qr(a: Any, *, full_matrices: bool = False, pivoting: bool = False, **_: Any)
 
 
 @decomposes("tridiagonal_solve")
-def tridiagonal_solve(low: Any, middle: Any, high: Any, b: Any, **_: Any) -> Any:
+def tridiagonal_solve(low: Array, middle: Array, high: Array, b: Array, **_: object) -> Any:
     """Thomas' algorithm: eliminates the lower diagonal forwards, the upper one backwards."""
     rows = [jnp.moveaxis(each, -1, 0) for each in (low, middle, high)]
     right_sides = jnp.moveaxis(b, -2, 0)
@@ -219,7 +222,7 @@ def tridiagonal_solve(low: Any, middle: Any, high: Any, b: Any, **_: Any) -> Any
         new = above / pivot, (right - below[..., None] * x) / pivot[..., None]
         return new, new
 
-    def backwards(x: Any, row: Any) -> Any:
+    def backwards(x: Array, row: Any) -> Any:
         ratio, right = row
         x = right - ratio[..., None] * x
         return x, x

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import decomposes
 
 _TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -15,7 +16,7 @@ _PARITY = 0x1BD11BDA
 
 
 @decomposes("threefry2x32")
-def threefry2x32(first: Any, second: Any, one: Any, two: Any) -> tuple[Any, Any]:
+def threefry2x32(first: Array, second: Array, one: Array, two: Array) -> tuple[Any, Any]:
     """Twenty rounds of sums and rotations of 32 bits."""
     keys = (first, second, first ^ second ^ jnp.uint32(_PARITY))
     one, two = one + keys[0], two + keys[1]
@@ -29,7 +30,7 @@ def threefry2x32(first: Any, second: Any, one: Any, two: Any) -> tuple[Any, Any]
 
 
 @decomposes("iota_2x32_shape")
-def iota_2x32_shape(*, shape: Any, **_: Any) -> tuple[Any, Any]:
+def iota_2x32_shape(*, shape: Any, **_: object) -> tuple[Any, Any]:
     """The numbers of all elements in two words, of which the upper one is 0 below 2**32."""
     low = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return jnp.zeros_like(low), low

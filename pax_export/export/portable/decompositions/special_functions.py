@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._types import Array
 from pax_export.export.portable.decompositions.elementary import polynomial
 from pax_export.export.portable.decompositions.registry import decomposes
 
@@ -61,7 +62,7 @@ _SQRT_PI = math.sqrt(math.pi)
 
 
 @decomposes("erf", single=True, double=False)
-def erf(x: Any, **_: Any) -> Any:
+def erf(x: Array, **_: object) -> Any:
     """Below 1 by its series, beyond from what `erfc` leaves."""
     inside = jnp.clip(x, -1, 1)
     series = [(-1) ** n * 2 / _SQRT_PI / (math.factorial(n) * (2 * n + 1)) for n in range(11)]
@@ -71,7 +72,7 @@ def erf(x: Any, **_: Any) -> Any:
 
 
 @decomposes("erfc", single=True, double=False)
-def erfc(x: Any, **_: Any) -> Any:
+def erfc(x: Array, **_: object) -> Any:
     """As jax has it, so that what is far out, where all is lost in 1 - erf, is no less exact."""
     size = jnp.abs(x)
     tail = _erfc_tail(size)
@@ -89,14 +90,14 @@ def _erfc_tail(size: Any) -> Any:
 
 
 @decomposes("erf_inv", single=True, double=False)
-def erf_inv(x: Any, **_: Any) -> Any:
+def erf_inv(x: Array, **_: object) -> Any:
     w = -jnp.log((1 - x) * (1 + x))
     near = polynomial(w - 2.5, _ERF_INV_CENTRAL)
     far = polynomial(jnp.sqrt(jnp.maximum(w, 5)) - 3, _ERF_INV_TAIL)
     return x * jnp.where(jnp.abs(x) == 1, jnp.inf, jnp.where(w < 5, near, far))
 
 
-def _lanczos(z: Any) -> tuple[Any, Any]:
+def _lanczos(z: Array) -> tuple[Any, Any]:
     """The series for a z of at least 0, and its derivative."""
     series, slope = jnp.full_like(z, _LANCZOS_FIRST), jnp.zeros_like(z)
     for index, each in enumerate(_LANCZOS, 1):
@@ -106,7 +107,7 @@ def _lanczos(z: Any) -> tuple[Any, Any]:
 
 
 @decomposes("lgamma", single=True)
-def lgamma(x: Any, **_: Any) -> Any:
+def lgamma(x: Array, **_: object) -> Any:
     """The logarithm of |gamma|; numbers below a half by reflection."""
     reflected = x < 0.5
     z = jnp.where(reflected, -x, x - 1)
@@ -125,7 +126,7 @@ def lgamma(x: Any, **_: Any) -> Any:
 
 
 @decomposes("digamma", single=True)
-def digamma(x: Any, **_: Any) -> Any:
+def digamma(x: Array, **_: object) -> Any:
     reflected = x < 0.5
     z = jnp.where(reflected, -x, x - 1)
     t = z + 7.5
@@ -140,7 +141,7 @@ def digamma(x: Any, **_: Any) -> Any:
 
 
 @decomposes("bessel_i0e", single=True, double=False)
-def bessel_i0e(x: Any, **_: Any) -> Any:
+def bessel_i0e(x: Array, **_: object) -> Any:
     size = jnp.abs(x)
     inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
     near = polynomial((inside / 3.75) ** 2, _I0_NEAR) * jnp.exp(-inside)
@@ -148,7 +149,7 @@ def bessel_i0e(x: Any, **_: Any) -> Any:
 
 
 @decomposes("bessel_i1e", single=True, double=False)
-def bessel_i1e(x: Any, **_: Any) -> Any:
+def bessel_i1e(x: Array, **_: object) -> Any:
     size = jnp.abs(x)
     inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
     near = inside * polynomial((inside / 3.75) ** 2, _I1_NEAR) * jnp.exp(-inside)
@@ -177,7 +178,7 @@ def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:
     return lax.while_loop(goes_on, again, first)[1][0]
 
 
-def _gamma_series(a: Any, x: Any) -> Any:
+def _gamma_series(a: Array, x: Array) -> Any:
     """The lower part, without its factor, where x is less than a + 1."""
 
     def step(number: Any, state: Any) -> Any:
@@ -188,7 +189,7 @@ def _gamma_series(a: Any, x: Any) -> Any:
     return _until_small(step, (1 / a, 1 / a))
 
 
-def _fraction(first: Any, pair: Callable) -> Any:
+def _fraction(first: Array, pair: Callable) -> Any:
     """A continued fraction by Lentz: 1 / (first + a1 / (b1 + a2 / (b2 + ...)))."""
     tiny = 1e-30
 
@@ -206,12 +207,12 @@ def _fraction(first: Any, pair: Callable) -> Any:
     return _until_small(step, (d, jnp.full_like(d, 1 / tiny), d))
 
 
-def _gamma_fraction(a: Any, x: Any) -> Any:
+def _gamma_fraction(a: Array, x: Array) -> Any:
     """The upper part, without its factor, where x is more than a + 1."""
     return _fraction(x + 1 - a, lambda n: (-n * (n - a), x + 1 - a + 2 * n))
 
 
-def _gamma_parts(a: Any, x: Any) -> tuple[Any, Any]:
+def _gamma_parts(a: Array, x: Array) -> tuple[Any, Any]:
     bad = (x < 0) | (a < 0) | ((a == 0) & (x == 0)) | jnp.isnan(a) | jnp.isnan(x)
     none, whole = x == 0, (x == jnp.inf) | (a == 0)
     plain = bad | none | whole
@@ -228,7 +229,7 @@ def _gamma_parts(a: Any, x: Any) -> tuple[Any, Any]:
 
 
 @decomposes("regularized_incomplete_beta", single=True, double=False)
-def regularized_incomplete_beta(a: Any, b: Any, x: Any, **_: Any) -> Any:
+def regularized_incomplete_beta(a: Array, b: Array, x: Array, **_: object) -> Any:
     bad = (a <= 0) | (b <= 0) | (x < 0) | (x > 1) | jnp.isnan(a + b + x)
     none, whole = x == 0, x == 1
     plain = bad | none | whole
@@ -252,7 +253,7 @@ def regularized_incomplete_beta(a: Any, b: Any, x: Any, **_: Any) -> Any:
 
 
 @decomposes("zeta", single=True, double=False)
-def zeta(s: Any, q: Any, **_: Any) -> Any:
+def zeta(s: Array, q: Array, **_: object) -> Any:
     """Hurwitz' zeta by nine terms, and Euler's and Maclaurin's sum of the rest."""
     total = sum((jnp.power(q + k, -s) for k in range(9)), jnp.zeros_like(q))
     far = q + 9
@@ -268,7 +269,7 @@ def zeta(s: Any, q: Any, **_: Any) -> Any:
 
 
 @decomposes("polygamma", single=True, double=False)
-def polygamma(order: Any, x: Any, **_: Any) -> Any:
+def polygamma(order: Array, x: Array, **_: object) -> Any:
     sign = jnp.where(order % 2 == 1, 1.0, -1.0)
     found = sign * jnp.exp(lax.lgamma(order + 1)) * zeta(jnp.maximum(order, 1) + 1, x)
     found = jnp.where(order == 0, lax.digamma(x), found)
@@ -276,10 +277,10 @@ def polygamma(order: Any, x: Any, **_: Any) -> Any:
 
 
 @decomposes("igamma", single=True, double=False)
-def igamma(a: Any, x: Any, **_: Any) -> Any:
+def igamma(a: Array, x: Array, **_: object) -> Any:
     return _gamma_parts(a, x)[0]
 
 
 @decomposes("igammac", single=True, double=False)
-def igammac(a: Any, x: Any, **_: Any) -> Any:
+def igammac(a: Array, x: Array, **_: object) -> Any:
     return _gamma_parts(a, x)[1]

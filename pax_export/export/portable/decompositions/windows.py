@@ -10,20 +10,21 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export._types import Array, DTypeLike, TracedProgram
 from pax_export.export.portable.decompositions.reductions import of_arrays
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
 Arrays = tuple[Any, ...]
 
 
-def least(dtype: Any) -> Any:
+def least(dtype: DTypeLike) -> Any:
     """What changes no maximum."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.array(-jnp.inf, dtype)
     return jnp.array(False if dtype == jnp.bool_ else jnp.iinfo(dtype).min, dtype)
 
 
-def greatest(dtype: Any) -> Any:
+def greatest(dtype: DTypeLike) -> Any:
     """What changes no minimum."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.array(jnp.inf, dtype)
@@ -81,7 +82,7 @@ def _slid(
     return found if step == 1 else _every(found, axis, 0, count, step)
 
 
-def _every(arrays: Arrays, axis: int, start: int, stop: Any, step: int) -> Arrays:
+def _every(arrays: Arrays, axis: int, start: int, stop: object, step: int) -> Arrays:
     # Not `slice_in_dim`, which compares symbolic sizes with 0.
     shape = arrays[0].shape
     starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
@@ -105,7 +106,9 @@ decomposes("reduce_window_min")(_pool(lax.min, greatest))
 
 
 @decomposes("reduce_window")
-def reduce_window(*operands: Any, jaxpr: Any, consts: Any = (), **window: Any) -> Arrays:
+def reduce_window(
+    *operands: Array, jaxpr: TracedProgram, consts: Any = (), **window: Any
+) -> Arrays:
     """By any function of two arrays.
 
     A window begins with the start, which need not be neutral; so padding has no part in it.
@@ -139,7 +142,9 @@ def _selecting(select_prim: Any) -> tuple[Callable[[Arrays, Arrays], Arrays], Ca
 
 
 @decomposes("select_and_gather_add")
-def select_and_gather_add(tangents: Any, operand: Any, *, select_prim: Any, **window: Any) -> Any:
+def select_and_gather_add(
+    tangents: Any, operand: Any, *, select_prim: object, **window: Any
+) -> Any:
     """The tangent at the place of each window that is selected."""
     select, neutral = _selecting(select_prim)
     zeros = (neutral(operand.dtype), jnp.zeros((), tangents.dtype))
@@ -149,13 +154,13 @@ def select_and_gather_add(tangents: Any, operand: Any, *, select_prim: Any, **wi
 @decomposes("select_and_scatter_add")
 def select_and_scatter_add(
     source: Any,
-    operand: Any,
+    operand: Array,
     *,
-    select_prim: Any,
+    select_prim: object,
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
     padding: Sequence[tuple[Any, Any]],
-    **_: Any,
+    **_: object,
 ) -> Any:
     """Adds each number of the source at the place of its window that is selected."""
     select, neutral = _selecting(select_prim)

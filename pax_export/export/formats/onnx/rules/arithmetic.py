@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.bits import shifted
@@ -36,7 +37,7 @@ def known(writer: Writer, function: Callable, *operands: Value) -> Value | None:
 
 
 def _binary(operator: str) -> Callable:
-    def apply(writer: Writer, results: Results, x: Value, y: Value, **_: Any) -> Any:
+    def apply(writer: Writer, results: Results, x: Value, y: Value, **_: object) -> Any:
         (result,) = results
         if x.carrier == np.int32 or x.carrier == np.int64:
             found = known(writer, _KNOWN[operator], x, y)
@@ -49,14 +50,14 @@ def _binary(operator: str) -> Callable:
 
 
 @rule("add", "add_any", "add_jaxvals", part_by_part=True)
-def add(writer: Writer, results: Results, x: Value, y: Value, **_: Any) -> Any:
+def add(writer: Writer, results: Results, x: Value, y: Value, **_: object) -> Any:
     if x.dtype == np.bool_:
         return writer("Or", *writer.spread(results[0].shape, x, y))
     return _binary("Add")(writer, results, x, y)
 
 
 @rule("mul")
-def mul(writer: Writer, results: Results, x: Value, y: Value, **_: Any) -> Any:
+def mul(writer: Writer, results: Results, x: Value, y: Value, **_: object) -> Any:
     if x.dtype == np.bool_:
         return writer("And", *writer.spread(results[0].shape, x, y))
     return _binary("Mul")(writer, results, x, y)
@@ -119,7 +120,7 @@ def rem(writer: Writer, results: Results, x: Value, y: Value) -> str:
     return writer.fit(rest, result.dtype)
 
 
-def extreme(writer: Writer, operator: str, x: Any, y: Any, is_float: bool) -> str:
+def extreme(writer: Writer, operator: str, x: object, y: object, is_float: bool) -> str:
     """The larger or smaller of two; NaN where one is, which `Max` and `Min` do not promise."""
     if not is_float:
         return writer(operator, x, y)
@@ -246,7 +247,7 @@ def select_n(writer: Writer, results: Results, which: Value, *cases: Value) -> A
     return chosen
 
 
-def choose(writer: Writer, condition: Any, yes: Any, no: Any, dtype: Any) -> str:
+def choose(writer: Writer, condition: Any, yes: object, no: object, dtype: DTypeLike) -> str:
     """Takes from one array where a condition holds, from the other elsewhere."""
     if np.dtype(dtype) != np.bool_:
         return writer("Where", condition, yes, no)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.values import Value, carrier
@@ -15,7 +16,7 @@ from pax_export.export.formats.onnx.values import Value, carrier
 Results = Sequence[Any]
 
 
-def _bits(dtype: Any) -> int:
+def _bits(dtype: DTypeLike) -> int:
     return jax.numpy.iinfo(dtype).bits
 
 
@@ -28,14 +29,14 @@ def _unsigned(writer: Writer, name: str, x: Value) -> str:
     return writer("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
 
 
-def _narrow(writer: Writer, wide: str, dtype: Any) -> str:
+def _narrow(writer: Writer, wide: str, dtype: DTypeLike) -> str:
     """The dtype that has these lowest bits."""
     if carrier(dtype) == np.int64:
         return writer.fit(wide, dtype)
     return writer.fit(writer.cast(wide, np.int32), dtype)
 
 
-def shifted(writer: Writer, wide: Any, amount: Any, direction: str) -> str:
+def shifted(writer: Writer, wide: object, amount: object, direction: str) -> str:
     """Shifts numbers of int64 as those without a sign."""
     both = [writer.cast(each, np.uint64) for each in (wide, amount)]
     return writer.cast(writer("BitShift", *both, direction=direction), np.int64)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import Jaxpr
 from pax_export.export.formats.onnx.graph import Writer, flat, together
 from pax_export.export.formats.onnx.registry import complex_rule, rule
 from pax_export.export.formats.onnx.rules.arithmetic import choose
@@ -25,7 +26,7 @@ def cond(
     index: AnyValue,
     *operands: AnyValue,
     branches: Sequence[Any],
-    **_: Any,
+    **_: object,
 ) -> list[AnyValue]:
     which = one_value(index)
     if which.known is not None:
@@ -66,11 +67,11 @@ def while_(
     writer: Writer,
     results: Results,
     *operands: AnyValue,
-    cond_jaxpr: Any,
-    body_jaxpr: Any,
+    cond_jaxpr: object,
+    body_jaxpr: object,
     cond_nconsts: int,
     body_nconsts: int,
-    **_: Any,
+    **_: object,
 ) -> list[AnyValue]:
     of_cond = operands[:cond_nconsts]
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
@@ -124,10 +125,10 @@ def scan(
     writer: Writer,
     results: Results,
     *operands: AnyValue,
-    jaxpr: Any,
-    length: Any,
+    jaxpr: Jaxpr,
+    length: object,
     reverse: bool,
-    **_: Any,
+    **_: object,
 ) -> list[AnyValue]:
     """A scan of ONNX; without arrays to go through, over numbers that nobody reads."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)

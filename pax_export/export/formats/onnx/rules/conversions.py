@@ -16,7 +16,7 @@ Results = Sequence[Any]
 
 
 @rule("convert_element_type")
-def convert_element_type(writer: Writer, results: Results, x: Value, **_: Any) -> Any:
+def convert_element_type(writer: Writer, results: Results, x: Value, **_: object) -> Any:
     (result,) = results
     dtype = np.dtype(result.dtype)
     if dtype == x.dtype:

@@ -31,7 +31,7 @@ def conv_general_dilated(
     dimension_numbers: Any,
     feature_group_count: int,
     batch_group_count: int,
-    **_: Any,
+    **_: object,
 ) -> Any:
     (result,) = results
     kind, zero = carrier(result.dtype), np.zeros((), carrier(result.dtype))
@@ -101,7 +101,7 @@ def _pads_of_transposed(
     return told | ({"output_padding": more} if any(more) else {})
 
 
-def _turned(writer: Writer, kernel: Any, taps: Sequence[int], groups: int) -> Any:
+def _turned(writer: Writer, kernel: object, taps: Sequence[int], groups: int) -> Any:
     """A kernel as a transposed convolution has it: backwards, and with features in first."""
     outside, inside, *space = map(int, taps)
     axes = range(2, len(taps))
@@ -113,12 +113,12 @@ def _turned(writer: Writer, kernel: Any, taps: Sequence[int], groups: int) -> An
     return writer.reshape(beside, [groups * inside, outside // groups, *space])
 
 
-def _as(writer: Writer, x: Value, kind: Any) -> Any:
+def _as(writer: Writer, x: Value, kind: object) -> Any:
     return x.name if x.carrier == kind else writer.cast(x, kind)
 
 
 def _groups_as_features(
-    writer: Writer, left: Any, sizes: list, count: int, dilation: Sequence[int]
+    writer: Writer, left: object, sizes: list, count: int, dilation: Sequence[int]
 ) -> tuple[Any, list]:
     """Groups of examples beside each other, as groups of features."""
     space = [(size - 1) * gap + 1 for size, gap in zip(sizes[2:], dilation)]
@@ -130,14 +130,14 @@ def _groups_as_features(
 
 def _by_products(
     writer: Writer,
-    left: Any,
-    right: Any,
+    left: object,
+    right: object,
     sizes: Sequence[Any],
     taps: Sequence[Any],
     out: Sequence[Any],
     strides: Sequence[int],
     dilations: Sequence[int],
-    groups: Any,
+    groups: object,
 ) -> Any:
     """A sum over the places of the kernel, each a product of matrices."""
     batch, space = sizes[0], out[2:]

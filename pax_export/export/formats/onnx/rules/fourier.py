@@ -19,7 +19,7 @@ _AXIS_IS_OPERAND = 20
 
 @complex_rule("fft")
 def fft(
-    writer: Writer, results: Results, x: AnyValue, *, fft_type: Any, fft_lengths: Sequence[Any]
+    writer: Writer, results: Results, x: AnyValue, *, fft_type: object, fft_lengths: Sequence[Any]
 ) -> Any:
     (result,) = results
     name = str(getattr(fft_type, "name", fft_type)).rsplit(".", 1)[-1].upper()
@@ -50,7 +50,7 @@ def fft(
     return Parts((one, other), result.dtype)
 
 
-def _mirrored(writer: Writer, parts: list[str], axis: int, size: Any) -> list[str]:
+def _mirrored(writer: Writer, parts: list[str], axis: int, size: int) -> list[str]:
     """All frequencies of real numbers, from those that are not negative."""
     one, negative = (size + 1) // 2, []
     for index, part in enumerate(parts):
@@ -62,7 +62,7 @@ def _mirrored(writer: Writer, parts: list[str], axis: int, size: Any) -> list[st
 
 
 def _transformed(
-    writer: Writer, parts: list[str], axis: int, size: Any, rank: int, inverse: bool
+    writer: Writer, parts: list[str], axis: int, size: int, rank: int, inverse: bool
 ) -> list[str]:
     apart = [writer.unsqueeze(each, [rank]) for each in parts]
     pair = writer("Concat", *apart, axis=rank) if len(apart) > 1 else apart[0]

@@ -36,7 +36,7 @@ _NARROW = {
 
 
 def _direct(operator: str) -> Callable:
-    def apply(writer: Writer, results: Results, x: Value, **_: Any) -> str:
+    def apply(writer: Writer, results: Results, x: Value, **_: object) -> str:
         return writer.fit(writer(operator, x), results[0].dtype)
 
     return apply
@@ -47,7 +47,7 @@ for _name, _operator in (_DIRECT | _NARROW).items():
 
 
 @rule("logistic")
-def logistic(writer: Writer, results: Results, x: Value, **_: Any) -> str:
+def logistic(writer: Writer, results: Results, x: Value, **_: object) -> str:
     """By its definition: `Sigmoid` of onnxruntime is never below 1e-8.
 
     And so it is, to the last bit, what a softmax of two gives, as in jax.
@@ -59,5 +59,5 @@ def logistic(writer: Writer, results: Results, x: Value, **_: Any) -> str:
 
 
 @rule("rsqrt")
-def rsqrt(writer: Writer, results: Results, x: Value, **_: Any) -> str:
+def rsqrt(writer: Writer, results: Results, x: Value, **_: object) -> str:
     return writer.fit(writer("Reciprocal", writer("Sqrt", x)), results[0].dtype)

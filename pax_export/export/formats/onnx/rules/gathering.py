@@ -27,7 +27,7 @@ def gather(
     slice_sizes: Sequence[Any],
     mode: Any,
     fill_value: Any,
-    **_: Any,
+    **_: object,
 ) -> Any:
     (result,) = results
     numbers = dimension_numbers
@@ -86,7 +86,7 @@ def _narrowed(
 
 
 def _filled(
-    writer: Writer, made: Any, places: Places, result: Any, numbers: Any, fill_value: Any
+    writer: Writer, made: object, places: Places, result: Any, numbers: Any, fill_value: object
 ) -> Any:
     """Puts a number where a window would have reached beyond the array."""
     if places.inside is None:
@@ -128,7 +128,7 @@ class Places:
         indices: Value,
         axes: Sequence[int],
         sizes: Sequence[Any],
-        mode: Any,
+        mode: object,
     ):
         self._writer = writer
         self.axes = tuple(axes)

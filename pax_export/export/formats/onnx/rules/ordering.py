@@ -14,7 +14,7 @@ from pax_export.export.formats.onnx.values import AnyValue, Parts, Value
 Results = Sequence[Any]
 
 
-def _ranked(writer: Writer, x: Any, count: Any, axis: int, largest: bool) -> list[str]:
+def _ranked(writer: Writer, x: object, count: int, axis: int, largest: bool) -> list[str]:
     """The extreme numbers and where they are; of equal ones the first comes first."""
     return writer("TopK", x, count, results=2, axis=axis, largest=int(largest), sorted=1)
 
@@ -23,7 +23,7 @@ def _key(writer: Writer, x: Value) -> Any:
     return writer.cast(x, np.int32) if x.dtype == np.bool_ else x.name
 
 
-def _order(writer: Writer, key: Any, x: Value, axis: int, size: Any) -> str:
+def _order(writer: Writer, key: object, x: Value, axis: int, size: int) -> str:
     """Where the numbers go in ascending order, NaN last; equal ones stay in their order."""
     if not x.is_float:
         return _ranked(writer, key, size, axis, largest=False)[1]
@@ -39,7 +39,12 @@ def _order(writer: Writer, key: Any, x: Value, axis: int, size: Any) -> str:
 @complex_rule("sort")
 @rule("sort")
 def sort(
-    writer: Writer, results: Results, *operands: AnyValue, dimension: int, num_keys: int, **_: Any
+    writer: Writer,
+    results: Results,
+    *operands: AnyValue,
+    dimension: int,
+    num_keys: int,
+    **_: object,
 ) -> list[AnyValue]:
     keys = operands[:num_keys]
     size = writer.sizes.one(operands[0].shape[dimension])
@@ -58,7 +63,7 @@ def sort(
 
 @rule("top_k")
 def top_k(
-    writer: Writer, results: Results, x: Value, *, k: Any, axis: int = -1, **_: Any
+    writer: Writer, results: Results, x: Value, *, k: object, axis: int = -1, **_: object
 ) -> list[str]:
     axis = axis % x.rank
     return extremes(writer, results, x, k, axis, largest=True)
@@ -70,16 +75,16 @@ def approx_top_k(
     results: Results,
     x: Value,
     *,
-    k: Any,
+    k: object,
     reduction_dimension: int,
     is_max_k: bool,
-    **_: Any,
+    **_: object,
 ) -> list[str]:
     return extremes(writer, results, x, k, reduction_dimension % x.rank, largest=is_max_k)
 
 
 def extremes(
-    writer: Writer, results: Results, x: Value, count: Any, axis: int, largest: bool
+    writer: Writer, results: Results, x: Value, count: object, axis: int, largest: bool
 ) -> list[str]:
     key = _key(writer, x)
     amount = writer.sizes.one(count)

@@ -17,7 +17,7 @@ Results = Sequence[Any]
 
 @rule("dot_general")
 def dot_general(
-    writer: Writer, results: Results, x: Value, y: Value, *, dimension_numbers: Any, **_: Any
+    writer: Writer, results: Results, x: Value, y: Value, *, dimension_numbers: Any, **_: object
 ) -> Any:
     (result,) = results
     kind = carrier(result.dtype)
@@ -54,7 +54,7 @@ def product(
     return made
 
 
-def _as(writer: Writer, x: Value, kind: Any) -> Any:
+def _as(writer: Writer, x: Value, kind: object) -> Any:
     return x.name if x.carrier == kind else writer.cast(x, kind)
 
 
@@ -71,7 +71,7 @@ def ragged_dot_general(
     groups: Value,
     *,
     ragged_dot_dimension_numbers: Any,
-    **_: Any,
+    **_: object,
 ) -> Any:
     """Rows of groups of different sizes, each group times a matrix of its own."""
     numbers = ragged_dot_dimension_numbers

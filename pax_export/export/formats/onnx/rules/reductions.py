@@ -16,14 +16,14 @@ Results = Sequence[Any]
 Axes = Sequence[int]
 
 
-def reduced(writer: Writer, operator: str, x: Any, axes: Axes, keep: bool = False) -> Any:
+def reduced(writer: Writer, operator: str, x: object, axes: Axes, keep: bool = False) -> Any:
     if not len(axes):
         return x
     return writer(operator, x, np.array(axes, np.int64), keepdims=int(keep))
 
 
 @rule("reduce_sum", part_by_part=True)
-def reduce_sum(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: Any) -> Any:
+def reduce_sum(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
     (result,) = results
     if x.is_float or not len(axes):
         return writer.fit(reduced(writer, "ReduceSum", x, axes), result.dtype)
@@ -39,13 +39,13 @@ def reduce_sum(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: A
 
 
 @rule("reduce_prod")
-def reduce_prod(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: Any) -> Any:
+def reduce_prod(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
     (result,) = results
     return writer.fit(reduced(writer, "ReduceProd", x, axes), result.dtype)
 
 
 def _extreme(operator: str) -> Callable:
-    def apply(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: Any) -> Any:
+    def apply(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
         if x.dtype == np.bool_:
             logical = {"ReduceMax": reduce_or, "ReduceMin": reduce_and}[operator]
             return logical(writer, results, x, axes=axes)
@@ -65,12 +65,12 @@ rule("reduce_min")(_extreme("ReduceMin"))
 
 
 @rule("reduce_or")
-def reduce_or(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: Any) -> str:
+def reduce_or(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
     return _logical(writer, "ReduceMax", x, axes)
 
 
 @rule("reduce_and")
-def reduce_and(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: Any) -> str:
+def reduce_and(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
     return _logical(writer, "ReduceMin", x, axes)
 
 
@@ -82,7 +82,7 @@ def _logical(writer: Writer, operator: str, x: Value, axes: Axes) -> str:
 
 
 @rule("reduce_xor")
-def reduce_xor(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: Any) -> str:
+def reduce_xor(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
     if x.dtype != np.bool_:
         raise Refused("of whole numbers")
     count = reduced(writer, "ReduceSum", writer.cast(x, np.int32), axes)
@@ -92,7 +92,7 @@ def reduce_xor(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: A
 
 def _arg(operator: str) -> Callable:
     def apply(
-        writer: Writer, results: Results, x: Value, *, axes: Axes, index_dtype: Any, **_: Any
+        writer: Writer, results: Results, x: Value, *, axes: Axes, index_dtype: object, **_: object
     ) -> str:
         (axis,) = axes
         name: Any = writer.cast(x, np.int32) if x.dtype == np.bool_ else x.name

@@ -23,10 +23,10 @@ def _scatter(reduction: str) -> Callable:
         indices: Value,
         updates: Value,
         *,
-        dimension_numbers: Any,
-        mode: Any,
-        update_jaxpr: Any = None,
-        **_: Any,
+        dimension_numbers: object,
+        mode: object,
+        update_jaxpr: object = None,
+        **_: object,
     ) -> Any:
         if reduction == "none" and update_jaxpr is not None:
             raise Refused("with a function of the old numbers")
@@ -45,7 +45,7 @@ rule("scatter-min", "scatter_min")(_scatter("min"))
 
 @rule("scatter-sub", "scatter_sub", part_by_part=True)
 def scatter_sub(
-    writer: Writer, results: Results, x: Value, indices: Value, updates: Value, **parameters: Any
+    writer: Writer, results: Results, x: Value, indices: Value, updates: Value, **parameters: object
 ) -> Any:
     minus = Value(writer("Neg", updates), updates.dtype, updates.shape)
     return _scatter("add")(writer, results, x, indices, minus, **parameters)
@@ -57,7 +57,7 @@ def scattered(
     indices: Value,
     updates: Value,
     numbers: Any,
-    mode: Any,
+    mode: object,
     reduction: str,
 ) -> Any:
     """All axes that places are for come first; batches of places are places, too."""
@@ -120,7 +120,7 @@ def _with_zeros(writer: Writer, indices: Value, count: int) -> Value:
 
 
 def _with_batches(
-    writer: Writer, index: Any, indices: Value, numbers: Any, windows: int, count: int
+    writer: Writer, index: int, indices: Value, numbers: Any, windows: int, count: int
 ) -> Any:
     """Puts the number of each batch before the places in it."""
     rank = indices.rank - 1 + windows + 1
@@ -136,7 +136,7 @@ def _with_batches(
     return writer("Concat", *pieces, index, axis=rank - 1)
 
 
-def _those_inside(writer: Writer, index: Any, updates: Any, places: Places) -> tuple[Any, Any]:
+def _those_inside(writer: Writer, index: object, updates: Any, places: Places) -> tuple[Any, Any]:
     """The updates that are inside, and their places: the others are not made."""
     inside: Any = places.inside
     if not places.batch_rank:
@@ -145,7 +145,9 @@ def _those_inside(writer: Writer, index: Any, updates: Any, places: Places) -> t
     return writer("GatherND", index, found), writer("GatherND", updates, found)
 
 
-def _reduced(writer: Writer, name: Any, index: Any, updates: Any, reduction: str, x: Value) -> Any:
+def _reduced(
+    writer: Writer, name: object, index: object, updates: Any, reduction: str, x: Value
+) -> Any:
     if x.dtype != np.bool_ or reduction == "none":
         return writer("ScatterND", name, index, updates, reduction=reduction)
     numbers = [writer.cast(each, np.int32) for each in (name, updates)]

@@ -27,12 +27,12 @@ Results = Sequence[Any]
     "stage",
     part_by_part=True,
 )
-def unchanged(writer: Writer, results: Results, x: Value, **_: Any) -> Value:
+def unchanged(writer: Writer, results: Results, x: Value, **_: object) -> Value:
     return x
 
 
 @rule("optimization_barrier", "device_put", part_by_part=True)
-def all_unchanged(writer: Writer, results: Results, *operands: Value, **_: Any) -> list[Value]:
+def all_unchanged(writer: Writer, results: Results, *operands: Value, **_: object) -> list[Value]:
     return list(operands)
 
 
@@ -42,7 +42,7 @@ def tie(writer: Writer, results: Results, x: Value, y: Value) -> Value:
 
 
 @rule("reshape", part_by_part=True)
-def reshape(writer: Writer, results: Results, x: Value, *, dimensions: Any, **_: Any) -> Any:
+def reshape(writer: Writer, results: Results, x: Value, *, dimensions: Any, **_: object) -> Any:
     (result,) = results
     if x.known is not None and all(map(is_number, result.shape)) and dimensions is None:
         made = x.known.reshape(result.shape)
@@ -76,7 +76,7 @@ def broadcast_in_dim(
     x: Value,
     *dynamic: Value,
     broadcast_dimensions: Sequence[int],
-    **_: Any,
+    **_: object,
 ) -> Any:
     if dynamic:
         raise Refused("to sizes that are arrays")
@@ -140,7 +140,7 @@ def stack(writer: Writer, results: Results, *operands: Value, axis: int) -> str:
 
 
 @rule("unstack", part_by_part=True)
-def unstack(writer: Writer, results: Results, x: Value, *, axis: int, **_: Any) -> list[str]:
+def unstack(writer: Writer, results: Results, x: Value, *, axis: int, **_: object) -> list[str]:
     return [
         writer("Gather", x, np.array(index, np.int64), axis=axis) for index in range(len(results))
     ]
@@ -157,7 +157,7 @@ def split(
 
 
 @rule("iota")
-def iota(writer: Writer, results: Results, *dynamic: Value, dimension: int, **_: Any) -> Value:
+def iota(writer: Writer, results: Results, *dynamic: Value, dimension: int, **_: object) -> Value:
     if dynamic:
         raise Refused("of sizes that are arrays")
     (result,) = results
@@ -174,7 +174,7 @@ def iota(writer: Writer, results: Results, *dynamic: Value, dimension: int, **_:
 
 
 @rule("empty", "empty2")
-def empty(writer: Writer, results: Results, **_: Any) -> str:
+def empty(writer: Writer, results: Results, **_: object) -> str:
     (result,) = results
     return writer.expand(np.zeros((), carrier(result.dtype)), result.shape)
 
@@ -185,14 +185,16 @@ def zeros_like(writer: Writer, results: Results, x: Value) -> str:
 
 
 @rule("dim_as_value")
-def dim_as_value(writer: Writer, results: Results, *, dim: Any) -> str:
+def dim_as_value(writer: Writer, results: Results, *, dim: object) -> str:
     (result,) = results
     size = writer.sizes.one(dim)
     return writer.cast(writer.squeeze(size, [0]), carrier(result.dtype))
 
 
 @rule("dimension_size")
-def dimension_size(writer: Writer, results: Results, x: Value, *, dimension: int, **_: Any) -> str:
+def dimension_size(
+    writer: Writer, results: Results, x: Value, *, dimension: int, **_: object
+) -> str:
     return dim_as_value(writer, results, dim=x.shape[dimension])
 
 

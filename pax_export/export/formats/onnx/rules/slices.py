@@ -56,7 +56,7 @@ def rev(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]
     return backwards(writer, x, dimensions)
 
 
-def backwards(writer: Writer, x: Any, axes: Sequence[int]) -> Any:
+def backwards(writer: Writer, x: object, axes: Sequence[int]) -> Any:
     if not len(axes):
         return x
     count = len(axes)
@@ -78,7 +78,7 @@ def pad(
     return padded(writer, name, [each[:2] for each in padding_config], value.name)
 
 
-def padded(writer: Writer, name: Any, pairs: Sequence[Sequence[Any]], value: Any) -> Any:
+def padded(writer: Writer, name: object, pairs: Sequence[Sequence[Any]], value: object) -> Any:
     """So many elements more, or less, at the beginning and at the end of each axis."""
     lows, highs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if all(same_size(each, 0) for each in (*lows, *highs)):
@@ -97,7 +97,9 @@ def padded(writer: Writer, name: Any, pairs: Sequence[Sequence[Any]], value: Any
     return writer("Pad", name, writer.sizes.shape([*lows, *highs]), value)
 
 
-def spaced(writer: Writer, name: Any, shape: Sequence[Any], gaps: Sequence[int], value: Any) -> Any:
+def spaced(
+    writer: Writer, name: object, shape: Sequence[Any], gaps: Sequence[int], value: object
+) -> Any:
     """Puts so many elements between those that are neighbours along each axis."""
     shape = list(shape)
     for axis, gap in enumerate(gaps):
@@ -114,7 +116,7 @@ def spaced(writer: Writer, name: Any, shape: Sequence[Any], gaps: Sequence[int],
     return name
 
 
-def start_of(writer: Writer, start: Value, size: Any, taken: Any) -> Any:
+def start_of(writer: Writer, start: Value, size: object, taken: Any) -> Any:
     """A start as an array with one element, moved to where so much can be taken."""
     if same_size(size, taken):
         return np.zeros(1, np.int64)

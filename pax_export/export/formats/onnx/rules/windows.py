@@ -29,7 +29,7 @@ def _told(
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
-    **_: Any,
+    **_: object,
 ) -> dict[str, Any]:
     return {
         "kernel_shape": list(window_dimensions[2:]),

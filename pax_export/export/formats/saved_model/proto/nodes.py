@@ -47,7 +47,11 @@ def shape(sizes: Iterable[int]) -> Message:
 
 
 def add_node(
-    nodes: list[Message], name: str, operation: str, inputs: Sequence[str] = (), **attributes: Any
+    nodes: list[Message],
+    name: str,
+    operation: str,
+    inputs: Sequence[str] = (),
+    **attributes: object,
 ) -> Message:
     """Adds a node to those of a graph or of a function.
 
@@ -59,7 +63,7 @@ def add_node(
     return nodes[-1]
 
 
-def _attribute(value: Any) -> Message:
+def _attribute(value: object) -> Message:
     if isinstance(value, list):
         return {"list": {_FIELDS[type(value[0])]: value} if value else {}}
     return {_FIELDS[type(value)]: value}
@@ -107,7 +111,7 @@ class Body:
         argument = {"name": name, "type": RESOURCE, "handle_data": [spec.as_dict()]}
         self._signature["input_arg"].append(argument)
 
-    def node(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> None:
+    def node(self, name: str, operation: str, inputs: Sequence[str], **attributes: object) -> None:
         add_node(self._nodes, name, operation, inputs, **attributes)
 
     def call(
@@ -116,7 +120,9 @@ class Body:
         dtypes = {tensor: spec.dtype for tensor, spec in given.items()}
         add_call(self._nodes, name, function, dtypes, [spec.dtype for spec in results])
 
-    def effect(self, name: str, operation: str, inputs: Sequence[str], **attributes: Any) -> None:
+    def effect(
+        self, name: str, operation: str, inputs: Sequence[str], **attributes: object
+    ) -> None:
         """Runs an operation for what it does, even if nothing comes of it."""
         self.node(name, operation, inputs, **attributes)
         self._function["control_ret"][name] = name

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.export.formats.tflite.builder.graph import (
     Tensor,
     computed_once,
@@ -19,7 +20,7 @@ float32, int32, int64, bool_ = map(np.dtype, ("float32", "int32", "int64", "bool
 _LARGEST_FOLDED = 1 << 22
 
 
-def constant(value: Any, dtype: Any = None) -> Tensor:
+def constant(value: object, dtype: DTypeLike | None = None) -> Tensor:
     array = np.asarray(value) if dtype is None else np.asarray(value).astype(np.dtype(dtype))
     if dtype is None and not hasattr(value, "dtype"):
         array = array.astype(
@@ -28,12 +29,12 @@ def constant(value: Any, dtype: Any = None) -> Tensor:
     return constant_tensor(array)
 
 
-def tensor(value: Any, dtype: Any = None) -> Tensor:
+def tensor(value: object, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor, or the constant of a number or an array."""
     return value if isinstance(value, Tensor) else constant(value, dtype)
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
@@ -47,7 +48,7 @@ def emit(
     inputs: Sequence[Any],
     results: Sequence[tuple[Sequence[Any], Any]],
     fold: Callable[..., Any] | None = None,
-    **options: Any,
+    **options: object,
 ) -> list[Tensor]:
     """The results of an operator, or of `fold` where all inputs are constants."""
     given = [each for each in inputs if each is not None]
@@ -77,13 +78,13 @@ def _folded(fold: Callable[..., Any], given: Sequence[Tensor], results: Any) -> 
     return tensors
 
 
-def _bytes(shape: Sequence[Any], dtype: Any) -> float:
+def _bytes(shape: Sequence[Any], dtype: DTypeLike) -> float:
     if None in shape:
         return float("inf")
     return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def alike(*values: Any) -> list[Tensor]:
+def alike(*values: object) -> list[Tensor]:
     """Tensors of one dtype: numbers take that of the others."""
     found = next((each.dtype for each in values if isinstance(each, Tensor)), None)
     return [tensor(each, found) for each in values]

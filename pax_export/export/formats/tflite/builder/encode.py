@@ -108,7 +108,7 @@ class _File:
         builder.Finish(model.Pack(builder), TFLITE_MARK)
         return memoryview(builder.Bytes)[builder.Head() :]
 
-    def _table(self, kind: str, **fields: Any) -> Any:
+    def _table(self, kind: str, **fields: object) -> Any:
         """A table of the schema, whose fields have the names of `schema.fbs`."""
         made = getattr(self._schema, f"{kind}T")()
         for name, value in fields.items():

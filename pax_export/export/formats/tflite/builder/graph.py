@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import DTypeLike
+
 #: Arrays of so many bytes at most are compared, so that equal constants are one.
 _SMALL = 1024
 
@@ -39,7 +41,7 @@ class Shape(tuple):
 
 
 def _dunder(name: str, turned: bool = False) -> Callable[..., Any]:
-    def operate(x: Tensor, y: Any) -> Any:
+    def operate(x: Tensor, y: object) -> Any:
         return ARITHMETIC[name](y, x) if turned else ARITHMETIC[name](x, y)
 
     return operate
@@ -142,7 +144,7 @@ class Graph:
         finally:
             _here.graph = before
 
-    def placeholder(self, shape: Sequence[Any], dtype: Any, name: str = "") -> Tensor:
+    def placeholder(self, shape: Sequence[Any], dtype: DTypeLike, name: str = "") -> Tensor:
         """One more input."""
         tensor = Tensor(shape, dtype, self)
         tensor.name = name
@@ -194,7 +196,7 @@ def _source() -> Any:
 
 
 @contextmanager
-def of_source(source: Any) -> Iterator[None]:
+def of_source(source: object) -> Iterator[None]:
     """What operators that are appended meanwhile are part of."""
     before = _source()
     _here.source = source

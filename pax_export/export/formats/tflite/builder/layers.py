@@ -14,7 +14,7 @@ from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.builder.moves import transpose
 
 
-def matmul(x: Any, y: Any, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+def matmul(x: object, y: object, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """A product of matrices, or of batches of them; one with fixed weights is a layer."""
     x, y = tensor(x), tensor(y)
     if len(y.shape) == 2 and y.value is not None and 0 not in y.shape:
@@ -75,7 +75,7 @@ def transpose_conv2d(
     kernel: Tensor,
     strides: Sequence[int],
     padding: str,
-    sizes: Any,
+    sizes: object,
     shape: Sequence[Any],
 ) -> Tensor:
     """The gradient of a convolution; `sizes` is the shape of the result.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.export.formats.tflite.builder.emit import (
     alike,
     constant,
@@ -82,26 +83,26 @@ def like_shape(x: Tensor, other: Tensor) -> Tensor:
     return result
 
 
-def zeros(shape: Sequence[int], dtype: Any) -> Tensor:
+def zeros(shape: Sequence[int], dtype: DTypeLike) -> Tensor:
     return fill(np.array(shape, np.int32), constant(0, dtype))
 
 
-def zeros_like(x: Any) -> Tensor:
+def zeros_like(x: object) -> Tensor:
     return _filled_like(x, 0)
 
 
-def ones_like(x: Any) -> Tensor:
+def ones_like(x: object) -> Tensor:
     return _filled_like(x, 1)
 
 
-def _filled_like(x: Any, value: int) -> Tensor:
+def _filled_like(x: object, value: int) -> Tensor:
     x = tensor(x)
     result = fill(shape(x), constant(value, x.dtype))
     result.set_shape(x.shape)
     return result
 
 
-def fill(dims: Any, value: Any) -> Tensor:
+def fill(dims: object, value: Any) -> Tensor:
     dims, value = tensor(dims, int32), tensor(value)
     sizes = _known_sizes(dims)
     return one("FILL", [dims, value], [(sizes, value.dtype)], lambda d, v: np.full(d, v))
@@ -118,7 +119,7 @@ def _known_sizes(dims: Tensor) -> list[Any]:
     return [None] * rank
 
 
-def shape(x: Any) -> Tensor:
+def shape(x: object) -> Tensor:
     x = tensor(x)
     if x.shape.known:
         return constant(np.array(x.shape, np.int32))
@@ -186,7 +187,7 @@ def squeeze(x: Tensor, axis: int) -> Tensor:
     return getitem(x, tuple(index))
 
 
-def expand_dims(x: Any, axis: int) -> Tensor:
+def expand_dims(x: object, axis: int) -> Tensor:
     x = tensor(x)
     sizes = list(x.shape)
     axis = axis if axis >= 0 else len(sizes) + 1 + axis
@@ -214,7 +215,7 @@ def transpose(x: Any, permutation: Sequence[int]) -> Tensor:
     return one("TRANSPOSE", [x, order], [(sizes, x.dtype)], lambda v, p: np.transpose(v, p))
 
 
-def broadcast_to(x: Any, sizes: Any) -> Tensor:
+def broadcast_to(x: object, sizes: object) -> Tensor:
     x, target = tensor(x), tensor(sizes, int32)
     found = _known_sizes(target)
     if list(x.shape) == found and None not in found:
@@ -222,7 +223,7 @@ def broadcast_to(x: Any, sizes: Any) -> Tensor:
     return one("BROADCAST_TO", [x, target], [(found, x.dtype)], lambda v, s: np.broadcast_to(v, s))
 
 
-def tile(x: Tensor, times: Any) -> Tensor:
+def tile(x: Tensor, times: object) -> Tensor:
     times = tensor(times, int32)
     counts = _known_sizes(times)
     sizes = [None if None in (n, t) else n * t for n, t in zip(x.shape, counts)]
@@ -262,7 +263,7 @@ def reverse(x: Tensor, axes: Sequence[int]) -> Tensor:
     return one("REVERSE_V2", [x, places], [(x.shape, x.dtype)], lambda v, a: np.flip(v, tuple(a)))
 
 
-def range(start: Any, limit: Any = None) -> Tensor:
+def range(start: Any, limit: object = None) -> Tensor:
     if limit is None:
         start, limit = constant(0), start
     first, last = tensor(start, int32), tensor(limit, int32)
@@ -273,7 +274,7 @@ def range(start: Any, limit: Any = None) -> Tensor:
     return one("RANGE", ends, [([size], int32)], lambda a, b, c: np.arange(a, b, c, dtype=np.int32))
 
 
-def slice_(x: Tensor, begin: Any, size: Any) -> Tensor:
+def slice_(x: Tensor, begin: Any, size: object) -> Tensor:
     begin, size = tensor(begin, int32), tensor(size, int32)
     sizes = _known_sizes(size)
     return one("SLICE", [x, begin, size], [(sizes, x.dtype)], _sliced)
@@ -283,7 +284,7 @@ def _sliced(x: Any, begin: Any, size: Any) -> Any:
     return x[tuple(slice(int(b), int(b) + int(s)) for b, s in zip(begin, size))]
 
 
-def getitem(x: Tensor, index: Any) -> Tensor:
+def getitem(x: Tensor, index: object) -> Tensor:
     """``x[index]``: numbers and slices, whose ends may be tensors, None and an ellipsis."""
     index = list(index) if isinstance(index, tuple) else [index]
     given = sum(each is not None and each is not Ellipsis for each in index)
@@ -338,7 +339,7 @@ def _strided(x: Tensor, index: Sequence[Any]) -> Tensor:
     ):
         return x
 
-    def fold(v: Any, *_: Any) -> Any:
+    def fold(v: Any, *_: object) -> Any:
         return v[tuple(_numbers(each) for each in index)]
 
     known = all(map(_is_known, index))
@@ -353,7 +354,7 @@ def _is_known(each: Any) -> bool:
     return all(not is_tensor(end) or end.value is not None for end in ends)
 
 
-def _numbers(each: Any) -> Any:
+def _numbers(each: object) -> Any:
     def number(end: Any) -> Any:
         return int(end.value) if is_tensor(end) else end
 
@@ -362,13 +363,13 @@ def _numbers(each: Any) -> Any:
     return number(each)
 
 
-def _length(each: slice, size: Any) -> Any:
+def _length(each: slice, size: int) -> Any:
     if size is None or not _is_known(each):
         return None
     return len(builtins.range(*_numbers(each).indices(size)))
 
 
-def gather(x: Any, places: Any, axis: int = 0, batch_dims: int = 0) -> Tensor:
+def gather(x: object, places: object, axis: int = 0, batch_dims: int = 0) -> Tensor:
     x, places = tensor(x), tensor(places, int32)
     axis %= max(len(x.shape), 1)
     sizes = [*x.shape[:axis], *places.shape[batch_dims:], *x.shape[axis + 1 :]]
@@ -378,13 +379,13 @@ def gather(x: Any, places: Any, axis: int = 0, batch_dims: int = 0) -> Tensor:
     )  # fmt: skip
 
 
-def scatter_nd(indices: Any, updates: Any, sizes: Any) -> Tensor:
+def scatter_nd(indices: object, updates: Any, sizes: object) -> Tensor:
     sizes = tensor(sizes, int32)
     return one("SCATTER_ND", [indices, updates, sizes], [(_known_sizes(sizes), updates.dtype)])
 
 
 def _segment(name: str) -> Callable[[Tensor, Tensor, Any], Tensor]:
-    def operate(rows: Tensor, places: Tensor, count: Any) -> Tensor:
+    def operate(rows: Tensor, places: Tensor, count: object) -> Tensor:
         count = tensor(count, int32)
         first = None if count.value is None else int(count.value)
         return one(name, [rows, places, count], [([first, *rows.shape[1:]], rows.dtype)])
@@ -398,12 +399,12 @@ unsorted_segment_max = _segment("UNSORTED_SEGMENT_MAX")
 unsorted_segment_min = _segment("UNSORTED_SEGMENT_MIN")
 
 
-def dynamic_update_slice(x: Tensor, update: Tensor, starts: Any) -> Tensor:
+def dynamic_update_slice(x: Tensor, update: Tensor, starts: object) -> Tensor:
     starts = tensor(starts, int32)
     return one("DYNAMIC_UPDATE_SLICE", [x, update, starts], [(x.shape, x.dtype)])
 
 
-def identity(x: Any) -> Tensor:
+def identity(x: object) -> Tensor:
     """A tensor of its own with the same elements."""
     x = tensor(x)
     if x.shape.known:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import DTypeLike
 from pax_export.export.formats.tflite.builder.emit import (
     alike,
     bool_,
@@ -51,7 +52,9 @@ def together(*shapes: Sequence[Any]) -> list[Any]:
     return result
 
 
-def _elementwise(name: str, fold: Callable, values: Sequence[Tensor], dtype: Any = None) -> Tensor:
+def _elementwise(
+    name: str, fold: Callable, values: Sequence[Tensor], dtype: DTypeLike | None = None
+) -> Tensor:
     dtype = values[-1].dtype if dtype is None else dtype
     if (found := before_transpose(values)) is not None:
         sources, permutation = found
@@ -66,15 +69,17 @@ def _elementwise(name: str, fold: Callable, values: Sequence[Tensor], dtype: Any
     return one(name, values, [(shape, dtype)], fold)
 
 
-def _binary(name: str, fold: Callable, dtype: Any = None) -> Callable[[Any, Any], Tensor]:
-    def operate(x: Any, y: Any) -> Tensor:
+def _binary(
+    name: str, fold: Callable, dtype: DTypeLike | None = None
+) -> Callable[[Any, Any], Tensor]:
+    def operate(x: object, y: object) -> Tensor:
         return _elementwise(name, fold, alike(x, y), dtype)
 
     return operate
 
 
 def _unary(name: str, fold: Callable) -> Callable[[Any], Tensor]:
-    def operate(x: Any) -> Tensor:
+    def operate(x: object) -> Tensor:
         return _elementwise(name, fold, [tensor(x)])
 
     return operate
@@ -140,7 +145,7 @@ def abs(x: Any) -> Tensor:
     return _abs(x)
 
 
-def is_finite(x: Any) -> Tensor:
+def is_finite(x: object) -> Tensor:
     return less(abs(x), np.inf)
 
 
@@ -155,7 +160,7 @@ def where(condition: Any, x: Any, y: Any) -> Tensor:
     return _elementwise("SELECT_V2", np.where, [condition, x, y])
 
 
-def cast(x: Any, dtype: Any) -> Tensor:
+def cast(x: object, dtype: DTypeLike) -> Tensor:
     x, dtype = tensor(x), np.dtype(dtype)
     if x.dtype == dtype:
         return x
@@ -165,7 +170,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     return one("CAST", [x], [(x.shape, dtype)], lambda v: v.astype(dtype), **types)
 
 
-def bitcast(x: Any, dtype: Any) -> Tensor:
+def bitcast(x: object, dtype: DTypeLike) -> Tensor:
     x = tensor(x)
     return one("BITCAST", [x], [(x.shape, dtype)], lambda v: v.view(np.dtype(dtype)))
 
@@ -179,7 +184,7 @@ def imag(x: Tensor) -> Tensor:
 
 
 def _reduction(name: str, fold: Callable) -> Callable[..., Tensor]:
-    def operate(x: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    def operate(x: object, axis: Any = None, keepdims: bool = False) -> Tensor:
         x = tensor(x)
         rank = len(x.shape)
         axes = list(builtins.range(rank)) if axis is None else np.atleast_1d(axis).tolist()
@@ -220,7 +225,7 @@ def argmax(x: Tensor, axis: int) -> Tensor:
     )  # fmt: skip
 
 
-def top_k(x: Tensor, count: Any) -> tuple[Tensor, Tensor]:
+def top_k(x: Tensor, count: object) -> tuple[Tensor, Tensor]:
     count = tensor(count, int32)
     sizes = [*x.shape[:-1], None if count.value is None else int(count.value)]
     values, places = emit("TOPK_V2", [x, count], [(sizes, x.dtype), (sizes, int32)])

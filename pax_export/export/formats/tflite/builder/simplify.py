@@ -78,7 +78,7 @@ class _Fusion:
         self._graph.operators[:] = kept
         self._graph.outputs = [self._now(each) for each in self._graph.outputs]
 
-    def _now(self, tensor: Any) -> Any:
+    def _now(self, tensor: object) -> Any:
         return self._instead.get(id(tensor), tensor)
 
     def _fused(self, operator: Operator) -> Tensor | None:

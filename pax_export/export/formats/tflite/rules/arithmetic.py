@@ -8,6 +8,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
@@ -30,37 +31,37 @@ def like(x: Any, value: float) -> Any:
 
 
 @rule("add", "add_any", thin=True)
-def add(op: Operation, x: Any, y: Any) -> Any:
+def add(op: Operation, x: Tensor, y: Tensor) -> Any:
     return wrapped(broadcast(lite.add, x, y), op.dtype)
 
 
 @rule("sub", thin=True)
-def sub(op: Operation, x: Any, y: Any) -> Any:
+def sub(op: Operation, x: Tensor, y: Tensor) -> Any:
     return wrapped(broadcast(lite.subtract, x, y), op.dtype)
 
 
 @rule("mul", thin=True)
-def mul(op: Operation, x: Any, y: Any) -> Any:
+def mul(op: Operation, x: Tensor, y: Tensor) -> Any:
     return wrapped(broadcast(lite.multiply, x, y), op.dtype)
 
 
 @rule("neg", thin=True)
-def neg(op: Operation, x: Any) -> Any:
+def neg(op: Operation, x: Tensor) -> Any:
     return wrapped(negated(x), op.dtype)
 
 
-def negated(x: Any) -> Any:
+def negated(x: Tensor) -> Any:
     """By a product: TFLite's own makes 0 of 0 and not -0."""
     return lite.multiply(x, like(x, -1))
 
 
 @rule("abs", thin=True)
-def absolute(op: Operation, x: Any) -> Any:
+def absolute(op: Operation, x: Tensor) -> Any:
     return wrapped(lite.abs(x), op.dtype)
 
 
 @rule("sign", thin=True)
-def sign(op: Operation, x: Any) -> Any:
+def sign(op: Operation, x: Tensor) -> Any:
     if op.dtype.startswith("uint"):
         return lite.where(lite.equal(x, 0), x, moves.ones_like(x))
     # NaN is neither, and stays.
@@ -69,14 +70,14 @@ def sign(op: Operation, x: Any) -> Any:
 
 
 @rule("div", thin=True)
-def div(op: Operation, x: Any, y: Any) -> Any:
+def div(op: Operation, x: Tensor, y: Tensor) -> Any:
     if is_float(op):
         return broadcast(lite.divide, x, y)
     return wrapped(_quotient(op, x, y)[0], op.dtype)
 
 
 @rule("rem", thin=True)
-def rem(op: Operation, x: Any, y: Any) -> Any:
+def rem(op: Operation, x: Tensor, y: Tensor) -> Any:
     if is_float(op):
         # Of positive numbers it is exact; the sign is that of x.
         size = broadcast(lite.floormod, lite.abs(x), lite.abs(y))
@@ -89,11 +90,11 @@ def rem(op: Operation, x: Any, y: Any) -> Any:
     return broadcast(lite.where, lite.equal(y, like(y, 0)), x, x - quotient * divisor)
 
 
-def _is_infinite(y: Any) -> Any:
+def _is_infinite(y: Tensor) -> Any:
     return lite.equal(lite.abs(y), like(y, np.inf))
 
 
-def _quotient(op: Operation, x: Any, y: Any) -> tuple[Any, Any]:
+def _quotient(op: Operation, x: Tensor, y: Tensor) -> tuple[Any, Any]:
     """Truncated, and what it was divided by: TFLite ends the process where that is 0."""
     value = single(y)
     if value is not None and value not in (0, -1) and (value > 0 or op.dtype != "uint32"):
@@ -111,11 +112,11 @@ def _quotient(op: Operation, x: Any, y: Any) -> tuple[Any, Any]:
     return broadcast(lite.where, lite.equal(y, like(y, 0)), like(x, -1), quotient), y
 
 
-def _divided(x: Any, y: Any) -> Any:
+def _divided(x: Tensor, y: Tensor) -> Any:
     return broadcast(lambda a, b: lite.divide(a, b), x, y)
 
 
-def _unsigned_quotient(x: Any, value: int) -> Any:
+def _unsigned_quotient(x: Tensor, value: int) -> Any:
     """Of numbers whose highest bit TFLite takes for a sign, by a positive constant below 2**31."""
     # x = 2 * half + bit, and the half has no sign.
     half = logical_shift(x, 1)
@@ -132,14 +133,14 @@ def _unsigned_quotient(x: Any, value: int) -> Any:
     return quotient + lite.cast(over, lite.int32)
 
 
-def _unsigned_rest(x: Any, y: Any) -> Any:
+def _unsigned_rest(x: Tensor, y: Tensor) -> Any:
     wide_x, wide_y = (converted(each, "uint32", "int64") for each in (x, y))
     safe = lite.where(lite.equal(wide_y, like(wide_y, 0)), like(wide_y, 1), wide_y)
     rest = lite.cast(broadcast(lite.floormod, wide_x, safe), lite.int32)
     return broadcast(lite.where, lite.equal(y, 0), x, rest)
 
 
-def logical_shift(x: Any, bits: int) -> Any:
+def logical_shift(x: Tensor, bits: int) -> Any:
     """To the right, with zeros from the left."""
     if bits == 0:
         return x
@@ -151,7 +152,7 @@ def logical_shift(x: Any, bits: int) -> Any:
 
 
 @rule("pow", thin=True)
-def power(op: Operation, x: Any, y: Any) -> Any:
+def power(op: Operation, x: Tensor, y: Tensor) -> Any:
     exponent = single(y)
     if exponent is not None and float(exponent).is_integer():
         # TFLite's own power with such an exponent ends at the largest number.
@@ -159,7 +160,7 @@ def power(op: Operation, x: Any, y: Any) -> Any:
     return broadcast(lite.pow, x, lite.cast(y, x.dtype))
 
 
-def _whole_power(op: Operation, x: Any, exponent: int) -> Any:
+def _whole_power(op: Operation, x: Tensor, exponent: int) -> Any:
     if exponent == 0:
         return moves.ones_like(x)
     result, base, left = None, x, abs(exponent)
@@ -174,12 +175,12 @@ def _whole_power(op: Operation, x: Any, exponent: int) -> Any:
 
 
 @rule("max", thin=True)
-def maximum(op: Operation, x: Any, y: Any) -> Any:
+def maximum(op: Operation, x: Tensor, y: Tensor) -> Any:
     return larger(op, x, y)
 
 
 @rule("min", thin=True)
-def minimum(op: Operation, x: Any, y: Any) -> Any:
+def minimum(op: Operation, x: Tensor, y: Tensor) -> Any:
     return smaller(op, x, y)
 
 
@@ -210,7 +211,7 @@ def _chosen(op: Operation, before: Any, of_truth: Any, x: Any, y: Any) -> Any:
     return broadcast(lambda b, c: lite.where(lite.not_equal(b, b), b, c), y, chosen)
 
 
-def _rectified(x: Any, bound: float, before: Any) -> Any:
+def _rectified(x: Tensor, bound: float, before: object) -> Any:
     """Bounds that TFLite has operators for, whose kernels keep NaN."""
     if before is lite.less and bound == 0:
         return lite.relu(x)
@@ -219,18 +220,18 @@ def _rectified(x: Any, bound: float, before: Any) -> Any:
     return None
 
 
-def signed(x: Any) -> Any:
+def signed(x: Tensor) -> Any:
     """Numbers in the order that the same bits have without a sign."""
     return x + like(x, -(1 << 31))
 
 
 @rule("clamp", thin=True)
-def clamp(op: Operation, low: Any, x: Any, high: Any) -> Any:
+def clamp(op: Operation, low: object, x: Tensor, high: object) -> Any:
     return smaller(op, larger(op, x, low), high)
 
 
 @rule("round", thin=True)
-def rounded(op: Operation, x: Any) -> Any:
+def rounded(op: Operation, x: Tensor) -> Any:
     if int(op.params["rounding_method"]) == 1:
         return lite.round(x)
     whole = lite.floor(lite.abs(x))
@@ -244,12 +245,12 @@ def floor(op: Operation, x: Any) -> Any:
 
 
 @rule("ceil", thin=True)
-def ceil(op: Operation, x: Any) -> Any:
+def ceil(op: Operation, x: Tensor) -> Any:
     return lite.ceil(x)
 
 
 @rule("is_finite", thin=True)
-def is_finite(op: Operation, x: Any) -> Any:
+def is_finite(op: Operation, x: Tensor) -> Any:
     return lite.less(lite.abs(x), like(x, np.inf))
 
 
@@ -269,22 +270,22 @@ def is_finite(op: Operation, x: Any) -> Any:
     thin=True,
     parts=True,
 )
-def same(op: Operation, *xs: Any) -> list[Any]:
+def same(op: Operation, *xs: Tensor) -> list[Any]:
     return list(xs)
 
 
 @rule("shape_assertion", "create_token", thin=True)
-def nothing(op: Operation, *xs: Any) -> list[Any]:
+def nothing(op: Operation, *xs: Tensor) -> list[Any]:
     """Of the sizes, `load` checks what was promised before it calls the model."""
     return [lite.constant(0) for _ in op.results]
 
 
 @rule("convert_element_type", thin=True)
-def convert(op: Operation, x: Any) -> Any:
+def convert(op: Operation, x: Tensor) -> Any:
     return converted(x, op.dtype, str(np.dtype(op.params["new_dtype"]).name))
 
 
-def converted(x: Any, old: str, new: str) -> Any:
+def converted(x: Tensor, old: str, new: str) -> Any:
     if old == new:
         return x
     if new == "bool":
@@ -313,7 +314,7 @@ def converted(x: Any, old: str, new: str) -> Any:
     return lite.cast(x, lite.int32)
 
 
-def _unrounded(x: Any) -> Any:
+def _unrounded(x: Tensor) -> Any:
     """A product of halves that becomes float32 is one at once, as XLA has it."""
     if x.made_by != "CAST" or x.operator.inputs[0].made_by != "CAST":
         return x
@@ -333,7 +334,7 @@ def _carrier(name: str) -> Any:
     return lite.int64 if name == "int64" else lite.int32
 
 
-def _whole(x: Any, new: str) -> Any:
+def _whole(x: Tensor, new: str) -> Any:
     """Towards zero; NaN is 0, and what is too large the largest number."""
     limits = np.iinfo(new)
     if new == "int64":
@@ -359,7 +360,7 @@ def _whole(x: Any, new: str) -> Any:
 
 
 @rule("reduce_precision", thin=True)
-def reduce_precision(op: Operation, x: Any) -> Any:
+def reduce_precision(op: Operation, x: Tensor) -> Any:
     bits = op.params["exponent_bits"], op.params["mantissa_bits"]
     names = {(5, 10): "float16", (8, 7): "bfloat16", (8, 23): "float32"}
     if bits not in names:
@@ -368,7 +369,7 @@ def reduce_precision(op: Operation, x: Any) -> Any:
 
 
 @rule("dim_as_value", "dimension_size")
-def dimension(op: Operation, *rest: Any) -> Any:
+def dimension(op: Operation, *rest: object) -> Any:
     if op.name == "dimension_size":
         size = op.operands[0].shape[op.params["dimension"]]
     else:

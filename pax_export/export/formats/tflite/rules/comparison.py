@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift, signed
 from pax_export.export.formats.tflite.tensors import (
@@ -20,7 +22,7 @@ from pax_export.export.formats.tflite.tensors import (
 )
 
 
-def _compared(op: Operation, function: Any, x: Any, y: Any) -> Any:
+def _compared(op: Operation, function: Callable[..., Any], x: Tensor, y: Tensor) -> Any:
     if op.dtype == "uint32":
         x, y = signed(x), signed(y)
     if op.dtype == "bool":
@@ -29,51 +31,51 @@ def _compared(op: Operation, function: Any, x: Any, y: Any) -> Any:
 
 
 @rule("eq", thin=True)
-def equal(op: Operation, x: Any, y: Any) -> Any:
+def equal(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.equal, x, y)
 
 
 @rule("ne", thin=True)
-def not_equal(op: Operation, x: Any, y: Any) -> Any:
+def not_equal(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.not_equal, x, y)
 
 
 @rule("lt", thin=True)
-def less(op: Operation, x: Any, y: Any) -> Any:
+def less(op: Operation, x: Tensor, y: Tensor) -> Any:
     return _compared(op, lite.less, x, y)
 
 
 @rule("le", thin=True)
-def less_equal(op: Operation, x: Any, y: Any) -> Any:
+def less_equal(op: Operation, x: Tensor, y: Tensor) -> Any:
     return _compared(op, lite.less_equal, x, y)
 
 
 @rule("gt", thin=True)
-def greater(op: Operation, x: Any, y: Any) -> Any:
+def greater(op: Operation, x: Tensor, y: Tensor) -> Any:
     return _compared(op, lite.greater, x, y)
 
 
 @rule("ge", thin=True)
-def greater_equal(op: Operation, x: Any, y: Any) -> Any:
+def greater_equal(op: Operation, x: Tensor, y: Tensor) -> Any:
     return _compared(op, lite.greater_equal, x, y)
 
 
 @rule("lt_to", thin=True)
-def less_in_order(op: Operation, x: Any, y: Any) -> Any:
+def less_in_order(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.less, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
 
 
 @rule("le_to", thin=True)
-def less_equal_in_order(op: Operation, x: Any, y: Any) -> Any:
+def less_equal_in_order(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.less_equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
 
 
 @rule("eq_to", thin=True)
-def equal_in_order(op: Operation, x: Any, y: Any) -> Any:
+def equal_in_order(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
 
 
-def ordered(x: Any, dtype: str, equal_zeros: bool = True) -> Any:
+def ordered(x: Tensor, dtype: str, equal_zeros: bool = True) -> Any:
     """Integers in the order of these values; NaN is the largest, and both zeros may be one."""
     if dtype == "bool":
         return lite.cast(x, lite.int32)
@@ -89,7 +91,7 @@ def ordered(x: Any, dtype: str, equal_zeros: bool = True) -> Any:
 
 
 @rule("select_n", thin=True, parts=True)
-def select(op: Operation, which: Any, *cases: Any) -> Any:
+def select(op: Operation, which: Any, *cases: object) -> Any:
     if which.dtype == lite.bool_:
         return _where(which, cases[1], cases[0])
     result = cases[0]
@@ -98,41 +100,41 @@ def select(op: Operation, which: Any, *cases: Any) -> Any:
     return result
 
 
-def _where(which: Any, yes: Any, no: Any) -> Any:
+def _where(which: object, yes: object, no: object) -> Any:
     return broadcast(lite.where, which, yes, no)
 
 
 @rule("and", thin=True)
-def logical_and(op: Operation, x: Any, y: Any) -> Any:
+def logical_and(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.logical_and, x, y) if op.dtype == "bool" else bits_of_both(op, x, y)
 
 
 @rule("or", thin=True)
-def logical_or(op: Operation, x: Any, y: Any) -> Any:
+def logical_or(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "bool":
         return broadcast(lite.logical_or, x, y)
     return _xor(op, x, y) + bits_of_both(op, x, y)
 
 
 @rule("xor", thin=True)
-def exclusive_or(op: Operation, x: Any, y: Any) -> Any:
+def exclusive_or(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.not_equal, x, y) if op.dtype == "bool" else _xor(op, x, y)
 
 
 @rule("not", thin=True)
-def negation(op: Operation, x: Any) -> Any:
+def negation(op: Operation, x: Tensor) -> Any:
     if op.dtype == "bool":
         return lite.logical_not(x)
     return wrapped(lite.subtract(-1, x), op.dtype)
 
 
-def _xor(op: Operation, x: Any, y: Any) -> Any:
+def _xor(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
     return broadcast(lite.bitwise_xor, x, y)
 
 
-def bits_of_both(op: Operation, x: Any, y: Any) -> Any:
+def bits_of_both(op: Operation, x: Tensor, y: Tensor) -> Any:
     """TFLite has an exclusive or only: x + y = (x ^ y) + 2 * (x & y), for all bits but the last."""
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
@@ -150,7 +152,7 @@ _POWERS = np.array([*(1 << bit for bit in range(31)), -(1 << 31), 0], np.int64).
 
 
 @rule("shift_left", thin=True)
-def shift_left(op: Operation, x: Any, y: Any) -> Any:
+def shift_left(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
     bits = _distance(y, 32)
@@ -159,7 +161,7 @@ def shift_left(op: Operation, x: Any, y: Any) -> Any:
     return wrapped(broadcast(lite.multiply, x, factor), op.dtype)
 
 
-def _distance(y: Any, most: int) -> Any:
+def _distance(y: Tensor, most: int) -> Any:
     """How far to shift: what is negative shifts all bits out, as the number without a sign would.
 
     A number where it is known now.
@@ -171,7 +173,7 @@ def _distance(y: Any, most: int) -> Any:
 
 
 @rule("shift_right_arithmetic", thin=True)
-def shift_right_arithmetic(op: Operation, x: Any, y: Any) -> Any:
+def shift_right_arithmetic(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
     signed_x = wrapped(x, op.dtype.removeprefix("u"))
@@ -179,7 +181,7 @@ def shift_right_arithmetic(op: Operation, x: Any, y: Any) -> Any:
 
 
 @rule("shift_right_logical", thin=True)
-def shift_right_logical(op: Operation, x: Any, y: Any) -> Any:
+def shift_right_logical(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "int64":
         raise NotInTfliteError("it has bits of 32-bit numbers only.")
     bits = _distance(y, 32)
@@ -189,7 +191,7 @@ def shift_right_logical(op: Operation, x: Any, y: Any) -> Any:
     if is_static(bits):
         return logical_shift(x, bits)
 
-    def shift(x: Any, bits: Any) -> Any:
+    def shift(x: Tensor, bits: object) -> Any:
         shifted = lite.right_shift(x, lite.minimum(bits, 31))
         # The zeros that come from the left, in the place of the signs.
         fill = moves.gather(constant(_POWERS), lite.subtract(32, bits))
@@ -199,7 +201,7 @@ def shift_right_logical(op: Operation, x: Any, y: Any) -> Any:
     return broadcast(shift, x, bits)
 
 
-def _unsigned(op: Operation, x: Any) -> Any:
+def _unsigned(op: Operation, x: Tensor) -> Any:
     """The number that the bits of a narrow integer are without a sign."""
     return wrapped(x, op.dtype if op.dtype.startswith("u") else f"u{op.dtype}")
 
@@ -210,7 +212,7 @@ def _has_no_halves(equation: Any) -> bool:
 
 
 @rule("bitcast_convert_type", when=_has_no_halves)
-def bitcast(op: Operation, x: Any) -> Any:
+def bitcast(op: Operation, x: Tensor) -> Any:
     new = np.dtype(op.params["new_dtype"]).name
     words = ("int32", "uint32")
     if op.dtype == new or (op.dtype in words and new in words):

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from pax_export._jax import scan_operands
+from pax_export._types import PyTree, TracedProgram
 from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, kind, rule
 from pax_export.export.formats.tflite.rules.indexing import updated
 from pax_export.export.formats.tflite.tensors import (
@@ -24,7 +26,7 @@ from pax_export.export.formats.tflite.tensors import (
 from pax_export.export.tracing import dtypes
 
 
-def _structs(program: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+def _structs(program: TracedProgram) -> tuple[Sequence[Any], Sequence[Any]]:
     """What a program takes and gives."""
     jaxpr = getattr(program, "jaxpr", program)
     return [each.aval for each in jaxpr.invars], [each.aval for each in jaxpr.outvars]
@@ -69,7 +71,7 @@ def _invariants(flat: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
 
 
 @rule("while", thin=True, parts=False)
-def while_loop(op: Operation, *given: Any) -> list[Any]:
+def while_loop(op: Operation, *given: object) -> list[Any]:
     first = op.params["cond_nconsts"]
     last = first + op.params["body_nconsts"]
     structs = op.results
@@ -77,15 +79,15 @@ def while_loop(op: Operation, *given: Any) -> list[Any]:
 
     each = _structs(op.params["cond_jaxpr"])[1][0].shape  # of loops side by side, by vmap
 
-    def going(state: Any) -> Any:
+    def going(state: PyTree) -> Any:
         values = _values(state, structs)
         (found,) = op.run(op.params["cond_jaxpr"], [*given[:first], *values])
         return full(found() if callable(found) else found, each, op.sizes)
 
-    def holds(*state: Any) -> Any:
+    def holds(*state: PyTree) -> Any:
         return lite.reduce_any(going(state))
 
-    def body(*state: Any) -> Any:
+    def body(*state: PyTree) -> Any:
         values = _values(state, structs)
         results = op.run(op.params["body_jaxpr"], [*given[first:last], *values])
         new = _flat(op, results, structs)
@@ -102,7 +104,7 @@ def while_loop(op: Operation, *given: Any) -> list[Any]:
     return _values(results, structs)
 
 
-def _where_going(going: Any, new: Any, old: Any) -> Any:
+def _where_going(going: Any, new: Any, old: object) -> Any:
     shape = moves.concat([moves.shape(going), [1] * (new.shape.rank - going.shape.rank)], 0)
     thin = moves.reshape(going, shape)
     thin.set_shape([*going.shape, *[1] * (new.shape.rank - going.shape.rank)])
@@ -110,7 +112,7 @@ def _where_going(going: Any, new: Any, old: Any) -> Any:
 
 
 @rule("scan", thin=True)
-def scan(op: Operation, *given: Any) -> list[Any]:
+def scan(op: Operation, *given: object) -> list[Any]:
     constants, carry, inputs = scan_operands(op.params, list(given))
     program, length = op.params["jaxpr"], op.params["length"]
     _, made = _structs(program)
@@ -124,7 +126,7 @@ def scan(op: Operation, *given: Any) -> list[Any]:
     room = count if is_static(count) else lite.maximum(count, 1)
     buffers = [_zeros(op, struct, room) for struct in rows for _ in _parts(struct)]
 
-    def body(step: Any, *state: Any) -> Any:
+    def body(step: Any, *state: PyTree) -> Any:
         place = count - 1 - step if op.params["reverse"] else step
         now = _values(state[: len(start)], carried)
         slices = [_row(each, place) for each in whole]
@@ -164,11 +166,11 @@ def scan(op: Operation, *given: Any) -> list[Any]:
 _UNROLLED = 2
 
 
-def _parts(struct: Any) -> tuple[str, ...]:
+def _parts(struct: object) -> tuple[str, ...]:
     return ("real", "imag") if kind(struct) == "complex64" else ("all",)
 
 
-def _row(x: Any, place: Any) -> Any:
+def _row(x: Tensor, place: object) -> Any:
     return moves.gather(x, place)
 
 
@@ -186,7 +188,7 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
 
 
 @rule("cond", thin=True)
-def cond(op: Operation, which: Any, *given: Any) -> list[Any]:
+def cond(op: Operation, which: object, *given: object) -> list[Any]:
     branches = op.params["branches"]
 
     def run(branch: Any) -> Any:

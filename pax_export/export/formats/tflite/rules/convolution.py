@@ -8,6 +8,7 @@ from typing import Any
 
 from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.rules.layout import padded
@@ -21,7 +22,7 @@ from pax_export.export.formats.tflite.tensors import (
 
 
 @rule("conv_general_dilated")
-def convolution(op: Operation, x: Any, kernel: Any) -> Any:
+def convolution(op: Operation, x: Tensor, kernel: Tensor) -> Any:
     params, result_kind = op.params, op.results[0].dtype.name
     numbers = params["dimension_numbers"]
     x_axes = [numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]]
@@ -60,7 +61,7 @@ def _result_axes(numbers: Any) -> list[int]:
     return [specs[0], *specs[2:], specs[1]]
 
 
-def _placed(found: Any, numbers: Any, whole: Sequence[Any]) -> Any:
+def _placed(found: Any, numbers: Tensor, whole: Sequence[Any]) -> Any:
     """A result in the order of axes that the program has."""
     found.set_shape([int(size) if is_static(size) else None for size in whole])
     axes = _result_axes(numbers)
@@ -106,12 +107,12 @@ def _is_same(edges: Sequence[int], step: int, width: int) -> bool:
     return cut >= 0 and tuple(edges) == (width - 1 - cut // 2, width - 1 - cut + cut // 2)
 
 
-def _padded(size: Any, width: Sequence[Any]) -> Any:
+def _padded(size: int, width: Sequence[Any]) -> Any:
     low, high, inner = width
     return size if (low, high, inner) == (0, 0, 0) else size + (size - 1) * inner + low + high
 
 
-def _grouped(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[Any]) -> Any:
+def _grouped(op: Operation, x: Tensor, kernel: Tensor, shape: list[Any], window: list[Any]) -> Any:
     batches = op.params["batch_group_count"]
     if not (is_static(op.params["feature_group_count"]) and is_static(batches)):
         return _by_position(op, x, kernel, shape, window)
@@ -134,7 +135,9 @@ def _grouped(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[
     return moves.concat(pieces, -1)
 
 
-def _by_position(op: Operation, x: Any, kernel: Any, shape: list[Any], window: list[Any]) -> Any:
+def _by_position(
+    op: Operation, x: Tensor, kernel: Tensor, shape: list[Any], window: list[Any]
+) -> Any:
     """As many groups as there are examples: by products, one for each place in the kernel."""
     groups = op.params["feature_group_count"]
     if not (is_static(op.params["batch_group_count"]) and op.params["batch_group_count"] == 1):
@@ -162,7 +165,7 @@ def _by_position(op: Operation, x: Any, kernel: Any, shape: list[Any], window: l
     return reshape(total, [shape[0], *sizes, window[-1]], op.sizes)
 
 
-def _by_batch(op: Operation, x: Any, kernel: Any, shape: Any, window: Any, groups: int) -> Any:
+def _by_batch(op: Operation, x: Any, kernel: Tensor, shape: Any, window: Any, groups: int) -> Any:
     """Each group of the batch by its own filters, as gradients of grouped convolutions have it."""
     size, made = shape[0] // groups, int(window[-1]) // groups
     split = reshape(x, [groups, size, *shape[1:]], op.sizes)
@@ -185,7 +188,7 @@ def _steps(op: Operation) -> tuple[list[int], list[int]]:
     return strides, [int(each) for each in dilation]
 
 
-def _convolved(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> Any:
+def _convolved(op: Operation, x: Any, kernel: Tensor, shape: Any, window: Any) -> Any:
     strides, dilation = _steps(op)
     if len(strides) == 0:
         return layers.matmul(x, kernel)
@@ -203,7 +206,7 @@ def _convolved(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> A
     raise NotInTfliteError(f"it convolves three dimensions at most, and here are {len(strides)}.")
 
 
-def _dilated(op: Operation, kernel: Any, window: Any, dilation: Sequence[int]) -> Any:
+def _dilated(op: Operation, kernel: Tensor, window: object, dilation: Sequence[int]) -> Any:
     """A kernel with zeros between its elements."""
     widths = [*((0, 0, step - 1) for step in dilation), (0, 0, 0), (0, 0, 0)]
     return padded(op, kernel, lite.constant(0.0), window, widths)

@@ -9,6 +9,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
 from pax_export.export.formats.tflite.tensors import (
@@ -24,7 +25,7 @@ from pax_export.export.formats.tflite.tensors import (
 )
 
 
-def _at_least_zero(start: Any, most: Any) -> Any:
+def _at_least_zero(start: Tensor, most: object) -> Any:
     return lite.maximum(lite.minimum(start, most), 0)
 
 
@@ -43,7 +44,7 @@ def _starts(op: Operation, given: Sequence[Any], sizes: Sequence[Any]) -> list[A
 
 
 @rule("dynamic_slice", parts=True)
-def dynamic_slice(op: Operation, x: Any, *starts: Any) -> Any:
+def dynamic_slice(op: Operation, x: Any, *starts: object) -> Any:
     sizes = op.params["slice_sizes"]
     places = _starts(op, starts[: len(sizes)], sizes)
     for axis, (start, size) in enumerate(zip(places, sizes)):
@@ -72,12 +73,12 @@ def dynamic_slice(op: Operation, x: Any, *starts: Any) -> Any:
 
 
 @rule("dynamic_update_slice", parts=True)
-def dynamic_update_slice(op: Operation, x: Any, update: Any, *starts: Any) -> Any:
+def dynamic_update_slice(op: Operation, x: Tensor, update: Tensor, *starts: object) -> Any:
     places = _starts(op, starts[: len(op.shape)], op.operands[1].shape)
     return updated(x, update, [lite.tensor(each) for each in places])
 
 
-def updated(x: Any, update: Any, starts: Sequence[Any]) -> Any:
+def updated(x: Tensor, update: Tensor, starts: Sequence[Any]) -> Any:
     if not starts:
         return update
     return moves.dynamic_update_slice(x, update, moves.stack(list(starts)))
@@ -92,7 +93,7 @@ class _Indices:
     def __init__(
         self,
         op: Operation,
-        indices: Any,
+        indices: Tensor,
         batches: tuple[Sequence[int], Sequence[int]],
         axes: Sequence[int],
         windows: dict[int, Any],
@@ -159,11 +160,11 @@ class _Indices:
         )
 
 
-def _component(indices: Any, number: int) -> Any:
+def _component(indices: Tensor, number: int) -> Any:
     return indices[..., number]
 
 
-def _numbers(size: Any, sizes: Sizes) -> Any:
+def _numbers(size: int, sizes: Sizes) -> Any:
     if is_static(size):
         return constant(np.arange(int(size), dtype=np.int32))
     return moves.range(sizes.of(size))
@@ -176,12 +177,12 @@ def _product(shape: Sequence[Any]) -> Any:
     return result
 
 
-def _index(indices: Any) -> Any:
+def _index(indices: Tensor) -> Any:
     return lite.cast(indices, lite.int32) if indices.dtype != lite.int32 else indices
 
 
 @rule("gather", parts=True)
-def gather(op: Operation, x: Any, indices: Any) -> Any:
+def gather(op: Operation, x: Tensor, indices: Tensor) -> Any:
     numbers, mode = op.params["dimension_numbers"], str(op.params["mode"])
     shape, widths = op.operands[0].shape, op.params["slice_sizes"]
     batches = (numbers.operand_batching_dims, numbers.start_indices_batching_dims)
@@ -218,7 +219,7 @@ def gather(op: Operation, x: Any, indices: Any) -> Any:
     return transpose(found, order)
 
 
-def _looked_up(op: Operation, x: Any, index: _Indices, rest: Sequence[int], sizes: Any) -> Any:
+def _looked_up(op: Operation, x: Tensor, index: _Indices, rest: Sequence[int], sizes: Any) -> Any:
     shape = op.operands[0].shape
     places = index.places()
     if len(index.axes) == 1:
@@ -270,7 +271,7 @@ _FLOATS = ("float32", "float16", "bfloat16", "complex64")
 #: A product or an order of complex numbers is not that of their parts.
 @rule("scatter-mul", "scatter-min", "scatter-max", "scatter_mul", "scatter_min", "scatter_max")
 @rule("scatter", "scatter-add", "scatter-sub", "scatter_add", "scatter_sub", parts=True)
-def scatter(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
+def scatter(op: Operation, x: Tensor, indices: Tensor, updates: Any) -> Any:
     numbers, mode = op.params["dimension_numbers"], str(op.params["mode"])
     shape = op.operands[0].shape
     batches = (numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
@@ -318,7 +319,9 @@ def scatter(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
     return transpose(result, [order.index(axis) for axis in range(len(order))])
 
 
-def _written(op: Operation, x: Any, update: Any, index: _Indices, widths: dict[int, Any]) -> Any:
+def _written(
+    op: Operation, x: Tensor, update: Tensor, index: _Indices, widths: dict[int, Any]
+) -> Any:
     """One slice at one place."""
     rank = x.shape.rank
     update = reshape(update, [widths.get(axis, 1) for axis in range(rank)], op.sizes)
@@ -330,7 +333,7 @@ def _written(op: Operation, x: Any, update: Any, index: _Indices, widths: dict[i
     return lite.where(moves.reshape(valid, [1] * rank), new, x)
 
 
-def _combined(op: Operation, flat: Any, places: Any, rows: Any, count: Any, many: Any) -> Any:
+def _combined(op: Operation, flat: Any, places: Any, rows: Any, count: Any, many: object) -> Any:
     name = op.name.replace("-", "_")
     if name in ("scatter_add", "scatter_sub") and flat.dtype != lite.bool_:
         shape = moves.stack([lite.tensor(count + 1), moves.shape(flat)[1]])

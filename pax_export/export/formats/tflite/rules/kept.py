@@ -7,12 +7,13 @@ from typing import Any
 
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.portable import kept
 
 
 @rule("composite", thin=True, parts=True)
-def composite(op: Operation, *operands: Any) -> Any:
+def composite(op: Operation, *operands: object) -> Any:
     """A function kept whole; what it is made of, where there is no operator for it."""
     row = _ROWS.get(kept.name_of(op.params))
     if row is None or op.dtype != "float32":
@@ -22,14 +23,14 @@ def composite(op: Operation, *operands: Any) -> Any:
     return row(op.full(x, op.operands[0].shape), **kept.attributes(op.params))
 
 
-def softmax(x: Any, *, axis: int) -> Any:
+def softmax(x: Tensor, *, axis: int) -> Any:
     rank = len(x.shape)
     last = [*(each for each in range(rank) if each != axis), axis]
     found = lite.softmax(moves.transpose(x, last))
     return moves.transpose(found, [last.index(each) for each in range(rank)])
 
 
-def mean(x: Any, *, axes: tuple[int, ...], keepdims: bool) -> Any:
+def mean(x: Tensor, *, axes: tuple[int, ...], keepdims: bool) -> Any:
     return lite.reduce_mean(x, list(axes), keepdims)
 
 

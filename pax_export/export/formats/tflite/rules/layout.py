@@ -8,6 +8,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
@@ -21,7 +22,7 @@ from pax_export.export.formats.tflite.tensors import (
 
 
 @rule("broadcast_in_dim", thin=True, parts=True)
-def broadcast_in_dim(op: Operation, x: Any, *sizes: Any) -> Any:
+def broadcast_in_dim(op: Operation, x: Tensor, *sizes: object) -> Any:
     shape, axes = op.params["shape"], op.params["broadcast_dimensions"]
     thin: list[Any] = [1] * len(shape)
     for place, axis in enumerate(axes):
@@ -30,7 +31,7 @@ def broadcast_in_dim(op: Operation, x: Any, *sizes: Any) -> Any:
 
 
 @rule("reshape", parts=True)
-def reshaped(op: Operation, x: Any, *sizes: Any) -> Any:
+def reshaped(op: Operation, x: Tensor, *sizes: object) -> Any:
     if op.params.get("dimensions") is not None:
         # vmap moves its axis and joins it with another in one operation.
         x = transpose(x, op.params["dimensions"])
@@ -38,12 +39,12 @@ def reshaped(op: Operation, x: Any, *sizes: Any) -> Any:
 
 
 @rule("squeeze", "expand_dims", parts=True)
-def squeeze(op: Operation, x: Any) -> Any:
+def squeeze(op: Operation, x: Tensor) -> Any:
     return reshape(x, op.shape, op.sizes)
 
 
 @rule("transpose", thin=True, parts=True)
-def transposed(op: Operation, x: Any) -> Any:
+def transposed(op: Operation, x: Tensor) -> Any:
     permutation = list(op.params["permutation"])
     if len(permutation) <= 5:
         return transpose(x, permutation)
@@ -67,13 +68,13 @@ def transposed(op: Operation, x: Any) -> Any:
 
 
 @rule("concatenate", parts=True)
-def concatenate(op: Operation, *xs: Any) -> Any:
+def concatenate(op: Operation, *xs: Tensor) -> Any:
     axis = int(op.params["dimension"])
     return xs[0] if len(xs) == 1 else moves.concat(list(xs), axis)
 
 
 @rule("stack", parts=True)
-def stacked(op: Operation, *xs: Any) -> Any:
+def stacked(op: Operation, *xs: Tensor) -> Any:
     axis = op.params.get("axis", 0)
     shape = list(op.operands[0].shape)
     shape.insert(axis, 1)
@@ -81,7 +82,7 @@ def stacked(op: Operation, *xs: Any) -> Any:
 
 
 @rule("unstack", parts=True)
-def unstacked(op: Operation, x: Any) -> list[Any]:
+def unstacked(op: Operation, x: Tensor) -> list[Any]:
     axis = op.params.get("axis", 0)
     pieces = []
     for number, struct in enumerate(op.results):
@@ -91,12 +92,12 @@ def unstacked(op: Operation, x: Any) -> list[Any]:
 
 
 @rule("tile", parts=True)
-def tiled(op: Operation, x: Any) -> Any:
+def tiled(op: Operation, x: Tensor) -> Any:
     return moves.tile(x, op.sizes.vector(op.params["reps"]))
 
 
 @rule("split", parts=True)
-def split(op: Operation, x: Any) -> list[Any]:
+def split(op: Operation, x: Tensor) -> list[Any]:
     axis, start, pieces = op.params["axis"], 0, []
     for size in op.params["sizes"]:
         begin, end = op.sizes.of(start), op.sizes.of(start + size)
@@ -105,7 +106,7 @@ def split(op: Operation, x: Any) -> list[Any]:
     return pieces
 
 
-def cut(x: Any, axis: int, start: Any, end: Any, step: int) -> Any:
+def cut(x: Tensor, axis: int, start: Any, end: object, step: int) -> Any:
     """Along one axis; the others are whole, whatever their size."""
 
     def part(tensor: Any, places: list[int]) -> Any:
@@ -117,7 +118,7 @@ def cut(x: Any, axis: int, start: Any, end: Any, step: int) -> Any:
 
 
 @rule("slice", parts=True)
-def sliced(op: Operation, x: Any) -> Any:
+def sliced(op: Operation, x: Tensor) -> Any:
     shape = op.operands[0].shape
     starts, limits = op.params["start_indices"], op.params["limit_indices"]
     steps = op.params["strides"] or (1,) * len(shape)
@@ -130,7 +131,7 @@ def sliced(op: Operation, x: Any) -> Any:
 
 
 @rule("rev", parts=True)
-def reverse(op: Operation, x: Any) -> Any:
+def reverse(op: Operation, x: Tensor) -> Any:
     for axis in op.params["dimensions"]:
         x = joined(x, [axis], 5, lambda tensor, places: moves.reverse(tensor, places))
     return x
@@ -141,7 +142,7 @@ def pad(op: Operation, x: Any, value: Any) -> Any:
     return padded(op, x, value, op.operands[0].shape, op.params["padding_config"])
 
 
-def padded(op: Operation, x: Any, value: Any, shape: Any, widths: Any) -> Any:
+def padded(op: Operation, x: Tensor, value: object, shape: Any, widths: Any) -> Any:
     shape = list(shape)
     for axis, (_, _, inner) in enumerate(widths):
         if is_static(inner) and inner == 0:
@@ -165,14 +166,16 @@ def padded(op: Operation, x: Any, value: Any, shape: Any, widths: Any) -> Any:
     return x
 
 
-def _low(size: Any, least: int | None = None) -> Any:
+def _low(size: int, least: int | None = None) -> Any:
     """A width of padding, or 0 where a symbolic one is none of those to cut off."""
     if is_static(size):
         return int(size) if least is None else max(int(size), least)
     return 0 if least is None else size
 
 
-def _padded_axis(op: Operation, x: Any, value: Any, axis: int, low: Any, high: Any) -> Any:
+def _padded_axis(
+    op: Operation, x: Tensor, value: object, axis: int, low: object, high: object
+) -> Any:
     logical = x.dtype == lite.bool_
     if logical:
         x, value = lite.cast(x, lite.int32), lite.cast(value, lite.int32)
@@ -191,7 +194,7 @@ def _padded_axis(op: Operation, x: Any, value: Any, axis: int, low: Any, high: A
 
 
 @rule("iota")
-def iota(op: Operation, *sizes: Any) -> Any:
+def iota(op: Operation, *sizes: object) -> Any:
     axis, name = op.params["dimension"], np.dtype(op.params["dtype"]).name
     size = op.shape[axis]
     thin: list[Any] = [1] * len(op.shape)
@@ -204,6 +207,6 @@ def iota(op: Operation, *sizes: Any) -> Any:
 
 
 @rule("empty", "empty2")
-def empty(op: Operation, *sizes: Any) -> Any:
+def empty(op: Operation, *sizes: object) -> Any:
     zero = lite.constant(0, CARRIERS[np.dtype(op.params["dtype"]).name])
     return reshape(zero, [1] * len(op.shape), op.sizes)

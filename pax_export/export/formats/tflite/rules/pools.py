@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import PyTree
 from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import is_static, reshape, transpose
 
@@ -27,14 +29,14 @@ def is_pool(equation: Any) -> bool:
     return len(_axes(params)) == rank - 2
 
 
-def _axes(params: Any) -> list[int]:
+def _axes(params: PyTree) -> list[int]:
     """Those that windows slide along."""
     given = zip(params["window_dimensions"], params["window_strides"], params["padding"])
     return [axis for axis, each in enumerate(given) if each != (1, 1, (0, 0))]
 
 
 @rule("reduce_window_max", "reduce_window_sum", when=is_pool)
-def pool(op: Operation, x: Any) -> Any:
+def pool(op: Operation, x: Tensor) -> Any:
     params, axes = op.params, _axes(op.params)
     rank = len(op.shape)
     batch, channels = (axis for axis in range(rank) if axis not in axes)

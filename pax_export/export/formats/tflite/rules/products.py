@@ -7,6 +7,7 @@ from typing import Any
 
 from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.tensors import (
@@ -22,7 +23,7 @@ _EXACT = 1024
 
 
 @rule("dot_general", parts=False)
-def dot_general(op: Operation, x: Any, y: Any) -> Any:
+def dot_general(op: Operation, x: Tensor, y: Tensor) -> Any:
     (x_sum, y_sum), (x_batch, y_batch) = op.params["dimension_numbers"]
     result_kind = op.results[0].dtype.name
     carrier = CARRIERS[result_kind]
@@ -47,7 +48,7 @@ def dot_general(op: Operation, x: Any, y: Any) -> Any:
     return wrapped(found, result_kind)
 
 
-def _carried(op: Operation, place: int, x: Any, kind: str) -> Any:
+def _carried(op: Operation, place: int, x: Tensor, kind: str) -> Any:
     old = op.operands[place].dtype.name
     return converted(x, old, kind) if x.dtype != CARRIERS[kind] else x
 
@@ -114,7 +115,7 @@ def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
 
 
 @rule("ragged_dot_general")
-def ragged_dot(op: Operation, x: Any, y: Any, counts: Any) -> Any:
+def ragged_dot(op: Operation, x: Tensor, y: Tensor, counts: Any) -> Any:
     """Rows in groups, each group by a matrix of its own: all products, of which one is taken."""
     if len(op.operands[0].shape) != 2 or len(op.operands[1].shape) != 3:
         raise NotInTfliteError("groups of rows only, without a batch.")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import (
     is_float,
@@ -19,28 +20,28 @@ from pax_export.export.formats.tflite.tensors import wrapped
 
 
 @rule("reduce_sum", parts=True)
-def reduce_sum(op: Operation, x: Any, **_: Any) -> Any:
+def reduce_sum(op: Operation, x: Tensor, **_: object) -> Any:
     axes = [int(axis) for axis in op.params["axes"]]
     return wrapped(lite.reduce_sum(x, axes), op.dtype) if axes else x
 
 
 @rule("reduce_prod")
-def reduce_prod(op: Operation, x: Any) -> Any:
+def reduce_prod(op: Operation, x: Tensor) -> Any:
     axes = [int(axis) for axis in op.params["axes"]]
     return wrapped(lite.reduce_prod(x, axes), op.dtype) if axes else x
 
 
 @rule("reduce_max")
-def reduce_max(op: Operation, x: Any) -> Any:
+def reduce_max(op: Operation, x: Tensor) -> Any:
     return _largest(op, x, lite.reduce_max, lite.reduce_any)
 
 
 @rule("reduce_min")
-def reduce_min(op: Operation, x: Any) -> Any:
+def reduce_min(op: Operation, x: Tensor) -> Any:
     return _largest(op, x, lite.reduce_min, lite.reduce_all)
 
 
-def _largest(op: Operation, x: Any, function: Callable, of_truth: Callable) -> Any:
+def _largest(op: Operation, x: Tensor, function: Callable, of_truth: Callable) -> Any:
     axes = [int(axis) for axis in op.params["axes"]]
     if not axes:
         return x
@@ -56,25 +57,25 @@ def _largest(op: Operation, x: Any, function: Callable, of_truth: Callable) -> A
 
 
 @rule("reduce_or")
-def reduce_or(op: Operation, x: Any) -> Any:
+def reduce_or(op: Operation, x: Tensor) -> Any:
     return _of_truth(op, x, lite.reduce_any)
 
 
 @rule("reduce_and")
-def reduce_and(op: Operation, x: Any) -> Any:
+def reduce_and(op: Operation, x: Tensor) -> Any:
     return _of_truth(op, x, lite.reduce_all)
 
 
 @rule("reduce_xor")
-def reduce_xor(op: Operation, x: Any) -> Any:
-    def odd(x: Any, axes: Any) -> Any:
+def reduce_xor(op: Operation, x: Tensor) -> Any:
+    def odd(x: Tensor, axes: object) -> Any:
         count = lite.reduce_sum(lite.cast(x, lite.int32), axes)
         return lite.equal(lite.floormod(count, 2), 1)
 
     return _of_truth(op, x, odd)
 
 
-def _of_truth(op: Operation, x: Any, function: Callable) -> Any:
+def _of_truth(op: Operation, x: Tensor, function: Callable) -> Any:
     if op.dtype != "bool":
         raise NotInTfliteError("it combines truth values only, and no bits of numbers.")
     axes = [int(axis) for axis in op.params["axes"]]
@@ -87,7 +88,7 @@ def argmax(op: Operation, x: Any) -> Any:
 
 
 @rule("argmin")
-def argmin(op: Operation, x: Any) -> Any:
+def argmin(op: Operation, x: Tensor) -> Any:
     keys = lite.subtract(-1, ordered(x, op.dtype))
     if is_float(op):  # NaN is found first here, too
         keys = lite.where(lite.not_equal(x, x), like(keys, 2**31 - 1), keys)

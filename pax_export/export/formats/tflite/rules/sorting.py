@@ -9,13 +9,14 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.tensors import reshape, transpose
 
 
 @rule("sort")
-def sort(op: Operation, *xs: Any) -> list[Any]:
+def sort(op: Operation, *xs: Tensor) -> list[Any]:
     axis, keys = op.params["dimension"], op.params["num_keys"]
     shape = list(op.operands[0].shape)
     rank = len(shape)
@@ -42,12 +43,12 @@ def _rows(shape: Sequence[Any]) -> list[Any]:
     return [product, shape[-1]]
 
 
-def _sorted_places(keys: Any, count: Any) -> Any:
+def _sorted_places(keys: Any, count: object) -> Any:
     """The places of the largest first, in each row."""
     return lite.top_k(keys, count)[1]
 
 
-def at_places(x: Any, places: Any) -> Any:
+def at_places(x: Tensor, places: object) -> Any:
     """From each row, the elements at its places."""
     return moves.gather(x, places, batch_dims=1, axis=1)
 
