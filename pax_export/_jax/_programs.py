@@ -17,7 +17,6 @@ from pax_export._jaxpr import (
     interpret,
     is_literal,
     jaxpr_constants,
-    jaxpr_primitives,
     needed_equations,
 )
 
@@ -28,7 +27,6 @@ def call_with_constants(
     arguments: Sequence[Any],
     count: int | None = None,
     keep_derivatives: bool = False,
-    rules: Mapping[str, Callable[[Any, list[Any]], Sequence[Any]]] | None = None,
 ) -> list[Any]:
     """Evaluates a traced program, with other values for some arrays that it closes over.
 
@@ -39,36 +37,24 @@ def call_with_constants(
         count: evaluate only what the first so many results need.
         keep_derivatives: leave functions that define their derivative as they
             are, with the constants inside of them, because it will be asked for.
-        rules: what gives the results of an operation and its operands, by the name of
-            its primitive, wherever it stands; nothing replaces all others.
     """
-    rules = rules or {}
     jaxpr = getattr(program, "jaxpr", program)
     constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
     if count is not None:
         jaxpr, _ = _reduced(program, count, instantiate=True)
-    if not (replaced or rules):
-        return eval_jaxpr(jaxpr, constants, *arguments)
 
     def holds(equation: Any) -> bool:
-        programs = list(inner_programs(equation))
-        inside = (value for inner in programs for value in jaxpr_constants(inner))
-        if any(id(value) in replaced for value in inside):
-            return True
-        return bool(rules) and any(rules.keys() & jaxpr_primitives(inner) for inner in programs)
+        inside = (value for inner in inner_programs(equation) for value in jaxpr_constants(inner))
+        return any(id(value) in replaced for value in inside)
 
-    if not (rules or any(map(holds, jaxpr.eqns))):
+    if not (replaced and any(map(holds, jaxpr.eqns))):
         return eval_jaxpr(jaxpr, constants, *arguments)
 
     def run(inner: Any, given: Sequence[Any]) -> list[Any]:
-        options: Any = {"keep_derivatives": keep_derivatives, "rules": rules}
-        return call_with_constants(inner, replaced, given, **options)
+        return call_with_constants(inner, replaced, given, keep_derivatives=keep_derivatives)
 
     def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
-        name = equation.primitive.name
-        if name in rules:
-            return rules[name](equation, given)
-        opened = _OPENED.get(name)
+        opened = _OPENED.get(equation.primitive.name)
         called = called_program(equation)
         is_kept = keep_derivatives and has_own_derivative(equation)
         if (opened is None and called is None) or is_kept or not holds(equation):

@@ -23,6 +23,8 @@ from jax.extend.core import jaxpr_as_fun
 from pax_export._jax import call_with_constants
 from pax_export._jaxpr import jaxpr_constants
 from pax_export.export.lowering.lower import portable
+from pax_export.export.portable.program import traced
+from pax_export.export.portable.rewrite import rewritten
 from pax_export.export.portable.without_libraries import (
     ANY_PLATFORM,
     XLA_EXPANDS,
@@ -61,16 +63,22 @@ def judged(
 
 
 def _chosen(function: Callable, operands: Sequence[Any]) -> Callable[[list[Any]], Arrays]:
-    program = jax.make_jaxpr(function)(list(operands))
+    program = rewritten(jax.make_jaxpr(function)(list(operands)), _choice)
     # Constants are arguments: XLA would fold them.
     constants = {id(value): value for value in jaxpr_constants(program)}
 
     def run(values: list[Any], held: list[Any]) -> list[Any]:
         replaced = dict(zip(constants, held))
-        return call_with_constants(program, replaced, values, rules=RULES)
+        return call_with_constants(program, replaced, values)
 
     compiled = jax.jit(run)
     return lambda values: compiled(values, list(constants.values()))
+
+
+def _choice(equation: Any) -> Any:
+    """An operation that leaves a choice, and makes that of the export, as a program."""
+    rule = RULES.get(equation.primitive.name)
+    return None if rule is None else traced(lambda *given: rule(equation, given), equation.invars)
 
 
 def _perturbed(value: Any, random: np.random.Generator) -> Any:
@@ -93,13 +101,13 @@ def _tolerance(exact: np.ndarray, other: np.ndarray) -> float:
 # --- one operation ------------------------------------------------------------
 
 
-def _rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callable:
+def _rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callable[..., list[Any]]:
     """How an operation is done that has a choice; the results `keep` are always LAPACK's.
 
     ``is_right(operands, theirs, ours, parameters)`` says for each matrix whether ours is one.
     """
 
-    def rule(equation: Any, given: list[Any]) -> list[Any]:
+    def rule(equation: Any, given: Arrays) -> list[Any]:
         theirs = _results(equation, given)
         ours = _ours(equation, given)
         if ours is None:
