@@ -299,6 +299,12 @@ def test_all_vectors_are_orthogonal_whatever_the_rank(matrix):
         assert_close(each.mT @ each, np.eye(each.shape[-1]) + 0 * each, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e30, 1e-30])
+def test_eigenvalues_of_very_large_and_small_matrices(scale):
+    check("eigh", jnp.linalg.eigvalsh, POSITIVE * np.float32(scale), rtol=1e-5)
+    check("svd", jnp.linalg.svdvals, SQUARE * np.float32(scale), rtol=1e-5)
+
+
 def test_eigenvalues_of_complex_matrices():
     matrix = POSITIVE + 1j * np.tril(SQUARE, -1) - 1j * np.tril(SQUARE, -1).mT
     vectors, values = eigh(matrix.astype(np.complex64), lower=True)

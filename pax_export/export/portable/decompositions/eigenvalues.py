@@ -64,9 +64,24 @@ def _nan_unless_finite(decompose: Callable[[Any], tuple[Any, ...]], matrix: Any)
     Rotations would leave numbers among the NaN that look like any others.
     """
     finite = jnp.isfinite(matrix).all((-2, -1))[..., None]
-    found = decompose(jnp.where(finite[..., None], matrix, 0))
-    ranks = (finite if each.ndim < matrix.ndim else finite[..., None] for each in found)
-    return tuple(jnp.where(at, each, jnp.nan) for at, each in zip(ranks, found))
+    safe = jnp.where(finite[..., None], matrix, 0)
+    factor = _factor(safe)
+    found = decompose(safe * factor[..., None])
+    return tuple(
+        jnp.where(finite, each / factor, jnp.nan)  # values
+        if each.ndim < matrix.ndim
+        else jnp.where(finite[..., None], each, jnp.nan)
+        for each in found
+    )
+
+
+def _factor(matrix: Any) -> Any:
+    """The power of two that makes squares of a very large or small matrix finite, and no zeros."""
+    largest = jnp.abs(matrix).max((-2, -1), initial=0.0)[..., None]
+    top = jnp.finfo(largest.dtype).maxexp
+    far, near = 2.0 ** (top * 5 // 8), 2.0 ** (top * 5 // 16)
+    small = (largest < 1 / near) & (largest > 0)
+    return jnp.where(largest > near, 1 / far, jnp.where(small, far, 1.0)).astype(largest.dtype)
 
 
 # --- rotations ----------------------------------------------------------------------
