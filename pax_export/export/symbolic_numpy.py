@@ -326,6 +326,7 @@ def _derived(transform: Callable) -> Callable:
         return transform(for_any_size(fun), *args, **kwargs)
 
     function.__module__ = __name__
+    function.__doc__ = f"As `jax.{transform.__name__}`, also along symbolic sizes."
     return function
 
 
