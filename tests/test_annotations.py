@@ -6,7 +6,7 @@ from pathlib import Path
 import pax_export
 
 #: Of all annotated parameters.
-MOST = 0.13
+MOST = 0.12
 
 ROOT = Path(pax_export.__file__).parent
 

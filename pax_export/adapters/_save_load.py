@@ -19,6 +19,7 @@ from pax_export._errors import (
 )
 from pax_export._files import bounded, directory
 from pax_export._files.overwrite_guard import Belongs, some_names
+from pax_export._types import PyTree
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
@@ -39,7 +40,7 @@ _LARGEST_CONFIG = 1 << 24  # bytes
 
 
 def save(
-    net: Any,
+    net: PyTree,
     folder: str | os.PathLike[str],
     *,
     name: str = "default",
@@ -121,7 +122,7 @@ def _names(rename: Any, where: str) -> Mapping[str, str]:
     return given
 
 
-def _require_values(path: str, tree: Any) -> None:
+def _require_values(path: str, tree: PyTree) -> None:
     for name, leaf in named_leaves(tree):
         problem = absence(leaf) if is_array(leaf) else f"{type(leaf).__name__}, which is no array"
         if problem:
@@ -133,7 +134,7 @@ def _require_values(path: str, tree: Any) -> None:
             )
 
 
-def _trained_beside(net: Any) -> list[tuple[str, Any, str, Any]]:
+def _trained_beside(net: PyTree) -> list[tuple[str, Any, str, Any]]:
     """Yields other trainable arrays: module path, module, array name, array."""
     trained = {id(leaf) for _, leaf in named_leaves(net.parameters())}
     found = []
@@ -221,7 +222,7 @@ def load(
     return changed(net, changes)
 
 
-def _put(layer: Any, *, path: str, name: str, adapter: LoRA) -> Any:
+def _put(layer: PyTree, *, path: str, name: str, adapter: LoRA) -> Any:
     with told_where(path):
         return layers.put(layer, name, adapter)
 

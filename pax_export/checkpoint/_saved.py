@@ -47,7 +47,7 @@ class Entry:
     """The original type of a saved leaf."""
 
     description: Description | str  # its shape and dtype, or in words what it is
-    value: Any = None  # the leaf itself, if it lies in the entry
+    value: PyTree = None  # the leaf itself, if it lies in the entry
     checksum: int | None = None  # of the array on disk, if it is known
 
     @classmethod

@@ -25,6 +25,7 @@ from jax import numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from pax_export._types import ArrayLike, DTypeLike, PyTree
 from pax_export.export.portable.any_size import differentiable
 
 
@@ -50,7 +51,7 @@ def _tried(first: Callable, made: Callable) -> Callable:
     return function
 
 
-def _is_symbolic(*given: Any) -> bool:
+def _is_symbolic(*given: PyTree) -> bool:
     """Whether a size among the arguments, or of one of them, is no number."""
     is_one = jax.export.is_symbolic_dim
     leaves = tree_leaves(given)
@@ -62,7 +63,7 @@ def _is_symbolic(*given: Any) -> bool:
 
 def _linspace(
     start: Any, stop: Any, num: Any = 50, endpoint: bool = True, retstep: bool = False,
-    dtype: Any = None, axis: int = 0,
+    dtype: DTypeLike | None = None, axis: int = 0,
 ) -> Any:  # fmt: skip
     wanted = dtype or jnp.result_type(float, start, stop)
     working = jnp.result_type(float, wanted) if dtype else wanted
@@ -82,13 +83,13 @@ def _linspace(
 
 def _logspace(
     start: Any, stop: Any, num: Any = 50, endpoint: bool = True, base: Any = 10.0,
-    dtype: Any = None, axis: int = 0,
+    dtype: DTypeLike | None = None, axis: int = 0,
 ) -> Any:  # fmt: skip
     row = jnp.power(base, _linspace(start, stop, num, endpoint, axis=axis))
     return row if dtype is None else row.astype(dtype)
 
 
-def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
+def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: DTypeLike | None = None) -> Any:
     """Of whole numbers that are written as fractions."""
     given = [start, step] if stop is None else [start, stop, step]
     if any(isinstance(each, float) and not each.is_integer() for each in given):
@@ -101,7 +102,9 @@ def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> A
     return jnp.arange(first, last, by).astype(dtype or float)
 
 
-def _indices(dimensions: Sequence[Any], dtype: Any = None, sparse: bool = False) -> Any:
+def _indices(
+    dimensions: Sequence[Any], dtype: DTypeLike | None = None, sparse: bool = False
+) -> Any:
     rows = [jnp.arange(size).astype(dtype or int) for size in dimensions]
     grids = jnp.meshgrid(*rows, indexing="ij", sparse=sparse)
     return tuple(grids) if sparse else jnp.stack(grids)
@@ -141,7 +144,12 @@ def _kaiser(share: Any, beta: Any) -> Any:
 
 
 def _searchsorted(
-    a: Any, v: Any, side: str = "left", sorter: Any = None, method: str = "scan", dtype: Any = None
+    a: ArrayLike,
+    v: ArrayLike,
+    side: str = "left",
+    sorter: Any = None,
+    method: str = "scan",
+    dtype: DTypeLike | None = None,
 ) -> Any:
     """By halves, so often that any size is reached; NaN is the largest of all numbers."""
     a, v = jnp.asarray(a), jnp.asarray(v)
@@ -165,7 +173,7 @@ def _searchsorted(
 
 
 def _interp(
-    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
+    x: ArrayLike, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
 ) -> Any:
     if period is not None or isinstance(left, str) or isinstance(right, str):
         return NotImplemented
@@ -189,7 +197,7 @@ def _is_less(one: Any, other: Any) -> Any:
 # --- edges, sums over neighbours, differences ---------------------------------
 
 
-def _pad(array: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:
+def _pad(array: ArrayLike, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:
     """Modes that repeat what is there, by the places where it stands."""
     find = _REPEATED.get(mode)
     if find is None or options.get("reflect_type", "even") != "even":
@@ -233,7 +241,7 @@ _REPEATED: dict[Any, Callable] = {
 def _convolution(turned: bool) -> Callable:
     def convolve(
         a: Any, v: Any, mode: str = "full", *, precision: Any = None,
-        preferred_element_type: Any = None,
+        preferred_element_type: DTypeLike | None = None,
     ) -> Any:  # fmt: skip
         a, v = jnp.asarray(a), jnp.asarray(v)
         swapped = isinstance(a.shape[0], int) and not isinstance(v.shape[0], int)
@@ -304,7 +312,7 @@ def _associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int
     return tree_map(lambda each: jnp.moveaxis(each, 0, axis), found)
 
 
-def _irfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+def _irfft(a: ArrayLike, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
     if norm is not None:
         return NotImplemented
     a = jnp.moveaxis(jnp.asarray(a), axis, -1)
@@ -355,7 +363,7 @@ def for_any_size(fun: Callable) -> Callable:
     return function
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: PyTree) -> bool:
     return hasattr(value, "dtype") or isinstance(value, (int, float, complex))
 
 

@@ -53,7 +53,7 @@ class Generated(NamedTuple):
     tokens: jax.Array
     lengths: jax.Array
     log_probs: jax.Array | None
-    cache: Any
+    cache: PyTree
 
 
 P = ParamSpec("P")
@@ -273,7 +273,7 @@ class Request(NamedTuple):
     def by_steps(self) -> Made:
         """The same token by token, where somebody looks at each."""
         stream, states = self.stream(), []
-        state: Any = None
+        state: PyTree = None
         for _ in stream:
             state = stream.state
             states.append(jax.device_get(state._replace(cache=None, keys=None)))

@@ -21,10 +21,10 @@ Made = tuple[jax.Array, jax.Array, Any, State]
 
 @partial(jax.jit, static_argnames=("settings", "room", "dtype"))
 def begun(
-    lm: Any,
+    lm: PyTree,
     tokens: Any,
     lengths: Array | None,
-    cache: Any,
+    cache: PyTree,
     keys: PyTree,
     numbers: Array,
     *,
@@ -63,7 +63,7 @@ def without_cache(state: State) -> tuple[Any, State]:
     return state.cache, state._replace(cache=None)
 
 
-def finish(lm: Any, state: State, settings: Settings, count: int, limit: object = None) -> Made:
+def finish(lm: PyTree, state: State, settings: Settings, count: int, limit: object = None) -> Made:
     """Chooses tokens until all rows have ended.
 
     Args:

@@ -38,7 +38,7 @@ class _Texts(NamedTuple):
     made: jax.Array  # [batch], how many of them there are
     newest: jax.Array  # [batch], in neither cache yet
     done: jax.Array  # [batch]
-    cache: Any
+    cache: PyTree
     draft_cache: Any
 
 

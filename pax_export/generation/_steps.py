@@ -68,7 +68,7 @@ class State(NamedTuple):
     seen: jax.Array | None  # [batch, vocabulary]
     recent: jax.Array | None  # [batch, few], the tokens before, where sequences end texts
     numbers: Any  # of the sampler, where its settings leave them out
-    cache: Any
+    cache: PyTree
 
 
 def read_prompt(

@@ -11,6 +11,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
+from pax_export._types import PyTree
 
 #: What a caller may give.
 Stop = int | str | Iterable[int | str | Iterable[int]] | None
@@ -50,7 +51,7 @@ def checked_stops(stop: Any, where: str) -> Stops:
     return Stops(tuple(sorted(ids)), tuple(sorted(sequences)), tuple(sorted(strings)))
 
 
-def _is_id(value: Any) -> TypeGuard[int]:
+def _is_id(value: PyTree) -> TypeGuard[int]:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

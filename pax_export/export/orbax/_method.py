@@ -18,6 +18,7 @@ from pax_export._errors import (
     UnsupportedDtypeError,
 )
 from pax_export._str_arguments import as_strings
+from pax_export._types import PyTree
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import call_signature
 from pax_export.export.lowering.lowered_model import sign
@@ -124,7 +125,7 @@ class Method:
         return call
 
     def _lowered(
-        self, model: Model, tree: Any, names: list[str], structs: list[jax.ShapeDtypeStruct]
+        self, model: Model, tree: PyTree, names: list[str], structs: list[jax.ShapeDtypeStruct]
     ) -> Callable[..., Any]:
         seen: list[Any] = []
 
@@ -158,7 +159,7 @@ class Method:
         return lowered
 
 
-def _rebuild(tree: Any, program: Program) -> Callable[[list[Any]], Any]:
+def _rebuild(tree: PyTree, program: Program) -> Callable[[list[Any]], Any]:
     """Makes the output of its arrays; what TensorFlow cannot nest becomes a dict."""
     names = list(program.output_names)
     if _nests(jax.tree_util.tree_unflatten(tree, names)):
@@ -167,7 +168,7 @@ def _rebuild(tree: Any, program: Program) -> Callable[[list[Any]], Any]:
     return lambda outputs: rebuild(structure, dict(zip(names, outputs)).__getitem__)
 
 
-def _nests(value: Any) -> bool:
+def _nests(value: PyTree) -> bool:
     if isinstance(value, str) or value is None:
         return True
     if type(value) is dict:
@@ -175,7 +176,7 @@ def _nests(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(map(_nests, value))
 
 
-def _tensor(leaf: Any, name: str) -> Any:
+def _tensor(leaf: PyTree, name: str) -> Any:
     """An input as a tensor of a dtype that jax has."""
     if not tf.is_tensor(leaf):
         leaf = tf.convert_to_tensor(leaf)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend import source_info_util
 
 from pax_export._jaxpr import bound, called_program, interpret, needed_equations
+from pax_export._types import PyTree
 from pax_export.core import path_in
 from pax_export.export.portable.program import PortableProgram, Weight, traced
 
@@ -41,7 +42,7 @@ def flattened(
     inputs = program.jaxpr.invars[len(leaves) :]
 
     def run(*operands: Any) -> list[Any]:
-        def constant(value: Any) -> Any:
+        def constant(value: PyTree) -> Any:
             place = of_constant.get(id(value))
             return value if place is None else operands[place]
 
@@ -57,7 +58,7 @@ def flattened(
 class _Like:
     """What `traced` reads of a variable, for an array."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: PyTree):
         self.aval = value if hasattr(value, "dtype") else np.asarray(value)
 
 

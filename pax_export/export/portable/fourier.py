@@ -21,7 +21,7 @@ _STEP, _STEPS = 8, 3
 _FORWARD, _BACKWARD = -1, 1
 
 
-def fourier_sums(operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_: Any) -> Any:
+def fourier_sums(operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_: object) -> Any:
     """What `jax.lax.fft` gives, one axis after the other."""
     *outer, last = range(operand.ndim - len(fft_lengths), operand.ndim)
     kind = fft_type.name

@@ -10,7 +10,7 @@ import jax
 from jax import export as jax_export
 
 from pax_export._jax import scope_constraints
-from pax_export._types import Array
+from pax_export._types import Array, PyTree
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<) '(.+)' is inconclusive")
 #: So many comparisons are taken for granted at most.
@@ -56,7 +56,7 @@ class _Again:
         self._assumed = assumed
         self._scope: Any = None
 
-    def value(self, given: Any) -> Any:
+    def value(self, given: PyTree) -> Any:
         """A parameter, with symbolic sizes inside of tuples and lists in the new scope."""
         if isinstance(given, (tuple, list)):
             return given if hasattr(given, "_fields") else type(given)(map(self.value, given))

@@ -23,6 +23,7 @@ from pax_export._errors import (
     StructureMismatchError,
     UnsupportedDtypeError,
 )
+from pax_export._types import PyTree
 from pax_export.checkpoint import StoredArray
 from pax_export.core import (
     Chosen,
@@ -57,7 +58,7 @@ from pax_export.transforms import Any as Any_
 class Leaf:
     name: str  # dotted: modules.0.weight
     path: str  # unambiguous: .modules[0].weight
-    value: Any
+    value: PyTree
     struct: jax.ShapeDtypeStruct
     trainable: bool  # a parameter that was chosen to be trained
     parameter: bool = False
@@ -76,7 +77,7 @@ class Method:
 class Exportable:
     name: str
     leaves: tuple[Leaf, ...]
-    tree: Any
+    tree: PyTree
     methods: tuple[Method, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
     is_module: bool = True  # of this package, which says what a call changes
@@ -104,7 +105,7 @@ class Exportable:
 
 
 def exportable(
-    model: Any, methods: Mapping[str, Any] | None, outputs: str = "float32"
+    model: PyTree, methods: Mapping[str, Any] | None, outputs: str = "float32"
 ) -> Exportable:
     """What is exported of a model.
 
@@ -130,7 +131,7 @@ def _of_module(
     trainable = {path for path, _ in paths}
     halves = _halves_of_policies(module) if outputs == "float32" else frozenset()
 
-    def find(given: Any) -> Entry | None:
+    def find(given: PyTree) -> Entry | None:
         if given == CALL and function is not None:
             given = function
         elif isinstance(given, str):  # not a method of the metaclass, which makes instances
@@ -147,11 +148,11 @@ def _of_module(
 def _with_state(function: Callable, halves: frozenset) -> Callable[..., tuple[Any, Any]]:
     """The call of a function of a module, whose outputs of some dtypes become float32."""
 
-    def widened(leaf: Any) -> Any:
+    def widened(leaf: PyTree) -> Any:
         is_half = getattr(leaf, "dtype", None) in halves
         return jax.numpy.asarray(leaf, "float32") if is_half else leaf
 
-    def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         after, output = module_and_value(function)(model, *args, **kwargs)
         return jax.tree_util.tree_map(widened, output) if halves else output, after
 
@@ -166,12 +167,12 @@ def _halves_of_policies(module: Module) -> frozenset:
 
 
 def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
-    def find(given: Any) -> Entry | None:
+    def find(given: PyTree) -> Entry | None:
         found = form.method(given) if isinstance(given, str) else None
         entry = entry_of(given) if callable(given) else found
         return None if entry is None else replace(entry, call=partial(run, entry.call))
 
-    def run(call: Callable, tree: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def run(call: Callable, tree: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         try:
             output, after = call(form.to_model(tree), *args, **kwargs)
         except Exception as error:
@@ -190,7 +191,7 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
 def _methods(
     methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], Entry | None]
 ) -> tuple[Method, ...]:
-    def method(key: str, given: Any) -> Method:
+    def method(key: str, given: PyTree) -> Method:
         entry = find(given)
         if entry is None:
             raise InvalidArgumentError(
@@ -205,12 +206,12 @@ def _methods(
     return tuple(method(key, given) for key, given in (methods or {DEFAULT: CALL}).items())
 
 
-def _leaves(tree: Any, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Leaf, ...], Any]:
+def _leaves(tree: PyTree, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Leaf, ...], Any]:
     paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(_leaf(path, value, is_trainable(path)) for path, value in paths), treedef
 
 
-def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
+def _leaf(path: tuple, value: PyTree, trainable: bool) -> Leaf:
     name = path_name(path) or "params"
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
@@ -220,7 +221,7 @@ def _leaf(path: tuple, value: Any, trainable: bool) -> Leaf:
     return Leaf(name, jax.tree_util.keystr(path), value, struct, trained, parameter=trained)
 
 
-def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
+def leaf_struct(value: PyTree, name: str) -> jax.ShapeDtypeStruct:
     if isinstance(value, (bool, int, float, complex)):
         # Weakly typed, so that the exported arithmetic promotes as Python numbers do.
         return jax.ShapeDtypeStruct((), jax.numpy.result_type(value), weak_type=True)
@@ -240,7 +241,7 @@ def leaf_struct(value: Any, name: str) -> jax.ShapeDtypeStruct:
 
 
 def with_step(
-    chosen: Exportable, model: Any, key: str, step: Callable, optimizer: Any
+    chosen: Exportable, model: PyTree, key: str, step: Callable, optimizer: PyTree
 ) -> Exportable:
     """Adds a step of training to a model, and the optimizer's arrays to its leaves.
 
@@ -258,7 +259,7 @@ def with_step(
         opened, serving = chosen.form.to_model, chosen.form.to_tree
     optimizer = _held(optimizer)
 
-    def call(state: Any, *batch: Any) -> tuple[Any, Any]:
+    def call(state: PyTree, *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
         given = jax.tree_util.tree_unflatten(training, leaves)
         result = step(opened(given), _released(state[1]), *batch)
@@ -286,17 +287,17 @@ def with_step(
     )
 
 
-def _held(tree: Any) -> Any:
+def _held(tree: PyTree) -> Any:
     """A tree with what is no array hidden; a module keeps that in its static data itself."""
     return tree if isinstance(tree, Module) else hold_params(tree)
 
 
-def _released(tree: Any) -> Any:
+def _released(tree: PyTree) -> Any:
     return tree if isinstance(tree, Module) else unwrap_static(tree)
 
 
 def _beside_optimizer(method: Method) -> Method:
-    def call(state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def call(state: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         output, after = method.call(state[0], *args, **kwargs)
         return output, (after, state[1])
 
@@ -313,7 +314,7 @@ def layer_of(owners: Iterable[Any]) -> str:
     return f"{name}: {type(layer).__name__}" if name else type(layer).__name__
 
 
-def _is_filter(value: Any) -> bool:
+def _is_filter(value: PyTree) -> bool:
     """Whether this is a filter of `pax_export.transforms` that is not also something else."""
     kinds = (All, Any_, Not, PathContains, PathIn, Chosen)
     return value is ... or isinstance(value, (type, *kinds))
@@ -340,14 +341,14 @@ _WRITE = "train_step=step, optimizer=optimizer, train_inputs=(images, labels)"
 @dataclass(frozen=True)
 class TrainStep:
     function: Callable[..., Any]
-    optimizer: Any
-    inputs: Any
+    optimizer: PyTree
+    inputs: PyTree
 
     key: ClassVar[str] = "train_step"
 
     @classmethod
     def of(
-        cls, function: Any, optimizer: Any, inputs: Any, keys: Sequence[str]
+        cls, function: Any, optimizer: PyTree, inputs: PyTree, keys: Sequence[str]
     ) -> TrainStep | None:
         if function is None:
             if optimizer is not None or inputs is not None:
@@ -379,7 +380,7 @@ class TrainStep:
         return cls(function, optimizer, inputs)
 
 
-def marked(model: Exportable, trainable: Any) -> Exportable:
+def marked(model: Exportable, trainable: PyTree) -> Exportable:
     """The model with those leaves trainable that are parameters and are chosen.
 
     True chooses all parameters; a path, or paths, leaves or what they lie in; then there are
@@ -420,7 +421,7 @@ def marked(model: Exportable, trainable: Any) -> Exportable:
     return dataclasses.replace(model, leaves=leaves)
 
 
-def _is_prefix(trainable: Any) -> bool:
+def _is_prefix(trainable: PyTree) -> bool:
     leaves = jax.tree_util.tree_leaves(trainable)
     return isinstance(trainable, Mapping) or any(isinstance(leaf, bool) for leaf in leaves)
 
@@ -453,7 +454,7 @@ def _known(model: Exportable) -> str:
     return f"some of {known}" if known else "a model with parameters"
 
 
-def _by_prefix(model: Exportable, prefix: Any) -> list[bool]:
+def _by_prefix(model: Exportable, prefix: PyTree) -> list[bool]:
     tree = jax.tree_util.tree_unflatten(model.tree, list(range(len(model.leaves))))
     chosen: dict[int, bool] = {}
 

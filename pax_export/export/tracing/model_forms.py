@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import InvalidArgumentTypeError
+from pax_export._types import PyTree
 from pax_export.core import is_array, path_name
 from pax_export.export.tracing.static import is_no_array, unwrap_static, wrap_static
 
@@ -49,18 +50,18 @@ class Entry:
 def entry_of(function: Callable) -> Entry:
     """The entry of a function ``(model, *inputs)``."""
 
-    def call(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         return function(model, *args, **kwargs), model
 
     return Entry(call, function)
 
 
-def hold_params(tree: Any) -> Any:
+def hold_params(tree: PyTree) -> Any:
     """Hides what is neither an array nor a number."""
     return wrap_static(tree, is_no_array)
 
 
-def _hold_settings(tree: Any) -> Any:
+def _hold_settings(tree: PyTree) -> Any:
     """Hides what is no array: the numbers in a model are its settings."""
     return wrap_static(tree, lambda leaf: not is_array(leaf))
 
@@ -80,7 +81,7 @@ class ModelForm:
     """
 
     name: str
-    tree: Any
+    tree: PyTree
     method: Callable[[str], Entry | None]
     to_model: Callable[[Any], Any] = unwrap_static
     to_tree: Callable[[Any], Any] = hold_params
@@ -88,7 +89,7 @@ class ModelForm:
     advice: str = ""
 
 
-def form_of(model: Any) -> ModelForm:
+def form_of(model: PyTree) -> ModelForm:
     """The form of a model that is no module of this package.
 
     Raises:
@@ -99,7 +100,7 @@ def form_of(model: Any) -> ModelForm:
     return form if function is None else _called_by(form, function)
 
 
-def _form_of_object(model: Any) -> ModelForm:
+def _form_of_object(model: PyTree) -> ModelForm:
     if isinstance(model, tuple):
         return _form_of_tuple(model)
     if _is_nnx(model):
@@ -128,7 +129,7 @@ def _form_of_tuple(model: tuple) -> ModelForm:
     raise _no_model(model)
 
 
-def _no_model(model: Any) -> InvalidArgumentTypeError:
+def _no_model(model: PyTree) -> InvalidArgumentTypeError:
     kind = got = type(model).__name__
     write = 'to_onnx(net, "net.onnx", spec("batch, 8")) with one of these'
     if isinstance(model, type):
@@ -147,7 +148,7 @@ def _no_model(model: Any) -> InvalidArgumentTypeError:
 # --- functions, and what is bound to them -----------------------------------------------
 
 
-def unbind(model: Any) -> tuple[Any, Callable | None]:
+def unbind(model: PyTree) -> tuple[Any, Callable | None]:
     """The model inside of a bound method, a partial or a jitted one, and the function of it.
 
     The function takes the model first.  It is None for a model by itself, and for a function
@@ -166,14 +167,14 @@ def unbind(model: Any) -> tuple[Any, Callable | None]:
     return model, None
 
 
-def _call_itself(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_itself(model: PyTree, *args: PyTree, **kwargs: PyTree) -> Any:
     return model(*args, **kwargs)
 
 
 def _with_bound(function: Callable, partial: Any) -> Callable:
     """The function of a model and the inputs that a partial leaves open."""
 
-    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> Any:
         return function(model, *partial.args, *args, **{**partial.keywords, **kwargs})
 
     model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_ONLY)
@@ -192,7 +193,7 @@ def _called_by(form: ModelForm, function: Callable) -> ModelForm:
 def _function_form(function: Callable) -> ModelForm:
     """A function without params: what it closes over are constants of it."""
 
-    def call(_: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def call(_: Any, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         return function(*args, **kwargs), {}
 
     return _with_one_entry(function_name(function), {}, Entry(call, function, skip=0))
@@ -203,7 +204,7 @@ def _partial_form(partial: Any) -> ModelForm:
     first, named = partial.args, dict(partial.keywords)
     names = _names_of_first(partial.func, len(first))
 
-    def call(bound: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def call(bound: Any, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         before = [bound[name] for name in names]
         by_name = {name: bound[name] for name in named} | kwargs
         return partial.func(*before, *args, **by_name), bound
@@ -227,7 +228,7 @@ def _names_of_first(function: Callable, count: int) -> list[str]:
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _pair_form(params: Any, function: Callable) -> ModelForm:
+def _pair_form(params: PyTree, function: Callable) -> ModelForm:
     if _is_nnx(params):
         return _called_by(_nnx_form(params), function)
     name = function_name(function)
@@ -237,7 +238,7 @@ def _pair_form(params: Any, function: Callable) -> ModelForm:
     return dataclasses.replace(form, advice=_advice_on_mode(params))
 
 
-def _with_one_entry(name: str, tree: Any, entry: Entry) -> ModelForm:
+def _with_one_entry(name: str, tree: PyTree, entry: Entry) -> ModelForm:
     return ModelForm(name, tree, lambda given: entry if given == CALL else None)
 
 
@@ -258,14 +259,14 @@ def function_name(function: Any) -> str:
 # --- models of other libraries ----------------------------------------------------------
 
 
-def _pytree_form(model: Any) -> ModelForm:
+def _pytree_form(model: PyTree) -> ModelForm:
     """A pytree that can be called, as a module of equinox is."""
     tree, name = _hold_settings(model), type(model).__name__
     advice = _advice_on_mode(model)
     return ModelForm(name, tree, _methods_of(model), to_tree=_hold_settings, advice=advice)
 
 
-def _advice_on_mode(model: Any) -> str:
+def _advice_on_mode(model: PyTree) -> str:
     """What to say of layers of equinox that are in train mode; empty if none is."""
     settings, _ = jax.tree_util.tree_flatten_with_path(model)
     trains = any(value is False and path_name(path[-1:]) == "inference" for path, value in settings)
@@ -283,7 +284,7 @@ _NO_KEY = (
 )
 
 
-def _methods_of(model: Any) -> Callable[[str], Entry | None]:
+def _methods_of(model: PyTree) -> Callable[[str], Entry | None]:
     def method(name: str) -> Entry | None:
         function = getattr(type(model), name, None)
         return entry_of(function) if callable(function) else None
@@ -291,7 +292,7 @@ def _methods_of(model: Any) -> Callable[[str], Entry | None]:
     return method
 
 
-def _nnx_form(model: Any) -> ModelForm:
+def _nnx_form(model: PyTree) -> ModelForm:
     """A module of flax.nnx, split: the graph is known, and the state is the tree."""
     nnx = sys.modules["flax.nnx"]
     graph, state = nnx.split(model)
@@ -327,7 +328,7 @@ def _is_in_params(path: tuple) -> bool:
     return getattr(path[0], "key", None) == "params"
 
 
-def _haiku_form(transformed: Any, params: Any, *state: Any) -> ModelForm:
+def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:
     """A transform of haiku, which is given its params, its state, and no random key."""
     apply = transformed.apply
     parameters = list(inspect.signature(apply).parameters)
@@ -337,7 +338,7 @@ def _haiku_form(transformed: Any, params: Any, *state: Any) -> ModelForm:
         state = tuple(rest)
     key = (None,) if "rng" in parameters[1:3] else ()
 
-    def call(values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def call(values: Any, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         if not has_state:
             return apply(values, *key, *args, **kwargs), values
         output, after = apply(values["params"], values["state"], *key, *args, **kwargs)
@@ -354,49 +355,49 @@ def _haiku_form(transformed: Any, params: Any, *state: Any) -> ModelForm:
 # --- what an object is -----------------------------------------------------------------
 
 
-def _is_pytree(value: Any) -> bool:
+def _is_pytree(value: PyTree) -> bool:
     return not jax.tree_util.all_leaves([value])
 
 
-def _is_model(value: Any) -> bool:
+def _is_model(value: PyTree) -> bool:
     """Whether an object holds the arrays of a model where they can be seen."""
     return _is_pytree(value) or _is_nnx(value)
 
 
-def _is_nnx(value: Any) -> bool:
+def _is_nnx(value: PyTree) -> bool:
     return _derives(value, "flax.nnx.", "Module")
 
 
-def _is_linen(value: Any) -> bool:
+def _is_linen(value: PyTree) -> bool:
     return _derives(value, "flax.linen.", "Module")
 
 
-def _derives(value: Any, package: str, name: str) -> bool:
+def _derives(value: PyTree, package: str, name: str) -> bool:
     bases = type(value).__mro__
     return any(b.__name__ == name and b.__module__.startswith(package) for b in bases)
 
 
-def _is_not_jax(value: Any) -> bool:
+def _is_not_jax(value: PyTree) -> bool:
     return any(base.__module__.split(".")[0] in _NOT_JAX for base in type(value).__mro__)
 
 
-def _is_transform(value: Any) -> bool:
+def _is_transform(value: PyTree) -> bool:
     """Whether this is what `haiku.transform` gives."""
     return isinstance(value, tuple) and hasattr(value, "init") and hasattr(value, "apply")
 
 
-def _is_bound_method(value: Any) -> bool:
+def _is_bound_method(value: PyTree) -> bool:
     return isinstance(value, types.MethodType) or (
         hasattr(value, "__self__") and hasattr(value, "__func__")  # as in equinox
     )
 
 
-def _is_partial(value: Any) -> bool:
+def _is_partial(value: PyTree) -> bool:
     return isinstance(value, functools.partial) or all(
         hasattr(value, name)
         for name in ("func", "args", "keywords")  # as in equinox
     )
 
 
-def _is_jitted(value: Any) -> bool:
+def _is_jitted(value: PyTree) -> bool:
     return hasattr(value, "__wrapped__") and hasattr(value, "lower")

@@ -25,6 +25,7 @@ from pax_export._errors import (
 )
 from pax_export._jaxpr import jaxpr_constants
 from pax_export._tracebacks import hide_frames
+from pax_export._types import PyTree
 from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
@@ -95,7 +96,7 @@ def trace_all(
     return tuple(programs)
 
 
-def _check_keys(keys: Sequence[str], given: Any, argument: str) -> None:
+def _check_keys(keys: Sequence[str], given: PyTree, argument: str) -> None:
     if not isinstance(given, Mapping) or sorted(given) != sorted(keys):
         raise InvalidArgumentError(
             "With methods=, inputs and kwargs are given for each of them.",

@@ -17,6 +17,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._files import html_text
 from pax_export._jax import scope_constraints
 from pax_export._str_arguments import as_named, as_strings
+from pax_export._types import PyTree
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.structure import collect
@@ -154,7 +155,7 @@ class Inputs:
 def resolve(
     function: Callable,
     skip: int,
-    inputs: Any,
+    inputs: PyTree,
     kwargs: Mapping[str, Any] | None,
     constraints: Sequence[str],
     text: bool = False,
@@ -190,14 +191,14 @@ def resolve(
     return Inputs(flat, tree, arguments, positional, known)
 
 
-def _by_name(kwargs: Any) -> dict[str, Any]:
+def _by_name(kwargs: PyTree) -> dict[str, Any]:
     if kwargs is None:
         return {}
     what = "The inputs that a model takes by name stand in a dict, by their names."
     return as_named("kwargs", kwargs, what, 'kwargs={"mask": spec("batch, length", "bool")}')
 
 
-def held(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def held(args: PyTree, kwargs: PyTree) -> tuple[Any, Any]:
     """The arguments with the Python values in them hidden, which are no inputs.
 
     A number is one by position, as an array is, and none by name.
@@ -233,7 +234,7 @@ def _parameter_names(
     return tuple(names[skip : skip + count])
 
 
-def _refuse_shape(given: Any, cause: Exception | None = None) -> None:
+def _refuse_shape(given: PyTree, cause: Exception | None = None) -> None:
     """Refuses sizes and names where arrays are to be described: what was meant is a shape."""
     sizes = given if isinstance(given, (tuple, list)) else (given,)
     if sizes and all(each is None or isinstance(each, (int, str)) for each in sizes):
@@ -248,7 +249,7 @@ def _refuse_shape(given: Any, cause: Exception | None = None) -> None:
 class _Scope:
     """The one jax scope in which all symbolic dimensions of a call live."""
 
-    def __init__(self, tree: Any, constraints: tuple[str, ...]):
+    def __init__(self, tree: PyTree, constraints: tuple[str, ...]):
         leaves = jax.tree_util.tree_leaves(tree)
         shapes = [leaf.shape for leaf in leaves if isinstance(leaf, InputSpec)]
         text = " ".join(str(shape) for shape in shapes)
@@ -298,7 +299,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _from_tensorflow(leaf: Any) -> Any:
+def _from_tensorflow(leaf: PyTree) -> Any:
     """A `tf.TensorSpec` or a tensor as a `spec`; anything else as it is."""
     if not hasattr(getattr(leaf, "dtype", None), "as_numpy_dtype"):
         return leaf
@@ -309,7 +310,7 @@ def _from_tensorflow(leaf: Any) -> Any:
     return spec(leaf.shape.as_list(), leaf.dtype.name, getattr(leaf, "name", None))
 
 
-def _abstract(leaf: Any, path: str, scope: _Scope, text: bool) -> jax.ShapeDtypeStruct:
+def _abstract(leaf: PyTree, path: str, scope: _Scope, text: bool) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, InputSpec):
         dtype = dtypes.numpy_dtype(leaf.dtype)
         struct = jax.ShapeDtypeStruct(scope.shape(leaf, path), dtype)
@@ -331,7 +332,7 @@ def _abstract(leaf: Any, path: str, scope: _Scope, text: bool) -> jax.ShapeDtype
     return struct
 
 
-def bind(inputs: Inputs, given: Any, where: str) -> dict[str, Any]:
+def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
     """The arrays in ``given``, by the names of the inputs.
 
     It is a tuple of positional arguments, the only argument, or a dict of all by name.
@@ -361,7 +362,7 @@ def bind(inputs: Inputs, given: Any, where: str) -> dict[str, Any]:
 
 
 def _readings(
-    given: Any, arguments: Mapping[str, Any], positional: Sequence[str]
+    given: PyTree, arguments: Mapping[str, Any], positional: Sequence[str]
 ) -> list[dict[str, Any]]:
     """What a value can stand for: arguments by position or by name, or the only one."""
     readings = []
@@ -423,7 +424,7 @@ def signature_names(names: Iterable[str]) -> list[str]:
     return legal_names(names, lambda name: re.sub(r"[.\-]", "_", name).lower())
 
 
-def describe(tree: Any, names: Iterable[str]) -> dict[str, Any]:
+def describe(tree: PyTree, names: Iterable[str]) -> dict[str, Any]:
     """The structure of a pytree as plain data; its leaves, in order, get the names."""
     names = iter(names)
     if tree is None:
@@ -443,7 +444,7 @@ def _key(entry: Any) -> Any:
     return key if isinstance(key, (str, int)) else dotted("", (entry,))
 
 
-def tree_names(tree: Any, bare: str) -> tuple[str, ...]:
+def tree_names(tree: PyTree, bare: str) -> tuple[str, ...]:
     """Names for the leaves of a pytree, made of their paths.
 
     The tree itself, if it is a leaf, is called `bare`; the names of the members of a

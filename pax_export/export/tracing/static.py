@@ -14,18 +14,20 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._types import PyTree
+
 
 class Static:
     """A value in the place of a leaf: a node of the tree that has no leaves."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: PyTree):
         self.value = value
 
 
 class _Known:
     """A value as part of a treedef; values that cannot be compared are equal to themselves."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: PyTree):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -49,7 +51,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def wrap_static(tree: Any, is_static: Callable[[Any], bool]) -> Any:
+def wrap_static(tree: PyTree, is_static: Callable[[Any], bool]) -> Any:
     """The tree with the leaves hidden that are static; the same object if there are none."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     if not any(map(is_static, leaves)):
@@ -58,7 +60,7 @@ def wrap_static(tree: Any, is_static: Callable[[Any], bool]) -> Any:
     return jax.tree_util.tree_unflatten(structure, held)
 
 
-def unwrap_static(tree: Any) -> Any:
+def unwrap_static(tree: PyTree) -> Any:
     """The tree with the hidden leaves in their places."""
     return jax.tree_util.tree_map(
         lambda leaf: leaf.value if isinstance(leaf, Static) else leaf,
@@ -67,7 +69,7 @@ def unwrap_static(tree: Any) -> Any:
     )
 
 
-def is_no_array(value: Any) -> bool:
+def is_no_array(value: PyTree) -> bool:
     """Whether a leaf of params is neither an array nor a number, nor something that is like one."""
     if isinstance(value, bool):
         return True  # a flag, which Python decides with
@@ -79,14 +81,14 @@ def is_no_array(value: Any) -> bool:
 _SWITCHES = (bool, str, bytes, enum.Enum, type, np.dtype)
 
 
-def is_switch(value: Any) -> bool:
+def is_switch(value: PyTree) -> bool:
     """Whether an argument is a Python value that is no input: a flag, a name, a function."""
     if isinstance(value, str):
         return "," not in value  # with one, it was to be a shape
     return isinstance(value, _SWITCHES) or (callable(value) and not hasattr(value, "shape"))
 
 
-def is_fixed(value: Any) -> bool:
+def is_fixed(value: PyTree) -> bool:
     """Whether a keyword argument is a Python value that is no input; a number is one, too."""
     number = isinstance(value, (int, float, complex)) and not isinstance(value, np.generic)
     return number or is_switch(value)
@@ -95,7 +97,7 @@ def is_fixed(value: Any) -> bool:
 _LARGEST = 2**53
 
 
-def described(value: Any) -> dict[str, Any]:
+def described(value: PyTree) -> dict[str, Any]:
     """A Python value as a report has it: itself, if it is plain data, or what it is called."""
     plain = type(value) in (bool, str) or (
         type(value) in (int, float) and abs(value) < _LARGEST  # NaN and infinity are no JSON

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export._jaxpr import bound, called_program, interpret
+from pax_export._types import PyTree
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Tape:
         self._count += 1
         return self._count - 1
 
-    def _constant(self, value: Any) -> int:
+    def _constant(self, value: PyTree) -> int:
         """The number of an array that the program holds."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = number = self._new()

@@ -23,6 +23,7 @@ from pax_export._jaxpr import (
     jaxpr_parameters,
     jaxpr_primitives,
 )
+from pax_export._types import PyTree
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
 from pax_export.export.tracing import dtypes
@@ -112,7 +113,7 @@ def for_symbolic_sizes(structs: Sequence[Any]) -> AbstractContextManager[None]:
     return prepared_gradients(symbolic_numpy.for_any_size)
 
 
-def _is_large(value: Any) -> bool:
+def _is_large(value: PyTree) -> bool:
     size = getattr(value, "size", 1) * getattr(value.dtype, "itemsize", 1)
     # A key is small, but TensorFlow has no constant of its dtype.
     return size > LARGEST_CONSTANT and not dtypes.is_key(value.dtype)
@@ -193,5 +194,5 @@ def pull_back(
     return run
 
 
-def _conjugate(value: Any) -> Any:
+def _conjugate(value: PyTree) -> Any:
     return jax.numpy.conj(value) if jax.numpy.iscomplexobj(value) else value
