@@ -43,7 +43,7 @@ OURS = {
     "Selection", "adapters", "checkpoint", "debug", "errors", "export", "generate", "generation",
     "inspect", "inspection",
     "install_as_pax", "load_weights",
-    "save_weights", "optim", "precision",
+    "save_weights", "optim", "precision", "quantization", "quantize",
     "sharding", "transforms", "weights",
 }  # fmt: skip
 
