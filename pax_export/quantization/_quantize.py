@@ -111,7 +111,7 @@ def quantize(
 
 
 def dequantize(net: Module) -> Any:
-    """Returns a net, or a tree, with the arrays that its `QuantizedArray`s stand for.
+    """Returns a net, or a tree, with a float array in place of each `QuantizedArray`.
 
     Example:
         >>> import pax_export as pax
