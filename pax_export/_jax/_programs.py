@@ -61,8 +61,10 @@ def call_with_constants(
             return bound(equation, given)
         return opened(run, equation.params, given) if opened else None
 
+    # Since jax 0.12 a jaxpr may hold its constants itself.
+    held = () if getattr(jaxpr, "consts", ()) else constants
     return interpret(
-        jaxpr, (*constants, *arguments), operate, constant=lambda x: replaced.get(id(x), x)
+        jaxpr, (*held, *arguments), operate, constant=lambda x: replaced.get(id(x), x)
     )
 
 
