@@ -63,9 +63,7 @@ def call_with_constants(
 
     # Since jax 0.12 a jaxpr may hold its constants itself.
     held = () if getattr(jaxpr, "consts", ()) else constants
-    return interpret(
-        jaxpr, (*held, *arguments), operate, constant=lambda x: replaced.get(id(x), x)
-    )
+    return interpret(jaxpr, (*held, *arguments), operate, constant=lambda x: replaced.get(id(x), x))
 
 
 def call_part(
