@@ -38,10 +38,10 @@ def quantize(
 ) -> tuple[Any, QuantizationReport]:
     """Stores the weights of a net as integers.
 
-    The weights of `Linear`, `Embed` and convolutions become `QuantizedArray`s, in which integers
-    and scales are leaves.  What comes back runs, jits, saves, loads and exports as the net does,
-    and each file holds these integers.  Nothing of it is trained but what is added to it, such as
-    adapters (`pax_export.adapters`).
+    The weights of `Linear`, `Embed` and convolutions become a `QuantizedArray` each, whose integers
+    and scales are leaves.  The result runs, jits, saves, loads and exports as the net does, and
+    each file holds the same integers.  Only what is added to it is trained, such as adapters
+    (`pax_export.adapters`).
 
     Args:
         net: a module; a selection of one, ``net.at("layers")``, whose parts alone are quantized;
