@@ -19,7 +19,7 @@ import pytest
 
 import pax_export as pax
 from pax_export._errors import ChangedOutsideWarning, ImmutableModuleError
-from pax_export.core import _native, _tree, _watch, mutable
+from pax_export.core import _mutation_detection, _native, _tree, mutable
 from pax_export.core._moduledef import ModuleDef
 from pax_export.core._native import fastest_collect
 from pax_export.core._traversal import collect_in_python
@@ -212,20 +212,20 @@ def test_the_environment_turns_it_off():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# --- what looks whether containers were changed: see _watch.py ------------------------
+# --- detection of changed containers: see _mutation_detection.py ------------------------------
 
 
 class Both:
-    """The two functions of `_watch.py`, in C and in Python; all answers must be equal."""
+    """The two functions of each kind, in C and in Python; all answers must be equal."""
 
     def seen_in(self, values):
-        found = [_watch.seen_in(values), _watch.seen_in_python(values)]
+        found = [_mutation_detection.seen_in(values), _mutation_detection.seen_in_python(values)]
         assert len(found[0]) == len(found[1]) and all(map(same_thing, *found))
         return found[0]
 
     def is_unchanged(self, seen):
-        answer = _watch.is_unchanged(seen)
-        assert answer is _watch.is_unchanged_in_python(seen)
+        answer = _mutation_detection.is_unchanged(seen)
+        assert answer is _mutation_detection.is_unchanged_in_python(seen)
         return answer
 
 
@@ -266,7 +266,7 @@ def test_containers_are_seen_and_changes_noticed():
 def test_a_list_in_itself_ends_the_look():
     inside = []
     inside.append(inside)
-    for look in (_watch.seen_in, _watch.seen_in_python):
+    for look in (_mutation_detection.seen_in, _mutation_detection.seen_in_python):
         with pytest.raises(RecursionError):
             look([inside])
 
@@ -277,7 +277,7 @@ def test_looking_leaks_nothing():
 
     def rounds():
         for _ in range(1000):
-            assert _watch.is_unchanged(_watch.seen_in(values))
+            assert _mutation_detection.is_unchanged(_mutation_detection.seen_in(values))
 
     rounds()
     gc.collect()
