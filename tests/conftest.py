@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import PurePosixPath
 
+import jax
 import pytest
 
 import pax_export as pax
@@ -37,13 +38,31 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def short_collections():
-    """What earlier tests keep, above all jax's caches, is not looked through again and again.
+def compiled_programs_are_dropped():
+    """Drops compiled programs before a process has as many memory maps as Linux allows.
 
-    Each conversion to TFLite collects all garbage, and took up to a second in a full process.
+    XLA maps several pieces of memory for each program.  Beyond ``vm.max_map_count`` (65,530 by
+    default) the process ends with a segmentation fault.
     """
+    if _count_memory_maps() > 25_000:
+        gc.unfreeze()
+        jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_collections(compiled_programs_are_dropped):
+    """Leaves objects of earlier tests, above all jax's caches, out of later collections."""
     gc.collect()
     gc.freeze()
+
+
+def _count_memory_maps():
+    """The number of memory maps of this process, 0 where the system does not list them."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return sum(1 for _ in maps)
+    except OSError:
+        return 0
 
 
 @pytest.fixture(autouse=True)
