@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export import export as exporters
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._str_arguments import as_strings
 from pax_export.generation._batch_axes import shapes_of_cache
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
+from pax_export.generation._genai import GENAI
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._programs import finish
 from pax_export.generation._prompt import (
@@ -31,8 +32,10 @@ from pax_export.generation._prompt import (
     row_keys,
     vocabulary_of,
 )
+from pax_export.generation._runtimes import exported
 from pax_export.generation._steps import Settings, begin, last_logits
 from pax_export.generation._stops import Stop, checked_stops
+from pax_export.generation._tokenizer import Tokenizer
 from pax_export.generation.samplers import Sampler
 
 FORMATS = {
@@ -41,6 +44,9 @@ FORMATS = {
     "onnx": "to_onnx",
     "tflite": "to_tflite",
 }
+#: Whole models, for runtimes that keep the cache themselves.
+RUNTIMES = {each.name: each for each in (GENAI,)}
+_DEFAULTS = {"max_new_tokens": 64, "batch": "batch", "length": "length"}
 SIGNATURES = ("prefill", "decode", "generate")
 LAYERS = ("listed", "scanned")
 #: Runtimes that copy an array to change a part of it get one of each layer: onnxruntime takes
@@ -55,7 +61,8 @@ def export(
     path: str | os.PathLike[str],
     *,
     format: str = "saved_model",
-    max_length: int | str,
+    max_length: int | str | None = None,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
     max_new_tokens: int = 64,
     signatures: Sequence[str] | None = None,
     batch: int | str = "batch",
@@ -68,7 +75,17 @@ def export(
     prompts: Any = None,
     **options: Any,
 ) -> Any:
-    """Writes a language model for those who serve it: three functions over shared variables.
+    """Writes a language model for those who serve it.
+
+    For a runtime of language models that is the whole model with its tokenizer and chat template:
+
+    * ``"genai"``: a folder for onnxruntime-genai, which transformers.js reads, too.
+
+    Before it takes its name the runtime itself, in a process of its own, continues prompts with the
+    tokens of jax.  Where logits are so near to each other that its arithmetic chooses otherwise,
+    the report shows their distance, which is bounded.
+
+    For other servers it is three functions over shared variables:
 
     * ``prefill`` takes ``tokens [batch, length]``, ``lengths [batch]`` and ``cache``, and gives
       ``logits [batch, vocabulary]`` after each row, and ``cache``,
@@ -83,10 +100,13 @@ def export(
 
     Args:
         lm: a net with a cache, as for `generate`.
-        path: where to write; a folder for a SavedModel and a bundle, else a file.
-        format: ``"saved_model"``, ``"stablehlo"``, ``"onnx"`` or ``"tflite"``.
-        max_length: how many tokens each row of the cache has room for; a name
-            (``"room"``) leaves it open.
+        path: where to write; a folder for a SavedModel, a bundle and ``"genai"``, else a file.
+        format: ``"genai"`` for a `Decoder`; or ``"saved_model"``, ``"stablehlo"``, ``"onnx"`` or
+            ``"tflite"`` for the functions.
+        max_length: how many tokens each row of the cache has room for; of functions a name
+            (``"room"``) leaves it open; for a runtime all positions of the net by default.
+        tokenizer: for a runtime: a `Tokenizer`, or the folder, ``tokenizer.json`` or GGUF file
+            of one.  The options that follow are of the functions, but for ``prompts``.
         max_new_tokens: of ``generate``.
         signatures: some of the three; all by default.  An ONNX file holds one: by default
             ``prefill``, which with one token a row does what ``decode`` does.
@@ -101,14 +121,18 @@ def export(
             by default what ``lm.config.generation`` says, as for `generate` without a key.
         stop: the id of the token that ends a text in ``generate``, a sequence of ids, or several.
         pad: the id that stands behind it; negative for none of the vocabulary.
-        prompts: token lists, to test the export with; random ones by default.
-        options: what the exporter of the format takes: ``validate``, ``overwrite``,
-            ``sign``, ``platforms``, ``consumer``, ``opset``, ``quantize``, ...
+        prompts: token lists, to test the export with; random ones by default.  For a runtime also
+            texts.
+        options: what the exporter of the format takes: ``validate``, ``overwrite`` (a runtime
+            takes no others), ``sign``, ``platforms``, ``consumer``, ``opset``, ``quantize``, ...
 
     Returns:
         The report of the export.  `pax_export.export.load` reads it back.
 
     Raises:
+        TokenizerError: a runtime is given no tokenizer, one of another vocabulary, or one without
+            a chat template.
+        ValidationError: a runtime continues a prompt otherwise than jax, and it is no tie.
         InvalidArgumentError: another format or signature; more than one for ONNX; sizes for
             which no call would have room; stops or a pad of no vocabulary.
         PaxError: as the exporter of the format raises it; nothing is written then.
@@ -127,6 +151,24 @@ def export(
         (1, 4)
     """
     where = "export"
+    if isinstance(format, str) and format in RUNTIMES:
+        ours = {
+            "max_new_tokens": max_new_tokens, "signatures": signatures, "batch": batch,
+            "length": length, "cache_dtype": cache_dtype, "layers": layers, "sampler": sampler,
+            "stop": stop, "pad": pad,
+        }  # fmt: skip
+        said = {name: value for name, value in ours.items() if value != _DEFAULTS.get(name)}
+        return exported(
+            RUNTIMES[format], lm, path, tokenizer=tokenizer, max_length=max_length,
+            prompts=prompts, **said, **options,
+        )  # fmt: skip
+    if tokenizer is not None:
+        raise InvalidArgumentTypeError(
+            "An export of functions holds no tokenizer.",
+            where="export: tokenizer",
+            got=f"format={format!r:.80}",
+            write=f"no tokenizer, or one of the formats {', '.join(map(repr, RUNTIMES))}",
+        )
     lm = checked_net(lm, where)
     chosen = _signatures(signatures, format)
     stops = checked_stops(default_stop(stop, lm), where)
@@ -174,7 +216,7 @@ def _signatures(given: Any, format: str) -> tuple[str, ...]:
             "There is no such format.",
             where="export: format",
             got=repr(format),
-            write=", ".join(map(repr, FORMATS)),
+            write=", ".join(map(repr, (*FORMATS, *RUNTIMES))),
         )
     one = format == "onnx"
     if given is None:

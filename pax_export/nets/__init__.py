@@ -4,8 +4,14 @@ from pax_export.nets._decoder import Decoder
 from pax_export.nets._decoder_cache import DecoderCache, Int8Store
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer
+from pax_export.nets._decoder_placed import PlacedReading as PlacedReading
+from pax_export.nets._decoder_placed import read_placed as read_placed
 from pax_export.nets._decoder_sizes import cache_dtype as cache_dtype
 from pax_export.nets._decoder_sizes import check_ids as check_ids
+from pax_export.nets._decoder_to_hf import config_of_hf as config_of_hf
+from pax_export.nets._decoder_to_hf import generation_config as generation_config
+from pax_export.nets._decoder_to_hf import hf_config as hf_config
+from pax_export.nets._decoder_to_hf import hf_pieces as hf_pieces
 from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nets._resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152, ResNet200

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import mmap
+import os
 import struct
 import zipfile
 import zlib
@@ -119,6 +120,15 @@ def is_whole(path: Path, text: str, digest: str) -> bool:
         if not tail or file.read() != tail:
             return False
     return checksums.digest(path, size - len(tail)) == digest
+
+
+def take(path: Path) -> str:
+    """The report that was just put behind the content of a file, which then ends before it."""
+    text, size = read(path) or "", path.stat().st_size
+    in_archive = zipfile.is_zipfile(path)
+    tail = _archive(text.encode(), 0) if in_archive else _metadata(text.encode())
+    os.truncate(path, size - len(tail))
+    return text
 
 
 def read(path: Path) -> str | None:

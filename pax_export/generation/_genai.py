@@ -1,0 +1,154 @@
+"""``"genai"``: a folder for onnxruntime-genai, which transformers.js reads, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export import export as exporters
+from pax_export._errors import InvalidArgumentError
+from pax_export._optional import find
+from pax_export._types import Array, PyTree
+from pax_export.export.artifact import embedded
+from pax_export.generation._runtimes import Job, Report, Runtime, json_file, tokenizer_files
+from pax_export.nets import Decoder, PlacedReading, generation_config, hf_config, read_placed
+
+#: Where transformers.js looks for it.
+_MODEL = "onnx/model.onnx"
+#: What onnxruntime-genai calls the families whose caches are arrays of each layer, which all are.
+_KINDS = {"gemma3": "gemma3_text", "gpt2": "llama"}
+
+
+def _read(
+    lm: Decoder,
+    input_ids: Array,
+    attention_mask: Array,
+    past_key_values: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Logits of each token, and keys and values with those of the tokens behind the past."""
+    ids, mask = input_ids.astype(jnp.int32), attention_mask.astype(jnp.int32)
+    stores = [each["key"] for each in past_key_values], [each["value"] for each in past_key_values]
+    with jax.enable_x64(False):
+        # Rows may be padded on the left: the first token that is meant is at position 0.
+        held = jnp.where(mask > 0, jnp.cumsum(mask, 1) - 1, -1)
+        positions = jnp.maximum(held[:, stores[0][0].shape[2] :], 0)
+
+        def put(store: PyTree, new: PyTree) -> Any:
+            return jnp.concatenate([store, new.astype(store.dtype)], 2)
+
+        logits, keys, values = read_placed(
+            lm, ids, stores, lambda config: PlacedReading(config, positions, held, put)
+        )
+    present = [{"key": key, "value": value} for key, value in zip(keys, values)]
+    return {"logits": logits.astype(jnp.float32), "present": present}
+
+
+def _check(job: Job) -> None:
+    find("onnx", "onnx", 'generation.export(format="genai")')
+    if job.lm.embed.weight.dtype.name not in ("float32", "float16"):
+        raise InvalidArgumentError(
+            "onnxruntime-genai keeps keys and values as float32 or float16.",
+            where=f"{job.where}: lm",
+            got=f"weights of {job.lm.embed.weight.dtype.name}",
+            write="Decoder.from_pretrained(..., dtype=jnp.float32), or jax.tree.map(lambda x: "
+            "x.astype(jnp.float32), lm)",
+        )
+
+
+def _write(job: Job, place: Path) -> Report:
+    lm, config = job.lm.listed(), job.lm.config
+    spec = exporters.spec
+    (place / _MODEL).parent.mkdir()
+    # Ids are int64, as in the exports of others, and nothing else is.
+    with jax.enable_x64(True):
+        cache = ("batch", config.num_kv_heads, "past", config.head_size)
+        store = spec(cache, lm.embed.weight.dtype.name)
+        inputs = (
+            spec(("batch", "length"), "int64"),
+            spec(("batch", "past + length"), "int64"),
+            [{"key": store, "value": store} for _ in range(config.num_layers)],
+        )
+        report = exporters.to_onnx(
+            lm, place / _MODEL, {"serving_default": inputs},
+            methods={"serving_default": _read}, validate=False, card=False, outputs="model",
+        )  # fmt: skip
+    embedded.take(place / _MODEL)
+    files = {
+        "genai_config.json": json_file(_genai_config(job)),
+        "config.json": json_file(_config(job)),
+        "generation_config.json": json_file(generation_config(_generation(job), job.begin)),
+        **tokenizer_files(job),
+    }
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    return replace(report, model=type(job.lm).__name__)
+
+
+def _generation(job: Job) -> Any:
+    return replace(job.lm.config.generation, stop=job.stop, pad=job.pad)
+
+
+def _genai_config(job: Job) -> dict[str, Any]:
+    config, said = job.lm.config, job.lm.config.generation
+    stop = list(job.stop)
+    names = {f"past_{each}_names": f"past_key_values.%d.{each}" for each in ("key", "value")}
+    given = {f"present_{each}_names": f"present.%d.{each}" for each in ("key", "value")}
+    ids = {"bos_token_id": job.begin, "eos_token_id": stop[0] if len(stop) == 1 else stop}
+    pad = job.pad if job.pad is not None else (stop or [0])[0]
+    return {
+        "model": {
+            **{name: value for name, value in ids.items() if value not in (None, [])},
+            "pad_token_id": pad,
+            "context_length": job.room,
+            "type": _KINDS.get(config.family, config.family),
+            "vocab_size": config.vocab_size,
+            "decoder": {
+                "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+                "filename": _MODEL,
+                "head_size": config.head_size,
+                "hidden_size": config.dim,
+                "num_attention_heads": config.num_heads,
+                "num_hidden_layers": config.num_layers,
+                "num_key_value_heads": config.num_kv_heads,
+                "inputs": {"input_ids": "input_ids", "attention_mask": "attention_mask", **names},
+                "outputs": {"logits": "logits", **given},
+            },
+        },
+        "search": {
+            "max_length": job.room,
+            "min_length": 0,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "past_present_share_buffer": False,
+            "do_sample": said.do_sample,
+            "temperature": said.temperature or 1.0,
+            "top_k": said.top_k if said.do_sample else 1,
+            "top_p": said.top_p,
+            "repetition_penalty": said.repetition_penalty,
+        },
+    }
+
+
+def _config(job: Job) -> dict[str, Any]:
+    """That of transformers, as far as it has such a net: by it transformers.js knows the cache."""
+    config = job.lm.config
+    try:
+        made = hf_config(config, job.where)
+    except InvalidArgumentError:  # onnxruntime runs it all the same
+        made = {
+            "model_type": "llama", "vocab_size": config.vocab_size, "hidden_size": config.dim,
+            "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_size,
+            "max_position_embeddings": config.max_positions,
+        }  # fmt: skip
+    ids = {"bos_token_id": job.begin, "eos_token_id": list(job.stop), "pad_token_id": job.pad}
+    made |= {name: value for name, value in ids.items() if value not in (None, [])}
+    return made | {"transformers.js_config": {"dtype": "fp32"}}
+
+
+GENAI = Runtime("genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write)

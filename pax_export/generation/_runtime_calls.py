@@ -1,0 +1,97 @@
+"""Texts that runtimes of language models write: a program of its own, without jax.
+
+    python _runtime_calls.py RUNTIME PATH CALLS.json RESULTS.json
+
+``CALLS.json`` holds ``prompts`` (lists of ids), ``texts`` (the same as texts), ``steps`` and
+``room``; ``RESULTS.json`` gets for each prompt the ids that follow, or a text where the runtime
+says no ids.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def genai(path: str, calls: dict[str, Any]) -> list[Any]:
+    """By onnxruntime-genai."""
+    runtime: Any = importlib.import_module("onnxruntime_genai")
+    model, made = runtime.Model(path), []
+    for prompt in calls["prompts"]:
+        params = runtime.GeneratorParams(model)
+        params.set_search_options(
+            max_length=len(prompt) + calls["steps"], do_sample=False, repetition_penalty=1.0
+        )
+        generator, new = runtime.Generator(model, params), []
+        generator.append_tokens(prompt)
+        while not generator.is_done() and len(new) < calls["steps"]:
+            generator.generate_next_token()
+            new.append(int(generator.get_next_tokens()[0]))
+        made.append(new)
+    return made
+
+
+def gguf(path: str, calls: dict[str, Any]) -> list[Any]:
+    """By llama.cpp, in float32 throughout."""
+    runtime: Any = importlib.import_module("xllamacpp")
+    params = runtime.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = path, calls["room"], 1
+    params.warmup, params.fit_params, params.n_gpu_layers = False, False, 0
+    params.cache_type_k = params.cache_type_v = runtime.ggml_type.GGML_TYPE_F32
+    params.verbosity = -1
+    server, made = runtime.Server(params), []
+    for prompt in calls["prompts"]:
+        asked = {"prompt": prompt, "n_predict": calls["steps"], "temperature": 0.0, "top_k": 1}
+        asked |= {"logprobs": 1, "n_probs": 1, "cache_prompt": False, "repeat_penalty": 1.0}
+        answer = server.handle_completions(asked)
+        if "choices" not in answer:
+            raise RuntimeError(json.dumps(answer)[:500])
+        made.append([int(each["id"]) for each in answer["choices"][0]["logprobs"]["content"]])
+    return made
+
+
+def litertlm(path: str, calls: dict[str, Any]) -> list[Any]:
+    """By LiteRT-LM, which takes and gives texts."""
+    runtime: Any = importlib.import_module("litert_lm")
+    runtime.set_min_log_severity(runtime.LogSeverity.ERROR)
+    made = []
+    sampler = runtime.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0, seed=0)
+    options = {"max_num_tokens": calls["room"], "cache_dir": ":nocache"}
+    with runtime.Engine(path, runtime.Backend.CPU(), **options) as engine:
+        for text in calls["texts"]:
+            session: Any = engine.create_session(
+                apply_prompt_template=False,
+                sampler_config=sampler,
+                max_output_tokens=calls["steps"],
+            )
+            with session:
+                session.run_prefill([text])
+                made.append(session.run_decode().texts[0])
+    return made
+
+
+def transformers(path: str, calls: dict[str, Any]) -> list[Any]:
+    """By transformers, on torch."""
+    torch: Any = importlib.import_module("torch")
+    models: Any = importlib.import_module("transformers")
+    model, made = models.AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval(), []
+    model.generation_config.max_length = None
+    for prompt in calls["prompts"]:
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "max_new_tokens": calls["steps"], "repetition_penalty": 1.0}
+        with torch.no_grad():
+            whole = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        made.append(whole[0, len(prompt) :].tolist())
+    return made
+
+
+def main(runtime: str, path: str, calls: str, results: str) -> None:
+    made = globals()[runtime](path, json.loads(Path(calls).read_text(encoding="utf-8")))
+    Path(results).write_text(json.dumps(made), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

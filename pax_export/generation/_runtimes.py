@@ -1,0 +1,483 @@
+"""Exports of language models to the runtimes of others: what they have in common.
+
+What is refused is refused before any work; what was written is run by the runtime itself, in a
+process of its own, before it takes its name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export import export as exporters
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    NotValidatedWarning,
+    TokenizerError,
+    ValidationError,
+    a_few,
+)
+from pax_export._files import bounded, directory, overwrite_guard, single_file, stale_temporaries
+from pax_export._optional import PACKAGES, install, is_installed
+from pax_export._types import PyTree
+from pax_export.core import enable_eval_mode
+from pax_export.export.artifact.report import REPORT_FILE, package_versions, report_text
+from pax_export.generation import _runtime_calls, samplers
+from pax_export.generation._generate import generate
+from pax_export.generation._pretrained import check_fits
+from pax_export.generation._tokenizer import Tokenizer
+from pax_export.nets import Decoder
+from pax_export.quantization import QuantizedArray
+
+Report = exporters.Report
+
+#: Prompts where none are given, and how many tokens follow each of them.
+_TEXTS = (
+    "The capital of France is",
+    "Once upon a time there was a king who had three daughters, and the youngest of them",
+    "def mean(numbers):\n    total = 0\n    for each in numbers:\n",
+)
+_STEPS = 16
+#: By how much of the largest logit two may differ that a runtime takes for equal; in float32, and
+#: where numbers have fewer bits.
+_TIE, _COARSE_TIE = 1e-3, 3e-2
+_MOST_TIES = 4
+_LARGEST_REPORT = 1 << 26
+#: What is left of a letter of which some bytes are missing.
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A language model as it is to be exported.
+
+    Attributes:
+        lm: the net, in eval mode.
+        tokenizer: with its chat template.
+        room: how many tokens a text may have.
+        where: for messages.
+    """
+
+    lm: Decoder
+    tokenizer: Tokenizer | None
+    room: int
+    where: str
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """The ids that end a text: what the net says, or else the tokenizer."""
+        own = self.lm.config.generation.stop
+        return own or (() if self.tokenizer is None else self.tokenizer.stop)
+
+    @property
+    def begin(self) -> int | None:
+        """The id of the token that begins a text, if the tokenizer names one."""
+        return self.special("bos_token")
+
+    @property
+    def pad(self) -> int | None:
+        """The id of the token that stands behind a text, if one is said."""
+        own = self.lm.config.generation.pad
+        return self.special("pad_token") if own is None else own
+
+    def special(self, name: str) -> int | None:
+        """The id of a special token of the tokenizer."""
+        token = None if self.tokenizer is None else self.tokenizer.special_tokens.get(name)
+        return None if token is None else self.tokenizer.token_to_id(token)  # pyright: ignore
+
+
+class Runtime(NamedTuple):
+    """What runs an export.
+
+    Attributes:
+        name: the format, and the function of `_runtime_calls`.
+        title: its name in sentences.
+        packages: what must be there to import, for a test.
+        extra: that brings them.
+        check: refuses, before any work, what the runtime lacks.
+        write: writes into a folder or to a file; gives what the report says, or a report.
+        is_file: whether one file is written.
+        mark: what such a file of ours holds near its beginning.
+    """
+
+    name: str
+    title: str
+    packages: tuple[str, ...]
+    extra: str
+    check: Callable[[Job], None]
+    write: Callable[[Job, Path], Report | Mapping[str, Any]]
+    is_file: bool = False
+    mark: bytes = b""
+
+
+def exported(
+    runtime: Runtime,
+    lm: PyTree,
+    path: str | os.PathLike[str],
+    *,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None,
+    max_length: int | str | None,
+    prompts: PyTree = None,
+    validate: bool = True,
+    overwrite: bool = False,
+    where: str = "export",
+    **others: object,
+) -> Report:
+    """Writes a language model for a runtime, and has the runtime continue texts as jax does."""
+    began = time.perf_counter()
+    if others:
+        raise InvalidArgumentTypeError(
+            f"An export for {runtime.title} has no such option.",
+            where=where,
+            got=a_few(sorted(others), 6),
+            write="tokenizer, max_length, prompts, validate and overwrite",
+        )
+    job = _job(runtime, lm, tokenizer, max_length, where)
+    runtime.check(job)
+    asked = _asked(job, prompts)
+    validate = _is_tested(runtime, validate, path)
+    path = directory.place(path)
+    writing: Any = single_file if runtime.is_file else directory
+    ours = _ours(runtime) if overwrite else None
+    writing.check(path, ours)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
+    with writing.replaced(path, ours, weights) as place:
+        made = runtime.write(job, place)
+        wrote = time.perf_counter()
+        details, ties = proved(runtime, job, place, asked) if validate else ({}, ())
+        ended = time.perf_counter()
+        report = made if isinstance(made, Report) else _report(job, made)
+        report = replace(
+            report,
+            target=runtime.name,
+            versions=package_versions(*_distributions(runtime) if validate else ()),
+            validated="process" if validate else None,
+            left_out=() if validate else ("not validated",),
+            differs=ties,
+            details={**report.details, "runs_in": runtime.title, **details},
+            seconds={},
+        )
+        if not runtime.is_file:
+            names = sorted(overwrite_guard.files(place))
+            report = replace(report, details={**report.details, "files": names})
+            (place / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
+    seconds = {"write": wrote - began, "validate": ended - wrote}
+    return replace(report, seconds={name: round(value, 4) for name, value in seconds.items()})
+
+
+def _report(job: Job, details: Mapping[str, Any]) -> Report:
+    return Report(
+        model=type(job.lm).__name__, signatures={}, variables=(),
+        variable_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm)), graph_bytes=0,
+        platforms=("cpu",), oldest_tensorflow="", stablehlo="", calling_convention=0, versions={},
+        validated=None, largest_error={}, seconds={}, details=dict(details),
+    )  # fmt: skip
+
+
+def _distributions(runtime: Runtime) -> list[str]:
+    return [each.split(">=")[0] for each in PACKAGES[runtime.extra]]
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def _job(
+    runtime: Runtime,
+    lm: PyTree,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None,
+    max_length: int | str | None,
+    where: str,
+) -> Job:
+    if not isinstance(lm, Decoder):
+        raise InvalidArgumentTypeError(
+            f"{runtime.title} runs nets whose keys and values it keeps itself, and of other "
+            "modules nothing says which these are.",
+            where=where,
+            got=type(lm).__name__,
+            write=f"a pax.nets.Decoder, or another format: {', '.join(map(repr, _FOR_ANY))}",
+        )
+    lm = enable_eval_mode(lm)
+    most = lm.config.max_positions
+    room = most if max_length is None else max_length
+    if isinstance(room, bool) or not isinstance(room, int) or room < 2:
+        raise InvalidArgumentError(
+            f"{runtime.title} is told how many tokens a text has at most.",
+            where=f"{where}: max_length",
+            got=repr(max_length),
+            write=f"max_length={most}, or less",
+        )
+    if room > most:
+        raise InvalidArgumentError(
+            "The context is longer than the positions that the net was trained for.",
+            where=f"{where}: max_length",
+            got=f"{room}, where lm.config.max_positions is {most}",
+            write=f"max_length={most}, or dataclasses.replace(lm.config, max_positions={room}) "
+            "with a rotary_scaling for it",
+        )
+    return Job(lm, _tokenizer(tokenizer, lm, where), room, where)
+
+
+#: Formats that hold the functions of any net with a cache.
+_FOR_ANY = ("saved_model", "stablehlo", "onnx", "tflite")
+
+
+def _tokenizer(
+    given: Tokenizer | str | os.PathLike[str] | None, lm: Decoder, where: str
+) -> Tokenizer | None:
+    if given is None:
+        if where != "export":
+            return None
+        raise TokenizerError(
+            "A language model is served with its tokenizer.",
+            where=f"{where}: tokenizer",
+            got="none",
+            write="the folder, the tokenizer.json or the GGUF file of the model, or a "
+            "pax.generation.Tokenizer",
+        )
+    found = given
+    if not isinstance(found, Tokenizer):
+        path = Path(os.fspath(found))
+        is_gguf = path.is_file() and path.suffix != ".json"
+        found = Tokenizer.from_gguf(path) if is_gguf else Tokenizer.from_pretrained(path)
+    check_fits(found, lm.config.vocab_size, where)
+    if found.chat_template is None:
+        raise TokenizerError(
+            "This tokenizer has no chat template, so a runtime cannot write down a conversation.",
+            where=f"{where}: tokenizer",
+            got=a_few(sorted(found.chat_templates), 4) or "no template",
+            write='Tokenizer(..., chat_template=...); "" for a model that continues texts only',
+        )
+    return found
+
+
+def check_floats(job: Job, title: str) -> None:
+    """Refuses weights that are no floating-point numbers."""
+    parts = jax.tree.leaves(job.lm, is_leaf=lambda each: isinstance(each, QuantizedArray))
+    if any(isinstance(each, QuantizedArray) for each in parts):
+        raise InvalidArgumentTypeError(
+            f"{title} has the weights as floating-point numbers.",
+            where=f"{job.where}: lm",
+            got="quantized weights",
+            write='pax.quantization.dequantize(lm), or format="genai"',
+        )
+
+
+def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str]) -> bool:
+    if not isinstance(validate, bool):
+        raise InvalidArgumentError(
+            f"{runtime.title} runs what was written, or does not.",
+            where="export: validate",
+            got=repr(validate),
+            write="validate=True or validate=False",
+        )
+    missing = [each for each in runtime.packages if not is_installed(each)]
+    if not validate or not missing:
+        return validate
+    warning = NotValidatedWarning(
+        f"The export is not validated: {runtime.title} is not installed.",
+        where=str(path),
+        write=f"{install(runtime.extra)}, or validate=False",
+    )
+    warnings.warn(warning, stacklevel=4)
+    return False
+
+
+def _ours(runtime: Runtime) -> overwrite_guard.Recognize:
+    """What belongs to an export of this kind."""
+
+    def recognized(path: Path) -> overwrite_guard.Belongs | None:
+        try:
+            if path.is_file():
+                with path.open("rb") as file:
+                    return (lambda _: False) if runtime.mark in file.read(4096) else None
+            report = json.loads(bounded.read_bytes(path / REPORT_FILE, _LARGEST_REPORT))
+            if report["target"] != runtime.name:
+                return None
+            return {*report["details"]["files"], REPORT_FILE}.__contains__
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    return recognized
+
+
+# --- the proof --------------------------------------------------------------------------------
+
+
+def _asked(job: Job, given: PyTree) -> list[list[int]]:
+    """The prompts, as ids: of several lengths, and one longer than a window."""
+    if given is not None:
+        texts = [given] if isinstance(given, str) else list(given)
+        if job.tokenizer is not None:
+            texts = [job.tokenizer.encode(x) if isinstance(x, str) else x for x in texts]
+        asked = [[int(each) for each in x] for x in texts]
+    else:
+        texts = _TEXTS if job.tokenizer else ()
+        asked = [job.tokenizer.encode(each) for each in texts] if job.tokenizer else []
+        asked = [each for each in asked if len(each) > 1] or [[1 % job.lm.config.vocab_size] * 3]
+        longest = max(asked, key=len)
+        most = job.room - 2
+        windows = [kind.window for kind in job.lm.config.kinds if kind.window is not None]
+        if windows and windows[0] < most:
+            asked.append((longest * (windows[0] // len(longest) + 2))[: min(windows[0] + 5, most)])
+        asked = [each[:most] for each in asked]
+    longest = max(map(len, asked), default=0)
+    size = job.lm.config.vocab_size
+    if not asked or not all(asked) or longest >= job.room:
+        raise InvalidArgumentError(
+            "Prompts for a test have one token at least, and room behind them.",
+            where=f"{job.where}: prompts",
+            got=f"{len(asked)} prompts of up to {longest} tokens, and max_length={job.room}",
+            write="prompts=[...] of texts or lists of ids",
+        )
+    if any(not 0 <= each < size for row in asked for each in row):
+        raise InvalidArgumentError(
+            "A prompt has a token of no vocabulary.",
+            where=f"{job.where}: prompts",
+            got=f"ids up to {max(map(max, asked))}, where the net has {size}",
+            write=f"ids from 0 to {size - 1}",
+        )
+    return asked
+
+
+def proved(
+    runtime: Runtime, job: Job, place: Path, prompts: Sequence[Sequence[int]]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Has the runtime continue prompts; gives what the report says, and where ties fell otherwise.
+
+    Raises:
+        ValidationError: it says other tokens than jax, and it is no tie.
+    """
+    steps = min(_STEPS, job.room - max(map(len, prompts)))
+    calls = {"prompts": prompts, "steps": steps, "room": job.room}
+    if job.tokenizer is not None:
+        calls["texts"] = [job.tokenizer.decode(each) for each in prompts]
+    theirs = run(runtime, place, calls)
+    ours = _greedy(job, prompts, steps)
+    ties: list[str] = []
+    equal = total = 0
+    for row, (prompt, own, said) in enumerate(zip(prompts, ours, theirs)):
+        if isinstance(said, str):
+            said = _ids_of(job, own, said)
+        rest, at, found = own, 0, 0
+        while (at := _first_other(job, rest, said, at)) is not None:
+            distance, largest = _distance(job, [*prompt, *said[:at]], said[at : at + 1])
+            bound = (_TIE if _is_wide(job) else _COARSE_TIE) * max(1.0, largest)
+            found += 1
+            if not distance <= bound or found > _MOST_TIES:
+                raise ValidationError(
+                    f"{runtime.title} continues a text otherwise than jax.",
+                    where=f"{job.where}: prompt {row}, token {at}",
+                    got=f"{said[at : at + 4]} where jax says {rest[at : at + 4]}; the logits are "
+                    f"{distance:.3g} apart, of {largest:.3g}",
+                    write="validate=False to look at the export all the same, and please report it",
+                )
+            ties.append(
+                f"prompt {row}, token {at}: a tie falls otherwise, where logits of {largest:.3g} "
+                f"are {distance:.2g} apart"
+            )
+            if at + 1 < min(steps, len(said)):
+                more = _greedy(job, [[*prompt, *said[: at + 1]]], steps - at - 1)[0]
+                rest = [*said[: at + 1], *more]
+            else:
+                rest = said
+            at += 1
+        total += len(rest)
+        equal += len(rest) - found
+    counted = f"{equal} of {total} greedy tokens of {len(prompts)} prompts are jax's"
+    return {"tokens": counted}, tuple(ties)
+
+
+def _is_wide(job: Job) -> bool:
+    return all(leaf.dtype.name in ("float32", "float64") for leaf in jax.tree.leaves(job.lm))
+
+
+def run(runtime: Runtime, place: Path, calls: Mapping[str, Any]) -> list[Any]:
+    """What the runtime says, in a process of its own."""
+    with stale_temporaries.scratch() as folder:
+        given, made = folder / "calls.json", folder / "results.json"
+        given.write_text(json.dumps(calls), encoding="utf-8")
+        program = [sys.executable, str(_runtime_calls.__file__), runtime.name, str(place)]
+        quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        done = subprocess.run(
+            [*program, str(given), str(made)], capture_output=True, text=True, errors="replace",
+            env=quiet,
+        )  # fmt: skip
+        if done.returncode:
+            raise ValidationError(
+                f"{runtime.title} does not run what was written.",
+                where=str(place),
+                got=(done.stderr or done.stdout or f"exit code {done.returncode}")[-1500:],
+                write="validate=False to look at the export all the same, and please report it",
+            )
+        return json.loads(made.read_text(encoding="utf-8"))
+
+
+def _greedy(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+    """What jax says; a text ends with its stop."""
+    stop = list(job.stop)
+    options = {"max_new_tokens": steps, "stop": stop or None, "pad": 0}
+    rows = [list(each) for each in prompts]
+    tokens = np.asarray(generate(job.lm, rows, sampler=samplers.greedy(), **options))
+    return [_cut(row.tolist(), stop) for row in tokens]
+
+
+def _cut(tokens: list[int], stop: Sequence[int]) -> list[int]:
+    ends = [at for at, each in enumerate(tokens) if each in stop]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+def _first_other(job: Job, own: list[int], said: list[int], start: int) -> int | None:
+    """Where two continuations begin to differ; a stop at the end may be said or not."""
+    stop = job.stop
+    one, other = ([*x[:-1]] if x and x[-1] in stop else x for x in (own, said))
+    places = range(start, max(len(one), len(other)))
+    return next((at for at in places if one[at : at + 1] != other[at : at + 1]), None)
+
+
+def _distance(job: Job, tokens: list[int], said: list[int]) -> tuple[float, float]:
+    """How far the logit of a token is from the largest one, and how large that is."""
+    logits = np.asarray(jax.jit(lambda lm, x: lm(x)[0, -1])(job.lm, jnp.asarray([tokens])))
+    logits = logits.astype(np.float64)
+    theirs = max((logits[each] for each in said or job.stop), default=-np.inf)
+    return float(logits.max() - theirs), float(np.abs(logits).max())
+
+
+def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
+    """The ids of a text that a runtime gave: jax's own, as far as they make the same text."""
+    assert job.tokenizer is not None
+    decode = job.tokenizer.decode
+    if text == decode(own, skip_special_tokens=True).rstrip(_BROKEN):
+        return own
+    count = len(own)
+    while not text.startswith(begin := decode(own[:count], skip_special_tokens=True)):
+        count -= 1
+    rest = text[len(begin) :]
+    return [*own[:count], *job.tokenizer.encode(rest, add_special_tokens=False)]
+
+
+# --- files beside a model ---------------------------------------------------------------------
+
+
+def json_file(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def tokenizer_files(job: Job) -> dict[str, bytes]:
+    """The files of the tokenizer, without an empty template."""
+    if job.tokenizer is None:
+        return {}
+    files = job.tokenizer.files()
+    return {name: content for name, content in files.items() if content}

@@ -1,0 +1,70 @@
+"""A call of a Decoder over keys and values that somebody else keeps, as runtimes of others do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from pax_export._types import Array, PyTree
+from pax_export.nets._decoder import Decoder
+from pax_export.nets._decoder_attend import Reading, Stores
+from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_layer import seen_in_order
+from pax_export.nets._layer_kind import LayerKind
+
+#: The store of one layer, ``[batch, kv_heads, places, head_size]``, with new vectors in it.
+Put = Callable[[Any, Any], Any]
+
+
+class PlacedReading(Reading):
+    """A call whose keys and values are put into the stores of each layer, and then all are seen.
+
+    Args:
+        config: the configuration of the net.
+        positions: of the tokens, ``[batch, length]``.
+        held: of what the stores hold after a call, ``[batch, places]``; negative ones are not seen.
+        put: gives a store with new vectors, both ``[batch, kv_heads, places, head_size]``.
+    """
+
+    def __init__(self, config: DecoderConfig, positions: Array, held: Array, put: Put):
+        self.held, self.put = held, put
+        super().__init__(config, positions)
+
+    def attend(
+        self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
+    ) -> tuple:
+        query, *new = self.projected(attention, x, kind)
+        pair = [self.put(each[index], x.swapaxes(1, 2)) for each, x in zip(stores, new)]
+        if (kind.window, "mask") not in self._kept:
+            mask = seen_in_order(self.held, self.positions, kind.window)
+            self._kept[kind.window, "mask"] = mask, self.bias(self.held)
+        mask, bias = self._kept[kind.window, "mask"]
+        seen = [each.swapaxes(1, 2).astype(query.dtype) for each in pair]
+        heads = attention.attend(query, *seen, mask=mask, bias=bias)
+        changed = [(*all[:index], own, *all[index + 1 :]) for all, own in zip(stores, pair)]
+        return heads, tuple(changed)
+
+
+def read_placed(
+    lm: Decoder,
+    tokens: Array,
+    stores: tuple[Sequence[Any], Sequence[Any]],
+    reading: Callable[[DecoderConfig], PlacedReading],
+    last: bool = False,
+) -> tuple[Any, Any, Any]:
+    """Logits ``[batch, length, vocab_size]``, and the keys and values of each layer after a call.
+
+    Args:
+        lm: a net with a list of layers.
+        tokens: ``[batch, length]``; what is no token of the vocabulary is some token.
+        stores: keys and values of each layer.
+        reading: makes the `PlacedReading` of the call, of the configuration.
+        last: whether the logits are those of the last token alone.
+    """
+    made = reading(lm.config)
+    tokens = jnp.clip(tokens, 0, lm.config.vocab_size - 1)
+    held = tuple(map(tuple, stores))
+    h, (keys, values) = lm._through_layers(lm._embedded(tokens, made), held, made)
+    return lm._logits(lm.norm(h[:, -1:] if last else h)), keys, values

@@ -1,0 +1,223 @@
+"""What a DecoderConfig is in a ``config.json`` of transformers: `DecoderConfig.from_hf` undone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pax_export._errors import InvalidArgumentError, a_few
+from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_names import Pieces, pieces_of_hf
+from pax_export.nets._generation_defaults import GenerationDefaults
+from pax_export.nn import RotaryScaling
+
+_CLASSES = {
+    "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma",
+    "gemma2": "Gemma2", "gemma3": "Gemma3", "gpt2": "GPT2",
+}  # fmt: skip
+_HEADS = {"gpt2": "LMHeadModel"}
+_WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+_GPT2_WORDS = {"gelu_tanh": "gelu_new"}
+#: What says nothing of the function; the kinds are compared layer by layer.
+_UNSEEN = ("generation", "implementation", "rotary_pairing", "family", "kinds")
+
+
+def config_of_hf(config: DecoderConfig) -> DecoderConfig:
+    """The configuration that reads the same net from a folder of transformers.
+
+    Norms of Gemma have the one that is added to their scales in files of llama.cpp, and not here.
+    """
+    offset = 1.0 if config.family.startswith("gemma") else 0.0
+    return dataclasses.replace(config, norm_offset=offset)
+
+
+def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
+    """The content of ``config.json``.
+
+    Args:
+        config: of the net.
+        where: for messages.
+
+    Raises:
+        InvalidArgumentError: transformers has no net that computes so.
+    """
+    target = config_of_hf(config)
+    made = _described(target) if target.family in _CLASSES else {}
+    try:
+        back = DecoderConfig.from_hf(made)
+    except InvalidArgumentError as error:
+        raise _has_no_such(config, "transformers", where, str(error.got)) from error
+    check_same(target, back, "transformers", where)
+    return made
+
+
+def hf_pieces(config: DecoderConfig) -> Pieces:
+    """Where a folder of transformers keeps the leaves."""
+    start = "transformer." if config.family == "gpt2" else "model."
+    first = "wte.weight" if config.family == "gpt2" else "embed_tokens.weight"
+    return pieces_of_hf(config, [start + first])
+
+
+def check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str) -> None:
+    """Refuses a configuration that a file of others does not hold: it comes back another one."""
+    names = [each.name for each in dataclasses.fields(meant) if each.name not in _UNSEEN]
+    lost = [name for name in names if not _equal(_value(meant, name), _value(back, name))]
+    for number in range(meant.num_layers):
+        if _kind(meant, number) != _kind(back, number):
+            lost.append(f"the kind of layer {number}")
+    if lost:
+        shown = [f"{each}={getattr(meant, each, '')!r:.60}".removesuffix("=''") for each in lost]
+        raise _has_no_such(meant, title, where, a_few(shown, 4))
+
+
+def _kind(config: DecoderConfig, number: int) -> tuple:
+    kind = config.kind_of(number)
+    base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
+    if config.positions != "rotary":
+        return (kind.window,)
+    return kind.window, base, config.rotary_scaling if kind.scaled else None
+
+
+def _value(config: DecoderConfig, name: str) -> object:
+    """A field, as it works where it says nothing."""
+    if config.positions != "rotary" and name.startswith("rotary"):
+        return None
+    own = {"attention_scale": config.head_size**-0.5, "rotary_size": config.head_size}
+    value = getattr(config, name)
+    return own.get(name) if value is None else value
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return one == other
+
+
+def _has_no_such(config: DecoderConfig, title: str, where: str, got: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{title} has no net that computes as this one.",
+        where=f"{where}: lm.config",
+        got=f"family={config.family!r}; {got}"[:300],
+        write=f"a net of the families {', '.join(sorted(_CLASSES))} as their files describe them, "
+        'or format="genai", which holds any Decoder',
+    )
+
+
+def _described(config: DecoderConfig) -> dict[str, Any]:
+    family = config.family
+    kind = "gemma3_text" if family == "gemma3" else family
+    head = _HEADS.get(family, "ForCausalLM")
+    made = {"model_type": kind, "architectures": [_CLASSES[family] + head]}
+    if family == "gpt2":
+        return made | {
+            "vocab_size": config.vocab_size, "n_embd": config.dim, "n_layer": config.num_layers,
+            "n_head": config.num_heads, "n_inner": config.hidden_dim,
+            "n_positions": config.max_positions, "layer_norm_epsilon": config.norm_eps,
+            "activation_function": _GPT2_WORDS.get(config.activation, config.activation),
+            "tie_word_embeddings": config.tied,
+        }  # fmt: skip
+    made |= {
+        "vocab_size": config.vocab_size, "hidden_size": config.dim,
+        "intermediate_size": config.hidden_dim, "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size, "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_eps, "tie_word_embeddings": config.tied,
+        "rope_theta": config.rotary_base,
+    }  # fmt: skip
+    if config.rotary_scaling is not None:
+        made["rope_scaling"] = _scaling(config.rotary_scaling)
+    activation = "hidden_activation" if family.startswith("gemma") else "hidden_act"
+    made[activation] = _WORDS[config.activation]
+    return made | _OWN[family](config)
+
+
+def _llama(config: DecoderConfig) -> dict[str, Any]:
+    return {"attention_bias": config.projection_bias, "mlp_bias": config.dense_bias}
+
+
+def _mistral(config: DecoderConfig) -> dict[str, Any]:
+    return {"sliding_window": config.kind_of(0).window}
+
+
+def _qwen2(config: DecoderConfig) -> dict[str, Any]:
+    windows = _windows(config)
+    if not windows:
+        return {"use_sliding_window": False}
+    return {
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+        "sliding_window": windows[0],
+        "layer_types": _layer_types(config),
+    }
+
+
+def _qwen3(config: DecoderConfig) -> dict[str, Any]:
+    return _qwen2(config) | {"attention_bias": config.projection_bias}
+
+
+def _gemma(config: DecoderConfig) -> dict[str, Any]:
+    return {"attention_bias": config.projection_bias}
+
+
+def _gemma2(config: DecoderConfig) -> dict[str, Any]:
+    scale = config.attention_scale or config.head_size**-0.5
+    power = scale**-2
+    found = {
+        "attention_bias": config.projection_bias,
+        "query_pre_attn_scalar": round(power) if abs(power - round(power)) < 1e-6 else power,
+        "attn_logit_softcapping": config.attention_softcap,
+        "final_logit_softcapping": config.logit_softcap,
+        "sliding_window": (_windows(config) or [config.max_positions])[0],
+        "layer_types": _layer_types(config),
+    }
+    if config.family == "gemma2":
+        return found
+    del found["attn_logit_softcapping"]
+    locals_ = [config.kind_of(i) for i in range(config.num_layers) if config.kind_of(i).window]
+    base = locals_[0].rotary_base if locals_ else None
+    return found | {"rope_local_base_freq": base or config.rotary_base}
+
+
+_OWN = {
+    "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma,
+    "gemma2": _gemma2, "gemma3": _gemma2,
+}  # fmt: skip
+
+
+def _windows(config: DecoderConfig) -> list[int]:
+    kinds = [config.kind_of(number) for number in range(config.num_layers)]
+    return [kind.window for kind in kinds if kind.window is not None]
+
+
+def _layer_types(config: DecoderConfig) -> list[str]:
+    kinds = [config.kind_of(number) for number in range(config.num_layers)]
+    return ["full_attention" if kind.window is None else "sliding_attention" for kind in kinds]
+
+
+def _scaling(scaling: RotaryScaling) -> dict[str, Any]:
+    made: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind in ("llama3", "yarn"):
+        made["original_max_position_embeddings"] = scaling.original_length
+    if scaling.kind == "llama3":
+        made |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
+    if scaling.kind == "yarn":
+        made |= {"beta_slow": scaling.low, "beta_fast": scaling.high}
+        made["truncate"] = scaling.truncated
+        if scaling.attention_factor is not None:
+            made["attention_factor"] = scaling.attention_factor
+    return made
+
+
+def generation_config(defaults: GenerationDefaults, bos: int | None) -> Mapping[str, Any]:
+    """The content of ``generation_config.json``."""
+    made: dict[str, Any] = {"bos_token_id": bos, "pad_token_id": defaults.pad}
+    made["eos_token_id"] = list(defaults.stop) if len(defaults.stop) != 1 else defaults.stop[0]
+    if defaults.repetition_penalty != 1:
+        made["repetition_penalty"] = defaults.repetition_penalty
+    if defaults.do_sample:
+        made |= {"do_sample": True, "temperature": defaults.temperature, "top_k": defaults.top_k}
+        made["top_p"] = defaults.top_p
+        made |= {"min_p": defaults.min_p} if defaults.min_p else {}
+    return {name: value for name, value in made.items() if value not in (None, [])}

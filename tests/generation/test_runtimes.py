@@ -1,0 +1,197 @@
+"""Language models for the runtimes of others: what is written, and what is refused.
+
+The runtimes themselves continue texts in tests/oracles/test_runtimes.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.generation import Tokenizer
+from tests.closeness import assert_close
+from tests.generation.test_tokenizer import byte_level
+from tests.nets import decoder_reference as reference
+
+pytest.importorskip("tokenizers")
+export = pax.generation.export
+#: The others are run in tests/oracles.
+some_families = pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gpt2"])
+pytestmark = pytest.mark.filterwarnings("ignore::pax_export.errors.NotValidatedWarning")
+
+
+def net(family: str, folder: Path) -> pax.nets.Decoder:
+    """A tiny random net whose vocabulary is larger than that of `byte_level`."""
+    config = {**reference.CONFIGS[family], "vocab_size": 270}
+    path = reference.write_folder(folder, config, reference.random_weights(config))
+    return pax.nets.Decoder.from_pretrained(path)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*"))
+    return {str(each.relative_to(folder)): each.read_bytes() for each in files if each.is_file()}
+
+
+# --- genai ----------------------------------------------------------------------------------
+
+
+@some_families
+def test_onnxruntime_reads_texts_of_several_lengths_padded_on_the_left(family, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    lm = net(family, tmp_path / "hf")
+    options = {"tokenizer": byte_level(), "max_length": 16, "validate": False}
+    report = export(lm, tmp_path / "served", format="genai", **options)
+    assert report.target == "genai" and report.validated is None
+    session = onnxruntime.InferenceSession(tmp_path / "served" / "onnx" / "model.onnx")
+    config = lm.config
+    tokens = np.random.default_rng(0).integers(0, 270, (2, 7))
+    expected = np.asarray(lm(tokens))
+    mask = np.ones((2, 7), np.int64)
+    padded, mask[1, :3] = tokens.copy(), 0
+    padded[1] = np.roll(tokens[1], 3)  # its first four tokens stand at the end
+    cache = {
+        f"past_key_values.{i}.{name}": np.zeros((2, config.num_kv_heads, 0, config.head_size), "f")
+        for i in range(config.num_layers)
+        for name in ("key", "value")
+    }
+    found = []
+    for first, last in ((0, 4), (4, 6), (6, 7)):
+        given = {"input_ids": padded[:, first:last], "attention_mask": mask[:, :last], **cache}
+        names = [each.name for each in session.get_outputs()]
+        made = dict(zip(names, session.run(names, given)))
+        found.append(made.pop("logits"))
+        cache = {name.replace("present", "past_key_values"): value for name, value in made.items()}
+    found = np.concatenate(found, 1)
+    assert_close(found[0], expected[0], rtol=1e-5)
+    assert_close(found[1, 3:], expected[1, :4], rtol=1e-5)
+
+
+def test_the_folder_for_onnxruntime_genai(tmp_path):
+    pytest.importorskip("onnx")
+    lm = net("smollm2", tmp_path / "hf")
+    options = {"tokenizer": byte_level(), "max_length": 16, "validate": False, "format": "genai"}
+    for name in ("one", "other"):
+        export(lm, tmp_path / name, **options)
+    files = contents(tmp_path / "one")
+    assert files == contents(tmp_path / "other")  # byte for byte
+    assert {"genai_config.json", "config.json", "tokenizer.json", "onnx/model.onnx"} <= set(files)
+    said = json.loads(files["genai_config.json"])
+    assert said["model"]["eos_token_id"] == 1 and said["model"]["bos_token_id"] == 0
+    assert said["model"]["context_length"] == said["search"]["max_length"] == 16
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == 1
+    assert Tokenizer.from_pretrained(tmp_path / "one").stop == (1,)
+    assert pax.export.Report.read(tmp_path / "one").details["files"] == sorted(
+        {*files} - {"pax_export.json"}
+    )
+    with pytest.raises(pax.errors.ExportPathError, match="something at this place"):
+        export(lm, tmp_path / "one", **options)
+    export(lm, tmp_path / "one", overwrite=True, **options)
+    (tmp_path / "one" / "mine.txt").write_text("")
+    with pytest.raises(pax.errors.ExportPathError, match=r"do not belong(.|\n)*mine.txt"):
+        export(lm, tmp_path / "one", overwrite=True, **options)
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+each_format = pytest.mark.parametrize("format", sorted(pax.generation._export.RUNTIMES))
+
+
+@each_format
+def test_what_does_not_fit_is_named_before_any_work(format, tmp_path, monkeypatch):
+    lm = net("smollm2", tmp_path / "hf")
+    monkeypatch.setattr(pax.nets.Decoder, "listed", lambda self: pytest.fail("work was done"))
+    tokenizer = byte_level()
+
+    def refused(lm=lm, **options) -> str:
+        given = {"tokenizer": tokenizer, "max_length": 16, **options}
+        with pytest.raises((ValueError, TypeError)) as caught:
+            export(lm, tmp_path / "served", format=format, **given)
+        assert isinstance(caught.value, pax.errors.PaxError)
+        return str(caught.value)
+
+    small = dataclasses.replace(lm.config, vocab_size=200)
+    assert "that of another net" in refused(pax.nets.Decoder(small))
+    bare = Tokenizer(tokenizer._inner, tokenizer.special_tokens)
+    assert "has no chat template" in refused(tokenizer=bare)
+    assert "with its tokenizer" in refused(tokenizer=None)
+    assert "lm.config.max_positions is 64" in refused(max_length=65)
+    assert "max_length" in refused(max_length="room")
+    assert "has no such option" in refused(sampler=pax.generation.samplers.greedy())
+    assert "got: signatures" in refused(signatures=["decode"])
+    assert "room behind them" in refused(prompts=[[1] * 16])
+    assert "of no vocabulary" in refused(prompts=[[270]])
+    assert "got: Linear" in refused(pax.Linear(2, 3))
+    assert "validate=True or" in refused(validate="process")
+    assert not (tmp_path / "served").exists()
+
+
+def test_a_tokenizer_is_for_whole_models(tmp_path):
+    lm = net("smollm2", tmp_path / "hf")
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match=r"'genai'"):
+        export(lm, tmp_path / "served", max_length=8, tokenizer=byte_level())
+
+
+# --- the proof --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path):
+    lm = net("smollm2", tmp_path / "hf")
+    return pax.generation._runtimes.Job(lm, byte_level(), 32, "export")
+
+
+def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
+    """What the proof says of a runtime whose tokens are those of jax, changed."""
+    room = pax.generation._runtimes
+    said = room._greedy(job, prompts, 16)
+    monkeypatch.setattr(room, "run", lambda *_: change(said))
+    return room.proved(pax.generation._export.RUNTIMES["genai"], job, Path("served"), prompts)
+
+
+def test_tokens_of_a_runtime_are_compared(job, monkeypatch):
+    details, ties = proved(job, monkeypatch, lambda said: said)
+    assert details["tokens"].startswith("32 of 32") and not ties
+
+    def other(said):
+        said[1][4] = (said[1][4] + 1) % 270
+        return said
+
+    with pytest.raises(pax.errors.ValidationError, match=r"prompt 1, token 4(.|\n)*apart"):
+        proved(job, monkeypatch, other)
+    with pytest.raises(pax.errors.ValidationError, match="token 15"):
+        proved(job, monkeypatch, lambda said: [said[0][:15], said[1]])
+
+
+def test_a_tie_may_fall_otherwise_and_is_said(job, monkeypatch):
+    lm = job.lm
+    twins = np.asarray(lm.embed.weight).copy()
+    twins[200:] = twins[:70]  # tokens 200 to 269 are 0 to 69 once more
+    lm = lm.set_attribute("embed", lm.embed.set_attribute("weight", jax.numpy.asarray(twins)))
+    job = dataclasses.replace(job, lm=lm)
+    prompts = ((5, 6, 7),)
+    own = pax.generation._runtimes._greedy(job, prompts, 16)[0]
+    at = next((at for at, each in enumerate(own) if each < 70), None)
+    if at is None:
+        pytest.skip("no token of these has a twin")
+    said = [*own]
+    said[at] += 200
+    details, ties = proved(job, monkeypatch, lambda _: [said], prompts)
+    assert details["tokens"].startswith("15 of 16")
+    assert len(ties) == 1 and f"token {at}: a tie" in ties[0] and " 0 apart" in ties[0]
+
+
+def test_without_its_runtime_an_export_says_so(tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    lm = net("smollm2", tmp_path / "hf")
+    monkeypatch.setattr(pax.generation._runtimes, "is_installed", lambda name: False)
+    with pytest.warns(pax.errors.NotValidatedWarning, match=r"is not installed(.|\n)*genai"):
+        report = export(
+            lm, tmp_path / "served", format="genai", tokenizer=byte_level(), max_length=16
+        )
+    assert report.validated is None and report.left_out == ("not validated",)
