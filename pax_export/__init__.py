@@ -1,4 +1,4 @@
-"""Immutable pytree modules for JAX, with exports that work where they are served.
+"""Immutable pytree modules for JAX, and exporters to the common serving runtimes.
 
 The idea in four sentences: a module is data, arrays and a static description of
 everything else.  Whoever changes one gets a new one; inside `pure`, `mutable`

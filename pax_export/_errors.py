@@ -1,4 +1,4 @@
-"""One error class for each mistake worth teaching.
+"""Error and warning classes.
 
 Every message answers four questions: *what* went wrong, *where* (the path of
 the leaf or layer), what was *got*, and what to *write* instead.  Each class

@@ -1,4 +1,4 @@
-"""Traced programs: going through what `jax.make_jaxpr` and `trace` give.
+"""An interpreter of jaxprs with hooks.
 
 Nothing here is imported from jax's internals: a program is data with names that
 its text shows.

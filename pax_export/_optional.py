@@ -1,4 +1,4 @@
-"""The one way to need an optional package: import it when used, say how to install it.
+"""Imports optional packages on use; the error names the extra to install.
 
 What is named are the packages themselves, as the extras of ``setup.cfg`` have them: this one
 may have been installed from a checkout, and is then on no index under its own name.

@@ -1,4 +1,4 @@
-"""Signatures: who wrote something, and that nobody has changed it since.
+"""Signatures of exports and weights.
 
 They are those of model-signing, a tool of the OpenSSF, in its own format: ``python -m model_signing
 verify key`` checks them as well, and what it has signed with a key is checked here.  A signature

@@ -1,4 +1,4 @@
-"""Loading TensorFlow, saving and converting by it, without the lines that it writes then.
+"""Suppresses log lines of TensorFlow's import, saving and conversion.
 
 They come from C++ before anything can tell it to be quiet, so the file descriptor of
 stderr is turned aside meanwhile.  What says nothing but that there is no GPU, or that

@@ -1,4 +1,4 @@
-"""Leaves frames of this package out of tracebacks in notebooks, as jax does with its own.
+"""Hides frames of this package in notebook tracebacks, as JAX does.
 
 IPython and pytest leave out a frame with a local ``__tracebackhide__``, but for the last one.
 jax's setting is ours as well: ``jax.config.update("jax_traceback_filtering", "off")``, or

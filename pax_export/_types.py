@@ -1,4 +1,4 @@
-"""Names for the types of arguments.
+"""Type aliases of arguments.
 
 At run time each is `typing.Any`: annotations here are for readers and type checkers, and
 rooms that work without jax import this file as well.

@@ -1,4 +1,4 @@
-"""Every kind of error and warning that this package raises on purpose, to be caught by name.
+"""Public error and warning classes.
 
 `PaxError` is the root of the errors, `PaxWarning` that of the warnings.  The page "Errors"
 of the API reference says of each what causes it and what to do.

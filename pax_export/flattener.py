@@ -1,4 +1,4 @@
-"""Flattener: pytrees taken apart once, so that jax need not do it at each call."""
+"""Flattener: caches the flattened form of pytrees between calls."""
 
 from __future__ import annotations
 

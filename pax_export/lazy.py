@@ -1,4 +1,4 @@
-"""LazyModule: modules that create their submodules when they first need them."""
+"""LazyModule: modules that create their submodules in the first call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing files: a path in, out of it a file or folder that is there whole or not at all."""
+"""Atomic writes of files and directories."""
 
 from pax_export._files import (
     bounded,

@@ -1,4 +1,4 @@
-"""Reading a small file of a stranger: regular, and no longer than such a file can be."""
+"""Reads a small untrusted file: regular, and limited in size."""
 
 from __future__ import annotations
 

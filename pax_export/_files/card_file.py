@@ -1,4 +1,4 @@
-"""Where the card of an export lies, its page for people, and whether something is one.
+"""The path of an export's HTML card, and a check for such files.
 
 That of a folder is a file in it; that of a file lies beside it.  A card is made of the report
 alone, so one of ours may always be replaced, and nothing needs it.

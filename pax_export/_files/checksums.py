@@ -1,4 +1,4 @@
-"""Whether a folder holds what was written: a hash of every file, in a file.
+"""SHA256SUMS: hashes of every file of a directory.
 
 `sha256sum --check SHA256SUMS` reads the same.
 """

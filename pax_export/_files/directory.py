@@ -1,4 +1,4 @@
-"""Writing a directory whole or not at all.
+"""Writes a directory atomically.
 
 Everything is written into a sibling with a name of its own, brought to the
 disk, and then takes the place of the old directory in one step.  A process

@@ -1,4 +1,4 @@
-"""Room on the disk, and what has really reached it."""
+"""Free disk space, and fsync."""
 
 from __future__ import annotations
 

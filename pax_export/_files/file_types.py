@@ -1,4 +1,4 @@
-"""What kind of thing lies at a path: nothing else than a regular file is read or replaced as one.
+"""File types of paths: only regular files are read or replaced as files.
 
 Opening a FIFO waits for somebody at its other end, and a device that is replaced by a file is
 gone for the whole system.

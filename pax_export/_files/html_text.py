@@ -1,4 +1,4 @@
-"""Texts and tables as HTML that a notebook shows: escaped, with no script, nothing fetched."""
+"""Escaped HTML for notebooks, without scripts or external resources."""
 
 from __future__ import annotations
 

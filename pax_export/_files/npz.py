@@ -1,4 +1,4 @@
-"""numpy's .npz: a zip archive with one .npy in it for each array, marked as ours."""
+"""Writes .npz files that are marked as written by this package."""
 
 from __future__ import annotations
 

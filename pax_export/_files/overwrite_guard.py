@@ -1,4 +1,4 @@
-"""What a save may take the place of: what is recognisably ours, and what is empty.
+"""Checks that a save replaces only exports of this package, or empty paths.
 
 Who writes says how its work is recognised.  There is no way to replace anything else: not even
 a file that somebody has put into a folder of ours.

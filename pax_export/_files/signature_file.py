@@ -1,4 +1,4 @@
-"""Where the signature of a folder or of a file lies, and whether something is one.
+"""The path of a signature, and a check for such files.
 
 That of a folder is a file in it, which a folder takes along; that of a file lies beside it.
 """

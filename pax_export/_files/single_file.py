@@ -1,4 +1,4 @@
-"""Writing one file whole or not at all, as `directory` does with folders.
+"""Writes one file atomically, as `directory` does for directories.
 
 The file is written in a hidden sibling directory, which the next save removes
 if this one is killed.

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people read them."""
+"""Formats byte counts."""
 
 from __future__ import annotations
 

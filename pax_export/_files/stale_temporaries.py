@@ -1,4 +1,4 @@
-"""What a killed save leaves behind: told apart from the work of a living one, and removed.
+"""Removes temporary files of killed saves, and keeps those of running ones.
 
 Whoever writes into a hidden directory holds a lock on it, which the system
 takes away when the process ends, however it ends.  A hidden directory that can

@@ -1,4 +1,4 @@
-"""What devices send each other in a compiled program, read from the compiler's text.
+"""Collectives of a compiled program, parsed from its HLO text.
 
 XLA prints a program as computations, each a block of instructions; a loop is an
 instruction that names its body.  This file finds the instructions in which

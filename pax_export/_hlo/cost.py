@@ -1,4 +1,4 @@
-"""What a compiled program costs each device: memory, and bytes sent to others."""
+"""Cost of a compiled program on each device: memory and bytes sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only room that knows versions of jax, or anything jax does not promise."""
+"""Everything that depends on JAX versions or private JAX APIs."""
 
 from __future__ import annotations
 

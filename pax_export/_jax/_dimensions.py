@@ -1,4 +1,4 @@
-"""Symbolic dimensions, as far as their text does not say it: see `artifact.dimensions`."""
+"""Properties of symbolic dimensions that their text omits: see `artifact.dimensions`."""
 
 from __future__ import annotations
 

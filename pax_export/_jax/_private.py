@@ -1,4 +1,4 @@
-"""Every private name of jax that is used, and what is less where jax has it no longer.
+"""Private JAX APIs we use, and what degrades without each.
 
 A name that jax does not promise may be gone tomorrow, and with it every program that
 imports it.  So such a name is written in one place, here; it is asked for by `private`

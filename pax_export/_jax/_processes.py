@@ -1,4 +1,4 @@
-"""What many processes need of jax."""
+"""JAX APIs for programs of several processes."""
 
 from __future__ import annotations
 

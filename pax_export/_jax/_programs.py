@@ -1,4 +1,4 @@
-"""Running programs that jax has traced: in parts, and with other values for what they hold."""
+"""Evaluates traced programs partially or with other constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At which operations jax was when it raised."""
+"""The operations that JAX was processing when it raised an error."""
 
 from __future__ import annotations
 

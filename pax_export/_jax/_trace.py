@@ -1,4 +1,4 @@
-"""Under which jax transformation a line runs."""
+"""The JAX transformation that is active."""
 
 from __future__ import annotations
 

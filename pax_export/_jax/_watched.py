@@ -1,4 +1,4 @@
-"""Hearing of what jax computes: of each program, and of each operation outside of one."""
+"""Hooks on every program and eager operation that JAX runs."""
 
 from __future__ import annotations
 

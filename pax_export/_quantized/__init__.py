@@ -1,4 +1,4 @@
-"""Quantized arrays, and the operations on them that layers and exporters know."""
+"""Quantized arrays, and their operations in layers and exporters."""
 
 from pax_export._quantized._array import QuantizedArray, rows, times, times_transposed
 from pax_export._quantized._integers import GROUP, Form, dequantized, packed, unpacked

@@ -1,4 +1,4 @@
-"""QuantizedArray: integers and scales in the place of a weight."""
+"""QuantizedArray: integers and scales in place of a weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How integers of few bits lie in arrays, and what numbers they stand for.
+"""Packing of low-bit integers in arrays, and dequantization.
 
 Integers of 8 bits lie as they are.  Of 4 bits two lie in a byte: along one axis, each group of
 32 is 16 bytes, whose low halves are the first 16 integers and whose high halves are the others,

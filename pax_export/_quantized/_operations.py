@@ -1,4 +1,4 @@
-"""Three operations on integers and scales, each a primitive of jax.
+"""Three JAX primitives on integers and scales.
 
 As primitives they stay whole in traced programs, so each format writes them as its runtime has
 them, and one that has none takes `dequantized` and an ordinary product in their place.  On a

@@ -1,4 +1,4 @@
-"""What the bytes of files mean: protocol buffers, flat buffers, numbers and checksums."""
+"""Wire formats: protocol buffers, flat buffers, varints and checksums."""
 
 from pax_export._wire.checksums import crc32, fast, masked_crc32c
 from pax_export._wire.flatbuffer import Table, root

@@ -1,4 +1,4 @@
-"""Checksums of bytes: CRC-32, that of zip archives, and CRC-32C, that of TensorFlow's files.
+"""CRC-32 (zip) and CRC-32C (TensorFlow).
 
 google-crc32c computes CRC-32C.  CRC-32 comes from zlib-ng where it is installed (the extra
 ``safetensors`` brings it), else from Python's own zlib, which takes several times as long.

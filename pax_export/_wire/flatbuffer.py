@@ -1,4 +1,4 @@
-"""Flat buffers: tables of fields, which name the places of others by how far away they are."""
+"""Reads flat buffers: tables of fields with relative offsets."""
 
 from __future__ import annotations
 

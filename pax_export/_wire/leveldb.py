@@ -1,4 +1,4 @@
-"""Tables of LevelDB, as the index of a checkpoint is one: blocks of keys in order, and values.
+"""Reads LevelDB tables, such as the index of a TensorFlow checkpoint.
 
 A key leaves out what it shares with the one before, but for each sixteenth.
 """

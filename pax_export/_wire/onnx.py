@@ -1,4 +1,4 @@
-"""What readers of ONNX's files need to know of `onnx.proto`, whatever they look for."""
+"""Field numbers and enums of `onnx.proto`."""
 
 from __future__ import annotations
 

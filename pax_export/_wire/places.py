@@ -1,4 +1,4 @@
-"""Something that has bytes at places, of which nothing is believed to lie beyond its end."""
+"""Bounds-checked random access to bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protocol buffers, read without their descriptions: numbered fields, where they lie.
+"""Reads protocol buffers without descriptors: numbered fields and their offsets.
 
 What is long, such as the bytes of an array, is given as the place where it lies and not read.
 """

@@ -1,4 +1,4 @@
-"""Protocol buffers, written: dicts by the names of fields in, bytes out, by a table of numbers.
+"""Writes protocol buffers: dicts in, bytes out, by a table of field numbers.
 
 The bytes are those of Google's library when it is asked to be deterministic: fields in the order
 of their numbers, maps in that of their keys, and no field that has its default.

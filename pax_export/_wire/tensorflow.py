@@ -1,4 +1,4 @@
-"""What readers and writers of TensorFlow's files need to know of `types.proto` and checkpoints."""
+"""Enums and field numbers of TensorFlow's `types.proto` and checkpoints."""
 
 from __future__ import annotations
 

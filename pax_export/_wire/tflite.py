@@ -1,4 +1,4 @@
-"""What readers of TFLite's files need to know of `schema.fbs`, whatever they look for."""
+"""Enums and field numbers of TFLite's `schema.fbs`."""
 
 from __future__ import annotations
 

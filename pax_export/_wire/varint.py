@@ -1,4 +1,4 @@
-"""Whole numbers in as many bytes as they need: seven bits in each, the lowest first."""
+"""Varints: little-endian groups of seven bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports of JAX models, and programs that were written for PAX."""
+"""The command line: exports of JAX models, and programs written for PAX."""
 
 from __future__ import annotations
 

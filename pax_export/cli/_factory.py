@@ -1,4 +1,4 @@
-"""What stands on the command line for a model and its inputs."""
+"""Models and inputs given on the command line."""
 
 from __future__ import annotations
 

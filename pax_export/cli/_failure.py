@@ -1,4 +1,4 @@
-"""What a script relies on: exit codes, and errors in one line."""
+"""Exit codes, and errors as one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of an export from the command line: arrays out of files, into a file."""
+"""Calls an export with arrays from files."""
 
 from __future__ import annotations
 

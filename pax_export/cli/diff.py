@@ -1,4 +1,4 @@
-"""``pax-export diff``: what differs between two exports."""
+"""``pax-export diff``: prints the differences of two exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pax-export export``: writes the model that a factory makes where it is served."""
+"""``pax-export export``: exports the model that a factory returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pax-export inspect``: says what an export is, without loading it."""
+"""``pax-export inspect``: describes an export without loading it."""
 
 from __future__ import annotations
 

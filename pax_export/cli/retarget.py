@@ -1,4 +1,4 @@
-"""``pax-export retarget``: mends a SavedModel that jax2tf, orbax-export or Keras wrote."""
+"""``pax-export retarget``: repairs a SavedModel of jax2tf, orbax-export or Keras."""
 
 from __future__ import annotations
 

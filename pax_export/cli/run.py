@@ -1,4 +1,4 @@
-"""``pax-export run``: runs an export, or a program that was written for `pax`."""
+"""``pax-export run``: runs an export, or a program written for `pax`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pax-export validate``: tests an export where there is no jax, and perhaps against it."""
+"""``pax-export validate``: validates an export without jax, or against its model."""
 
 from __future__ import annotations
 

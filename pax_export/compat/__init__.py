@@ -1,4 +1,4 @@
-"""Runs programs that were written for `pax`, without a word of them changed."""
+"""Runs programs written for `pax` unchanged."""
 
 from pax_export.compat._install import install_as_pax, take_over
 from pax_export.compat._run import run

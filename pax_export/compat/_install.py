@@ -1,4 +1,4 @@
-"""install_as_pax: ``import pax`` and ``import opax`` give this package.
+"""install_as_pax: ``import pax`` and ``import opax`` import this package.
 
 A finder stands before all others and answers for the two names.  It hands out
 the modules of this package themselves, not copies: ``pax.Linear`` *is*

@@ -1,4 +1,4 @@
-"""Stand-ins for the files of PAX's own sources, for the sake of pickles.
+"""Aliases of PAX's own source files, for pickles.
 
 A pickle that PAX wrote names a class by the file that defined it, such as
 ``pax._src.nn.recurrent.LSTMState``, and some programs import from there.  Under

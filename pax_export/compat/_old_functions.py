@@ -1,4 +1,4 @@
-"""Functions of the jax of 2021 that are more than another name, in terms of those of today."""
+"""Functions removed from JAX since 2021, in terms of current ones."""
 
 from __future__ import annotations
 

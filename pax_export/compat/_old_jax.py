@@ -1,4 +1,4 @@
-"""What jax has taken away since 2021, by the module that had it: what stands there instead.
+"""Names removed from JAX since 2021, and their replacements, by module.
 
 `--compat-jax` shows a program these names as if they were still there (see `_legacy_jax.py`).
 Most are another name of today, as text; the others are made by functions of `_old_functions.py`.

@@ -1,4 +1,4 @@
-"""Runs a program as `python` would, with `pax` and `opax` served by this package."""
+"""Runs a program like `python`, with this package as `pax` and `opax`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module is: the immutable pytree, and the places where it may change."""
+"""Modules: immutable pytrees, and the scopes in which they are mutable."""
 
 from pax_export.core._call_paths import path_of_call
 from pax_export.core._check import (

@@ -1,4 +1,4 @@
-"""Errors that say where in a net they were raised: a note with the path from the root.
+"""Adds a note with the path of the module to exceptions.
 
 The `__call__` of each class is wrapped once, where the class is made.  A call that
 succeeds pays for a `try`; one that fails adds, on the error's way up, the names that

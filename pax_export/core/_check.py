@@ -1,4 +1,4 @@
-"""Checks on whole trees: sharing, hidden arrays, differences of structure."""
+"""Checks of whole trees: shared arrays, hidden arrays, differing structures."""
 
 from __future__ import annotations
 

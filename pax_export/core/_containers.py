@@ -1,4 +1,4 @@
-"""What can change inside of static data, and its copies.
+"""Mutable containers in static data, and their copies.
 
 Lists, dicts and sets, the standard library's and a user's own; dataclasses that
 are not frozen; small numpy arrays.  Everything else is shared as it is: an object

@@ -1,4 +1,4 @@
-"""New modules from old ones: another class, other attributes, something else at some places.
+"""New modules from old ones: with another class, other attributes or subtrees.
 
 `edit_at` is the one mechanism.  `replace`, `set_attribute` and `replace_node`, the names that
 PAX has, say by attribute or by identity which places are meant; a `Selection` says it in any way.

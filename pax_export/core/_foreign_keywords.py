@@ -1,4 +1,4 @@
-"""Keywords that other libraries have for a function: an error that says what to write here."""
+"""Errors for keywords of other libraries, with the equivalent here."""
 
 from __future__ import annotations
 

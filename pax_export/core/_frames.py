@@ -1,4 +1,4 @@
-"""The modules whose methods are running, for messages: read from the frames of the stack."""
+"""The modules whose methods are running, from the call stack, for messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that layers begin with, made without a program of XLA for each of their shapes.
+"""Initial arrays of layers, without one XLA program per shape.
 
 jax compiles what draws or fills an array anew for each shape, a tenth of a second each on a CPU,
 and a net has dozens of shapes.

@@ -1,4 +1,4 @@
-"""When two functions are the same to jax: one piece of code over the same values.
+"""Equality of functions: the same code with equal closures.
 
 A function that closes over plain values is told by them, so that two models built
 by one recipe need one trace.  One that may hold state is told by identity: two of

@@ -1,4 +1,4 @@
-"""Modules that know where they stand: each call of one says its path to the trace and to a record.
+"""Modules labelled with their paths, which they add to the trace.
 
 A labelled net is a copy whose modules hold their paths in their moduledefs, so that a path
 survives jit, scan, vmap and grad.  Labels do not make trees differ: a labelled net, its

@@ -1,4 +1,4 @@
-"""What happens when a class of modules is made, and when an instance is made."""
+"""The metaclass of modules: creation of classes and instances."""
 
 from __future__ import annotations
 

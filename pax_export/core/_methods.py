@@ -1,4 +1,4 @@
-"""Modules with other methods, in few classes.
+"""Modules with replaced methods, sharing classes.
 
 jax never lets go of a class that it knows.  A function that closes over nothing is
 kept in the class: there is one class for it.  Functions that close over something

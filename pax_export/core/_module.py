@@ -1,4 +1,4 @@
-"""Module: a normal Python object that is an immutable pytree.
+"""Module: a Python object that is an immutable pytree.
 
 The methods are one line each; what they do lies in the file each one names.
 """

@@ -1,4 +1,4 @@
-"""What the treedef of one module holds: the names of its subtrees, its static data."""
+"""ModuleDef: subtree names and static data of one module."""
 
 from __future__ import annotations
 

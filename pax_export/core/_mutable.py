@@ -1,4 +1,4 @@
-"""Which modules may be changed now, and under which trace.
+"""Mutation scopes: which modules are mutable, and under which trace.
 
 Modules are immutable, except in three places: a constructor may change the
 object it makes, `pure` may change the copies it made, and so may the block of

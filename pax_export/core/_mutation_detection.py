@@ -1,4 +1,4 @@
-"""Noticing that a list or dict of a closed module was changed from outside.
+"""Detects in-place changes of lists and dicts in immutable modules.
 
 A module hands out its own lists, and a list stays a list for jax.  So what each
 container holds is written down when somebody may first get hold of it, and the

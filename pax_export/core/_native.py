@@ -1,4 +1,4 @@
-"""Whether modules go through jax in C or in Python, with one behaviour.
+"""Selects the C or the Python implementation of flatten and unflatten.
 
 `_round_trip.c` is compiled when the package is installed, where that can be
 done.  ``PAX_EXPORT_PURE_PYTHON=1`` in the environment leaves it unused.

@@ -1,4 +1,4 @@
-"""Which of the names that there are a mistyped one may stand for."""
+"""Suggestions for misspelt names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numpy arrays of modules that `pure` opens: they can be changed in place, so they are copied.
+"""Copies numpy arrays of modules that `pure` opens.
 
 Arrays of jax cannot be changed, and are shared.  Where the function left a copy as it
 was, the module gets its own array back: most functions only read.

@@ -1,4 +1,4 @@
-"""Which leaves of a module are trainable, and merging trees with holes.
+"""Selects trainable leaves, and merges trees with empty nodes.
 
 ``parameters()`` of a class is described by a `Kept`: the own arrays that it
 keeps, and whether it looks into submodules.  Because it is a description, the

@@ -1,4 +1,4 @@
-"""Partition specs: which axis of a mesh splits which axis of an array, as static data."""
+"""Partition specs of arrays, as static data."""
 
 from __future__ import annotations
 

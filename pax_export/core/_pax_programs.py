@@ -1,4 +1,4 @@
-"""Whether a program runs that was written for PAX, which a few things here do PAX's way for."""
+"""Detects programs written for PAX, for the few places with PAX's behavior."""
 
 _run = False
 

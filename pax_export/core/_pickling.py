@@ -1,4 +1,4 @@
-"""Pickling modules, and what pickle does not find: by another name, or as a call.
+"""Pickles modules of derived and local classes.
 
 ``jax.nn.relu`` and ``jnp.tanh`` are wrapped objects that pickle cannot find
 under the module they say they come from.  Users keep them in modules all the

@@ -1,4 +1,4 @@
-"""pure, purecall, module_and_value, mutable: the places where modules may change."""
+"""pure, purecall, module_and_value and mutable: functions that change modules."""
 
 from __future__ import annotations
 

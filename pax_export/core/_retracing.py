@@ -1,4 +1,4 @@
-"""Noticing static data that a jitted function changes in every call.
+"""Detects static data that changes in every call of a jitted function.
 
 A list that a call appends to, or a number that it counts up, is part of the
 treedef: jax traces the function anew for each value, and a training loop takes

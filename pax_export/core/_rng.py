@@ -1,4 +1,4 @@
-"""The ambient key stream: where a layer takes its random key when given none.
+"""The global random key stream, for layers without a key argument.
 
 The stream is Python's own generator, so that one seed gives the same keys on
 every platform and under every version of jax.  Each thread has its own.

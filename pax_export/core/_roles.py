@@ -1,4 +1,4 @@
-"""What an array of a module is: trained, frozen, or state."""
+"""Roles of arrays: trainable, frozen or state."""
 
 from __future__ import annotations
 

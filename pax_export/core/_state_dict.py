@@ -1,4 +1,4 @@
-"""Weights as plain nested dicts, and back."""
+"""Conversion of modules to nested dicts of arrays, and back."""
 
 from __future__ import annotations
 

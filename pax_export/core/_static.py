@@ -1,4 +1,4 @@
-"""Static values: how data that is not in the tree is compared, copied and kept.
+"""Static values: how they are compared, copied and kept.
 
 Static data lies in treedefs, and jax compares treedefs to decide whether a
 function must be traced again.  Two models built by one recipe must therefore

@@ -1,4 +1,4 @@
-"""How a module prints: its line, and the tree of lines of its submodules."""
+"""`repr` and `summary` of modules."""
 
 from __future__ import annotations
 

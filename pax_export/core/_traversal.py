@@ -1,4 +1,4 @@
-"""The one traversal of module trees; everything else is written with it.
+"""Traversals of module trees.
 
 jax walks the tree in C and asks a function at each node whether to stop there.
 That function sees every module, so it is also how modules are collected.

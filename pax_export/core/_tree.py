@@ -1,4 +1,4 @@
-"""A module as a pytree: which attributes are subtrees, and the fast way in and out.
+"""Modules as pytrees: kinds of attributes, flatten and unflatten.
 
 Every call of a jitted function flattens its arguments and rebuilds its
 results, so this file is the hot path of the whole library.  Three ideas keep

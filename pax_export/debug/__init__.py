@@ -1,4 +1,4 @@
-"""Looking into a running net: in flow a net or a step, out flow its insides, or what went wrong."""
+"""Tools for debugging nets: captured values, statistics, NaNs, retracing."""
 
 from pax_export.debug._capture import Capture, capture
 from pax_export.debug._nans import nans

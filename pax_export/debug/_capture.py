@@ -1,4 +1,4 @@
-"""`capture`: what a call of a net computes on its way, by the paths of its modules."""
+"""`capture`: returns intermediate values of a net by module path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking named values out of a traced program, out of loops and branches too, or adding to them.
+"""Extracts named values from a traced program, including loops and branches.
 
 What is to be taken is marked by `jax.ad_checkpoint.checkpoint_name`: an operation
 that does nothing, and that jit, vmap and grad carry along.

@@ -1,4 +1,4 @@
-"""`nans`: the first operation that gives NaN or infinity out of finite numbers.
+"""`nans`: finds the first operation that produces NaN or infinity.
 
 The function runs as it always does, compiled whole, and its results are looked at on
 the device.  Only when one is not finite is the program gone through operation by

@@ -1,4 +1,4 @@
-"""From a result that is not finite, back to the operation that made it so."""
+"""Traces a non-finite result back to the operation that produced it."""
 
 from __future__ import annotations
 

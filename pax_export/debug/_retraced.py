@@ -1,4 +1,4 @@
-"""`why_retraced`: what made jax trace a function once more."""
+"""`why_retraced`: explains why a function was traced again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules of a net are meant: by path, by class, or by a function."""
+"""Selects modules by path, class or function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`statistics`: what all modules of a net return, in numbers."""
+"""`statistics`: summary statistics of the outputs of all modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAX's names for what may still change its form."""
+"""Names of PAX's experimental API."""
 
 from pax_export.core import load_state_dict as load_weights_from_dict
 from pax_export.core import mutable

@@ -1,4 +1,4 @@
-"""The usual mixed-precision policy for each kind of layer.
+"""The default mixed-precision policy of each layer class.
 
 It is a table of layers, so it stands above `nn`; `precision` itself knows none.
 """

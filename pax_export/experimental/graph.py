@@ -1,4 +1,4 @@
-"""PAX's names for modules made of graphs."""
+"""Names of PAX's API for graph modules."""
 
 from pax_export.graph import GraphModule, InputNode, Node, build_graph_module
 

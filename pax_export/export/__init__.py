@@ -1,4 +1,4 @@
-"""Exports of models to where they are served; one call each.
+"""Exports models to SavedModel, StableHLO, TFLite and ONNX.
 
 Example:
     >>> import pax_export as pax

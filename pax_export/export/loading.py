@@ -1,4 +1,4 @@
-"""`load`: an export in, of whatever format, and a callable like the model out."""
+"""`load`: loads an export of any format as a callable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of `jax`, `jax.numpy` and `jax.lax` that take symbolic sizes where jax wants numbers.
+"""Functions of `jax`, `jax.numpy` and `jax.lax` that accept symbolic sizes.
 
 They take the arguments of jax's functions of the same names.  Where no size is symbolic they call
 those; where one is, a program is made that works for any size.

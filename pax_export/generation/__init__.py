@@ -1,4 +1,4 @@
-"""Texts token by token: a net with a cache and prompts in, new tokens out."""
+"""Text generation with language models."""
 
 from pax_export.generation import samplers
 from pax_export.generation._beams import Beams, beam_search

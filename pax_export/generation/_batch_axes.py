@@ -1,4 +1,4 @@
-"""Which axis of each array of a cache is that of the rows, for any net."""
+"""Finds the batch axis of each array of a cache."""
 
 from __future__ import annotations
 

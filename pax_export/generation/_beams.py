@@ -1,4 +1,4 @@
-"""`beam_search`: the likeliest texts, instead of the likeliest token again and again."""
+"""`beam_search`: returns the most likely sequences."""
 
 from __future__ import annotations
 

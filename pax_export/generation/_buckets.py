@@ -1,4 +1,4 @@
-"""Lengths rounded up, so that texts of many lengths share a few compiled programs.
+"""Length buckets, so that texts of many lengths share compiled programs.
 
 Prompts are filled up, and their lengths say what counts; new tokens have places for more than are
 asked for, and the number that is asked for is an operand.

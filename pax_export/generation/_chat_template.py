@@ -1,4 +1,4 @@
-"""Chat templates: conversations as the text that a model was trained on.
+"""Chat templates: convert conversations to prompts.
 
 A template is a program of the model's author, so it runs in jinja2's sandbox, and sees JSON alone.
 """

@@ -1,4 +1,4 @@
-"""What a net says of its texts, where a caller says nothing."""
+"""Generation defaults of a net."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`export`: the functions of a language model that a server calls, over shared variables."""
+"""`export`: exports prefill, decode and generate functions with shared variables."""
 
 from __future__ import annotations
 

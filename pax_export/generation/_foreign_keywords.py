@@ -1,4 +1,4 @@
-"""What transformers' `generate` takes, and what to write for it here."""
+"""Keywords of transformers' `generate`, and the equivalents here."""
 
 from __future__ import annotations
 

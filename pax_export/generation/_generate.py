@@ -1,4 +1,4 @@
-"""`generate`: prompts in, new tokens out, by one compiled program."""
+"""`generate`: continues prompts in one compiled program."""
 
 from __future__ import annotations
 

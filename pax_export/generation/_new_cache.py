@@ -1,4 +1,4 @@
-"""An empty cache of any net, with what only some nets can be asked for."""
+"""Creates an empty cache for any net."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prefill`: a prompt is read once, and continued as often as is wanted."""
+"""`prefill`: reads a prompt once, to be continued several times."""
 
 from __future__ import annotations
 

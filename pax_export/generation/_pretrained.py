@@ -1,4 +1,4 @@
-"""`from_pretrained`: a language model of the files of others, and its tokenizer."""
+"""`from_pretrained`: loads a language model and its tokenizer."""
 
 from __future__ import annotations
 

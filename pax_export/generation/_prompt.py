@@ -1,4 +1,4 @@
-"""What the functions of this room are given, looked at before any work is done."""
+"""Checks of arguments."""
 
 from __future__ import annotations
 

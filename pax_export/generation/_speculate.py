@@ -1,4 +1,4 @@
-"""`speculate`: a small net proposes some tokens, and the large one reads them all at once."""
+"""`speculate`: speculative decoding with a smaller draft model."""
 
 from __future__ import annotations
 

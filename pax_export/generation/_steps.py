@@ -1,4 +1,4 @@
-"""One text at a time is read, one token at a time is added: what every way to generate is made of.
+"""Prefill and decode steps, shared by all generation functions.
 
 All of it is pure functions of arrays, which a caller compiles.  A net is asked in one way only:
 ``logits, cache = lm(tokens, cache=cache, lengths=lengths)`` appends ``lengths[row]`` tokens to

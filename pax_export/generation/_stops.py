@@ -1,4 +1,4 @@
-"""Where a text ends: at tokens, at sequences of tokens, or at strings."""
+"""Stop conditions: tokens, sequences of tokens, or strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens as they come: one compiled step, called again and again."""
+"""Token streams: one compiled step per token."""
 
 from __future__ import annotations
 

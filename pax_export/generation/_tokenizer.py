@@ -1,4 +1,4 @@
-"""Tokenizer: texts and conversations to ids of tokens, and back."""
+"""Tokenizer: converts texts and conversations to token ids and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers of files: tokenizer.json, and the vocabularies of GGUF files."""
+"""Loads tokenizers from tokenizer.json and GGUF files."""
 
 from __future__ import annotations
 

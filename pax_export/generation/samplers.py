@@ -1,4 +1,4 @@
-"""How the next token is chosen from logits: small rules, put together by ``|``.
+"""Samplers: rules that choose the next token, combined by ``|``.
 
 Each rule is a frozen dataclass of numbers, so equal samplers are equal static data.  `generate`
 hands the numbers of these rules to its programs as arrays: other ones compile nothing again.

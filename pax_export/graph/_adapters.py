@@ -1,4 +1,4 @@
-"""What is written after ``>>`` as a module, with every module in it in the tree.
+"""Converts operands of ``>>`` to modules.
 
 A function becomes a `Lambda`.  A module may also come inside of a partial or as
 the owner of a bound method; a `Lambda` would keep it as static data, where no

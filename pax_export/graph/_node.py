@@ -1,4 +1,4 @@
-"""Nodes: values together with how they were computed."""
+"""Nodes: values with their computation."""
 
 from __future__ import annotations
 

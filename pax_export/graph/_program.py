@@ -1,4 +1,4 @@
-"""A graph of nodes as a list of modules, and a program that says how to run them.
+"""A graph of nodes as a list of modules and a program that calls them.
 
 The program is plain data, tuples of numbers and text: it is what a graph module
 keeps in its treedef, where no node belongs.

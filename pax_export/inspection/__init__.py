@@ -1,4 +1,4 @@
-"""What a model is, and what it does: in flow a module and its inputs, out flow rows of facts."""
+"""Inspection of models and exports: tables, drawings and diffs."""
 
 from pax_export.inspection._diff import Change, Diff, diff
 from pax_export.inspection._drawing import Drawing, draw

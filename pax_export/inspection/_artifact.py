@@ -1,4 +1,4 @@
-"""The rows of an export, read as data: nothing of it is loaded or run."""
+"""The rows of an export, read as data without loading it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A net traced with abstract inputs: which modules are called, with what, and what that costs."""
+"""Traces a net with abstract inputs, and records calls of modules and their cost."""
 
 from __future__ import annotations
 

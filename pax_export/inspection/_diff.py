@@ -1,4 +1,4 @@
-"""`diff`: what differs between a model and its export, or between two of either."""
+"""`diff`: compares models and exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drawing of what flows between modules, as SVG; fast-sugiyama puts the nodes in layers."""
+"""Draws data flow between modules as SVG, with fast-sugiyama for the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flows between the modules of a net in one call: a graph, made of the traced program."""
+"""The data flow graph between modules, from the traced program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function of a layer that is one."""
+"""The function of a `Lambda` layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An inspection as HTML: modules fold, and nothing is fetched from anywhere."""
+"""Inspections as HTML with collapsible modules and no external resources."""
 
 from __future__ import annotations
 

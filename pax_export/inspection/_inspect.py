@@ -1,4 +1,4 @@
-"""`inspect`: the facts of a module as rows."""
+"""`inspect`: describes the modules of a net as rows."""
 
 from __future__ import annotations
 

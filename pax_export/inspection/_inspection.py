@@ -1,4 +1,4 @@
-"""What `inspect` gives: rows that print, show in notebooks, and are data."""
+"""Inspection: rows that print, render in notebooks, and convert to data."""
 
 from __future__ import annotations
 

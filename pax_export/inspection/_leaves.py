@@ -1,4 +1,4 @@
-"""What the arrays of a net are: trained, frozen, or state."""
+"""Roles of the arrays of a net: trainable, frozen or state."""
 
 from __future__ import annotations
 

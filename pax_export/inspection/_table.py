@@ -1,4 +1,4 @@
-"""The rows of an inspection as text."""
+"""Prints the rows of an inspection."""
 
 from __future__ import annotations
 

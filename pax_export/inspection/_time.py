@@ -1,4 +1,4 @@
-"""How long the call of each module takes, as a share of the whole."""
+"""Measures the share of time of each module."""
 
 from __future__ import annotations
 

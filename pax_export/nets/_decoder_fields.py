@@ -1,4 +1,4 @@
-"""The values of a stranger's configuration: each is judged by its kind before it is used."""
+"""Checks values of an untrusted configuration."""
 
 from __future__ import annotations
 

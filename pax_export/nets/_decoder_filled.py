@@ -1,4 +1,4 @@
-"""Attention to as much of a cache as is filled, where it has room for far more."""
+"""Attention over the filled part of a large cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file says, as the fields of a DecoderConfig."""
+"""Converts GGUF metadata to a DecoderConfig."""
 
 from __future__ import annotations
 

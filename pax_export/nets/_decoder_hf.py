@@ -1,4 +1,4 @@
-"""What a ``config.json`` of transformers says, as the fields of a DecoderConfig."""
+"""Converts a ``config.json`` of transformers to a DecoderConfig."""
 
 from __future__ import annotations
 

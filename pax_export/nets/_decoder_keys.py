@@ -1,4 +1,4 @@
-"""Which keys the configurations of each family have: read, of one value only, or ignored.
+"""Configuration keys of each model family: read, fixed or ignored.
 
 The defaults of a ``config.json`` are those of the configuration classes of transformers.  What
 reads a key gives it a meaning; what is in none of these tables is refused by name.

@@ -1,4 +1,4 @@
-"""A layer of a Decoder, and how it attends with a cache and without one."""
+"""One layer of a Decoder, with and without a cache."""
 
 from __future__ import annotations
 

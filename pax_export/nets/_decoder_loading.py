@@ -1,4 +1,4 @@
-"""A Decoder of a file of others: its leaves are read and placed one after the other."""
+"""Loads a Decoder from pretrained files, one leaf at a time."""
 
 from __future__ import annotations
 

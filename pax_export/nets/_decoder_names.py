@@ -1,4 +1,4 @@
-"""Where a file of others keeps each leaf of a Decoder, and in which form."""
+"""Array names and layouts of pretrained Decoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Decoder and its cache are given: dtypes, sizes and integers."""
+"""Checks dtypes and sizes passed to a Decoder or its cache."""
 
 from __future__ import annotations
 

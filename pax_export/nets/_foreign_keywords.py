@@ -1,4 +1,4 @@
-"""What transformers' `from_pretrained` takes, and what to write for it here."""
+"""Keywords of transformers' `from_pretrained`, and the equivalents here."""
 
 from __future__ import annotations
 

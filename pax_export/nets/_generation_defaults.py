@@ -1,4 +1,4 @@
-"""GenerationDefaults: what the author of a language model says of its texts."""
+"""GenerationDefaults: default sampling and stop settings of a language model."""
 
 from __future__ import annotations
 

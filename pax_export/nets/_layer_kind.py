@@ -1,4 +1,4 @@
-"""LayerKind: in what the layers of one language model differ."""
+"""LayerKind: settings that differ between the layers of a Decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers: one file for each family."""
+"""Layers, one file per family."""
 
 from pax_export.nn import _initial_values as _initial_values  # layers say how they begin
 from pax_export.nn._arguments import choice, fraction, integer

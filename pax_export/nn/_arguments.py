@@ -1,4 +1,4 @@
-"""Checks of what a user passes to a layer, and the forms that layers keep.
+"""Checks and normalizes arguments of layers.
 
 Layers keep tuples and plain Python numbers: static data that cannot change is fast to flatten,
 and two layers built from ``2`` and ``np.int64(2)`` have equal treedefs.  ``where`` is the place

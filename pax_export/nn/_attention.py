@@ -1,4 +1,4 @@
-"""MultiHeadAttention: weighted means over a sequence, several at a time."""
+"""MultiHeadAttention."""
 
 from __future__ import annotations
 

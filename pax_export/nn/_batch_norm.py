@@ -1,4 +1,4 @@
-"""BatchNorm1D and BatchNorm2D: normalisation by the statistics of the batch."""
+"""BatchNorm1D and BatchNorm2D."""
 
 from __future__ import annotations
 

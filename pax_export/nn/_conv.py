@@ -1,4 +1,4 @@
-"""Convolutions and their transposes, over one spatial axis and over two."""
+"""Convolutions and transposed convolutions over one or two spatial axes."""
 
 from __future__ import annotations
 

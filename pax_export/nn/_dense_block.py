@@ -1,4 +1,4 @@
-"""DenseBlock: the two dense layers of a block of a Transformer."""
+"""DenseBlock: the feed-forward block of a Transformer."""
 
 from __future__ import annotations
 

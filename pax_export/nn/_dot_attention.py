@@ -1,4 +1,4 @@
-"""Attention of heads that are projected already: many queries to few keys, windows, soft caps."""
+"""Attention of projected heads: grouped queries, windows, soft caps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout: the layer that owns its key, and the function that takes one."""
+"""Dropout as a layer with a random key, and as a function of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes whose axes are Explicit, where jax asks how each result lies: layers answer.
+"""Output shardings of layers on meshes with Explicit axes.
 
 A layer is computed as on Auto axes, where the compiler works out how values in between are
 split, and its results lie as the layer says: along the axes of the batch like the input, and

@@ -1,4 +1,4 @@
-"""GatedDense: two dense layers of which one opens and closes the other; PlainDense: none does."""
+"""GatedDense and PlainDense: feed-forward blocks with and without a gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GroupedQueryAttention: causal self-attention as in today's language models."""
+"""GroupedQueryAttention: causal self-attention of current language models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the arrays of layers are made at first, for ``net.at(...).init(key)``."""
+"""Initial values of layers, for ``net.at(...).init(key)``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How layers draw their first weights: functions of a key and a shape."""
+"""Initializers: functions of a key and a shape."""
 
 from __future__ import annotations
 

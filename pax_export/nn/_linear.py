@@ -1,4 +1,4 @@
-"""Linear and Embed: vectors times a matrix, and rows of a matrix."""
+"""Linear and Embed."""
 
 from __future__ import annotations
 

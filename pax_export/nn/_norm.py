@@ -1,4 +1,4 @@
-"""LayerNorm and GroupNorm: normalisation of each example by itself."""
+"""LayerNorm and GroupNorm."""
 
 from __future__ import annotations
 

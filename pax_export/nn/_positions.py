@@ -1,4 +1,4 @@
-"""Positions that are added: sinusoids to a vector, slopes to the logits of attention."""
+"""Sinusoidal position embeddings and ALiBi slopes."""
 
 from __future__ import annotations
 

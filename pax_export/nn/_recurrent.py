@@ -1,4 +1,4 @@
-"""LSTM, GRU and VanillaRNN: cells that take a state and one step in time.
+"""LSTM, GRU and VanillaRNN: cells that compute one time step.
 
 A cell is called as ``cell(state, x) -> (state, output)``, the form of a loop
 body, so it can be handed to `scan` as it is.

@@ -1,4 +1,4 @@
-"""RMSNorm: a vector divided by the root of its mean square."""
+"""RMSNorm."""
 
 from __future__ import annotations
 

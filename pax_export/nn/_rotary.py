@@ -1,4 +1,4 @@
-"""Rotary embeddings: positions as angles by which pairs of channels are turned."""
+"""Rotary position embeddings."""
 
 from __future__ import annotations
 

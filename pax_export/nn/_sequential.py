@@ -1,4 +1,4 @@
-"""Sequential, Lambda and Identity: layers and functions, one after the other."""
+"""Sequential, Lambda and Identity."""
 
 from __future__ import annotations
 

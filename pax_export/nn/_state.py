@@ -1,4 +1,4 @@
-"""EMA and RngSeq: state that a module keeps beside its parameters."""
+"""EMA and RngSeq: modules with state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `repr` says of an optimizer: which rules it chains, and how much it keeps."""
+"""`repr` of optimizers: their rules and the size of their state."""
 
 from __future__ import annotations
 

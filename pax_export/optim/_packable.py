@@ -1,4 +1,4 @@
-"""Whether an optimizer gives the same results with its arrays end to end in one.
+"""Checks that an optimizer computes the same on concatenated arrays.
 
 It does if each number of an update depends on that number of the gradients, the
 parameters and the moments alone, by one rule for all arrays of a dtype; and on

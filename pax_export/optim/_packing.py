@@ -1,4 +1,4 @@
-"""Many arrays as one array for each dtype: what a packed optimizer holds."""
+"""Concatenates arrays of equal dtype, for packed optimizers."""
 
 from __future__ import annotations
 

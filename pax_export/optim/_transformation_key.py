@@ -1,4 +1,4 @@
-"""What an optimizer of optax is, as static data: compared by what it computes.
+"""Equality of optax optimizers as static data.
 
 ``optax.adam(1e-3)`` is a pair of functions made on the spot.  Python calls two
 such pairs different, and then a jitted training step would be traced again for

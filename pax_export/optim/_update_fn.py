@@ -1,4 +1,4 @@
-"""Update functions: a loss function made into a training step."""
+"""Update functions: training steps from loss functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cast view: a module as a method under a policy sees it.
+"""The view of a module that its methods see under a policy.
 
 A method under a policy must find the module's own arrays in the compute dtype.
 It could be given the module itself with its arrays exchanged for a while, but

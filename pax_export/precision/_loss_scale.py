@@ -1,4 +1,4 @@
-"""Loss scales: what keeps small gradients from vanishing in half precision.
+"""Loss scales: prevent underflow of gradients in half precision.
 
 These are jmp's three loss scales as pytrees that jax can take anywhere.  In jmp
 0.0.4 a static scale cannot be an argument of a jitted function, a dynamic one

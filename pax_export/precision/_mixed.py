@@ -1,4 +1,4 @@
-"""A whole net under one policy, some of its modules exempt from it.
+"""Applies a policy to a net, with exemptions.
 
 Half precision is enough for products of matrices and too little for sums of
 squares and exponentials, so norms, losses and the like are kept out of it.  What

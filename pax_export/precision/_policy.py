@@ -1,4 +1,4 @@
-"""Mixed-precision policies: in which dtypes a module keeps, computes and returns.
+"""Mixed-precision policies: dtypes of parameters, computation and outputs.
 
 A module under a policy is an instance of a class derived from its own, in which
 every method runs on a view with cast arrays (see `_cast_view.py`).  There is

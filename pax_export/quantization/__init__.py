@@ -1,4 +1,4 @@
-"""Quantization: weights as integers of few bits, and what that costs."""
+"""Quantization of weights, and its accuracy."""
 
 from pax_export._quantized import QuantizedArray
 from pax_export.quantization._quantize import dequantize, quantize

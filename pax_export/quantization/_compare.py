@@ -1,4 +1,4 @@
-"""The outputs of two nets for the same batches, beside each other."""
+"""Compares the outputs of two nets on the same batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arrays of a net are quantized, and along which axes they are multiplied."""
+"""Selects the arrays to quantize, and their contracted axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quantize: a net in, the same net with integers for weights out."""
+"""quantize: replaces the weights of a net by low-bit integers."""
 
 from __future__ import annotations
 

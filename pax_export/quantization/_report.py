@@ -1,4 +1,4 @@
-"""What quantization did, and what it cost."""
+"""Reports of quantization and of its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as integers and scales."""
+"""Rounds numbers to integers and scales."""
 
 from __future__ import annotations
 

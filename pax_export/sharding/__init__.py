@@ -1,4 +1,4 @@
-"""Modules on meshes of devices: rules for partition specs, placing, gathering, planning."""
+"""Sharding of modules: rules for partition specs, placement, planning."""
 
 from pax_export._hlo import Collective, Cost, collectives, cost, sent_bytes
 from pax_export.sharding._init import init

@@ -1,4 +1,4 @@
-"""Consistency: several processes must give the same values, or their parts do not fit."""
+"""Checks that all processes pass equal values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The heartbeat of processes, which they hear from each other: who is lost, and what then.
+"""Heartbeats between processes: detect and report lost ones.
 
 A process whose peer is gone waits in a collective, for ever as far as it knows, and
 no exception reaches it there.  So threads look out: one listens for the last words

@@ -1,4 +1,4 @@
-"""Building a model on a mesh, so that no device ever holds all of it."""
+"""Initializes a model on a mesh, without a full copy on any device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of leaves: the leaves of a tree as rules see them, with the modules around them."""
+"""Leaves of a tree with their paths and enclosing modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shardings of leaves: every leaf with its spec on one mesh, checked."""
+"""The sharding of every leaf on one mesh, checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes: devices in rows and columns, each direction with a name."""
+"""Creation of meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for what belongs to parameters: the state of an optimizer, gradients, averages."""
+"""Rules for trees derived from parameters: optimizer state, gradients, averages."""
 
 from __future__ import annotations
 

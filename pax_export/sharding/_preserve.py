@@ -1,4 +1,4 @@
-"""Training steps after which everything lies where it lay before."""
+"""Training steps that preserve shardings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets, rules that are ready made: data parallel, fully sharded, tensor parallel."""
+"""Preset rules: data parallel, fully sharded, tensor parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many processes as one program: how they begin together, and end together."""
+"""Starts and stops programs of several processes together."""
 
 from __future__ import annotations
 

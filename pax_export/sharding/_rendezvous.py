@@ -1,4 +1,4 @@
-"""The rendezvous of processes, before jax joins them: who came, and who did not.
+"""Waits for all processes before JAX connects them, and names missing ones.
 
 jax's runtime aborts a process that waits too long for the others, and does not say
 for whom.  So process 0 first listens at the port that it has for jax's service: the

@@ -1,4 +1,4 @@
-"""Rules: which leaf gets which partition spec.
+"""Rules: map leaves to partition specs.
 
 A rule looks at one leaf and says its spec, or nothing.  Rules are put together
 by ``|`` (the second for what the first leaves out) and ``&`` (the second for

@@ -1,4 +1,4 @@
-"""Placing: leaves go to the devices that their specs say, and back; batches are split."""
+"""Places leaves and batches on devices, and gathers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of specs and rules: a spec that does not fit, a rule that is for no leaf."""
+"""Errors of partition specs and rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: what each device of a mesh would hold, before anything is placed."""
+"""Tables of the arrays that each device would hold."""
 
 from __future__ import annotations
 

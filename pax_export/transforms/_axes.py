@@ -1,4 +1,4 @@
-"""Axes: what vmap and scan share.
+"""Axis arguments of vmap and scan.
 
 For each leaf of the arguments there is an axis along which it is mapped, or None; the
 leaves of the results get such axes.

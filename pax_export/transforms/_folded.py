@@ -1,4 +1,4 @@
-"""Modules as a jitted function passes them: as a list of leaves.
+"""Modules passed through jit as lists of leaves.
 
 A jitted call would otherwise flatten every module on the way in and rebuild
 every one on the way out, though most of what it returns is only handed on to

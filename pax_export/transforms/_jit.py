@@ -1,4 +1,4 @@
-"""jit: a function of modules, compiled once for each structure of its arguments."""
+"""jit for functions of modules."""
 
 from __future__ import annotations
 

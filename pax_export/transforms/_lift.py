@@ -1,4 +1,4 @@
-"""The one rule of all transforms of functions that take modules.
+"""Lifts a JAX transform to functions of modules.
 
 A call is taken apart: its arguments become a flat list of leaves, of which a
 transform gives some to jax and keeps the others.  Under jax's trace the leaves

@@ -1,4 +1,4 @@
-"""Vmap, Scan and Remat: modules that call another one under a transform.
+"""Vmap, Scan and Remat: modules that apply a transform to another module.
 
 ``Vmap(pax.Linear, axis_size=5)`` is a constructor; called, it builds the inner
 modules at once and gives an instance of `Vmap` that holds them stacked.  An

@@ -1,4 +1,4 @@
-"""remat: a function whose inner values are computed again for its gradient."""
+"""remat: recomputes intermediate values for the gradient."""
 
 from __future__ import annotations
 

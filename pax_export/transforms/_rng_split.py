@@ -1,4 +1,4 @@
-"""Random keys under transforms: the ambient stream by index, and keys of modules."""
+"""Random keys under transforms: the global stream, and keys in modules."""
 
 from __future__ import annotations
 

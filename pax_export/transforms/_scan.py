@@ -1,4 +1,4 @@
-"""Python loops, compiled once: nnx's `scan`, and the one of PAX over time."""
+"""scan: nnx's API, and PAX's scan over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of a scan: what goes from one to the next, and what is stacked.
+"""The body of a scan: carried and stacked values.
 
 The Python loop is what a scan must equal.  Of the leaves of the arguments some
 are sliced, one slice for each step, and stacked again.  The carry goes from step

@@ -1,4 +1,4 @@
-"""Partition specs of modules: what they declare, as trees, and as constraints."""
+"""Declared partition specs of modules, as trees and as constraints."""
 
 from __future__ import annotations
 

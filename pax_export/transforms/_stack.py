@@ -1,4 +1,4 @@
-"""A list of equal layers as one stacked layer, and back."""
+"""Stacks a list of equal layers, and unstacks it."""
 
 from __future__ import annotations
 

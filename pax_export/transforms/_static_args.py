@@ -1,4 +1,4 @@
-"""Arguments that are no business of a transform: static ones."""
+"""Static arguments of transforms."""
 
 from __future__ import annotations
 

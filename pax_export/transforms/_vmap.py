@@ -1,4 +1,4 @@
-"""vmap: a function of one example, or one module, made a function of many."""
+"""vmap for functions of modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights on disk: names of leaves, safetensors files of them, and files of other frameworks."""
+"""Weights on disk: safetensors files, and weights of other frameworks."""
 
 from __future__ import annotations
 

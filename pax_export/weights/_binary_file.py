@@ -1,4 +1,4 @@
-"""A file of a stranger: regular, and nothing is believed to lie beyond its end.
+"""Bounds-checked reads of an untrusted file.
 
 Large arrays are views of the file, each with a mapping of its own: what a program lets go of
 leaves its memory, so that a file larger than that can be read array by array.

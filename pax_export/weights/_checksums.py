@@ -1,4 +1,4 @@
-"""Checksums of a file of weights, in its own metadata: no byte of it changes unnoticed.
+"""Checksums of a weights file, stored in its metadata.
 
 The entry ``pax_export_crc32`` is JSON: the CRC-32 of each array as it lies in the file, by its
 name, and under no name that of all before the arrays, where its own digits count as zeros:

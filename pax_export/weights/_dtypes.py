@@ -1,4 +1,4 @@
-"""How an array is stored: under its own dtype, or as another one and a note.
+"""Stored dtypes: native, or another dtype with a note.
 
 safetensors knows the usual dtypes.  Any other array is stored as one of those,
 so that every reader can open the file, and a note in the metadata says what it

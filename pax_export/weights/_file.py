@@ -1,4 +1,4 @@
-"""A safetensors file: writing one, and reading arrays from one.
+"""Reads and writes safetensors files.
 
 The library writes the file, and checks a file that is read: that it is whole,
 and that its header fits its length.  The arrays are then read straight from the

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: what each array is, and its offset."""
+"""The header of a safetensors file: dtype, shape and offset of each array."""
 
 from __future__ import annotations
 

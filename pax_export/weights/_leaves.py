@@ -1,4 +1,4 @@
-"""Leaves by dotted names, and those on disk compared with those that a module wants."""
+"""Leaves by dotted names, and comparison with the leaves on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""save_weights and load_weights: the arrays of a module to a safetensors file, and back."""
+"""save_weights and load_weights: write and read the arrays of a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder for `sys.path`: processes that a program starts find `pax` here.
+"""A `sys.path` entry that provides `pax` to subprocesses.
 
 `pax-export run` installs this package as `pax` in its own process.  A process that
 multiprocessing starts afresh is given the same `sys.path` and nothing else, so

@@ -1,4 +1,4 @@
-"""Words for parts of a net in; where they stand, or the net in which they changed, out.
+"""Selections of parts of a net, and edits of these parts.
 
 `_path_patterns` reads paths, `_filters` says which leaves are meant, `_finding` which places;
 `_selection` has the verbs.  It stands above all files of `core` but `_module`, whose `at` it is.

@@ -1,4 +1,4 @@
-"""Filters: which leaves of a module are meant.
+"""Filters that select leaves of a module.
 
 A filter is data: a class, a path, a selection, a predicate, or several of them.
 `as_filter` turns it into a function from a module to one bool for each leaf.

@@ -1,4 +1,4 @@
-"""What a user may write to say which places of a net are meant, and the places that it is."""
+"""Finds the places of a net that a selection argument matches."""
 
 from __future__ import annotations
 

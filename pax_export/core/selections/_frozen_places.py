@@ -1,4 +1,4 @@
-"""Freezing parts of a net: modules with all inside, and single arrays."""
+"""Freezes modules and single arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New initial values for the parameters of a net."""
+"""Reinitializes parameters of a net."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one language of paths: how a text such as ``encoder.layers.*.attention`` is read.
+"""Path patterns such as ``encoder.layers.*.attention``.
 
 Whatever takes a path of modules or leaves asks here: `at`, filters of transforms, rules of
 sharding, exemptions from a policy, what is captured, what of an export is trainable.

@@ -1,4 +1,4 @@
-"""The places of a tree: its modules and leaves, by the steps that lead to them."""
+"""Selectable places of a tree: modules and leaves with their paths."""
 
 from __future__ import annotations
 

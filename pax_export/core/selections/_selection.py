@@ -1,4 +1,4 @@
-"""Selection: parts of a net, to look at them or to make a net in which they are changed."""
+"""Selection: reads or edits parts of a net."""
 
 from __future__ import annotations
 

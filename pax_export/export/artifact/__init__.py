@@ -1,1 +1,1 @@
-"""What an export is, for whoever reads one: paths in; reports and structures out; no jax."""
+"""Reading exports: reports, structures and checks, without jax."""

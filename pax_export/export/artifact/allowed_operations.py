@@ -1,4 +1,4 @@
-"""What an operation of TensorFlow may do in a SavedModel that nobody vouches for.
+"""The allowlist of TensorFlow operations in untrusted SavedModels.
 
 A SavedModel is a program, and an operation may do anything: TensorFlow registers some 1,900, and
 packages add theirs.  So it is listed here what is *allowed*, and everything else is refused by

@@ -1,4 +1,4 @@
-"""Calls of an exported function: what is given in Python, as named arrays."""
+"""Converts the arguments of a call to named arrays."""
 
 from __future__ import annotations
 

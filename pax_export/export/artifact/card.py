@@ -1,4 +1,4 @@
-"""The card of an export: its report as a page for people, with calls to copy.
+"""The HTML card of an export.
 
 One file with no script, which fetches nothing; all that a model says is escaped.  It holds no
 time and no place, so the same export has the same card, byte by byte.

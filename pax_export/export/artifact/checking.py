@@ -1,4 +1,4 @@
-"""Before an export is opened: is it as it was written, and does it only compute?
+"""Checks an export before it is opened: hashes and allowed operations.
 
 One function for each kind of export that has something to look at, `Format.check`.  What was
 written before there were hashes is opened without them.

@@ -1,4 +1,4 @@
-"""What each TensorFlow can read; measured by loading artifacts in it.
+"""Capabilities of TensorFlow versions, measured by loading artifacts in each.
 
 An artifact is written for a version of StableHLO, and its reader knows that
 version or it does not.  From 2.19 on TensorFlow names its version in errors;

@@ -1,4 +1,4 @@
-"""Dtypes by name, as they stand in a report; no jax is needed to read them."""
+"""Dtypes by name, without jax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report inside of an export that is one file, so that it travels with it.
+"""Reports embedded in single-file exports.
 
 A ``.tflite`` file may end with a zip archive: its readers stop before, and
 ``unzip`` finds the report.  An ``.onnx`` file is a protobuf message: further

@@ -1,4 +1,4 @@
-"""The table of formats: what loading, validation, reports and the command line know of each.
+"""The table of formats, for loading, validation, reports and the command line.
 
 A format is one file or folder of `pax_export.export.formats`, and one row here.  Another
 distribution adds one by an entry point of the group ``pax_export.formats`` that names a

@@ -1,4 +1,4 @@
-"""What a SavedModel is that somebody else wrote: jax2tf, orbax, Keras, TensorFlow.
+"""Describes third-party SavedModels: jax2tf, orbax, Keras, TensorFlow.
 
 It is read as data.  Nothing of it is loaded or run, so a SavedModel that
 TensorFlow cannot load is described as well.

@@ -1,4 +1,4 @@
-"""Where runtimes differ from jax, operation by operation.
+"""Operations whose results differ between runtimes and jax.
 
 A guard around each would slow down every model, so reports name them instead, and the guide to
 other targets has them as a table.  ``python -m tests.export.sweep_differences`` measures them and

@@ -1,4 +1,4 @@
-"""How much of a stranger's report is read: one of any size is none of ours.
+"""Size limits for untrusted reports.
 
 A report of a model with 100,000 arrays has some 25 MB, and a million values.
 """

@@ -1,4 +1,4 @@
-"""What a program of StableHLO calls besides its own functions: allowed by name, or named.
+"""Custom calls of a StableHLO program, checked against an allowlist.
 
 A custom call runs whatever a process has registered by its name, some of it with pointers that
 the program chooses (``memset``); infeed, outfeed, send and recv block without a partner.

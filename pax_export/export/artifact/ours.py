@@ -1,4 +1,4 @@
-"""Which exports are ours, and what belongs to them: nothing else is ever replaced.
+"""Recognizes exports of this package and their files, for overwriting.
 
 Of a folder, the report in it says so, and of a file, the one inside.  Its format says what a
 folder of it holds; a SavedModel also names its assets, and SHA256SUMS the files of a bundle.

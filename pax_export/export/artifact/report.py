@@ -1,4 +1,4 @@
-"""The report: what was made, how big it is, for whom, and how far it was tested.
+"""The report of an export: contents, sizes, requirements and validation.
 
 It is printed, and lies beside the model as ``pax_export.json``.
 """

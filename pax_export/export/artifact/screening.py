@@ -1,4 +1,4 @@
-"""Whether a SavedModel does more than compute: its graph is read, and nothing of it is run.
+"""Screens a SavedModel: parses its graph and checks every operation.
 
 Refused is every operation that is not in `allowed_operations`, wherever it stands: in any graph
 of the file, in any function of its library (gradients are such functions), called or not; by its

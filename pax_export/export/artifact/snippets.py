@@ -1,4 +1,4 @@
-"""Calls of an export that a reader copies: Python and a command line.
+"""Code snippets that call an export: Python and command line.
 
 They run as they stand in the folder of the export, on zeros.  Names of a model are quoted
 wherever they come: they may be any text.

@@ -1,4 +1,4 @@
-"""What stands in a report: plain data with its types checked, nested values with flat names.
+"""Parsing of reports: typed plain data, nested values with flat names.
 
 What a file says is not to be trusted: a wrong type would come to light far
 from here, in a traceback.

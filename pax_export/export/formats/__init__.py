@@ -1,1 +1,1 @@
-"""A lowered model in; one format written, and read again as a callable out."""
+"""The formats: each writes a lowered model, and loads it as a callable."""

@@ -1,4 +1,4 @@
-"""The files that TensorFlow makes of functions of its own while it saves a model.
+"""The files that TensorFlow generates while it saves a model.
 
 It rewrites them, loads them from the temporary folder, and removes them when the process ends:
 of one that is killed they stay for ever.  Nobody reads them once they are loaded.

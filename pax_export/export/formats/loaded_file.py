@@ -1,4 +1,4 @@
-"""An export that is one file, as a callable again: run by the runtime of its format."""
+"""Loaded single-file exports, called with the runtime of their format."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Traced programs in; portable StableHLO, its gradients and the variables out."""
+"""Lowers traced programs to portable StableHLO."""

@@ -1,4 +1,4 @@
-"""Symbolic sizes that may be 0: jax says that they are 1 or more, and its programs insist.
+"""Symbolic sizes that may be 0.
 
 Where a size is 0 and every result has a dimension that is 0 with it, there is nothing that
 the program could compute wrongly.  So it need not insist, and an empty batch is served.

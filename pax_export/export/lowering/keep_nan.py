@@ -1,4 +1,4 @@
-"""Largest and smallest values that keep NaN, as jax has them.
+"""Maxima and minima that propagate NaN.
 
 TensorFlow lets XLA take the first of two numbers where it cannot order them: ``max(1, NaN)`` is 1
 there, and NaN in jax.  So a NaN in the second place is taken by a choice of its own; one in the

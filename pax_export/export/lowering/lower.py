@@ -1,4 +1,4 @@
-"""From a traced function to portable StableHLO, which old readers accept.
+"""Lowers a traced function to portable StableHLO for old readers.
 
 jax writes its newest StableHLO: with composites, unused functions and
 locations that readers of last year cannot parse.  Four things make it

@@ -1,4 +1,4 @@
-"""An export before anything is written: programs lowered, variables laid out, tests ready."""
+"""LoweredModel: lowered programs, variables and validation cases."""
 
 from __future__ import annotations
 

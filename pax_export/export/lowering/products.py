@@ -1,4 +1,4 @@
-"""Products that name an algorithm, said without a name where they already say as much.
+"""Removes redundant dot algorithms.
 
 StableHLO 1.7 lets a product name its algorithm: which numbers are multiplied, and which are
 summed.  jax does so in its attention of half precision.  Where operands and result have the

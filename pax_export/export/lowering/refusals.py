@@ -1,4 +1,4 @@
-"""What jax raises while it lowers a program, in our words: which operation, where, and why."""
+"""Converts jax's lowering errors: operation, location and reason."""
 
 from __future__ import annotations
 

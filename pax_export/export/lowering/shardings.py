@@ -1,4 +1,4 @@
-"""A program for several devices as one for a single device, which is what serves it.
+"""Converts programs for several devices to single-device programs.
 
 What only asks for a place is dropped.  What devices send each other is nothing where each of
 them is alone, as it is in a mesh of one device; with more of them it is refused.

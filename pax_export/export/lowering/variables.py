@@ -1,4 +1,4 @@
-"""The model's arrays as they are stored: each once, under a legal and unique name."""
+"""Variables: each array once, under a legal unique name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""orbax.export's interface, over the exporter of this package.
+"""orbax.export's interface on top of this package's exporter.
 
 A program written for orbax.export imports this instead:
 

@@ -1,4 +1,4 @@
-"""One jax function over the variables of a model, as TensorFlow calls it.
+"""A jax function over the variables of a model, callable from TensorFlow.
 
 It is traced and lowered by the same code as everything that this package
 exports, once for each kind of input: sizes with a name are one kind.

@@ -1,4 +1,4 @@
-"""The params of a `JaxModule`: their names, and the variables that hold them.
+"""The params of a `JaxModule`: names and variables.
 
 The arrays among the leaves become variables, named by their paths
 (``layers.0.kernel``); arrays that are one array are one variable.  Other leaves

@@ -1,4 +1,4 @@
-"""Shapes that TensorFlow knows in part, as shapes of jax with symbolic dimensions.
+"""Converts partially known TensorFlow shapes to symbolic dimensions.
 
 A method's `input_polymorphic_shape` is a pytree, or the beginning of one, like
 its input.  A leaf of it is ``None`` (all sizes are known), text as

@@ -1,4 +1,4 @@
-"""What a signature takes and gives, and how one is called.
+"""Inputs, outputs and calls of signatures.
 
 Inputs may have default values, or be repeated to a batch; nested outputs get
 flat names; a session of TensorFlow 1 calls a signature with its default values.

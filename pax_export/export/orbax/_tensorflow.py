@@ -1,4 +1,4 @@
-"""TensorFlow, loaded with this package: what is offered here derives from `tf.Module`."""
+"""Imports TensorFlow: the classes of this package derive from `tf.Module`."""
 
 from __future__ import annotations
 

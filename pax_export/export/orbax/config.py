@@ -1,4 +1,4 @@
-"""The option of the whole process: from the environment, by `update`, or within a block.
+"""Process-wide configuration.
 
     OBX_EXPORT_TF_PREPROCESS_ONLY=true python export.py
     config.update("obx_export_tf_preprocess_only", True)

@@ -1,4 +1,4 @@
-"""The names that orbax's programs use as keys."""
+"""Keys of orbax.export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that are sharded in jax as tensors that are sharded in TensorFlow (DTensor)."""
+"""Converts sharded jax arrays to DTensors."""
 
 from __future__ import annotations
 

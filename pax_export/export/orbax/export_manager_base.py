@@ -1,4 +1,4 @@
-"""What every export manager can do."""
+"""The base class of export managers."""
 
 from __future__ import annotations
 

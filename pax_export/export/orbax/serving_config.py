@@ -1,4 +1,4 @@
-"""What one signature of a SavedModel is made of."""
+"""ServingConfig: the configuration of one signature."""
 
 from __future__ import annotations
 

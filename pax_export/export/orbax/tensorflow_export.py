@@ -1,4 +1,4 @@
-"""The manager of SavedModels, by the name of newer versions of orbax.export."""
+"""TensorFlowExport, as newer versions of orbax.export name it."""
 
 from __future__ import annotations
 

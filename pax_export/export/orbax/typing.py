@@ -1,4 +1,4 @@
-"""What orbax's interface calls its kinds of arguments."""
+"""Type aliases of orbax.export."""
 
 from __future__ import annotations
 

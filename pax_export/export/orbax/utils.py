@@ -1,4 +1,4 @@
-"""The functions that orbax's programs find under `orbax.export.utils`."""
+"""Functions of `orbax.export.utils`."""
 
 from __future__ import annotations
 

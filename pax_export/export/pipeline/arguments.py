@@ -1,4 +1,4 @@
-"""Arguments that several formats take, checked."""
+"""Checks arguments shared by several formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One export while it is made: its phases, its place, how it is tested, and who signs it."""
+"""The state of one export: phases, paths, validation and signing."""
 
 from __future__ import annotations
 

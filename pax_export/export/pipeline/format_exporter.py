@@ -1,4 +1,4 @@
-"""What one format says of an export: how a model is lowered, and what is written of it.
+"""FormatExporter: how one format lowers and writes a model.
 
 A format derives a class from each of two.  A `FormatExporter` holds what the user asked of the
 format, and lowers models; what it makes of one is a `Contents`, which can be written, called in a

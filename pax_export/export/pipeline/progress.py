@@ -1,4 +1,4 @@
-"""What a user sees of the phases of a save while it runs, and how long each takes."""
+"""Progress display and timing of phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which module of a model stands what a format refuses.
+"""Finds the module of a refused operation.
 
 An export is made without names in it.  Where it is refused, the model is traced and written once
 more, as far as that goes, with modules that say their paths.

@@ -1,4 +1,4 @@
-"""What every format does alike: check, load, trace, lower, write, test, report, and take the place.
+"""Runs an export: check, load, trace, lower, write, validate, report, move into place.
 
 A format says its own part in a `FormatExporter`; `run_export` calls it phase by phase.  Nothing
 stands at the path before the end, and nothing is left where a phase fails.

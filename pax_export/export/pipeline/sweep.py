@@ -1,4 +1,4 @@
-"""The elementwise operations of a program, each alone, at numbers of every size.
+"""Evaluates the elementwise operations of a program over the range of inputs.
 
 A runtime has a kernel of its own for `exp`, and its own idea of what `exp(88.5)` is.  So the
 operations of a program are exported as a program of their own, in which each has inputs and an

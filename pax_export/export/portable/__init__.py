@@ -1,4 +1,4 @@
-"""Passes over traced programs that every target shares: program of jax in, program of jax out.
+"""Passes over traced programs, shared by all targets.
 
 `passes.py` has those that make programs simpler, in their order, and docs/decisions/portable.md
 what each is worth; `decompose` comes after them, and replaces what a target lacks.

@@ -1,4 +1,4 @@
-"""Activations, in the operations that they are made of."""
+"""Recognizes activations."""
 
 from __future__ import annotations
 

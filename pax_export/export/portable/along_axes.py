@@ -1,4 +1,4 @@
-"""Means, norms and softmax, in the operations that they are made of."""
+"""Recognizes means, norms and softmax."""
 
 from __future__ import annotations
 

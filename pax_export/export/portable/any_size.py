@@ -1,4 +1,4 @@
-"""Operations that jax lowers, or differentiates, for sizes that are numbers only.
+"""Replaces operations that jax lowers or differentiates for static sizes only.
 
 Each becomes a program of operations that jax has for any size.  `lowerable` is for what is
 lowered next, `differentiable` for what `jax.vjp` or `jax.jvp` is called on next; the result of

@@ -1,4 +1,4 @@
-"""What depends on known arrays alone is computed while the model is exported.
+"""Constant folding: evaluates what depends on known arrays only.
 
 The last pass, since others leave arithmetic of weights behind: a folded scale, a transposed
 kernel.  Nothing grows by it: a result that is larger than what it is computed from stays in

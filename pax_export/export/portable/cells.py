@@ -1,4 +1,4 @@
-"""What one step of a loop computes, as sums of products with weights and functions of these.
+"""Analyzes the step of a loop as products with weights and elementwise functions.
 
 `recurrent.py` compares it with the steps of recurrent layers.  A value of a step that is no
 such sum or function is a `Step` named "other", which no layer has.

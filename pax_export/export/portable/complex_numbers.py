@@ -1,4 +1,4 @@
-"""Operations on complex numbers, as functions of jax on their real and imaginary parts."""
+"""Operations on complex numbers, as functions of real and imaginary parts."""
 
 from __future__ import annotations
 

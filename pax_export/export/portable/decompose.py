@@ -1,4 +1,4 @@
-"""Replaces the primitives that a target lacks by what they are made of."""
+"""Replaces primitives that a target lacks by their decompositions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls are replaced by what they call, and arrays that a program holds become operands.
+"""Inlines calls, and turns constants of a program into operands.
 
 The first pass: the others look at equations beside each other, and would have to look for
 them in repeated layers (see `tracing/outline.py`) and in functions that jax calls by name.

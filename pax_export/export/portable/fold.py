@@ -1,4 +1,4 @@
-"""Scales and shifts by known arrays go into the convolution or product before them.
+"""Folds scales and shifts into preceding convolutions and products.
 
 ``(x * w - mean) * scale + bias`` is ``x * (w * scale) + (bias - mean * scale)``, so that a
 BatchNorm after a convolution disappears.  The products of weights are left to `arithmetic.py`.

@@ -1,4 +1,4 @@
-"""Fourier transforms along sizes that nobody knows yet.
+"""Fourier transforms along symbolic sizes.
 
 XLA wants the length of a transform as a number.  Where it is symbolic, the sums that define the
 transform are computed, a block of frequencies at a time: products with cosines and sines.  That

@@ -1,4 +1,4 @@
-"""What each variable of a program is made by, for who looks for functions in it."""
+"""Producers of the variables of a program, for recognition."""
 
 from __future__ import annotations
 

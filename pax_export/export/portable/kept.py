@@ -1,4 +1,4 @@
-"""Functions that runtimes have an operator for, kept whole as calls with a name.
+"""Composites: functions kept whole for runtimes with an operator for them.
 
 `jax.lax.composite` writes them: a program with such calls still runs in jax, and a format that
 lacks the operator writes what it is made of.

@@ -1,4 +1,4 @@
-"""Convolutions and pools have features before space, and transposes cancel or sink to the ends.
+"""Chooses features-first layouts for convolutions and pools, and cancels transposes.
 
 Runtimes convolve ``[batch, features, height, width]`` fastest, and models of jax mostly have the
 features last.  Here a value may lie in another order of axes than its program says: a

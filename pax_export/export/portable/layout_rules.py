@@ -1,4 +1,4 @@
-"""How operations take their axes along when arrays lie in other orders than in the program."""
+"""Layout rules: how each operation permutes its axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding before a convolution or a pool becomes that of the convolution or pool."""
+"""Moves padding into the following convolution or pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The passes, in their order."""
+"""The passes in order."""
 
 from __future__ import annotations
 

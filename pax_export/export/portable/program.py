@@ -1,4 +1,4 @@
-"""The record that goes from pass to pass, and how a pass makes the next one."""
+"""PortableProgram: the record that passes transform."""
 
 from __future__ import annotations
 

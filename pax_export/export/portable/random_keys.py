@@ -1,4 +1,4 @@
-"""Operations on random keys, as functions of jax on their words: uint32 [..., 2].
+"""Operations on random keys, as functions of their uint32 words.
 
 The keys are those of jax's own generator, Threefry.
 """

@@ -1,4 +1,4 @@
-"""Finds functions that runtimes have an operator for, in the operations they are made of.
+"""Recognizes functions that runtimes have an operator for, by their arithmetic.
 
 Who wrote them does not matter, jax, flax, equinox or a model itself: what is found is the
 arithmetic, of numbers of 32 bits and more.

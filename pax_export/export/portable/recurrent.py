@@ -1,4 +1,4 @@
-"""Loops over the step of an LSTM, a GRU or a simple recurrent layer become one operator.
+"""Recognizes loops over LSTM, GRU and simple recurrent steps.
 
 Who wrote the step does not matter: what is compared is its arithmetic, see `cells.py`.
 """

@@ -1,4 +1,4 @@
-"""Replaces operations of a program, wherever they are, and leaves all others the very objects."""
+"""Replaces operations of a program, including nested ones."""
 
 from __future__ import annotations
 

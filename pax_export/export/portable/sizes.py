@@ -1,4 +1,4 @@
-"""Tracing with symbolic sizes of which a program takes for granted what jax cannot decide."""
+"""Traces with symbolic sizes under assumptions of the program."""
 
 from __future__ import annotations
 

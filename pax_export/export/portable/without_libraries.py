@@ -1,4 +1,4 @@
-"""StableHLO that runs wherever XLA does: nothing in it calls LAPACK or another library of jax.
+"""Lowers to StableHLO without LAPACK or other custom calls.
 
 jax's rules for real machines call their libraries.  For a platform that nobody has, jax takes
 its general rules, which write products and loops, or calls that XLA itself writes out; what has

@@ -1,1 +1,1 @@
-"""Somebody else's SavedModel in; one that years of TensorFlow run out."""
+"""Rewrites third-party SavedModels so that older TensorFlow versions run them."""

@@ -1,4 +1,4 @@
-"""Mends SavedModels that others wrote from jax, so that years of TensorFlow run them."""
+"""Repairs third-party SavedModels with jax programs for older TensorFlow versions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A model and specs of its inputs in; traced programs with named operands out."""
+"""Traces models: a model and input specs in, programs with named operands out."""

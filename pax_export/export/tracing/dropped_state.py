@@ -1,4 +1,4 @@
-"""State that a function takes from what it holds and gives back to nobody.
+"""Detects state that a function updates and drops.
 
 A module of this package says what a call changes.  A function over a net of another
 library does not: the statistics of a batch norm, or the count of a stream of random keys,

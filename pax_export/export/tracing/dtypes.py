@@ -1,4 +1,4 @@
-"""Which dtypes can leave jax, and how those that cannot stand outside.
+"""Dtypes at the boundary of an export.
 
 Outside of jax a typed random key is its key data, a uint32 array, and four bits
 are eight: numpy and TensorFlow pack two int4 into a byte in different orders.

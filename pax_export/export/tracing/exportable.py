@@ -1,4 +1,4 @@
-"""What can be exported, as functions over named leaves.
+"""Exportable: a model as functions over named leaves.
 
 The only file of the exporter that knows `Module`.  A module and a pair
 ``(params, function)`` become the same thing here: a list of named leaves, and

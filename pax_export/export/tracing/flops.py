@@ -1,4 +1,4 @@
-"""How much arithmetic a traced program does, by the module in whose call it stands.
+"""Counts the FLOPs of a traced program by module.
 
 Counted as XLA's cost analysis counts: an addition, a comparison or a cast is one
 operation per element, a product of matrices two per multiplication, a convolution

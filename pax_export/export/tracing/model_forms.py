@@ -1,4 +1,4 @@
-"""Everything that users call a model, as a pytree and functions of it.
+"""The accepted forms of models: modules, functions, flax, equinox, haiku.
 
 `form_of` gives the form of a model that is no module of this package: a function, a pair
 ``(params, function)``, a model of another library.  These libraries are recognized by their

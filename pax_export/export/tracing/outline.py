@@ -1,4 +1,4 @@
-"""Repeated layers of a program, made one function that is called for each.
+"""Outlines repeated layers of a program as one function.
 
 Tracing unrolls a model: twelve layers of a kind are the same operations twelve
 times, and jax differentiates and lowers every copy.  Where operations of a program

@@ -1,4 +1,4 @@
-"""Which object of a model makes an operation, found by tracing once more and looking at frames.
+"""Finds the module that makes an operation, by tracing again and reading frames.
 
 So the layers of any library get a name: the path of attributes that leads to one.
 """

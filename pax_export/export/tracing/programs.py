@@ -1,4 +1,4 @@
-"""Each method of a model, traced with its inputs: what is lowered, and what is tested."""
+"""Traces each method of a model with its inputs."""
 
 from __future__ import annotations
 

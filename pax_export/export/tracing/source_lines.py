@@ -1,4 +1,4 @@
-"""Where an operation of a traced program comes from: the module, and the lines that made it."""
+"""The module and source lines of a traced operation."""
 
 from __future__ import annotations
 

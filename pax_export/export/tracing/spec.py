@@ -1,4 +1,4 @@
-"""What goes into a model: shapes, dtypes, symbolic dimensions, structure and names."""
+"""Specs of inputs: shapes, dtypes, symbolic dimensions, structure and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python values among arrays: they stay what they are, and are no part of what is traced.
+"""Static Python values among the arguments.
 
 A function in an equinox module, the name of a mode, a flag: jax takes such leaves for
 arrays, or refuses them.  `hold` hides them from it within the tree itself, so that the tree

@@ -1,4 +1,4 @@
-"""A traced program as one list of operations, without calls in between, that can be cut anywhere.
+"""A traced program as a flat list of operations that can be cut anywhere.
 
 What is called stands in the place of each call of it, with variables of its own.  Loops and
 branches are one operation each.

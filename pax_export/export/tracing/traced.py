@@ -1,4 +1,4 @@
-"""A flat jax function, traced once: what it is made of, its gradients, and how to run it again.
+"""A flat jax function, traced once, with its gradients.
 
 Everything here is flat: a function takes a list of arrays, described by
 `jax.ShapeDtypeStruct`, and returns a list of arrays.  Arrays that it closes

@@ -1,1 +1,1 @@
-"""An export and what jax says of calls in; how far its results are from these out."""
+"""Validation: compares calls of an export with jax."""

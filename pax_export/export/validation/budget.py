@@ -1,4 +1,4 @@
-"""What a test may cost, and what it leaves out to keep to that."""
+"""The time budget of a validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test does with an export: calls of its signatures, with what jax says of them."""
+"""Cases: calls of signatures with expected results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jax's CPU says of a call whose export decomposes matrices in another way than LAPACK.
+"""Reference results of matrix decompositions on the CPU.
 
 Eigenvectors of either sign are right, and so are other pivots where two are equally large.  So a
 call is repeated as jax runs it here, with LAPACK; only where the export has a choice, the

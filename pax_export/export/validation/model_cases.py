@@ -1,4 +1,4 @@
-"""What a test calls of a whole model: each signature, its gradients, and what stands around it.
+"""Cases of a model: signatures, gradients, processors.
 
 One call of each signature comes first, then gradients, then calls at other sizes.  Each is one
 more program that XLA compiles, here and where the export runs, and the programs of gradients

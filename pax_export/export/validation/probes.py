@@ -1,4 +1,4 @@
-"""Calls far from those that a test draws: inputs that are large, tiny, zero, negative or no number.
+"""Probes: calls with extreme inputs.
 
 A runtime may have another idea than jax of ``sigmoid(1e20)`` or of the largest of NaN and 1.
 What differs there, and nowhere else, is no reason to refuse an export; the report lists it.

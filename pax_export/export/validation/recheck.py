@@ -1,4 +1,4 @@
-"""Tests an export that lies there: does it still run, and as its report says?
+"""Validates an existing export against its report.
 
 The calls are made in a fresh process without jax, at several sizes.  What
 comes out must have the names, shapes and dtypes of the report, and be finite;

@@ -1,4 +1,4 @@
-"""How far rounding alone moves what jax computes.
+"""Sensitivity of results to rounding.
 
 At a kink (of a leaky relu, a maximum, a clip) a gradient jumps, and at a step (of `argmax`, a
 comparison, `round`) a result does, when an input moves by its last bit.  An export rounds in

@@ -1,4 +1,4 @@
-"""Runs an export as a server does: with its runtime and numpy, without jax.
+"""Runs an export with its runtime and numpy, without jax.
 
 This file is a program of its own, for a fresh process that can import neither
 jax nor this package:

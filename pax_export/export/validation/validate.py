@@ -1,4 +1,4 @@
-"""Calls of what was written, beside what was meant."""
+"""Calls an export and compares with the expected results."""
 
 from __future__ import annotations
 

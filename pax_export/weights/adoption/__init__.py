@@ -1,4 +1,4 @@
-"""Weights of any framework into a module, and back: `adopt` and `save_as`.
+"""Loads weights of any framework into a module, and saves them back.
 
 README.md in this folder has the idea, the data that flows through, and the order of the files.
 """

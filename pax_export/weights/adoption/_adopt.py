@@ -1,4 +1,4 @@
-"""adopt: the arrays of any file, given to a module."""
+"""adopt: fills a module with the arrays of any weights file."""
 
 from __future__ import annotations
 

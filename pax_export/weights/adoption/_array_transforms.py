@@ -1,4 +1,4 @@
-"""How the numbers of an array of a file become those of a leaf, and back again.
+"""Conversions from arrays of a file to leaves, and back.
 
 A `Piece` takes a part of one array, moves its axes, and puts it into a part of one leaf.  Each
 step can be undone, so that what was adopted goes home the same way.

@@ -1,4 +1,4 @@
-"""Which group fills which layer: an assignment under hard constraints, decided or left open.
+"""Assigns groups of arrays to layers under hard constraints.
 
 Layers and groups whose shapes fit each other are looked at together.  Where one layer and one
 group are left, nothing is to be decided.  Where there are more, names decide, and only these three

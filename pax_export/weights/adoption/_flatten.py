@@ -1,4 +1,4 @@
-"""Layers at a flatten: torch flattens images channels first, and here channels are last.
+"""Dense layers after a flatten: converts torch's channels-first order.
 
 Where a dense layer follows the flatten of a convolution's output, or its own output becomes an
 image, the rows or columns of its weight are in another order than here.  Shapes do not tell it

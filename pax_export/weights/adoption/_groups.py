@@ -1,4 +1,4 @@
-"""The file's side: its arrays, those of one layer together, and whose framework wrote them."""
+"""Groups the arrays of a file by layer, and detects the framework."""
 
 from __future__ import annotations
 

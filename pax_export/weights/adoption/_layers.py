@@ -1,4 +1,4 @@
-"""The module's side: its layers, each with the leaves that a file has to fill, by role."""
+"""Layers of the module, each with the roles of its leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which ways the arrays of a group can fill a layer, by the conventions of a framework.
+"""Ways to fill a layer from a group, by the conventions of a framework.
 
 What each framework keeps of a layer, and what ours keep::
 

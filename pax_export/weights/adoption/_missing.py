@@ -1,4 +1,4 @@
-"""What has no counterpart on the other side, by the names that do have one."""
+"""Leaves and arrays without counterpart, by the names that have one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names taken apart: words, numbers, and at the end the role of an array in its layer.
+"""Parses names into words, numbers and roles of arrays.
 
 Frameworks call one thing by many names: ``kernel`` and ``weight``, ``moving_variance`` and
 ``running_var``, ``q_proj`` and ``query``.  Here they become one.

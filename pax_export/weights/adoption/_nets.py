@@ -1,4 +1,4 @@
-"""Several nets in one file: which arrays to leave out, so that the rest is the one that is wanted.
+"""Files with several nets: which arrays to ignore.
 
 A file of a training run often has a generator and a discriminator, or a net and its averages, and
 their names begin differently.  Here it is tried which beginnings can be left out, so that an error

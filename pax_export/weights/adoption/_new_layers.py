@@ -1,4 +1,4 @@
-"""Layers that no array of a source filled: their arrays, as the source's framework keeps them.
+"""Layers without arrays in the source, in the layout of its framework.
 
 A head that was exchanged, an adapter, a table with more rows.  `save_as` writes them below the
 path that the user names, beside what the rest of their layer became, or below their own path.

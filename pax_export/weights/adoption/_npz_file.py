@@ -1,4 +1,4 @@
-"""Weights as numpy keeps arrays: an .npz file."""
+"""Writes weights as .npz."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user says of a source besides: patterns of names, conventions, and what to leave out."""
+"""Options of an adoption: name patterns, conventions, ignored arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a norm stands in its block, by the words of its name.
+"""The order of norms in a block, from their names.
 
 The ``post_attention_layernorm`` of a Llama is the norm of the dense block, and ``attention_norm``
 may be before the attention or after it: such words say in which order norms come, and not to

@@ -1,4 +1,4 @@
-"""Weights that torch keeps as several arrays: put together, and taken apart again.
+"""Torch parametrizations: computes the weights, and splits them again.
 
 =================  ==================================  =====================================
 what               torch.nn.utils                      torch.nn.utils.parametrizations

@@ -1,4 +1,4 @@
-"""Leaves read, turned and put where they belong, one after the other."""
+"""Reads, converts and places leaves one by one."""
 
 from __future__ import annotations
 

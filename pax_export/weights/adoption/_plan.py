@@ -1,4 +1,4 @@
-"""What is to become of a source: every hypothesis about it tried, and what is left of them."""
+"""The plan of an adoption: evaluates every hypothesis about the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gates of recurrent layers: each framework has them in an order of its own.
+"""The order of gates of recurrent layers in each framework.
 
 Ours are ``i g f o`` of an LSTM and ``z r`` and ``h`` of a GRU, of input and state joined.  torch's
 GRU (and flax's) multiplies by the reset gate after the state was projected, and ours before, as

@@ -1,4 +1,4 @@
-"""Ways compared by running them: the one whose outputs are those of the reference."""
+"""Compares candidate assignments by their outputs for a reference."""
 
 from __future__ import annotations
 

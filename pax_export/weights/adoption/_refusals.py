@@ -1,4 +1,4 @@
-"""The errors of an adoption: each lists all that is wrong, and what to write."""
+"""Errors of adoption."""
 
 from __future__ import annotations
 

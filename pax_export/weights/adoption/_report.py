@@ -1,4 +1,4 @@
-"""What went where: one row for each leaf, and what was left on either side."""
+"""The report of an adoption: one row per leaf, and what was left over."""
 
 from __future__ import annotations
 

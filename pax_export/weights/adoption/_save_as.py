@@ -1,4 +1,4 @@
-"""save_as: the weights of a module, as the framework that they came from keeps them."""
+"""save_as: writes a module in the layout of its original framework."""
 
 from __future__ import annotations
 

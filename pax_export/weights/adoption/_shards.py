@@ -1,4 +1,4 @@
-"""Arrays put on several devices part by part, so that the host never holds the whole."""
+"""Places arrays on several devices shard by shard."""
 
 from __future__ import annotations
 

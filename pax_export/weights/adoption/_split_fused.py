@@ -1,4 +1,4 @@
-"""Leaves that hold what a file keeps in several arrays, taken apart into what the file may have.
+"""Splits leaves that a file may store as several arrays.
 
 A module made by ``Scan`` has the weights of all layers in one leaf, and most files have an array
 for each.  A layer called ``qkv`` has three in one.  Here such a layer becomes several, each of

@@ -1,4 +1,4 @@
-"""Where the axes of layers come from: which modules hold several layers as one, stacked.
+"""Stacked layers: the modules whose leaves have an axis of layers.
 
 Of ``Scan`` and ``Vmap`` it is known which module it is.  Of a module that was stacked otherwise
 (`stack_layers`, `jax.vmap` of a constructor) only the shapes tell; and if numbers stand in the

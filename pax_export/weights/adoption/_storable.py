@@ -1,4 +1,4 @@
-"""What arrays the files of others have a place for."""
+"""Checks that arrays can be stored in a format."""
 
 from __future__ import annotations
 

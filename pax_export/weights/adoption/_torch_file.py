@@ -1,4 +1,4 @@
-"""Writing a state dict as torch does: a zip archive with a pickle and one file for each array.
+"""Writes a state dict as torch does: a zip archive with a pickle and raw arrays.
 
 The pickle names three things, which torch looks up when it reads the file: `OrderedDict`, the
 function that makes a tensor, and the kinds of storage.  It is written here opcode by opcode, so no

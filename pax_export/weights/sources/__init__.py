@@ -1,4 +1,4 @@
-"""Weights of any framework: a path or a mapping in; names, and arrays when asked for, out."""
+"""Readers of weights: a path or mapping in, lazy arrays by name out."""
 
 from pax_export.weights.sources._open import open_source
 from pax_export.weights.sources._source import Entry, Source

@@ -1,4 +1,4 @@
-"""Flax's msgpack files: nested dicts whose arrays are extensions of the format.
+"""Flax msgpack files: nested dicts with arrays as extension types.
 
 What is in the file is found without reading the arrays, which are mapped where they lie.
 """

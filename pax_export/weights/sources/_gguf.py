@@ -1,4 +1,4 @@
-"""GGUF: the files of llama.cpp, most of whose arrays are of a few bits in blocks.
+"""GGUF files of llama.cpp.
 
 The header is read here, because a length in it may lie; what the bits of a block mean is
 known to the package gguf, and here for those that may stay integers.

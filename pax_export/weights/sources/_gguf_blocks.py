@@ -1,4 +1,4 @@
-"""Arrays of a few bits as integers, with a scale and perhaps a least value for each block.
+"""GGUF's quantized blocks: integers, scales and minima.
 
 Along the last axis, ``array = integers * scales + minima``, where each scale counts for a
 block of neighbours: 32 of them, or 16 of Q6_K.

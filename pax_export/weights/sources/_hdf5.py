@@ -1,4 +1,4 @@
-"""The datasets of an HDF5 file as arrays: mapped where they lie in one piece, else unpacked."""
+"""Datasets of an HDF5 file, memory-mapped if contiguous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects of an HDF5 file: groups, and what the headers of datasets say.
+"""Groups and dataset headers of an HDF5 file.
 
 Read here and not by libhdf5, which a damaged or hostile file brings down with the whole
 process.  It is what Keras and h5py write; what only newer or rarer files have is refused.

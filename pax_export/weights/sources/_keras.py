@@ -1,4 +1,4 @@
-"""Keras: ``.keras`` archives, ``.weights.h5`` files, and the older ``.h5``.
+"""Keras files: ``.keras``, ``.weights.h5`` and legacy ``.h5``.
 
 A newer file numbers the variables of a layer; they get the names that the layer gives them,
 where there are as many as it must have.  The configuration is read as data, and no class of it

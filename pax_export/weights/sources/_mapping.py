@@ -1,4 +1,4 @@
-"""Arrays that are in memory already: a mapping of names, nested ones, a module, any pytree."""
+"""Arrays in memory: mappings, modules and other pytrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested containers with arrays in them: dotted names, in the order in which they stand.
+"""Nested containers of arrays, with dotted names.
 
 What a stranger's file unpacks to may hold itself, or one list a thousand times in another: so
 there is a limit to how deep and how far one goes.

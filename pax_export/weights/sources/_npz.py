@@ -1,4 +1,4 @@
-"""numpy's .npz: a zip archive of .npy files; what numpy would unpickle is refused."""
+""".npz archives, without pickled objects."""
 
 from __future__ import annotations
 

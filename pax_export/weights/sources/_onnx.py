@@ -1,4 +1,4 @@
-"""ONNX: the initialisers of a model and of its branches, and the constants among its nodes.
+"""Initializers and constants of an ONNX model.
 
 The model is read here, without the package onnx: that would hold all of it in memory.
 """

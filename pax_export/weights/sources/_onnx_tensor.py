@@ -1,4 +1,4 @@
-"""A tensor of ONNX: in the model's own bytes, number by number, or in a file beside it."""
+"""One ONNX tensor: raw bytes, typed values, or external data."""
 
 from __future__ import annotations
 

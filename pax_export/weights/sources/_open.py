@@ -1,4 +1,4 @@
-"""`open_source`: chooses the reader by the content of a file, never by its name alone."""
+"""`open_source`: selects the reader by the content of a file."""
 
 from __future__ import annotations
 

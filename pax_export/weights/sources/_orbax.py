@@ -1,4 +1,4 @@
-"""Orbax's checkpoints: a folder for each tree, whose arrays tensorstore reads, part by part."""
+"""Orbax checkpoints, read with tensorstore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine for pickles that calls nothing: what it meets is data, or it stops.
+"""A pickle interpreter that calls nothing.
 
 A pickle is a program for a machine with a stack.  Python's own machine imports what a pickle
 names and calls it, which is how a file of weights runs a stranger's commands.  Here a name is

@@ -1,4 +1,4 @@
-"""numpy's arrays and numbers in pickles, which PyTorch's checkpoints hold beside tensors."""
+"""numpy arrays and scalars in PyTorch pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of a reader of weights: one module for each format, one row in `_open.READERS`.
+"""The interface of a weights reader.
 
 A reader finds names, shapes, dtypes and offsets when a file is opened, and reads arrays one by
 one when they are asked for.

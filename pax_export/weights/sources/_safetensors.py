@@ -1,4 +1,4 @@
-"""safetensors: the library checks the file, and its arrays are mapped.
+"""safetensors files, checked by the library and memory-mapped.
 
 The library's numpy side would copy each array twice, and does not have all dtypes of the format.
 """

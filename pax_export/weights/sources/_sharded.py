@@ -1,4 +1,4 @@
-"""Weights in several files, and the index that says which array is in which."""
+"""Weights in several files with an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every reader gives: names, and for each an array that is read when it is asked for."""
+"""A source of weights: entries with names, shapes and lazy arrays."""
 
 from __future__ import annotations
 

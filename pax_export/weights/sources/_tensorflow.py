@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, and the variables of a SavedModel, without TensorFlow.
+"""TensorFlow checkpoints and SavedModel variables.
 
 A checkpoint is an index, a sorted table of names as LevelDB writes it, and files of bytes.
 One of objects holds a graph as well, which knows the name that each variable was given.

@@ -1,4 +1,4 @@
-"""TFLite: the constants of a model, which is one flat buffer with tables of offsets."""
+"""Constants of a TFLite model."""
 
 from __future__ import annotations
 

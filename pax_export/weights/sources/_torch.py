@@ -1,4 +1,4 @@
-"""PyTorch's files: zip archives and the older pickles, and the archives of TorchScript.
+"""PyTorch files: zip archives, legacy pickles and TorchScript.
 
 Only tensors are made of them.  The pickle inside is read by a machine that calls nothing.
 """

@@ -1,4 +1,4 @@
-"""The names in a pickle of PyTorch that are data, and what each stands for."""
+"""The global names that PyTorch pickles may use, and their values."""
 
 from __future__ import annotations
 

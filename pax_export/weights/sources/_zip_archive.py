@@ -1,4 +1,4 @@
-"""A zip archive of a stranger: no name twice, no bomb, and what is not packed is mapped."""
+"""Untrusted zip archives: checked for duplicates and size; stored entries are mapped."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A traced program in; a file for onnxruntime, and a callable out."""
+"""ONNX files."""

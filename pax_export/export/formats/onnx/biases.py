@@ -1,4 +1,4 @@
-"""Additions of a vector after a convolution become its bias."""
+"""Fuses additions after convolutions into their biases."""
 
 from __future__ import annotations
 

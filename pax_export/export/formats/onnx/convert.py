@@ -1,4 +1,4 @@
-"""A traced program in, the operators of an ONNX graph out: each operation by its rule."""
+"""Converts a traced program to ONNX operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`to_onnx`: a model in, a file for onnxruntime and its like, and a report out."""
+"""`to_onnx`: exports a model as an ONNX file."""
 
 from __future__ import annotations
 

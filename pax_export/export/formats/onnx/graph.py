@@ -1,4 +1,4 @@
-"""An ONNX graph as it is written: operators, constants, bodies of loops and branches."""
+"""A builder of ONNX graphs: operators, constants, subgraphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random keys as the two arrays of their words, and as one array with an axis for both."""
+"""Random keys as two arrays of words, and as one array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ONNX model of a traced program: its inputs, outputs and weights by name."""
+"""Builds the ONNX model of a traced program, with named inputs, outputs and weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of outputs: a graph of ONNX has each name once, and those of inputs are given."""
+"""Unique names of outputs."""
 
 from __future__ import annotations
 

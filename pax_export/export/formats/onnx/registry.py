@@ -1,4 +1,4 @@
-"""The rules that write operations of jax as operators of ONNX, by the names of the primitives.
+"""The table of rules that write primitives as ONNX operators.
 
 A rule is a function ``rule(writer, results, *operands, **parameters)``: `operands` are
 `Value`s, `results` are the shapes and dtypes of what it makes, `parameters` are those of the

@@ -1,4 +1,4 @@
-"""Calls of an ONNX model with onnxruntime and numpy alone.
+"""Runs an ONNX model with onnxruntime and numpy only.
 
 A fresh process that can import neither jax nor this package loads this file by its path.
 """

@@ -1,4 +1,4 @@
-"""Symbolic sizes in an ONNX graph: read from the shapes of inputs, and calculated with.
+"""Arithmetic on symbolic sizes in an ONNX graph.
 
 jax writes ``2*n + floordiv(m, 2)``.  A size is a number, or the name of an int64 array with
 one element in the outermost graph, which the bodies of loops and branches see as well.

@@ -1,4 +1,4 @@
-"""What stands for the arrays of a traced program in an ONNX graph.
+"""ONNX values of the arrays of a traced program.
 
 The kernels of onnxruntime know few types, and not the same ones for each operator.  So every
 array is carried as one of five types that nearly all of them know; where jax would round to

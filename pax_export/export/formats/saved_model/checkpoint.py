@@ -1,4 +1,4 @@
-"""The variables of a SavedModel on disk: written, and compared with what they must be.
+"""Writes and compares the variables of a SavedModel.
 
 A checkpoint is an index, which is a sorted table of names, and a file of bytes.  Arrays are
 written one after the other and compared piece by piece: a model that fills half of the memory

@@ -1,4 +1,4 @@
-"""`to_saved_model`: a model in, a SavedModel and a report out."""
+"""`to_saved_model`: exports a model as a SavedModel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SavedModel as a callable again: on numpy, jax and TensorFlow arrays."""
+"""Loads a SavedModel as a callable on numpy, jax and TensorFlow arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts TensorFlow functions around the signatures of a model.
+"""Adds TensorFlow preprocessing and postprocessing to signatures.
 
 What a preprocessor gives must be what the model takes; what a postprocessor
 gives becomes the outputs.  Both are traced here, before anything is written.

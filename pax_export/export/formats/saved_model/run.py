@@ -1,4 +1,4 @@
-"""Calls of a SavedModel with TensorFlow and numpy alone.
+"""Runs a SavedModel with TensorFlow and numpy only.
 
 A fresh process that can import neither jax nor this package loads this file by its path.
 """

@@ -1,4 +1,4 @@
-"""Writes a SavedModel: the variables, and one concrete function for each signature."""
+"""Writes a SavedModel: variables, and one concrete function per signature."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A model in; a folder of portable programs and weights, and a callable of jax out."""
+"""StableHLO bundles: directories of portable programs and weights."""

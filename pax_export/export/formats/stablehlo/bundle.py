@@ -1,4 +1,4 @@
-"""A StableHLO bundle as a callable again: under jit, grad and vmap."""
+"""Loaded StableHLO bundles: callables under jit, grad and vmap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the report of a StableHLO bundle has, read as strictly as the rest of it."""
+"""Report fields of StableHLO bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`to_stablehlo`: a model in, a folder that jax calls, and a report out."""
+"""`to_stablehlo`: exports a model as a StableHLO bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions as `jax.export.Exported`: made, written for old readers, made again."""
+"""Creates and rewrites `jax.export.Exported` functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a StableHLO bundle, reads it, and makes it anew.
+"""Reads, writes and renews StableHLO bundles.
 
 pax_export.json          the report
 SHA256SUMS               a hash of every other file

@@ -1,4 +1,4 @@
-"""The functions of a StableHLO bundle: exported by jax, portable, described, and tested."""
+"""The functions of a StableHLO bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of LAPACK and its kin in a program: their arrays are as large as the library takes them.
+"""Checks array sizes of LAPACK custom calls.
 
 The library believes the program: it writes a factor as large as its operand, however small the
 result is that the program has room for.  So the sizes of each call are compared with those that

@@ -1,1 +1,1 @@
-"""A lowered model in; a file for LiteRT, and a callable out."""
+"""TFLite files."""

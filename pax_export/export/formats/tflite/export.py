@@ -1,4 +1,4 @@
-"""`to_tflite`: a model in, a file for phones and small computers, and a report out."""
+"""`to_tflite`: exports a model as a TFLite file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A traced program as a graph of operators that TFLite has."""
+"""Converts a traced program to a graph of TFLite operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule is: how one operation of jax is said in operations that TFLite has."""
+"""The interface of a rule: one primitive in TFLite operators."""
 
 from __future__ import annotations
 

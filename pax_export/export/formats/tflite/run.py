@@ -1,4 +1,4 @@
-"""Calls of a TFLite model with LiteRT and numpy alone.
+"""Runs a TFLite model with LiteRT and numpy only.
 
 A fresh process that can import neither jax nor this package loads this file by its path.
 """

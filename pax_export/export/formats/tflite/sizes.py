@@ -1,4 +1,4 @@
-"""Symbolic sizes as scalars of a graph, found in the shapes of its inputs."""
+"""Symbolic sizes as scalars of a graph, from the shapes of its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of TFLite that stand for jax's arrays, in dtypes that TFLite computes with.
+"""TFLite tensors of jax arrays, in supported dtypes.
 
 A tensor is *thin* where a dimension of the array that all its slices share is left at 1; what
 operates on each element alone broadcasts it, and `full` writes it out for all others.  Arrays

@@ -1,1 +1,1 @@
-"""What newer versions of orbax.export wrap in a `JaxModule`; here the two are one."""
+"""The modules that newer versions of orbax.export wrap in a `JaxModule`."""

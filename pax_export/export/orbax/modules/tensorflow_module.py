@@ -1,4 +1,4 @@
-"""The module of a SavedModel, by the name of newer versions of orbax.export."""
+"""TensorFlowModule, as newer versions of orbax.export name it."""
 
 from __future__ import annotations
 

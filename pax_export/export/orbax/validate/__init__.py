@@ -1,4 +1,4 @@
-"""Whether a SavedModel computes what the `JaxModule` does that it was made of."""
+"""Validates a SavedModel against its `JaxModule`."""
 
 from pax_export.export.orbax.validate.validation_job import ValidationJob
 from pax_export.export.orbax.validate.validation_manager import ValidationManager

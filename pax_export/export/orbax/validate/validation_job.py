@@ -1,4 +1,4 @@
-"""Runs two functions on the same batches, and takes their time."""
+"""Runs and times two functions on the same batches."""
 
 from __future__ import annotations
 

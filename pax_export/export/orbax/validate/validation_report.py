@@ -1,4 +1,4 @@
-"""How far a candidate is from its baseline, and whether that is near enough.
+"""Differences between a candidate and its baseline, and tolerances.
 
 Every element is compared: floats and complex numbers with a tolerance, NaN
 equal to NaN, everything else exactly.  Another shape or dtype never passes, but for

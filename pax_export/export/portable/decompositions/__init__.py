@@ -1,4 +1,4 @@
-"""What primitives of jax are made of, for targets that lack them, as functions of jax.
+"""Decompositions of primitives, as functions of jax.
 
 Each primitive stands here once, whatever the target; `registry` has the table.
 """

@@ -1,4 +1,4 @@
-"""The bits of whole numbers, and the neighbors of floating point numbers."""
+"""Bit counts, and neighboring floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that choose or hold a program of their own."""
+"""Control flow, and primitives with nested programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cumulative products, extremes and sums of exponentials."""
+"""Cumulative products, extrema and logsumexp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eigenvalues of symmetric matrices and singular values, by Jacobi's rotations.
+"""Symmetric eigenvalues and singular values, by Jacobi rotations.
 
 All pairs of a round are turned at once.  Rows and columns are kept in such an order that the
 first half meets the second one, as Brent and Luk do it; after a round all but the first move on

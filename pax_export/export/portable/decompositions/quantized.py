@@ -1,4 +1,4 @@
-"""Products of quantized weights, as products of the numbers that these stand for."""
+"""Products with quantized weights, dequantized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounds of Threefry, jax's generator of random bits."""
+"""Threefry rounds."""
 
 from __future__ import annotations
 

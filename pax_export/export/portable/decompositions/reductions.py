@@ -1,4 +1,4 @@
-"""Reductions over whole axes, by products and by functions of the user."""
+"""Full reductions, by products and by custom functions."""
 
 from __future__ import annotations
 

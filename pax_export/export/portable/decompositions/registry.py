@@ -1,4 +1,4 @@
-"""The table of decompositions: by the name of a primitive, a function of jax that computes it."""
+"""The table of decompositions by primitive name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error functions, gamma functions, Bessel functions and their like."""
+"""Error, gamma and Bessel functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions over windows: pools, and any other function of neighbors."""
+"""Window reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules, a family of operations in each file; importing this registers all of them."""
+"""The rules, one file per family; importing this package registers them."""
 
 from pax_export.export.formats.onnx.rules import arithmetic as arithmetic
 from pax_export.export.formats.onnx.rules import bits as bits

@@ -1,4 +1,4 @@
-"""Operations on single numbers: sums, products, comparisons, choices."""
+"""Elementwise arithmetic, comparisons and selection."""
 
 from __future__ import annotations
 

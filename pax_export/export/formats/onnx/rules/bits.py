@@ -1,4 +1,4 @@
-"""The bits of whole numbers, and those of floating point numbers."""
+"""Bit operations on integers and floats."""
 
 from __future__ import annotations
 

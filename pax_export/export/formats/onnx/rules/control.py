@@ -1,4 +1,4 @@
-"""Loops and branches, and what solves by a program of its own."""
+"""Loops, branches and custom linear solves."""
 
 from __future__ import annotations
 

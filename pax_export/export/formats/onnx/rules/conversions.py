@@ -1,4 +1,4 @@
-"""From one dtype to another."""
+"""Conversions between dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions: by onnxruntime's own for float32, by sums of products for other numbers."""
+"""Convolutions: `Conv` for float32, sums of products for other dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long Fourier transforms, over one axis after the other; short ones are products."""
+"""Long Fourier transforms, one axis at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mathematical functions of one or two numbers."""
+"""Elementwise mathematical functions."""
 
 from __future__ import annotations
 

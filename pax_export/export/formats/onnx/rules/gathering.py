@@ -1,4 +1,4 @@
-"""Elements and windows at places that are arrays."""
+"""Gather and dynamic slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that a portable program calls by name, as operators of ONNX."""
+"""Composites that ONNX has an operator for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of matrices and tensors."""
+"""Matrix and tensor products."""
 
 from __future__ import annotations
 

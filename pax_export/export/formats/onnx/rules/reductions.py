@@ -1,4 +1,4 @@
-"""Sums, products and extremes over axes, and along an axis."""
+"""Reductions and cumulative operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates of elements and windows at places that are arrays."""
+"""Scatter and dynamic updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that give arrays other shapes, and make arrays of a number or of indices."""
+"""Reshapes, broadcasts, iota and constants."""
 
 from __future__ import annotations
 

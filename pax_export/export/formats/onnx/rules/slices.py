@@ -1,4 +1,4 @@
-"""Parts of arrays at places that are known, or known only when the model runs; padding."""
+"""Static and dynamic slices, and padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools; other reductions over windows are decomposed."""
+"""Pools; other window reductions are decomposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SavedModel written down message by message.
+"""Writes the messages of a SavedModel.
 
 `tf.saved_model.save` finds out by tracing what is to be saved, and traces more
 functions to save and restore it: some 6 ms for each variable.  An export knows

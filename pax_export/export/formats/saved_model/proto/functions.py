@@ -1,4 +1,4 @@
-"""Signatures and their gradients as functions of a graph.
+"""Signatures and their gradients as graph functions.
 
 A signature is one operation, which runs a module, and so is its gradient.  What
 `tf.custom_gradient` writes stands behind the operation: an `IdentityN` over

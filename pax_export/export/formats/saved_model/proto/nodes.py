@@ -1,4 +1,4 @@
-"""Tensors, nodes and functions of a graph, as messages."""
+"""Messages of tensors, nodes and functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tf.saved_model.load` gives, variables by name and signatures; and the graph of servers.
+"""The object graph of a SavedModel, and the graph for servers.
 
 Objects are numbered, and each knows its children by name.  The root has
 

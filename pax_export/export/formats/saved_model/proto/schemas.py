@@ -1,4 +1,4 @@
-"""The messages of a SavedModel and of a checkpoint: those fields of them that are written.
+"""Message schemas of SavedModels and checkpoints: the fields that are written.
 
 The names and numbers are those of TensorFlow's ``.proto`` files, which keep their meaning for ever.
 """

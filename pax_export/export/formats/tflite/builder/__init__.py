@@ -1,1 +1,1 @@
-"""TFLite graphs: operators are appended one by one; the bytes of a file come out."""
+"""A builder of TFLite files."""

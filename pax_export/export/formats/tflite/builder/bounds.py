@@ -1,4 +1,4 @@
-"""What the numbers of a tensor are at least, as far as the operators say that made it."""
+"""Lower bounds of integer tensors, derived from their operators."""
 
 from __future__ import annotations
 

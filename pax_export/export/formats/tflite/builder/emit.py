@@ -1,4 +1,4 @@
-"""Appending an operator to the current graph, or computing at once what it gives."""
+"""Appends an operator to the graph, or evaluates it if its inputs are constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors and operators of TFLite, as they are before they become bytes."""
+"""Tensors and operators of a TFLite graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops and branches: graphs of their own, which take what they read from around them as inputs."""
+"""Loops and branches as subgraphs with captured inputs."""
 
 from __future__ import annotations
 

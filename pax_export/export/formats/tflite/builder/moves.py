@@ -1,4 +1,4 @@
-"""TFLite's operators that move elements as they are: shapes, axes, cutting, joining, looking up."""
+"""TFLite operators that move elements: reshape, transpose, slice, concatenate, gather."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TFLite's operators as functions of tensors; what is known now is computed at once.
+"""TFLite operators as functions of tensors.
 
 The names are those that TensorFlow has for what these operators do.
 """

@@ -1,4 +1,4 @@
-"""Weights stored with fewer bits: halves, or int8 with a scale for each channel."""
+"""Quantized weights: float16, or int8 with a scale per channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fewer operators: what nothing reads goes, scales and shifts go into weights, activations join.
+"""Removes and fuses operators.
 
 A convolution or product that is followed by arithmetic with a number for each channel, as
 BatchNorm is when it does not train, has this in its own weights; kernels apply ReLU to what they

@@ -1,1 +1,1 @@
-"""How each operation of jax is said in TFLite's: a file for each family."""
+"""The rules, one file per family."""

@@ -1,4 +1,4 @@
-"""Sums, products, quotients, and what else is made of them element by element."""
+"""Elementwise arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons, choices, and the logic of truth values and of bits."""
+"""Comparisons, selection, logical and bitwise operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exponentials, trigonometry and other functions of one number, exact to rounding."""
+"""Elementwise mathematical functions."""
 
 from __future__ import annotations
 

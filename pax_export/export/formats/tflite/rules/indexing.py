@@ -1,4 +1,4 @@
-"""Elements and slices at computed places: gather, scatter, and slices that move."""
+"""Gather, scatter, and dynamic slices."""
 
 from __future__ import annotations
 

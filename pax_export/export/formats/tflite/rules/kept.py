@@ -1,4 +1,4 @@
-"""Functions that a portable program calls by name, as operators of TFLite."""
+"""Composites that TFLite has an operator for."""
 
 from __future__ import annotations
 

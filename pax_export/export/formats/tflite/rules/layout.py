@@ -1,4 +1,4 @@
-"""Operations that move elements as they are: shapes, axes, joining and cutting."""
+"""Reshapes, transposes, concatenation and slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows that TFLite has an operator for: the largest, and the sum as a mean times a number."""
+"""Pools."""
 
 from __future__ import annotations
 

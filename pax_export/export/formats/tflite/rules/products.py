@@ -1,4 +1,4 @@
-"""Products of matrices, in all their forms."""
+"""Matrix products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, products and the like over whole axes, and where the largest element is."""
+"""Reductions and argmax."""
 
 from __future__ import annotations
 

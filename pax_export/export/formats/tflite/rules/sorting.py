@@ -1,4 +1,4 @@
-"""Sorting, and the largest few: TFLite has only the latter, and it is stable."""
+"""Sorting and top-k, by TFLite's stable `TOPK_V2`."""
 
 from __future__ import annotations
 
