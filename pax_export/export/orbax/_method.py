@@ -36,7 +36,7 @@ from pax_export.export.pipeline.arguments import PLATFORMS
 from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.exportable import Method as Traceable
-from pax_export.export.tracing.programs import Program, trace_one
+from pax_export.export.tracing.programs import Program, refuse_dropped_state, trace_one
 from pax_export.export.tracing.spec import Input, Inputs, dotted, signature_names
 
 _OPTIONS = {
@@ -145,6 +145,7 @@ class Method:
         arrays = jax.tree_util.tree_structure([0] * len(model.leaves))
         exportable = Exportable(self._key, model.leaves, arrays, (method,))
         program = trace_one(exportable, method, inputs)
+        refuse_dropped_state(exportable, program)
         signature = sign(exportable, program, model.store, self._with_gradient, self._platforms)
         make = _rebuild(seen[-1], program)
         shapes, given = [[struct.shape for struct in each] for each in (program.outputs, structs)]

@@ -23,7 +23,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, lines
 
 #: Operations that draw random numbers, and how many of their operands are the key.
-_DRAWS = {
+DRAWS = {
     "random_bits": 1,
     "random_gamma": 1,
     "rng_bit_generator": 1,
@@ -131,7 +131,7 @@ class _Flow:
         for equation in jaxpr.eqns:
             chain = (*callers, equation)
             operands = [origins(atom) for atom in equation.invars]
-            if size := _DRAWS.get(equation.primitive.name):
+            if size := DRAWS.get(equation.primitive.name):
                 place = tuple(map(id, chain))
                 before = self.draws.get(place, (0, chain))[0]
                 self.draws[place] = before | _union(operands[:size]), chain

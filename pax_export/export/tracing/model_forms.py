@@ -12,8 +12,8 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -78,6 +78,7 @@ class ModelForm:
         to_tree: the tree of what a function was given, after it was called.
         is_trainable: whether the leaf at a path is a parameter.
         advice: what to say beside an error of a call.
+        train_mode: the layers that are in train mode, by their paths, with their classes.
     """
 
     name: str
@@ -87,6 +88,16 @@ class ModelForm:
     to_tree: Callable[[Any], Any] = hold_params
     is_trainable: Callable[[tuple], bool] = lambda path: True
     advice: str = ""
+    train_mode: Mapping[str, str] = field(default_factory=dict)
+
+    def with_eval_mode(self, kind: str) -> Any:
+        """The tree with the layers of a class in eval mode, of those in `train_mode`."""
+        paths = {path for path, name in self.train_mode.items() if name == kind}
+        settings = jax.tree_util.tree_map_with_path(
+            lambda path, value: value if _layer_of(path) not in paths else True,
+            unwrap_static(self.tree),
+        )
+        return self.to_tree(settings)
 
 
 def form_of(model: PyTree) -> ModelForm:
@@ -212,7 +223,7 @@ def _partial_form(partial: Any) -> ModelForm:
     left = functools.partial(partial.func, *first, **named)
     bound = dict(zip(names, first)) | named
     form = _with_one_entry(function_name(partial), _hold_settings(bound), Entry(call, left, skip=0))
-    return dataclasses.replace(form, advice=_advice_on_mode(bound))
+    return _with_modes(dataclasses.replace(form, to_tree=_hold_settings), bound)
 
 
 def _names_of_first(function: Callable, count: int) -> list[str]:
@@ -234,8 +245,7 @@ def _pair_form(params: PyTree, function: Callable) -> ModelForm:
     name = function_name(function)
     if name == _NAMELESS and callable(params):
         name = type(params).__name__
-    form = _with_one_entry(name, hold_params(params), entry_of(function))
-    return dataclasses.replace(form, advice=_advice_on_mode(params))
+    return _with_modes(_with_one_entry(name, hold_params(params), entry_of(function)), params)
 
 
 def _with_one_entry(name: str, tree: PyTree, entry: Entry) -> ModelForm:
@@ -262,22 +272,42 @@ def function_name(function: Any) -> str:
 def _pytree_form(model: PyTree) -> ModelForm:
     """A pytree that can be called, as a module of equinox is."""
     tree, name = _hold_settings(model), type(model).__name__
-    advice = _advice_on_mode(model)
-    return ModelForm(name, tree, _methods_of(model), to_tree=_hold_settings, advice=advice)
+    return _with_modes(ModelForm(name, tree, _methods_of(model), to_tree=_hold_settings), model)
 
 
-def _advice_on_mode(model: PyTree) -> str:
-    """What to say of layers of equinox that are in train mode; empty if none is."""
+def _with_modes(form: ModelForm, model: PyTree) -> ModelForm:
+    """The form, which knows what layers of equinox are in train mode."""
     settings, _ = jax.tree_util.tree_flatten_with_path(model)
-    trains = any(value is False and path_name(path[-1:]) == "inference" for path, value in settings)
-    return _TRAIN_MODE if trains else ""
+    found = [path for path, value in settings if value is False and _layer_of(path) is not None]
+    layers = {str(_layer_of(path)): _class_at(model, path[:-1]) for path in found}
+    if not layers:
+        return form
+    names = ", ".join(f"{path or 'the model'}: {kind}" for path, kind in layers.items())
+    advice = (
+        f"Layers are in train mode ({names}); equinox.nn.inference_mode(model) gives the model "
+        "as it is served."
+    )
+    return dataclasses.replace(form, advice=advice, train_mode=layers)
 
 
-_TRAIN_MODE = (
-    "The model has layers in train mode; equinox.nn.inference_mode(model) gives it as it is served."
+def _layer_of(path: tuple) -> str | None:
+    """The path of the layer whose mode is at a path; None where that is no mode."""
+    return path_name(path[:-1]) if path_name(path[-1:]) == "inference" else None
+
+
+def _class_at(model: PyTree, path: tuple) -> str:
+    for step in path:
+        if hasattr(step, "name"):
+            model = getattr(model, step.name)
+        else:
+            model = model[step.key if hasattr(step, "key") else step.idx]
+    return type(model).__name__
+
+
+_NO_KEYS = (
+    "The module is called with variables that stay, and without random keys, as it is served; "
+    'write kwargs={"train": False}, or what else it has for eval mode.'
 )
-
-
 _NO_KEY = (
     "The transform is called without a random key, as it is served; write is_training=False, or "
     "what else its function has for eval mode."
@@ -321,7 +351,7 @@ def _linen_form(module: Any, variables: Any) -> ModelForm:
         return dataclasses.replace(entry_of(apply), signature_of=function) if function else None
 
     tree, name = hold_params(variables), type(module).__name__
-    return ModelForm(name, tree, method, is_trainable=_is_in_params)
+    return ModelForm(name, tree, method, is_trainable=_is_in_params, advice=_NO_KEYS)
 
 
 def _is_in_params(path: tuple) -> bool:

@@ -7,7 +7,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from pax_export._errors import (
     TracedValueError,
     a_few,
 )
-from pax_export._jaxpr import jaxpr_constants
+from pax_export._jaxpr import jaxpr_constants, jaxpr_operations
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
 from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.dropped_state import dropped_state, made_of_inputs
+from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs
 from pax_export.export.tracing.exportable import Exportable, Leaf, Method, layer_of
 from pax_export.export.tracing.owners import owner_name
 from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
@@ -217,7 +217,16 @@ def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -
                 "does not change it in eval mode",
             )
         if not model.is_module:
-            _refuse_dropped(model, program, program.changed if update else ())
+            _refuse_dropped(model, program, program.changed if update else (), f"; or {_KEEP}")
+            _refuse_train_mode(model, program)
+
+
+def refuse_dropped_state(model: Exportable, program: Program) -> None:
+    """Refuses keys that a function closes over, and statistics that it changes and drops.
+
+    Keys among the leaves are variables that its owner may update.
+    """
+    _refuse_dropped(model, program, range(len(model.leaves)), "")
 
 
 def _statistics(model: Exportable, program: Program) -> list[int]:
@@ -236,26 +245,67 @@ _UPDATE = 'state="update", so that every call of the exported model assigns its 
 _KEEP = 'state="keep", so that every call begins with the state that is exported'
 
 
-def _refuse_dropped(model: Exportable, program: Program, assigned: Sequence[int]) -> None:
+def _refuse_dropped(
+    model: Exportable, program: Program, assigned: Sequence[int], otherwise: str
+) -> None:
     """Refuses a function that draws from keys, or changes statistics, that nobody gets back."""
     names = [leaf.name for leaf in model.leaves]
     dropped = dropped_state(program.traced.whole, names, assigned)
+    layers = model.form.train_mode.items() if model.form is not None else ()
+    known = [f"{path}: {kind} in train mode" for path, kind in layers]
     if dropped.keys:
         raise StateChangeError(
             "The function draws random numbers from a key that it holds, so every call of the "
             "export would draw the same ones.",
-            where=_few_of({**dropped.keys, **dropped.values}),
+            where=_few_of([*{**dropped.keys, **dropped.values}, *known]),
             got=_few_of(dict.fromkeys(filter(None, dropped.keys.values()))),
-            write=f"{_EVAL}the key as an input of the function; or {_KEEP}",
+            write=f"{_EVAL}the key as an input of the function{otherwise}",
         )
     if dropped.values:
         raise StateChangeError(
             "The function computes new values of arrays that it holds, as a net in train mode "
             "does, and drops them.",
-            where=_few_of(dropped.values),
+            where=_few_of([*dropped.values, *known]),
             got=_few_of(dict.fromkeys(filter(None, dropped.values.values()))),
-            write=f"{_EVAL}the new values as outputs of the function; or {_KEEP}",
+            write=f"{_EVAL}the new values as outputs of the function{otherwise}",
         )
+
+
+def _refuse_train_mode(model: Exportable, program: Program) -> None:
+    """Refuses layers of equinox in train mode whose new state is read, and dropped.
+
+    A batch norm that normalizes by its new averages is one.  Its program is another one in
+    eval mode, which draws as many random numbers and gives no other state.
+    """
+    form = model.form
+    if form is None or program.trains:
+        return
+    layers = form.train_mode
+    method = next(each for each in model.methods if each.key == program.key)
+    for kind in sorted(set(layers.values())):
+        tree = jax.tree_util.tree_structure(form.with_eval_mode(kind))
+        try:
+            served = trace_one(replace(model, tree=tree), method, program.inputs)
+        except Exception:  # of a function that runs in train mode only
+            continue
+        one, other = ((_effect(each, len(model.leaves))) for each in (program, served))
+        if str(program.traced.whole) != str(served.traced.whole) and one == other:
+            raise StateChangeError(
+                "Layers in train mode change state that the function drops.",
+                where=_few_of(
+                    f"{at}: {kind}" for at, name in form.train_mode.items() if name == kind
+                ),
+                got="inference=False",
+                write="equinox.nn.inference_mode(model); the new state as an output of the "
+                f"function; or {_KEEP}",
+            )
+
+
+def _effect(program: Program, leaves: int) -> tuple[int, list[bool]]:
+    """How many random numbers a program draws, and which results depend on its inputs."""
+    whole = program.traced.whole
+    draws = sum(1 for _ in jaxpr_operations(whole, DRAWS))
+    return draws, made_of_inputs(whole, leaves)
 
 
 def _few_of(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pax_export._errors import ExportPathError, UnsupportedDtypeError
+from pax_export._errors import ExportPathError, StateChangeError, UnsupportedDtypeError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
 from pax_export.export.orbax import config as orbax_config
 from tests.closeness import assert_close
@@ -214,3 +214,12 @@ def test_what_lapack_does_in_jax_runs_in_tensorflow(tmp_path):
     loaded = saved(tmp_path, module(function))
     found = loaded.signatures["s"](x=tf.constant(X))["y"]
     assert_close(found, function(params(), X)["y"], rtol=1e-4)
+
+
+def test_a_net_in_train_mode_is_refused(tmp_path):
+    key = jax.random.key(0)
+    noisy = JaxModule(params(), lambda p, x: {"y": x * jax.random.normal(key, x.shape)})
+    with pytest.raises(StateChangeError) as caught:
+        saved(tmp_path, noisy, ServingConfig("s", [tf.TensorSpec((2, 3))]))
+    assert "a key that the function closes over" in caught.value.where
+    assert "state=" not in caught.value.write
