@@ -1,6 +1,8 @@
 """Quantized arrays, and their operations in layers and exporters."""
 
 from pax_export._quantized._array import QuantizedArray, rows, times, times_transposed
+from pax_export._quantized._difference import Apart as Apart
+from pax_export._quantized._difference import apart as apart
 from pax_export._quantized._integers import GROUP, Form, dequantized, packed, unpacked
 from pax_export._quantized._operations import (
     decomposed_dequantize as decomposed_dequantize,
@@ -8,10 +10,9 @@ from pax_export._quantized._operations import (
 from pax_export._quantized._operations import (
     decomposed_dot as decomposed_dot,
 )
-from pax_export._quantized._operations import (
-    decomposed_rows as decomposed_rows,
-)
 from pax_export._quantized._operations import dequantize
+from pax_export._quantized._operations import few_rows as few_rows
+from pax_export._quantized._operations import plain_dot as plain_dot
 
 __all__ = [
     "GROUP",

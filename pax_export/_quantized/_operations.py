@@ -53,11 +53,6 @@ def decomposed_dot(x: Any, integers: Any, scales: Any, *, contracted: int, **for
     return plain_dot(x, dequantize(integers, scales, Form(**form)), contracted)
 
 
-def decomposed_rows(index: Any, integers: Any, scales: Any, **form: Any) -> Any:
-    """`quantized_rows` of what `dequantize` gives."""
-    return dequantize(integers, scales, Form(**form))[index]
-
-
 def _plain(x: Any, integers: Any, scales: Any, *, contracted: int, **form: Any) -> Any:
     return plain_dot(x, dequantized(integers, scales, Form(**form)), contracted)
 
@@ -66,7 +61,8 @@ def _in_blocks(x: Any, integers: Any, scales: Any, *, contracted: int, **form: A
     return blockwise(x, integers, scales, Form(**form), contracted)
 
 
-def _few_rows(index: Any, integers: Any, scales: Any, **form: Any) -> Any:
+def few_rows(index: Any, integers: Any, scales: Any, **form: Any) -> Any:
+    """`quantized_rows` in other operations of jax: of integers, those that are asked for."""
     return dequantized(integers[index], scales[index], Form(**form))
 
 
@@ -93,7 +89,7 @@ def _primitive(name: str, plain: Callable[..., Any], on_cpu: Callable[..., Any])
 
 _dequantize = _primitive("dequantize", decomposed_dequantize, decomposed_dequantize)
 _dot = _primitive("quantized_dot", _plain, _in_blocks)
-_rows = _primitive("quantized_rows", _few_rows, _few_rows)
+_rows = _primitive("quantized_rows", few_rows, few_rows)
 
 
 # --- under transforms -----------------------------------------------------------------
@@ -131,7 +127,7 @@ def _jvp_of(
 
 ad.primitive_jvps[_dequantize] = _jvp_of(_dequantize, None, decomposed_dequantize)
 ad.primitive_jvps[_dot] = _jvp_of(_dot, _plain, _plain)
-ad.primitive_jvps[_rows] = _jvp_of(_rows, None, _few_rows)
+ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows)
 
 
 def _batched(primitive: Any, plain: Callable[..., Any], leading: bool) -> Callable[..., Any]:
@@ -152,4 +148,4 @@ def _batched(primitive: Any, plain: Callable[..., Any], leading: bool) -> Callab
 
 batching.primitive_batchers[_dequantize] = _batched(_dequantize, decomposed_dequantize, False)
 batching.primitive_batchers[_dot] = _batched(_dot, _plain, True)
-batching.primitive_batchers[_rows] = _batched(_rows, _few_rows, True)
+batching.primitive_batchers[_rows] = _batched(_rows, few_rows, True)

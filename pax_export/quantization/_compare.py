@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._quantized import apart
 from pax_export._types import PyTree
 from pax_export.quantization._report import Difference
 
@@ -63,28 +64,8 @@ def compared(
     before: Callable[..., Any], after: Callable[..., Any], batches: Sequence[tuple[Any, ...]]
 ) -> Difference:
     """How far outputs of two compiled functions are apart."""
-    largest, total, size, count = 0.0, 0.0, 0.0, 0
-    divergences: list[np.ndarray] = []
-    same: list[np.ndarray] = []
-    for batch in batches:
-        old, new = _floats(_called(before, batch)), _floats(after(*batch))
-        for one, other in zip(old, new):
-            apart = np.abs(one - other)
-            largest = max(largest, float(apart.max(initial=0)))
-            total, count = total + float(apart.sum()), count + apart.size
-            size += float(np.abs(one).sum())
-        if len(old) == 1 and old[0].ndim > 1 and old[0].shape[-1] > 1:
-            divergences.append(_divergence(old[0], new[0]))
-            same.append(old[0].argmax(-1) == new[0].argmax(-1))
-    logits = len(divergences) == len(batches)
-    return Difference(
-        largest,
-        total / max(count, 1),
-        size / max(count, 1),
-        float(np.mean(np.concatenate([each.ravel() for each in divergences]))) if logits else None,
-        float(np.mean(np.concatenate([each.ravel() for each in same]))) if logits else None,
-        (_seconds(before, batches[0]), _seconds(after, batches[0])),
-    )
+    pairs = [(_floats(_called(before, each)), _floats(after(*each))) for each in batches]
+    return Difference(*apart(pairs), (_seconds(before, batches[0]), _seconds(after, batches[0])))
 
 
 def _called(function: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
@@ -104,16 +85,6 @@ def _floats(output: PyTree) -> list[np.ndarray]:
     leaves = jax.tree_util.tree_leaves(output)
     inexact = [each for each in leaves if jnp.issubdtype(jnp.result_type(each), jnp.inexact)]
     return [np.asarray(each, np.float64) for each in inexact]
-
-
-def _divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:
-    one, other = _log_softmax(logits), _log_softmax(others)
-    return np.sum(np.exp(one) * (one - other), -1)
-
-
-def _log_softmax(x: np.ndarray) -> np.ndarray:
-    apart = x - x.max(-1, keepdims=True)
-    return apart - np.log(np.exp(apart).sum(-1, keepdims=True))
 
 
 def _seconds(function: Callable[..., Any], batch: tuple[Any, ...]) -> float:

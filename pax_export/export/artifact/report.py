@@ -220,6 +220,7 @@ class Report:
             *(f"  left out    {text}" for text in self.left_out),
             *(f"  load alone  {text}" for text in self.needs_load),
             *self._folded(),
+            *self._quantized(),
             *self._known(),
             *(f"  differs     {text.removeprefix('differs ')}" for text in self.differs),
             *self._seconds(),
@@ -255,6 +256,21 @@ class Report:
         names, kept = self.details.get("folded", ()), self.details.get("kept", ())
         lines = [f"  folded      {len(names)} weights: {a_few(names, _FEW)}"] * bool(names)
         return [*lines, *(f"  kept        {text}" for text in kept)]
+
+    def _quantized(self) -> list[str]:
+        told = dict(self.details.get("quantized", {}))
+        if not told:
+            return []
+        schemes = " and ".join(f"int{each}" for each in told["bits"])
+        text = f"{told['weights']} weights in {schemes}, the integers of the model"
+        if "accuracy_level" in told:
+            text += f", accuracy_level={told['accuracy_level']}"
+        lines = [f"  quantized   {text}"]
+        if added := told.get("kernels add"):
+            far = f"{added['largest']:.3g} at most, {added['mean']:.3g} in the mean"
+            same = f", {added['same_largest']:.1%} same largest" if "same_largest" in added else ""
+            lines.append(f"  kernels add {far}, of {added['scale']:.3g}{same}")
+        return lines
 
     def _known(self) -> list[str]:
         return [f"  differs     {'; '.join(self.known_differences)}"] * bool(self.known_differences)

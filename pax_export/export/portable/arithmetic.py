@@ -37,6 +37,8 @@ _BY_NUMPY = frozenset({"float32", "float64", "int32", "int64"})
 _MOVES = frozenset({"transpose", "squeeze", "expand_dims", "rev", "broadcast_in_dim"})
 #: What has no operands, and is known only when the model runs.
 _WHEN_RUN = frozenset({"dim_as_value", "platform_index", "axis_index"})
+#: What stays in the program although it is known: files hold the integers.
+_STORED = frozenset({"dequantize", "quantized_dot", "quantized_rows"})
 
 
 def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Sequence[int], **_: object) -> Any:
@@ -108,7 +110,7 @@ class KnownValues:
         return atom
 
     def _is_known(self, equation: Any) -> bool:
-        if equation.primitive.name in _WHEN_RUN or equation.effects:
+        if equation.primitive.name in _WHEN_RUN | _STORED or equation.effects:
             return False
         if not all(atom in self for atom in equation.invars):
             return False

@@ -71,6 +71,7 @@ class _Folding:
         self._known = KnownValues(program)
         self._uses = uses(program.jaxpr)
         self._roots: dict[Any, int] = {}
+        self._quantized: dict[Any, tuple[Equation, list[Any]]] = {}
         self._notes: list[str] = []
 
     def made(self) -> PortableProgram:
@@ -89,7 +90,12 @@ class _Folding:
                 return [made]
         arrays = [self._array(each) for each in operands]
         product = self._product(equation, arrays)
-        return bound(equation, arrays) if product is None else [product]
+        if product is not None:
+            return [product]
+        made = bound(equation, arrays)
+        if name == "dequantize":
+            self._quantized[equation.outvars[0]] = equation, arrays
+        return made
 
     # What known arrays look like.
 
@@ -158,11 +164,27 @@ class _Folding:
         dtypes = {each.aval.dtype.name for each in (*equation.invars, result)}
         if len(dtypes) != 1 or not dtypes <= _FOLDED or self._uses.get(result) != 1:
             return None
-        if is_literal(kernel) or kernel not in self._known or equation.invars[0] in self._known:
+        if is_literal(kernel) or equation.invars[0] in self._known:
+            return None
+        if self._scales(kernel, places[1]) is not None:
+            once = self._uses.get(kernel) == 1
+            return Product(equation, (arrays[0], arrays[1]), *places) if once else None
+        if kernel not in self._known:
             return None
         if self._uses.get(kernel) != 1 or self._uses.get(self._known.root(kernel)) != 1:
             return None  # a second copy of it would be stored
         return Product(equation, (arrays[0], arrays[1]), *places)
+
+    def _scales(self, kernel: Any, feature: int) -> Any:
+        """The scales of a quantized kernel, if there is one for each feature; they are folded."""
+        if kernel not in self._quantized:
+            return None
+        equation, _ = self._quantized[kernel]
+        atom: Any = equation.invars[1]
+        others = (size for axis, size in enumerate(atom.aval.shape) if axis != feature)
+        is_plain = equation.params["group"] is None and atom.aval.dtype.name in _FOLDED
+        known = atom in self._known and equation.invars[0] in self._known
+        return atom if is_plain and known and all(each == 1 for each in others) else None
 
     def _scaled(self, equation: Any, operands: list[Any]) -> Product | None:
         """The product after this operation; None where it cannot go into it."""
@@ -188,7 +210,8 @@ class _Folding:
             made = _plus(_times(product, _MINUS), vector)
         if not self._is_finite(made):
             kernel = product.equation.invars[1]
-            named = ", ".join(self._known.sources(kernel)[:1])
+            known = kernel in self._known
+            named = ", ".join(self._known.sources(kernel)[:1]) if known else "a quantized weight"
             self._notes.append(f"{named} is not folded: its numbers would not be finite")
             return None
         # The one that reads the result decides whether it is read once.
@@ -202,7 +225,9 @@ class _Folding:
             return False
         if product.scale is None:
             return True
-        kernel = np.abs(np.asarray(self._known.array(equation.invars[1]), np.float64))
+        atom = self._scales(equation.invars[1], product.feature_of_kernel)
+        atom = equation.invars[1] if atom is None else atom
+        kernel = np.abs(np.asarray(self._known.array(atom), np.float64))
         axes = tuple(axis for axis in range(kernel.ndim) if axis != product.feature_of_kernel)
         most = kernel.max(axes, initial=0) * np.abs(product.scale.values)
         return bool(np.all(most <= limits.max))
@@ -219,7 +244,13 @@ class _Folding:
     def _whole(self, value: Product) -> Any:
         x, kernel = value.operands
         if value.scale is not None:
-            kernel = kernel * _along(value.scale.traced, kernel.ndim, value.feature_of_kernel)
+            along = _along(value.scale.traced, kernel.ndim, value.feature_of_kernel)
+            quantized = self._quantized.get(value.equation.invars[1])
+            if quantized is None:
+                kernel = kernel * along
+            else:
+                equation, (integers, scales) = quantized
+                (kernel,) = again(equation, [integers, scales * along])
         (made,) = again(value.equation, [x, kernel])
         if value.shift is not None:
             shift = jnp.broadcast_to(value.shift.traced, (made.shape[value.feature],))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export._files import bytes_text, checksums
@@ -31,6 +33,8 @@ from pax_export.export.pipeline.format_exporter import (
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
+from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.integers import Quantized, check_integers, kernels_add
 
 OPSET = 21
 #: Reductions over axes that are operands, bits, and scatters of extremes are as old as this.
@@ -52,6 +56,7 @@ def to_onnx(
     opset: int = OPSET,
     fold: bool = True,
     exact: bool = False,
+    accuracy_level: Literal[1, 4] = 4,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
@@ -81,6 +86,9 @@ def to_onnx(
         exact: NaN, ties and signs of zero are as in jax everywhere.  Without it the
             runtime's own operators are used for ``relu``, ``clip``, ``gelu``,
             ``softmax``, pools and the like; the report says which may differ in these.
+        accuracy_level: of products of quantized weights.  4: `DequantizeLinear` stands before
+            them, for which onnxruntime has kernels that round activations to 8 bits; the report
+            says what that adds.  1: they are made in float32, at the speed of float32.
         validate: load what was written, make calls at several sizes with
             onnxruntime and compare with jax; ``"process"`` does it in a fresh
             process without jax.
@@ -114,6 +122,7 @@ def to_onnx(
             "An opset is a number.", got=f"opset={opset!r}", write=f"opset={OPSET}"
         )
     check_choice("state", state, ("frozen", "keep"))
+    check_choice("accuracy_level", accuracy_level, (1, 4))
     if opset < _OLDEST:
         raise UnsupportedOperationError(
             f"Models are written for opset {_OLDEST} and newer ones.",
@@ -130,7 +139,7 @@ def to_onnx(
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    return run_export(_OnnxExporter(Options(opset, fold, exact), calls), request)
+    return run_export(_OnnxExporter(Options(opset, fold, exact, accuracy_level), calls), request)
 
 
 @dataclass(frozen=True)
@@ -171,6 +180,8 @@ class _OnnxExporter(FormatExporter):
 @dataclass(frozen=True)
 class _OnnxContents(ProgramContents):
     options: Options
+    #: What is said of quantized weights, once it is known.
+    integers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def write(self, place: Path) -> Converted:
         (program,) = self.programs
@@ -178,7 +189,16 @@ class _OnnxContents(ProgramContents):
         names = [self.store.variables[each].name for each in (*self.store.of_leaf, *places)]
         made = converted(program, names, self.stored(), self.options)
         place.write_bytes(made.content)
+        model = require("onnx", "onnx", "to_onnx").load(place)
+        self.integers.update(check_integers(_integers(model, made.quantized), self.stored()))
         return dataclasses.replace(made, content=b"")
+
+    def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
+        errors = super().test(exporter, place, run)
+        if self.integers and self.options.accuracy_level == 4:
+            _, call = opened(str(place))
+            self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
+        return errors
 
     def report_fields(self, place: Path, written: Converted, run: ExportRun) -> dict[str, Any]:
         opset = self.options.opset
@@ -191,14 +211,28 @@ class _OnnxContents(ProgramContents):
             "details": {
                 **({"folded": list(written.folded)} if written.folded else {}),
                 **({"kept": list(written.notes)} if written.notes else {}),
+                **self._of_quantized(),
                 "opset": opset,
                 "runs_in": f"onnxruntime, and what reads opset {opset}",
                 SHA256: checksums.digest(place),
             },
         }
 
+    def _of_quantized(self) -> dict[str, Any]:
+        level = {"accuracy_level": self.options.accuracy_level}
+        return {"quantized": self.integers | level} if self.integers else {}
+
     def write_report(self, report: Report, place: Path, written: Any) -> None:
         append_field(place, report_text(report))
+
+
+def _integers(
+    model: Any, quantized: Mapping[str, Quantized]
+) -> Iterator[tuple[Quantized, np.ndarray]]:
+    """The integers of weights, read from a file."""
+    to_array = require("onnx", "onnx", "to_onnx").numpy_helper.to_array
+    initializers = {each.name: each for each in model.graph.initializer}
+    yield from ((each, to_array(initializers[name])) for name, each in quantized.items())
 
 
 def load(path: Path, report: Report) -> LoadedFile:

@@ -21,6 +21,7 @@ from pax_export.export.formats.onnx.values import (
     part_dtype,
     same_shape,
 )
+from pax_export.export.validation.integers import Quantized
 
 _MASK = np.int64(0xFFFFFFFF)
 
@@ -40,8 +41,13 @@ class Writer:
         self.opset = opset
         self.inline = inline
         self.exact = exact  # whether NaN, ties and signs of zero are guarded
+        self.accuracy_level = 4  # of products of quantized weights
         self.operation = ""  # the primitive that is being written
         self.initializers: dict[str, Any] = {}
+        self.stored: dict[str, str] = {}  # what carries a weight: the initializer of that
+        #: Arrays that stand for stored integers: what gives them in another order of axes.
+        self.turned: dict[str, Callable[[Sequence[int]], str]] = {}
+        self.quantized: dict[str, Quantized] = {}  # initializers of integers
         self._constants: dict[tuple, str] = {}
         self._count = 0
         self._root: list[Any] = []
@@ -157,6 +163,8 @@ class Writer:
     def transpose(self, name: Any, order: Sequence[int]) -> Any:
         if list(order) == list(range(len(order))):
             return name
+        if name in self.turned:
+            return self.turned[name](order)
         return self("Transpose", name, perm=list(order))
 
     def unsqueeze(self, name: Any, axes: Sequence[int]) -> Any:

@@ -37,6 +37,7 @@ from pax_export.export.portable import (
 )
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import placed
+from pax_export.export.validation.integers import Quantized
 
 _WRITE = (
     "the same in other operations of jax.numpy and jax.lax, a size instead of a symbolic "
@@ -52,11 +53,13 @@ class Options:
         opset: the version of ONNX's operators.
         fold: compute what depends on weights alone now.
         exact: guard operators whose kernels differ from jax in NaN, ties and signs of zero.
+        accuracy_level: 4, for products of quantized weights with activations of 8 bits, or 1.
     """
 
     opset: int
     fold: bool = True
     exact: bool = False
+    accuracy_level: int = 4
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,14 @@ class Converted:
         folded: names of weights that are in the file in another form only.
         notes: what was left as it was, and why.
         differs: where kernels of the runtime differ from jax.
+        quantized: by their names in the file, integers of weights.
     """
 
     content: bytes
     folded: tuple[str, ...]
     notes: tuple[str, ...]
     differs: tuple[str, ...]
+    quantized: Mapping[str, Quantized]
 
 
 def converted(
@@ -86,22 +91,24 @@ def converted(
 
     def write(portable: PortableProgram | None) -> Any:
         model = _Model(onnx, program, names, weights, options)
-        return model.of_traced() if portable is None else model.made(portable)
+        made = model.of_traced() if portable is None else model.made(portable)
+        return made, model.quantized
 
     def optimize() -> PortableProgram:
         return _optimized(program, names, weights, options)
 
     refused = Refused, NotInOnnxError
-    made, portable, notes = written_fast(optimize, write, refused)
+    (made, quantized), portable, notes = written_fast(optimize, write, refused)
     _check_operators(onnx, made, options.opset)
     content = made.SerializeToString(deterministic=True)
     run = program.traced.program if portable is None else portable.program
     differs = known_differences("onnxruntime", operation_names(run), options.exact)
     stored = {each.name for each in made.graph.initializer}
+    quantized = {name: each for name, each in quantized.items() if name in stored}
     computed = () if portable is None else portable.weights
     used = {source for each in computed for source in each.sources if each.name in stored}
     folded = tuple(name for name in weights if name in used and name not in stored)
-    return Converted(content, folded, notes, differs)
+    return Converted(content, folded, notes, differs, quantized)
 
 
 def _optimized(
@@ -131,12 +138,17 @@ class _Model:
         self._constants: dict[int, AnyValue] = {}
         self._converter = Converter(onnx, options.opset, self._constants, options.exact)
         self._writer: Writer = self._converter.writer
+        self._writer.accuracy_level = options.accuracy_level
         self._inputs = [entry.name for entry in program.inputs.flat]
         self._outputs = list(program.output_names)
         self._structs = program.traced.structs[-len(self._inputs) :] if self._inputs else ()
         self._weights = weights
         self._names = names
         self._made: dict[str, AnyValue] = {}
+
+    @property
+    def quantized(self) -> Mapping[str, Quantized]:
+        return self._writer.quantized
 
     def made(self, portable: PortableProgram) -> Any:
         """The model of a portable program."""
@@ -233,6 +245,7 @@ class _Model:
         stored = carried = self._writer.store(array, name)
         if is_rounded(array.dtype):
             carried = self._writer.cast(stored, carrier(array.dtype))
+        self._writer.stored[carried] = stored
         return Value(carried, array.dtype, array.shape)
 
     def _given(self, name: str, value: AnyValue) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,6 +20,7 @@ from pax_export.export.artifact.report import SHA256, Report, package_versions, 
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tflite.builder.encode import encode
 from pax_export.export.formats.tflite.builder.graph import constants_shared
+from pax_export.export.formats.tflite.builder.integers import read_integers, store_integers
 from pax_export.export.formats.tflite.builder.quantize import store_small
 from pax_export.export.formats.tflite.builder.simplify import simplify
 from pax_export.export.formats.tflite.graph import Weights, make_signature
@@ -33,9 +34,12 @@ from pax_export.export.pipeline.format_exporter import (
     Request,
     store_of,
 )
+from pax_export.export.pipeline.refusal import scratch_place
 from pax_export.export.pipeline.run_export import not_finite, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
+from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.integers import check_integers, kernels_add
 from pax_export.export.validation.serve import Run
 
 _LITERT = "ai_edge_litert.interpreter"
@@ -58,6 +62,7 @@ def to_tflite(
     quantize: Literal["float16", "dynamic"] | None = None,
     fold: bool = True,
     exact: bool = False,
+    accuracy_level: Literal[1, 4] = 4,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
@@ -88,6 +93,9 @@ def to_tflite(
             in the file, though some lie in the order of axes that TFLite has.
         exact: functions as ``softmax`` and ``gelu`` are made of the operations that jax
             has for them, and not of TFLite's own operators.
+        accuracy_level: of products of quantized weights (`pax_export.quantize`).  4: by LiteRT's
+            kernels for integers, which round activations to 8 bits; the report says what that
+            adds.  1: in float32, at the speed of float32 at best.
         validate: load what was written, make calls at several sizes with LiteRT
             and compare with jax; ``"process"`` does it in a fresh process
             without jax.
@@ -119,11 +127,14 @@ def to_tflite(
     """
     check_choice("state", state, ("frozen", "keep"))
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
+    check_choice("accuracy_level", accuracy_level, (1, 4))
     keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    return run_export(_TfliteExporter(Options(quantize, fold, exact), calls), request)
+    return run_export(
+        _TfliteExporter(Options(quantize, fold, exact, accuracy_level), calls), request
+    )
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,7 @@ class Options:
     quantize: str | None
     fold: bool
     exact: bool
+    accuracy_level: int
 
 
 @dataclass(frozen=True)
@@ -180,6 +192,8 @@ class _Written(NamedTuple):
 @dataclass(frozen=True)
 class _TfliteContents(ProgramContents):
     options: Options
+    #: What is said of quantized weights, once it is known.
+    integers: dict[str, Any] = field(default_factory=dict)
 
     def estimate_bytes(self) -> int:
         return int(super().estimate_bytes() * _SIZES[self.options.quantize])
@@ -201,14 +215,32 @@ class _TfliteContents(ProgramContents):
         graphs = [each.graph for each in signatures]
         notes = {note: None for *_, notes in made for note in notes}
         folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
+        store_integers(graphs, options.accuracy_level)
         if options.quantize is not None:
             store_small(graphs, options.quantize)
         place.write_bytes(encode(signatures))
+        self.integers.update(check_integers(read_integers(graphs, place), self.stored()))
         differs = known_differences("LiteRT", operations, options.exact)
         return _Written(sorted(folded), list(notes), differs)
 
+    def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
+        if not self.integers or self.options.accuracy_level == 1:
+            return super().test(exporter, place, run)
+        # Kernels that round activations say little of whether a file is right: the same one
+        # without them is tested.
+        options = replace(self.options, accuracy_level=1)
+        with scratch_place(exporter.format) as other:
+            exactly = replace(self, options=options, integers={})
+            exactly.write(other)
+            errors = exactly.test(exporter, other, run)
+        signatures = {each.key: signature_info(each) for each in self.programs}
+        _, call = opened(str(place), signatures, quiet_start)
+        self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
+        return errors
+
     def report_fields(self, place: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
         quantize = self.options.quantize
+        level = {"accuracy_level": self.options.accuracy_level}
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
             "graph_bytes": place.stat().st_size,
@@ -217,7 +249,8 @@ class _TfliteContents(ProgramContents):
             "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
             | ({"folded": written.folded} if written.folded else {})
             | ({"kept": written.notes} if written.notes else {})
-            | ({"quantize": quantize} if quantize else {}),
+            | ({"quantize": quantize} if quantize else {})
+            | ({"quantized": self.integers | level} if self.integers else {}),
             "known_differences": written.differs,
         }
 

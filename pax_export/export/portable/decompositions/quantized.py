@@ -7,4 +7,4 @@ from pax_export.export.portable.decompositions.registry import decomposes
 
 decomposes("dequantize")(_quantized.decomposed_dequantize)
 decomposes("quantized_dot")(_quantized.decomposed_dot)
-decomposes("quantized_rows")(_quantized.decomposed_rows)
+decomposes("quantized_rows")(_quantized.few_rows)

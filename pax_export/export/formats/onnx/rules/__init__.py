@@ -11,6 +11,7 @@ from pax_export.export.formats.onnx.rules import gathering as gathering
 from pax_export.export.formats.onnx.rules import kept as kept
 from pax_export.export.formats.onnx.rules import ordering as ordering
 from pax_export.export.formats.onnx.rules import products as products
+from pax_export.export.formats.onnx.rules import quantized as quantized
 from pax_export.export.formats.onnx.rules import reductions as reductions
 from pax_export.export.formats.onnx.rules import scattering as scattering
 from pax_export.export.formats.onnx.rules import shapes as shapes

@@ -16,6 +16,8 @@ from pax_export.export.formats.tflite.builder.graph import (
 )
 
 float32, int32, int64, bool_ = map(np.dtype, ("float32", "int32", "int64", "bool"))
+#: What only moves the elements of its first input.
+_MOVES = frozenset({"TRANSPOSE", "RESHAPE", "REVERSE_V2", "STRIDED_SLICE", "SLICE", "SQUEEZE"})
 #: A constant of more bytes than this, and than what it is made of, is made when the file runs.
 _LARGEST_FOLDED = 1 << 22
 
@@ -58,7 +60,7 @@ def emit(
             return computed_once(
                 (name, *options.items(), *((tuple(s), np.dtype(d)) for s, d in results)),
                 given,
-                lambda: _folded(fold, given, results),
+                lambda: _with_twin(name, fold, given, _folded(fold, given, results)),
             )
     return current().append(name, inputs, results, options)
 
@@ -76,6 +78,17 @@ def _folded(fold: Callable[..., Any], given: Sequence[Tensor], results: Any) -> 
     for each in tensors:
         each.sources = sources
     return tensors
+
+
+def _with_twin(
+    name: str, fold: Callable[..., Any], given: Sequence[Tensor], made: list[Tensor]
+) -> list[Tensor]:
+    """What was computed; where integers were moved, it is known whither."""
+    if name in _MOVES and given[0].twin is not None:
+        twin = given[0].twin
+        places = fold(twin.places, *(each.value for each in given[1:]))
+        made[0].twin = twin._replace(places=places)
+    return made
 
 
 def _bytes(shape: Sequence[Any], dtype: DTypeLike) -> float:

@@ -82,9 +82,10 @@ class _File:
         for each in (*graph.inputs, *made, *graph.outputs):
             if each is None or id(each) in found:
                 continue
-            found[id(each)] = len(found), each
-            if each.value is not None and id(each.value) not in self._arrays:
-                self._arrays[id(each.value)] = len(self._arrays) + 1, each.value
+            for one in (each, *([] if each.blocks is None else [each.blocks])):
+                found[id(one)] = len(found), one
+                if one.value is not None and id(one.value) not in self._arrays:
+                    self._arrays[id(one.value)] = len(self._arrays) + 1, one.value
         return found
 
     def encode(self, signatures: Sequence[Signature]) -> memoryview:
@@ -144,14 +145,16 @@ class _File:
         ]
         return self._table(
             "SubGraph",
-            tensors=[self._tensor(*each) for each in tensors.values()],
+            tensors=[self._tensor(*each, tensors) for each in tensors.values()],
             inputs=places(graph.inputs),
             outputs=places(graph.outputs),
             operators=operators,
             name=graph.name,
         )
 
-    def _tensor(self, number: int, tensor: Tensor) -> Any:
+    def _tensor(
+        self, number: int, tensor: Tensor, tensors: Mapping[int, tuple[int, Tensor]]
+    ) -> Any:
         sizes = np.array([-1 if size is None else size for size in tensor.shape], np.int32)
         return self._table(
             "Tensor",
@@ -160,11 +163,21 @@ class _File:
             type=self._dtype(tensor.dtype.name),
             buffer=0 if tensor.value is None else self._arrays[id(tensor.value)][0],
             name=tensor.name or f"{tensor.made_by.lower() or 'array'}_{number}",
-            quantization=None if tensor.scale is None else self._quantization(tensor),
+            quantization=self._quantization(tensor, tensors),
             has_rank=True,
         )
 
-    def _quantization(self, tensor: Tensor) -> Any:
+    def _quantization(self, tensor: Tensor, tensors: Mapping[int, tuple[int, Tensor]]) -> Any:
+        if tensor.blocks is not None:
+            (place, scales), size = tensors[id(tensor.blocks)], tensor.shape[-1]
+            told = {"scales": place, "zero_points": -1, "block_size": size // scales.shape[-1]}
+            return self._table(
+                "QuantizationParameters",
+                details_type=self._schema.QuantizationDetails.BlockwiseQuantization,
+                details=self._table("BlockwiseQuantization", **told),
+            )
+        if tensor.scale is None:
+            return None
         return self._table(
             "QuantizationParameters",
             scale=np.asarray(tensor.scale, np.float32),
@@ -220,7 +233,11 @@ class _Buffer:
         return builder.EndObject()
 
     def _vector(self, builder: Any, array: np.ndarray) -> int:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        data = np.ascontiguousarray(array).reshape(-1)
+        if data.dtype.name == "int4":  # two in each byte
+            data = np.append(data.astype(np.int8), np.zeros(data.size % 2, np.int8))
+            data = (data[::2] & 15) | (data[1::2] << 4)
+        data = data.view(np.uint8)
         builder.StartVector(1, data.size, _ALIGNMENT)
         builder.head = builder.Head() - data.size
         np.frombuffer(builder.Bytes, np.uint8)[builder.head : builder.head + data.size] = data

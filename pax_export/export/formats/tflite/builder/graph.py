@@ -61,11 +61,14 @@ class Tensor:
         operator: whose result it is.
         graph: where it is an input or a result; constants belong to all.
         sources: the names of the weights that a constant was made of.
-        scale: of a constant that is stored as int8, by the index of `axis`.
+        scale: of a constant that is stored as integers, by the index of `axis`.
+        blocks: the scales of a constant of integers, as a tensor with one for 32 neighbors.
+        twin: of a constant of numbers that integers of the model stand for.
     """
 
     __slots__ = (
-        "axis", "dtype", "graph", "name", "operator", "scale", "shape", "sources", "value"
+        "axis", "blocks", "dtype", "graph", "name", "operator", "scale", "shape", "sources",
+        "twin", "value",
     )  # fmt: skip
 
     def __init__(self, shape: Sequence[Any], dtype: Any, graph: Graph | None, value: Any = None):
@@ -78,6 +81,8 @@ class Tensor:
         self.sources: frozenset[str] = frozenset()
         self.scale: Any = None
         self.axis = 0
+        self.blocks: Tensor | None = None
+        self.twin: Any = None
 
     def set_shape(self, shape: Sequence[Any]) -> None:
         """Adds sizes that are known from elsewhere."""

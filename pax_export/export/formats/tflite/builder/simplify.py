@@ -205,13 +205,23 @@ class _Fusion:
         if list(x.shape) != list(operator.outputs[0].shape) or x.shape[-1] != channels:
             return None
         number = np.broadcast_to(number.reshape(-1), (channels,))
+        scales = operator.name in ("MUL", "DIV") or (turned and operator.name == "SUB")
+        if weights.twin is not None and scales:
+            positive = operator.name != "SUB" and (number > 0).all()
+            if weights.twin.held.form.group is not None or not positive:
+                return None  # it would need other integers
         found = _folded(operator.name, turned, weights.value, bias, number, axis)
         if found is None:
             named = ", ".join(sorted(weights.sources)[:1]) or "an array of the program"
             self._notes[f"{named} is not folded: its numbers would not be finite"] = None
             return None
+        if weights.twin is not None:
+            factor = 1 / number if operator.name == "DIV" else number
+            factor = factor if scales else np.ones_like(number)
+            shape = [-1 if place == axis else 1 for place in range(weights.value.ndim)]
+            found[0].twin = weights.twin.times(factor.reshape(shape))
         if operator.name in ("MUL", "DIV") or turned:
-            self.folded |= weights.sources
+            self.folded |= weights.sources if weights.twin is None else frozenset()
             self.folded |= other.sources
         # A bias that stands alone is in the file as it is.
         if bias is not None and bias.value.any():

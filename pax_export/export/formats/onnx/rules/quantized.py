@@ -1,0 +1,162 @@
+"""Quantized weights: their integers are initializers, in the order of axes in which they are read.
+
+Before a product they are `DequantizeLinear`, which onnxruntime fuses with it and computes with
+activations of 8 bits.  Elsewhere, and for `accuracy_level=1`, they are `Cast` and `Mul`, which
+it computes once, when it loads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pax_export._quantized import Form, dequantized, plain_dot, unpacked
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import has, rule
+from pax_export.export.formats.onnx.rules.products import product
+from pax_export.export.formats.onnx.values import Value, carrier
+from pax_export.export.portable import decompose
+from pax_export.export.portable.sizes import trace
+from pax_export.export.validation.integers import Quantized
+
+#: `DequantizeLinear` has groups, and there are integers of 4 bits, from this opset on.
+_GROUPS = 21
+
+
+@rule("dequantize")
+def dequantize(
+    writer: Writer, results: Sequence[Any], integers: Value, scales: Value, **told: Any
+) -> Any:
+    weight = _Weight.stored(writer, integers, scales, Form(**told), results[0].dtype)
+    if weight is None:
+        return _in_other_operations(
+            writer, partial(dequantized, form=Form(**told)), integers, scales
+        )
+    return weight.written(tuple(range(integers.rank)), fused=False)
+
+
+@rule("quantized_dot")
+def quantized_dot(
+    writer: Writer,
+    results: Sequence[Any],
+    x: Value,
+    integers: Value,
+    scales: Value,
+    *,
+    contracted: int,
+    **told: Any,
+) -> Any:
+    (result,) = results
+    form = Form(**told)
+    weight = _Weight.stored(writer, integers, scales, form, result.dtype)
+    if weight is None:
+
+        def plain(x: Any, integers: Any, scales: Any) -> Any:
+            return plain_dot(x, dequantized(integers, scales, form), contracted)
+
+        return _in_other_operations(writer, plain, x, integers, scales)
+    order = (0, 1) if contracted == -2 else (1, 0)
+    fused = writer.accuracy_level == 4 and (form.group is None or writer.opset >= _GROUPS)
+    name = weight.written(order, fused)
+    matrix = Value(name, np.dtype(np.float32), tuple(weight.shape[axis] for axis in order))
+    if fused and x.rank == 2:  # of `MatMul` and `Add` onnxruntime would make `Gemm` instead
+        x = Value(writer.unsqueeze(x, [0]), x.dtype, (1, *x.shape))
+    numbers = (((x.rank - 1,), (0,)), ((), ()))
+    made = product(
+        writer, x, matrix, numbers, (*x.shape[:-1], matrix.shape[1]), np.dtype(np.float32)
+    )
+    made = writer.squeeze(made, [0] if x.rank > len(result.shape) else [])
+    return writer.fit(made, result.dtype)
+
+
+def _in_other_operations(writer: Writer, function: Any, *operands: Value) -> Any:
+    (made,) = writer.inline(decompose(trace(function, operands, {}), has), operands)
+    return made
+
+
+class _Weight:
+    """A weight whose integers and scales are known, and how they are written."""
+
+    def __init__(
+        self, writer: Writer, leaf: str, integers: Any, scales: tuple[str, Any], form: Any
+    ):
+        self._writer, self._leaf, self._form = writer, leaf, form
+        self._integers, (self._scales_name, self._scales) = integers, scales
+        self.shape = integers.shape
+
+    @staticmethod
+    def stored(
+        writer: Writer, integers: Value, scales: Value, form: Form, dtype: Any
+    ) -> _Weight | None:
+        """The weight, if it is stored and ONNX has its form."""
+        names = [writer.stored.get(each.name, each.name) for each in (integers, scales)]
+        tensors = [writer.initializers.get(name) for name in names]
+        if None in tensors or (form.bits == 4 and writer.opset < _GROUPS):
+            return None
+        if carrier(dtype) != np.float32 or np.dtype(form.dtype) == np.float64:
+            return None
+        q, s = map(writer.onnx.numpy_helper.to_array, tensors)
+        if form.group is None and sum(size != 1 for size in s.shape) > 1:
+            return None
+        if form.bits == 4:
+            q = np.asarray(unpacked(q, form.axis))
+        return _Weight(writer, names[0], q, (names[1], s), form)
+
+    def written(self, order: Sequence[int], fused: bool) -> str:
+        """The name of the numbers, with their axes in another order."""
+        writer, form = self._writer, self._form
+        axis = list(order).index(len(order) + form.axis)
+        if form.group is None:
+            lasting = [place for place, old in enumerate(order) if self._scales.shape[old] != 1]
+            axis = lasting[0] if lasting else len(order) - 1
+        given = self._stored_integers(tuple(order))
+        groups = form.group is not None
+        if fused:
+            scales = self._stored_scales(order if groups else None, axis)
+            told = {"axis": axis, **({"block_size": form.group} if groups else {})}
+            return writer("DequantizeLinear", given, scales, **told)
+        numbers = writer.cast(given, np.float32)
+        scales = self._stored_scales(order, axis)
+        if groups:
+            sizes = [self.shape[old] for old in order]
+            apart = [*sizes[:axis], -1, form.group, *sizes[axis + 1 :]]
+            numbers = writer.reshape(
+                numbers, [sizes[axis] // form.group if n == -1 else n for n in apart]
+            )
+            made = writer("Mul", numbers, writer.unsqueeze(scales, [axis + 1]))
+            made = writer.reshape(made, sizes)
+        else:
+            made = writer("Mul", numbers, scales)
+        self._writer.turned[made] = lambda axes: self.written([order[each] for each in axes], False)
+        return made
+
+    def _stored_integers(self, order: tuple[int, ...]) -> str:
+        plain = order == tuple(range(len(order)))
+        name = self._leaf + (":int4" if self._form.bits == 4 else "")
+        name += "" if plain else ":" + "".join(map(str, order))
+        if name not in self._writer.quantized:
+            self._writer.quantized[name] = Quantized(self._leaf, self._form, order)
+            array = np.ascontiguousarray(self._integers.transpose(order))
+            if self._form.bits == 4:
+                array = array.astype(ml_dtypes.int4)
+            if name != self._leaf:
+                self._writer.store(array, name)
+        return name
+
+    def _stored_scales(self, order: Sequence[int] | None, axis: int) -> str:
+        """In float32; in an order of axes, or for None along the only one."""
+        array = self._scales
+        array = array.reshape(-1) if order is None else array.transpose(order)
+        name = self._scales_name + ("" if array.shape == self._scales.shape else f":{axis}")
+        name += (
+            ":" + "".join(map(str, order))
+            if order is not None and list(order) != sorted(order)
+            else ""
+        )
+        if name not in self._writer.initializers:
+            self._writer.store(np.ascontiguousarray(array), name)
+        return name if array.dtype == np.float32 else self._writer.cast(name, np.float32)

@@ -1,0 +1,77 @@
+"""Quantized weights in a file: whether they are the integers of the model, and what kernels add."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pax_export._errors import ValidationError
+from pax_export._quantized import Form, apart, unpacked
+from pax_export.export.validation.validate import Case
+
+#: So many calls say what kernels add.
+_CALLS = 3
+
+
+class Quantized(NamedTuple):
+    """Integers of a weight as a file has them.
+
+    Attributes:
+        leaf: the name of the leaf with the integers.
+        form: what the leaf means.
+        order: the axes of the weight, as they lie in the file, or the place in it of each element.
+    """
+
+    leaf: str
+    form: Form
+    order: tuple[int, ...] | np.ndarray
+
+
+def check_integers(
+    found: Iterable[tuple[Quantized, np.ndarray]], stored: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a report says of the integers of a file, which are compared with those of the model.
+
+    Args:
+        found: as they were read from the file.
+        stored: the leaves of the model by name.
+    """
+    bits: dict[str, int] = {}
+    for each, array in found:
+        expected = np.asarray(stored[each.leaf])
+        if each.form.bits == 4:
+            expected = np.asarray(unpacked(expected, each.form.axis))
+        if isinstance(each.order, tuple):
+            expected = expected.transpose(each.order)
+        else:
+            expected = expected.reshape(-1)[each.order]
+        array = np.asarray(array).astype(np.int8)
+        if not np.array_equal(array, expected):
+            raise ValidationError(
+                "The file does not hold the integers of a quantized weight.",
+                where=each.leaf,
+                got=f"{array.shape} with {np.count_nonzero(array != expected)} others"
+                if array.shape == expected.shape
+                else f"{array.shape} instead of {expected.shape}",
+                write="validate=False to look at the export all the same, and please report it",
+            )
+        bits[each.leaf] = each.form.bits
+    return {"weights": len(bits), "bits": sorted(set(bits.values()))} if bits else {}
+
+
+def kernels_add(
+    cases: Iterator[Case], call: Callable[[str, dict[str, Any]], Mapping[str, Any]]
+) -> dict[str, float]:
+    """How far a runtime's results are from those of float32 arithmetic on the same integers."""
+    pairs = []
+    for case in itertools.islice(cases, _CALLS):
+        got = call(case.signature, case.inputs)
+        names = [n for n, each in case.expected.items() if n in got and each.dtype.kind in "fV"]
+        pairs.append(
+            [[np.asarray(of[n], np.float64) for n in names] for of in (case.expected, got)]
+        )
+    found = apart(pairs)._asdict()
+    return {name: float(f"{value:.3g}") for name, value in found.items() if value is not None}

@@ -1,0 +1,180 @@
+"""Quantized nets in files: the integers, the size, and what runtimes compute with them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export import errors
+from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from pax_export.export.formats.onnx.rules import quantized
+from pax_export.export.formats.tflite.builder import integers as tflite_integers
+from pax_export.nets import Decoder, DecoderConfig
+from pax_export.quantization import quantize
+from tests.closeness import assert_close
+
+
+def draw(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def mlp():
+    pax.seed_rng_key(0)
+    return pax.Sequential(pax.Linear(256, 512), jax.nn.relu, pax.Linear(512, 10))
+
+
+def convnet():
+    """Convolutions of all kinds, one with a BatchNorm behind it that has statistics."""
+    pax.seed_rng_key(0)
+    net = pax.Sequential(
+        pax.Conv2D(3, 32, 3), pax.BatchNorm2D(32), jax.nn.relu,
+        pax.Conv2D(32, 32, 3, feature_group_count=32), pax.Conv2D(32, 64, 1),
+        pax.Conv2DTranspose(64, 8, 3, stride=2), lambda x: x.mean((1, 2)), pax.Linear(8, 10),
+    )  # fmt: skip
+    return pax.purecall(net, 2 * draw(4, 8, 8, 3) + 1)[0].eval()
+
+
+NETS = [(mlp, "batch, 256", draw(3, 256)), (convnet, "batch, 8, 8, 3", draw(3, 8, 8, 3))]
+
+
+def language_model(layers):
+    pax.seed_rng_key(0)
+    config = DecoderConfig.llama(
+        vocab_size=64, dim=32, num_layers=1, num_heads=2, hidden_dim=64, tied=True
+    )
+    return Decoder(config, layers=layers)
+
+
+def operators(path):
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(path)
+    return [node.op_type for node in model.graph.node], {
+        each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer
+    }
+
+
+@pytest.mark.parametrize(("build", "inputs", "x"), NETS)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("write", [to_onnx, to_tflite])
+def test_in_float32(write, build, inputs, x, bits, tmp_path):
+    small, found = quantize(build(), bits=bits)
+    report = write(small, tmp_path / "m", spec(inputs), accuracy_level=1)
+    assert max(report.largest_error.values()) < 1e-5
+    assert_close(load(tmp_path / "m")(x), small.eval()(x), rtol=1e-4, atol=1e-5)
+    assert report.details["quantized"]["weights"] == len(found.leaves)
+    assert report.details["quantized"]["accuracy_level"] == 1
+    assert "kernels add" not in report.details["quantized"]
+    assert "the integers of the model" in str(report)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_onnx_has_what_onnxruntime_fuses(bits, tmp_path):
+    small, _ = quantize(mlp(), bits=bits)
+    report = to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"))
+    whole = to_onnx(mlp(), tmp_path / "f.onnx", spec("batch, 256"), validate=False)
+    weights = 4 * (256 * 512 + 512 * 10)
+    rest = whole.graph_bytes - weights
+    assert (report.graph_bytes - rest) / weights < {8: 0.26, 4: 0.145}[bits] + 0.01  # nodes
+    names, stored = operators(tmp_path / "m.onnx")
+    assert names.count("DequantizeLinear") == 2 and "Gemm" not in names
+    name = "modules.0.weight.integers" + (":int4" if bits == 4 else "")
+    held = small.modules[0].weight
+    integers = held.integers if bits == 8 else pax._quantized.unpacked(held.integers, -2)
+    assert np.array_equal(stored[name].astype(np.int8), integers)
+    # What is added by kernels that round activations, and that nothing else is wrong.
+    added = report.details["quantized"]["kernels add"]
+    assert max(report.largest_error.values()) < 1e-5 < added["largest"] < 0.05 * added["scale"]
+    x = draw(3, 256)
+    apart = np.abs(load(tmp_path / "m.onnx")(x) - np.asarray(small(x))).max()
+    assert 1e-5 < apart < 0.05
+    assert "kernels add" in str(report)
+
+
+@pytest.mark.parametrize(("build", "inputs", "x"), NETS)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tflite_multiplies_integers(build, inputs, x, bits, tmp_path):
+    small, found = quantize(build(), bits=bits)
+    report = to_tflite(small, tmp_path / "m.tflite", spec(inputs))
+    added = report.details["quantized"]["kernels add"]
+    assert max(report.largest_error.values()) < 1e-5 < added["largest"] < 0.2 * added["scale"]
+    got = load(tmp_path / "m.tflite")(x)
+    assert_close(got, small.eval()(x), rtol=0, atol=0.05 * np.abs(got).max())
+    whole = to_tflite(build(), tmp_path / "f.tflite", spec(inputs), validate=False)
+    weights, share = sum(each.before for each in found.leaves), {8: 0.26, 4: 0.145}[bits]
+    if build is mlp:
+        # LiteRT has 12 bytes for each channel of int8.
+        assert (report.graph_bytes - whole.graph_bytes + weights) / weights < share + 0.01
+
+
+def test_tflite_of_a_language_model(tmp_path):
+    small, _ = quantize(language_model("listed"), bits=4)
+    tokens = np.array([[3, 1, 4, 1]], np.int32)
+    inputs = spec("batch, 4", "int32")
+    report = to_tflite(small, tmp_path / "m.tflite", inputs, examples=[tokens])
+    assert report.details["quantized"]["weights"] == 8
+    assert_close(load(tmp_path / "m.tflite")(tokens), small(tokens), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("write", [to_saved_model, to_stablehlo])
+def test_integers_on_disk(write, bits, tmp_path):
+    small, found = quantize(mlp(), bits=bits)
+    report = write(small, tmp_path / "m", spec("batch, 256"))
+    assert report.variable_bytes == found.after
+    assert {"int8"} <= {each.dtype for each in report.variables}
+    x = draw(3, 256)
+    assert_close(load(tmp_path / "m")(x), small(x), rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_folds_scales_into_scales(tmp_path):
+    to_onnx(quantize(convnet())[0], tmp_path / "m.onnx", spec("batch, 8, 8, 3"))
+    names, stored = operators(tmp_path / "m.onnx")
+    assert "Sub" not in names and names.count("Conv") == 3
+    assert "modules.0.weight.scales:folded" in stored
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("opset", "layers"), [(18, "listed"), (21, "listed"), (21, "scanned")])
+def test_onnx_of_a_language_model(bits, opset, layers, tmp_path):
+    small, _ = quantize(language_model(layers), bits=bits)
+    tokens = np.array([[3, 1, 4, 1]], np.int32)
+    inputs = spec("batch, time", "int32")
+    report = to_onnx(small, tmp_path / "m.onnx", inputs, opset=opset, examples=[tokens])
+    of_4_bits_in_other_operations = opset == 18 and bits == 4
+    assert ("quantized" in report.details) != of_4_bits_in_other_operations
+    assert_close(load(tmp_path / "m.onnx")(tokens), small(tokens), rtol=0.1, atol=0.1)
+
+
+def test_other_integers_in_a_file_are_refused(tmp_path, monkeypatch):
+    before = quantized._Weight._stored_integers
+
+    def wrong(self, order):
+        self._integers = np.roll(self._integers, 1)
+        return before(self, order)
+
+    monkeypatch.setattr(quantized._Weight, "_stored_integers", wrong)
+    small, _ = quantize(mlp(), bits=4)
+    with pytest.raises(errors.ValidationError, match=r"(?s)does not hold the integers.*modules\.0"):
+        to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"), validate=False)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_other_integers_in_a_tflite_file_are_refused(tmp_path, monkeypatch):
+    wrong = property(lambda self: np.roll(self.held.integers.reshape(-1)[self.places], 1))
+    monkeypatch.setattr(tflite_integers.Twin, "integers", wrong)
+    small, _ = quantize(mlp(), bits=4)
+    with pytest.raises(errors.ValidationError, match=r"(?s)does not hold the integers.*modules\.0"):
+        to_tflite(small, tmp_path / "m.tflite", spec("batch, 256"), validate=False)
+    assert not (tmp_path / "m.tflite").exists()
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_tflite])
+def test_functions_of_weights(write, tmp_path):
+    params = {"w": jnp.asarray(draw(64, 8)), "b": jnp.zeros(8)}
+    net, _ = quantize((params, lambda p, x: jnp.tanh(x @ p["w"] + p["b"] + p["w"][0])))
+    write(net, tmp_path / "m", spec("batch, 64"), accuracy_level=1)
+    x = draw(2, 64)
+    assert_close(load(tmp_path / "m")(x), net[1](net[0], x), rtol=1e-4, atol=1e-5)
