@@ -1,6 +1,6 @@
 """Quantized arrays, and their operations in layers and exporters."""
 
-from pax_export._quantized._array import QuantizedArray, rows, times, times_transposed
+from pax_export._quantized._array import ArrayLike, QuantizedArray, rows, times, times_transposed
 from pax_export._quantized._difference import Apart as Apart
 from pax_export._quantized._difference import apart as apart
 from pax_export._quantized._integers import GROUP, Form, dequantized, packed, unpacked
@@ -16,6 +16,7 @@ from pax_export._quantized._operations import plain_dot as plain_dot
 
 __all__ = [
     "GROUP",
+    "ArrayLike",
     "Form",
     "QuantizedArray",
     "dequantize",

@@ -15,7 +15,35 @@ from pax_export._types import DTypeLike
 from pax_export.core import StateModule
 
 
-class QuantizedArray(StateModule):
+class ArrayLike:
+    """What functions of jax and layers ask of a module that stands for an array."""
+
+    __array_ufunc__ = None  # so that `array @ this` of numpy asks here
+
+    def dequantized(self) -> jax.Array:
+        raise NotImplementedError
+
+    def __jax_array__(self) -> jax.Array:
+        return self.dequantized()
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.dequantized(), dtype)
+
+    def astype(self, dtype: Any) -> jax.Array:
+        """The array they stand for, in a dtype."""
+        return self.dequantized().astype(dtype)
+
+    def __getitem__(self, index: int) -> jax.Array:
+        return self.dequantized()[index]
+
+    def __matmul__(self, other: Any) -> jax.Array:
+        return self.dequantized() @ other
+
+    def __rmatmul__(self, other: object) -> jax.Array:
+        return times(jnp.asarray(other), self)
+
+
+class QuantizedArray(ArrayLike, StateModule):
     """Integers and scales, which stand for an array: ``integers * scales``.
 
     `quantize` puts them in the place of weights.  Layers multiply with them as they are; any
@@ -42,8 +70,6 @@ class QuantizedArray(StateModule):
         >>> jnp.asarray(small.weight).shape
         (64, 8)
     """
-
-    __array_ufunc__ = None  # so that `array @ this` of numpy asks here
 
     def __init__(self, integers: Any, scales: Any, form: Form):
         super().__init__()
@@ -83,25 +109,6 @@ class QuantizedArray(StateModule):
         """The array they stand for."""
         return dequantize(jnp.asarray(self.integers), jnp.asarray(self.scales), self.form)
 
-    def __jax_array__(self) -> jax.Array:
-        return self.dequantized()
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.dequantized(), dtype)
-
-    def astype(self, dtype: Any) -> jax.Array:
-        """The array they stand for, in a dtype."""
-        return self.dequantized().astype(dtype)
-
-    def __getitem__(self, index: int) -> jax.Array:
-        return self.dequantized()[index]
-
-    def __matmul__(self, other: Any) -> jax.Array:
-        return self.dequantized() @ other
-
-    def __rmatmul__(self, other: object) -> jax.Array:
-        return times(jnp.asarray(other), self)
-
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         shape = ",".join(map(str, getattr(self.integers, "shape", ()) and self.shape))
         group = "" if self.form.group is None else f", group={self.form.group}"
@@ -111,15 +118,19 @@ class QuantizedArray(StateModule):
 def times(x: Any, weight: Any) -> jax.Array:
     """``jnp.dot(x, weight)``, for a weight that may be quantized."""
     if not isinstance(weight, QuantizedArray):
-        return jnp.dot(x, weight)
+        return jnp.dot(x, _numbers(weight))
     return _product(x, weight, -2)
 
 
 def times_transposed(x: object, weight: object, dtype: DTypeLike) -> jax.Array:
     """``x · weightᵀ`` in a dtype, for a weight ``[outputs, inputs]`` that may be quantized."""
     if not isinstance(weight, QuantizedArray):
-        return jnp.einsum("...d,vd->...v", x, weight, preferred_element_type=dtype)
+        return jnp.einsum("...d,vd->...v", x, _numbers(weight), preferred_element_type=dtype)
     return _product(x, weight, -1).astype(dtype)
+
+
+def _numbers(weight: Any) -> Any:
+    return weight.dequantized() if isinstance(weight, ArrayLike) else weight
 
 
 def _product(x: Any, weight: QuantizedArray, contracted: int) -> jax.Array:
@@ -135,7 +146,7 @@ def _product(x: Any, weight: QuantizedArray, contracted: int) -> jax.Array:
 def rows(table: Any, index: object) -> jax.Array:
     """``table[index]``, for a table that may be quantized."""
     if not isinstance(table, QuantizedArray):
-        return table[index]
+        return _numbers(table)[index]
     if table.ndim != 2 or table.form.axis != -1:
         return table.dequantized()[index]
     return quantized_rows(index, jnp.asarray(table.integers), jnp.asarray(table.scales), table.form)

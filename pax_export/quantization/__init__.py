@@ -3,12 +3,14 @@
 from pax_export._quantized import QuantizedArray
 from pax_export.quantization._quantize import dequantize, quantize
 from pax_export.quantization._report import Difference, QuantizationReport, QuantizedLeaf
+from pax_export.quantization._training import RoundedArray
 
 __all__ = [
     "Difference",
     "QuantizationReport",
     "QuantizedArray",
     "QuantizedLeaf",
+    "RoundedArray",
     "dequantize",
     "quantize",
 ]

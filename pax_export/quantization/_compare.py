@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -66,6 +67,21 @@ def compared(
     """How far outputs of two compiled functions are apart."""
     pairs = [(_floats(_called(before, each)), _floats(after(*each))) for each in batches]
     return Difference(*apart(pairs), (_seconds(before, batches[0]), _seconds(after, batches[0])))
+
+
+def loss_of_outputs(
+    function: partial[Any], batches: Sequence[tuple[Any, ...]]
+) -> Callable[[Any], float]:
+    """The mean difference of outputs in parts of their mean size, for other arrays of a net."""
+    right = [_floats(_called(function, each)) for each in batches]
+
+    def loss(arrays: PyTree) -> float:
+        arrays = arrays.eval() if hasattr(arrays, "eval") else arrays
+        got = [_floats(function.func(arrays, *each)) for each in batches]
+        found = apart(zip(right, got))
+        return found.mean / found.scale if found.scale else found.mean
+
+    return loss
 
 
 def _called(function: Callable[..., Any], batch: tuple[Any, ...]) -> Any:

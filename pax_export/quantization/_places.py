@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pax_export._quantized import QuantizedArray
+from pax_export._quantized import ArrayLike
 from pax_export._types import PyTree
 from pax_export.core import is_array, join, named_leaves, named_modules
 from pax_export.nn import Conv1DTranspose, Conv2DTranspose, Convolution, Embed, Linear
@@ -45,7 +45,7 @@ def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Place, An
 
 def places_of_tree(params: PyTree) -> Iterator[Place]:
     """The arrays of a tree with two axes or more, as ``x @ array`` takes them."""
-    is_leaf = lambda each: isinstance(each, QuantizedArray)  # noqa: E731
+    is_leaf = lambda each: isinstance(each, ArrayLike)  # noqa: E731
     for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)[0]:
         if is_leaf(leaf) or is_array(leaf):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -85,6 +85,7 @@ def why_not(place: Place) -> str:
 def other_arrays(net: object, done: set[str]) -> Iterator[tuple[str, str]]:
     """The arrays of a net that are not among those done, and why they are not."""
     for name, leaf in named_leaves(net):
-        if name not in done and is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
+        own = name.removesuffix(".weight")  # of one in training
+        if not {name, own} & done and is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
             rank = len(leaf.shape)
             yield name, "a vector or a number" if rank < 2 else "not a weight of a known layer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,10 +13,11 @@ import numpy as np
 from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, QuantizationError
-from pax_export._quantized import GROUP, Form, QuantizedArray
+from pax_export._quantized import GROUP, ArrayLike, Form, QuantizedArray
 from pax_export.adapters import changed, chosen
-from pax_export.core import Module, Selection
+from pax_export.core import Module, Selection, is_array
 from pax_export.quantization import _compare as compare
+from pax_export.quantization._budget import Chosen, choose
 from pax_export.quantization._places import (
     Place,
     other_arrays,
@@ -25,6 +27,7 @@ from pax_export.quantization._places import (
 )
 from pax_export.quantization._report import QuantizationReport, QuantizedLeaf, tree_bytes
 from pax_export.quantization._rounding import fits_halves, rounded
+from pax_export.quantization._training import RoundedArray
 
 
 def quantize(
@@ -35,6 +38,8 @@ def quantize(
     group: int | None = None,
     at: object = None,
     metric: Callable[[Any], Any] | None = None,
+    budget: float | None = None,
+    train: bool = False,
 ) -> tuple[Any, QuantizationReport]:
     """Stores the weights of a net as integers.
 
@@ -52,7 +57,14 @@ def quantize(
             `Embed`); 4: from -8 to 7, one float16 scale for each group of 32.
         group: 32: groups share a float16 scale in 8 bits as well.
         at: which parts of a module are quantized, as `Module.at` takes it; all by default.
-        metric: a function of a net that says how good it is; the report has it before and after.
+        metric: a function of a net that says how good it is, more being better; the report has
+            it before and after.
+        budget: how much of the metric may be lost, or, without one, of the outputs for the
+            batches: their mean difference, in parts of their mean size.  Weights have 8 bits, and
+            as many as the budget allows 4: those first with which the net loses the least.
+            The report says what it loses with each.
+        train: weights stay numbers, `RoundedArray`s, which are trained while the net computes with
+            what their integers stand for; ``quantize`` of the trained net makes the integers.
 
     Returns:
         The quantized net, of the same kind as ``net`` (of a selection the whole net), and a
@@ -62,7 +74,7 @@ def quantize(
         InvalidArgumentError: other bits or groups; batches that are empty, all zero or not
             finite, or that the net cannot be called with; nothing to quantize.
         InvalidArgumentTypeError: this is no net.
-        QuantizationError: (a ValueError) it is quantized already.
+        QuantizationError: (a ValueError) it is quantized already, or the budget cannot be met.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -85,12 +97,9 @@ def quantize(
                 write="quantize(net.at(...)), or quantize(net, at=...)",
             )
         net, at = net.root, net
+    of_net = _module if isinstance(net, Module) else _params
     wish = partial(_quantized, bits=bits, group=group)
-    if isinstance(net, Module):
-        small, found = _module(net, at, wish)
-    else:
-        small, found = _params(net, at, wish)
-    leaves, kept, fallbacks = found
+    small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
     if not leaves:
         raise InvalidArgumentError(
             "There is nothing to quantize.",
@@ -98,6 +107,12 @@ def quantize(
             got=", ".join(f"{name}: {why}" for name, why in kept.items())[:300] or repr(net)[:100],
             write="a net with Linear, Embed or convolutions, or (params, function)",
         )
+    if budget is not None:
+        chosen_bits = _chosen(net, calls, metric, budget, leaves, bits, group)
+        wish = lambda place: _quantized(place, chosen_bits.bits.get(place.name, 8), None)  # noqa: E731
+        small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
+        lost = chosen_bits.sensitivity
+        leaves = [dataclasses.replace(each, sensitivity=lost.get(each.name)) for each in leaves]
     report = QuantizationReport(
         tuple(leaves),
         kept,
@@ -110,6 +125,31 @@ def quantize(
     return small, report
 
 
+def _chosen(
+    net: Any, calls: Any, metric: Any, budget: float, leaves: Any, bits: int, group: int | None
+) -> Chosen:
+    """The bits of each weight within a budget."""
+    if (calls is None and metric is None) or bits != 8 or group is not None or not budget >= 0:
+        raise InvalidArgumentError(
+            "A budget is a loss that batches or a metric show, and chooses bits by itself.",
+            where="quantize(budget=...)",
+            got=f"budget={budget!r}, bits={bits}, group={group}",
+            write="quantize(net, batches, budget=0.01), or quantize(net, metric=..., budget=0.01)",
+        )
+    is_module = isinstance(net, Module)
+    found = [p for p, _ in places_of_layers([("", net)])] if is_module else places_of_tree(net[0])
+    names = {leaf.name for leaf in leaves}
+    places = [place for place in found if place.name in names and is_array(place.weight)]
+    whole = (lambda arrays: arrays) if is_module else (lambda arrays: (arrays, net[1]))
+    if metric is None:
+        lost = compare.loss_of_outputs(_call(net), calls or [])
+    else:
+        before = float(metric(net))
+        lost = lambda arrays: before - float(metric(whole(arrays)))  # noqa: E731
+    rounded = lambda place, bits: _quantized(place, bits, None)[0]  # noqa: E731
+    return choose(_arrays(net), places, rounded, lost, budget)
+
+
 def dequantize(net: Module) -> Any:
     """Returns a net, or a tree, with a float array in place of each `QuantizedArray`.
 
@@ -120,9 +160,9 @@ def dequantize(net: Module) -> Any:
         dtype('float32')
     """
     return jax.tree_util.tree_map(
-        lambda each: each.dequantized() if isinstance(each, QuantizedArray) else each,
+        lambda each: each.dequantized() if isinstance(each, ArrayLike) else each,
         net,
-        is_leaf=lambda each: isinstance(each, QuantizedArray),
+        is_leaf=lambda each: isinstance(each, ArrayLike),
     )
 
 
@@ -144,14 +184,14 @@ Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
 Wish = Callable[[Place], tuple[Any, str]]
 
 
-def _module(net: Module, at: object, wish: Wish) -> tuple[Any, Found]:
+def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Found]:
     modules = [("", net)] if at is None else chosen(net, at, "quantize")
     leaves: list[QuantizedLeaf] = []
     kept: dict[str, str] = {}
     fallbacks: dict[str, str] = {}
     changes: dict[int, Callable[[Any], Any]] = {}
     for place, layer in places_of_layers(modules):
-        array = _one(place, wish, leaves, kept, fallbacks)
+        array = _one(place, wish, train, leaves, kept, fallbacks)
         if array is not None:
             changes[id(layer)] = partial(_with_weight, weight=array)
     done = {each.name for each in leaves}
@@ -165,7 +205,7 @@ def _with_weight(layer: Module, *, weight: object) -> Any:
     return layer.replace(weight=weight)
 
 
-def _params(net: Module, at: object, wish: Wish) -> tuple[Any, Found]:
+def _params(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Found]:
     if not (isinstance(net, tuple) and len(net) == 2 and callable(net[1])) or at is not None:
         raise InvalidArgumentTypeError(
             "What is quantized is a module, a selection of one, or (params, function).",
@@ -178,7 +218,7 @@ def _params(net: Module, at: object, wish: Wish) -> tuple[Any, Found]:
     kept: dict[str, str] = {}
     fallbacks: dict[str, str] = {}
     made = {
-        id(place.weight): _one(place, wish, leaves, kept, fallbacks)
+        id(place.weight): _one(place, wish, train, leaves, kept, fallbacks)
         for place in places_of_tree(params)
     }
 
@@ -186,11 +226,21 @@ def _params(net: Module, at: object, wish: Wish) -> tuple[Any, Found]:
         found = made.get(id(leaf))
         return leaf if found is None else found
 
-    return (jax.tree_util.tree_map(new, params), function), (leaves, kept, fallbacks)
+    is_leaf = lambda each: isinstance(each, RoundedArray)  # noqa: E731
+    return (jax.tree_util.tree_map(new, params, is_leaf=is_leaf), function), (
+        leaves,
+        kept,
+        fallbacks,
+    )
 
 
 def _one(
-    place: Place, wish: Wish, leaves: list, kept: dict[str, str], fallbacks: dict[str, str]
+    place: Place,
+    wish: Wish,
+    train: bool,
+    leaves: list,
+    kept: dict[str, str],
+    fallbacks: dict[str, str],
 ) -> Any:
     """The quantized array of a place, or None; notes which it is."""
     if isinstance(place.weight, QuantizedArray):
@@ -201,18 +251,28 @@ def _one(
             write="quantize(net) of the net before, quantize(net, at=...) of what is not "
             "quantized, or quantization.dequantize(net) first",
         )
+    trained = place.weight if isinstance(place.weight, RoundedArray) else None
+    if trained is not None:
+        if train:
+            raise QuantizationError(
+                f"This is trained with {trained.form.bits} bits already.",
+                where=place.name,
+                got=repr(trained),
+                write="quantize(net) of the trained net, or train=True for the net before",
+            )
+        place = place._replace(weight=trained.weight)
     why = why_not(place)
     if why:
         kept[place.name] = why
         return None
-    array, fallback = wish(place)
+    array, fallback = wish(place) if trained is None else (trained.quantized(), "")
     if fallback:
         fallbacks[place.name] = fallback
     leaves.append(_leaf(place, array))
-    return array
+    return RoundedArray(place.weight, array.form, place.reduced) if train else array
 
 
-def _quantized(place: Place, *, bits: int, group: int | None) -> tuple[Any, str]:
+def _quantized(place: Place, bits: int, group: int | None) -> tuple[Any, str]:
     """The integers of a place, and why they are not those that were asked for."""
     weight = jnp.asarray(place.weight)
     dtype = np.dtype(weight.dtype).name
@@ -248,9 +308,9 @@ def _arrays(net: Module) -> Any:
     return net if isinstance(net, Module) else net[0]
 
 
-def _call(net: Module) -> Callable[..., Any]:
+def _call(net: Module) -> partial[Any]:
+    """A compiled call of a net, whose first argument are its arrays."""
     if isinstance(net, Module):
-        compiled = jax.jit(lambda net, *batch: net(*batch))
-        return partial(compiled, net.eval())
+        return partial(jax.jit(lambda net, *batch: net(*batch)), net.eval())
     params, function = net
     return partial(jax.jit(function), params)

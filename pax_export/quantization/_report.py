@@ -21,6 +21,7 @@ class QuantizedLeaf:
         after: its bytes now, with scales.
         largest_error: the largest difference of an element.
         relative_error: the norm of the difference, in parts of the norm of the array.
+        sensitivity: what the net loses with this weight alone in 4 bits, if a budget was given.
 
     Example:
         >>> import pax_export as pax
@@ -37,6 +38,7 @@ class QuantizedLeaf:
     after: int
     largest_error: float
     relative_error: float
+    sensitivity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ class QuantizationReport:
         width = max((len(each.name) for each in self.leaves), default=0)
         for each in self.leaves:
             scheme = f"int{each.bits}" + (f", groups of {each.group}" if each.group else "")
-            lines.append(f"  {each.name:<{width}}  {scheme:<20}error {each.relative_error:.2%}")
+            alone = "" if each.sensitivity is None else f", loses {each.sensitivity:.2g} in 4 bits"
+            error = f"error {each.relative_error:.2%}{alone}"
+            lines.append(f"  {each.name:<{width}}  {scheme:<20}{error}")
         lines += [f"  {name}: {reason}" for name, reason in self.fallbacks.items()]
         reasons: dict[str, list[str]] = {}
         for name, reason in self.kept.items():

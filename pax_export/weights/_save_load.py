@@ -10,7 +10,11 @@ from typing import Any, Literal, TypeVar, overload
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentTypeError, UnsupportedDtypeError
+from pax_export._errors import (
+    InvalidArgumentTypeError,
+    QuantizationError,
+    UnsupportedDtypeError,
+)
 from pax_export._jax import is_tracer
 from pax_export._signing import Key
 from pax_export._signing import verify as verified
@@ -158,6 +162,7 @@ def load_weights(
             message lists all of them; `report` holds them.
         WeightsFileError: (an OSError) no such file, or not a safetensors file,
             or not all of one, or one that is not as `save_weights` wrote it.
+        QuantizationError: (a ValueError) scales of a quantized weight are no numbers.
         SignatureError: it is not what the holder of the key has signed.
         MissingPackageError: safetensors is not installed.
 
@@ -193,8 +198,28 @@ def load_weights(
         values = [
             _read(file, name, leaf) if name in fitting else leaf for name, leaf in leaves.items()
         ]
+    _check_scales(dict(zip(leaves, values)), path)
     loaded = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(module), values)
     return loaded if strict else (loaded, report)
+
+
+def _check_scales(values: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Refuses scales of quantized weights that are no numbers: nothing else is wrong of them."""
+    for name, value in values.items():
+        of_quantized = name.removesuffix(".scales") + ".integers" in values
+        if (
+            of_quantized
+            and name.endswith(".scales")
+            and not isinstance(value, jax.ShapeDtypeStruct)
+        ):
+            count = int((~np.isfinite(np.asarray(value))).sum())
+            if count:
+                raise QuantizationError(
+                    "The scales of a quantized weight are damaged.",
+                    where=f"{os.fspath(path)}: {name}",
+                    got=f"{count} of {np.size(value)} are NaN or infinite",
+                    write="the file as it was saved, or quantize the net again",
+                )
 
 
 def _of_quantized(report: LoadReport) -> str:

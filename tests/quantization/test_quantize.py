@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -183,3 +185,74 @@ def test_refusals():
         quantize(net().at("modules.0"), at="modules.2")
     with pytest.raises(errors.InvalidArgumentTypeError, match=r"\(params, function\)"):
         quantize({"w": X})
+
+
+def test_a_budget_chooses_bits():
+    whole = net(256)
+    _, of_4 = quantize(whole, [X], bits=4)
+    _, of_8 = quantize(whole, [X], bits=8)
+    losses = [each.difference.mean / each.difference.scale for each in (of_8, of_4)]
+    _, report = quantize(whole, [X], budget=losses[1] * 1.01)
+    assert [leaf.bits for leaf in report.leaves] == [4, 4]
+    _, report = quantize(whole, [X], budget=losses[0] * 1.01)
+    assert [leaf.bits for leaf in report.leaves] == [8, 8]
+    alone = [leaf.sensitivity for leaf in report.leaves]
+    assert losses[0] < min(alone) and "in 4 bits" in str(report)
+    sizes = [math.prod(leaf.shape) for leaf in report.leaves]
+    first = int(np.argmin(np.divide(alone, sizes)))
+    _, report = quantize(whole, [X], budget=alone[first] * 1.1)
+    assert [leaf.bits for leaf in report.leaves] == ([4, 8] if first == 0 else [8, 4])
+    found = report.difference
+    assert found.mean / found.scale <= alone[first] * 1.1
+    like_metric = lambda n: -float(jnp.abs(n(X) - whole(X)).mean())  # noqa: E731
+    assert quantize(whole, metric=like_metric, budget=10.0)[1].leaves[0].bits == 4
+    params = {"w": jnp.asarray(X.T)}
+    (few, _), report = quantize((params, lambda p, x: x @ p["w"]), [X], budget=1.0)
+    assert few["w"].form.bits == 4 and report.leaves[0].sensitivity < 1
+
+
+def test_a_budget_that_cannot_be_met():
+    with pytest.raises(
+        errors.QuantizationError, match=r"(?s)cannot be met.*with 8 bits, most.*budget=0\."
+    ):
+        quantize(net(), [X], budget=1e-7)
+    with pytest.raises(errors.InvalidArgumentError, match="batches or a metric"):
+        quantize(net(), budget=0.1)
+
+
+def test_damaged_scales(tmp_path):
+    small, _ = quantize(net())
+    bad = small.at("modules.0.weight.scales").apply(lambda s: s.at[0, 3].set(jnp.nan))
+    pax.save_weights(bad, tmp_path / "w.safetensors")
+    with pytest.raises(errors.QuantizationError, match=r"(?s)modules\.0\.weight\.scales.*1 of 32"):
+        pax.load_weights(small, tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_training_through_rounding(bits):
+    target = jnp.tanh(X @ jax.random.normal(jax.random.key(1), (64, 10)))
+    training, report = quantize(net(), [X], bits=bits, train=True)
+    plain, _ = quantize(net(), bits=bits)
+    assert_close(training(X), plain(X), rtol=1e-5)
+    assert [leaf.bits for leaf in report.leaves] == [bits, bits]
+    names = [name for name, _ in pax.core.named_leaves(training.parameters())]
+    assert "modules.0.weight.weight" in names
+    loss = lambda n: ((n(X) - target) ** 2).mean()  # noqa: E731
+    step = jax.jit(lambda n: jax.tree.map(lambda a, g: a - 0.1 * g, n, pax.grad(loss)(n)))
+    trained = training
+    for _ in range(60):
+        trained = step(trained)
+    small, _ = quantize(trained)
+    assert [small.modules[i].weight.form.bits for i in (0, 2)] == [bits, bits]
+    assert_close(small(X), trained(X), rtol=1e-4, atol=1e-6)
+    assert float(loss(small)) < 0.7 * float(loss(plain))
+    params = {"w": jnp.asarray(X.T)}
+    (tree, function), _ = quantize((params, lambda p, x: x @ p["w"]), bits=bits, train=True)
+    gradient = jax.grad(lambda p: function(p, X).sum())(tree)
+    assert_close(gradient["w"].weight, X.T @ np.ones((8, 8), np.float32), rtol=1e-4)
+
+
+def test_a_net_in_training_is_not_quantized_otherwise():
+    training, _ = quantize(net(), bits=4, train=True)
+    with pytest.raises(errors.QuantizationError, match=r"4 bits"):
+        quantize(training, bits=4, train=True)
