@@ -29,9 +29,13 @@ SINE = ({}, lambda _, x: {"sin": jnp.sin(x), "double": 2 * x})
 def test_what_differs_for_large_numbers_is_listed(tmp_path):
     path = tmp_path / "m.tflite"
     report = to_tflite(SINE, path, spec("4"), validate="full")
-    (text,) = report.differs
+    text, of_nan = report.differs
     assert re.fullmatch(
         r"differs from jax at: sin beyond ±\S+ \(serving_default: sin where x is 1e\+10, .*\)", text
+    )
+    assert re.fullmatch(
+        r"differs from jax in NaN alone at: sin beyond ±\S+ \(serving_default: sin where .*\)",
+        of_nan,
     )
     assert f"  differs     {text.removeprefix('differs ')}\n" in str(report)
     assert Report.read(path) == report
@@ -81,9 +85,10 @@ class Net(pax.Module):
 
 def test_the_operation_of_the_output_and_its_module_are_named(tmp_path):
     report = to_tflite(Net(), tmp_path / "m.tflite", spec("n"), validate="full")
-    (text,) = report.differs
-    assert text.startswith("differs from jax at: sin beyond ±")
-    assert " in inner (serving_default: " in text
+    assert report.differs
+    for text in report.differs:
+        assert re.match(r"differs from jax( in NaN alone)? at: sin beyond ±\S+ in inner \(", text)
+        assert "(serving_default: output.0 where" in text
 
 
 @pytest.mark.parametrize(("to", "name"), [(to_stablehlo, "m"), (to_saved_model, "m")])
@@ -118,6 +123,60 @@ def planted(monkeypatch, wrong):
         return writer("Where", large, half, right(writer, results, operand, **more))
 
     monkeypatch.setitem(onnx_rules, "tanh", rule)
+
+
+class Pooled(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.sums = Sums()
+
+    def __call__(self, x):
+        return {"sums": 2 * self.sums(x + 1), "same": x[:, ::-1]}
+
+
+class Sums(pax.Module):
+    def __call__(self, x):
+        return jnp.sort(jnp.cumsum(x, axis=-1))
+
+
+@pytest.mark.parametrize("validate", [True, "full"])
+def test_an_operation_that_is_not_elementwise_is_named(tmp_path, monkeypatch, validate):
+    right = onnx_rules["cumsum"]
+
+    def least(writer, *rest, **more):
+        return writer("Min", right(writer, *rest, **more), writer.literal(np.float32(60)).name)
+
+    monkeypatch.setitem(onnx_rules, "cumsum", least)
+    report = to_onnx(Pooled(), tmp_path / "m.onnx", spec("batch, 8"), validate=validate)
+    (text,) = report.differs
+    where = (
+        "where x is 100, 10000, 1e+10, 1e+20, 1e+38, inf" if validate == "full" else "inputs are"
+    )
+    assert text.startswith(
+        f"differs from jax at: cumsum in sums (serving_default: sums where {where}"
+    )
+
+
+def test_nan_alone_is_told_from_an_error(tmp_path, monkeypatch):
+    right = onnx_rules["cumsum"]
+
+    def without_nan(writer, *rest, **more):
+        found = right(writer, *rest, **more)
+        isnan = writer("IsNaN", found)
+        return writer("Where", isnan, writer.literal(np.float32(0)).name, found)
+
+    monkeypatch.setitem(onnx_rules, "cumsum", without_nan)
+    model = ({}, lambda _, x: jnp.cumsum(x, axis=-1))
+    report = to_onnx(model, tmp_path / "m.onnx", spec("2, 8"), validate="full")
+    (text,) = report.differs
+    assert re.fullmatch(
+        r"differs from jax in NaN alone at: cumsum in test_probes.py:\d+:\d+ \([^ ]+\) "
+        r"\(serving_default: output where x is nan\)",
+        text,
+    )
+    with pytest.raises(ValidationError, match="1 of 8 elements differ, NaN in one of the two"):
+        one = np.where(np.arange(8) == 7, np.nan, np.arange(8)).astype("float32")
+        to_onnx(model, tmp_path / "n.onnx", spec("8"), examples=[(one,)])
 
 
 def test_what_is_wrong_for_usual_numbers_is_refused(tmp_path, monkeypatch):

@@ -66,10 +66,14 @@ class Divergence:
     def __str__(self) -> str:
         where = f"{self.path} ({self.kind})" if self.path and self.kind else self.path or self.kind
         place = ", ".join(filter(None, (where, self.source)))
-        what = self.operation
+        return f"{self.named} in {place}" if place else self.named
+
+    @property
+    def named(self) -> str:
+        """The operation, and how many others it may be."""
         if self.candidates > 1:
-            what = f"{what} or one of the {self.candidates - 1} operations before it"
-        return f"{what} in {place}" if place else what
+            return f"{self.operation} or one of the {self.candidates - 1} operations before it"
+        return self.operation
 
 
 def bisect(
@@ -89,33 +93,65 @@ def bisect(
     ordered = sorted(programs, key=lambda each: each.key != key)
     with_state = "variable:" in (error.where or "")
     for program in ordered:
-        found = _Search(format, model, program, with_state, test, end).found()
+        search = _Search(program, with_state, end)
+
+        found = search.found(functools.partial(_apart, search, format, model, test))
         if found is not None:
-            step, apart, candidates = found
-            equations = (*step.callers, step.equation)
-            path = module_path(equations)
-            name = step.equation.primitive.name
-            kind, source = kinds.get(path, ""), lines(equations)
-            return Divergence(name, path, kind, source, apart, candidates)
+            return _divergence(*found, kinds)
     return None
+
+
+def _apart(
+    search: _Search, format: Format, model: Exportable, test: Tester, last: int
+) -> str | None:
+    """How far the part up to a step is apart: empty if it is not, None if nobody can say."""
+    try:
+        with scratch_place(format) as place:
+            test(model, search.part(last), place)
+    except ValidationError as error:
+        return str(error.got)
+    except PaxError:  # the format cannot give such an array
+        return None
+    return ""
+
+
+def bisect_calls(
+    program: Program,
+    calls: int,
+    test: Callable[[Program], Sequence[str]],
+    seconds: float,
+) -> list[Divergence | None]:
+    """For each of several calls of a program, the first operation after which an export differs.
+
+    `test` exports a part of the program, and says of each call how far its results are apart.
+    """
+    search = _Search(program, False, time.perf_counter() + seconds)
+    known: dict[int, Sequence[str | None]] = {}
+
+    def apart(call: int, last: int) -> str | None:
+        if last not in known:
+            try:
+                known[last] = test(search.part(last))
+            except Exception:  # of the format, or of any runtime
+                known[last] = [None] * calls
+        return known[last][call]
+
+    found = [search.found(functools.partial(apart, call)) for call in range(calls)]
+    return [None if each is None else _divergence(*each, {}) for each in found]
+
+
+def _divergence(step: Step, apart: str, candidates: int, kinds: dict[str, str]) -> Divergence:
+    equations = (*step.callers, step.equation)
+    path = module_path(equations)
+    name, kind = step.equation.primitive.name, kinds.get(path, "")
+    return Divergence(name, path, kind, lines(equations), apart, candidates)
 
 
 class _Search:
     """The search in one program of a model."""
 
-    def __init__(
-        self,
-        format: Format,
-        model: Exportable,
-        program: Program,
-        with_state: bool,
-        test: Tester,
-        end: float,
-    ):
-        self._format = format
-        self._model = model
+    def __init__(self, program: Program, with_state: bool, end: float):
         self._program = program
-        self._test = test
         self._end = end
         # What repeats is written out, so that each operation knows its own line.
         traced = program.traced
@@ -124,18 +160,22 @@ class _Search:
         self._tape = Tape(self._whole.program, self._wanted)
         self._tapes: dict[Any, Tape | None] = {}
 
-    def found(self) -> tuple[Step, str, int] | None:
-        """The step, how far it is apart, and how many steps may be the one instead of it."""
+    def found(self, apart_after: Callable[[int], str | None]) -> tuple[Step, str, int] | None:
+        """The step, how far it is apart, and how many steps may be the one instead of it.
+
+        `apart_after` says how far the part up to a step is apart: empty if it is not, None if
+        nobody can say.
+        """
         steps = self._tape.steps
         if not steps:
             return None
         good, bad = -1, len(steps) - 1
-        apart = self._apart(bad)
+        apart = apart_after(bad)
         if apart is None or not apart:
             return None  # the parts are right, and only the whole is not
         while bad - good > 1 and time.perf_counter() < self._end:
             for middle in _from_the_middle(good, bad):
-                said = self._apart(middle)
+                said = apart_after(middle)
                 if said is not None:
                     break
             else:
@@ -146,19 +186,7 @@ class _Search:
                 good = middle
         return steps[bad], apart, bad - good
 
-    def _apart(self, last: int) -> str | None:
-        """How far the part up to a step is apart: empty if it is not, None if nobody can say."""
-        try:
-            program = self._part(last)
-            with scratch_place(self._format) as place:
-                self._test(self._model, program, place)
-        except ValidationError as error:
-            return str(error.got)
-        except PaxError:  # the format cannot give such an array
-            return None
-        return ""
-
-    def _part(self, last: int) -> Program:
+    def part(self, last: int) -> Program:
         """The program up to a step, which gives all that later ones read."""
 
         def along(tape: Tape, values: Sequence[Any]) -> list[Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,18 @@ from pax_export.core import traced_anew
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import Report
 from pax_export.export.pipeline.arguments import check_choice
-from pax_export.export.pipeline.bisect import Divergence, add_divergence, bisect
+from pax_export.export.pipeline.bisect import Divergence, add_divergence, bisect, bisect_calls
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
 from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
 from pax_export.export.pipeline.sweep import Cause, causes
+from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.probes import Difference
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import Case, call
+from pax_export.export.validation.validate import Case, call, differences
 
 #: So many weights are named.
 _FEW = 8
@@ -165,19 +167,20 @@ def _judge(exporter: FormatExporter, contents: Contents, run: ExportRun, request
 
     Where an operation is wrong for numbers that are still usual, the export is refused.
     """
-    differences: list[Difference] = run.budget.differences
-    if not differences:
+    far: list[Difference] = run.budget.differences
+    if not far:
         return
-    found: list[Cause | None] = [None] * len(differences)
+    found: list[Cause | None] = [None] * len(far)
     part = exporter.partial()
     if part is not None and not not_finite(contents.stored()):
         # It only says more: whatever fails here is no reason to say less.
         with run.phase("find the operation"), contextlib.suppress(Exception):
-            found = _causes(part, run, request, differences)
-    listed: dict[tuple[str, str], list[str]] = {}
-    for difference, cause in zip(differences, found):
+            found = _causes(part, run, request, far)
+    listed: dict[tuple[str, str, str], list[str]] = {}
+    for difference, cause in zip(far, found):
         case, probe = difference.case, difference.case.probe
         where = f"{case.signature}: {difference.output}"
+        only = f" in {difference.only} alone" if difference.only else ""
         if cause is not None and cause.usual and not probe.input:
             raise ValidationError(
                 "A result of the exported model differs from the model's.",
@@ -186,39 +189,78 @@ def _judge(exporter: FormatExporter, contents: Contents, run: ExportRun, request
                 write="validate=False to look at the export all the same, and please report it",
             )
         what = f"where {probe.input} is" if probe.input else "where inputs are up to 1e4"
-        values = listed.setdefault(("" if cause is None else str(cause), f"{where} {what}"), [])
+        named = "" if cause is None else str(cause)
+        values = listed.setdefault((only, named, f"{where} {what}"), [])
         if probe.input:
             values.append(probe.value)
-    for (cause, where), values in listed.items():
+    for (only, cause, where), values in listed.items():
         place = f"{where} {', '.join(values)}".strip()
         run.budget.differs.append(
-            f"differs from jax at: {f'{cause} ({place})' if cause else place}"
+            f"differs from jax{only} at: {f'{cause} ({place})' if cause else place}"
         )
 
 
 def _causes(
-    part: FormatExporter, run: ExportRun, request: Request, differences: Sequence[Difference]
+    part: FormatExporter, run: ExportRun, request: Request, far: Sequence[Difference]
 ) -> list[Cause | None]:
-    """The operation that is the cause of each difference, where it is one that can be swept."""
+    """The operation that is the cause of each difference: one that can be swept, or the first.
+
+    For what no elementwise operation explains, the model is exported in parts.
+    """
     labelled, _ = with_paths(request.model)
     with traced_anew():
         model, programs = part.trace(dataclasses.replace(request, model=labelled))
 
-    def call_part(model: Exportable, program: Program, inputs: Arrays) -> Arrays:
+    def call_with(model: Exportable, program: Program, given: Sequence[Arrays]) -> list[Arrays]:
         contents = part.lower(model, (program,), request)
         with scratch_place(part.format) as place:
             contents.write(place)
-            case = Case(program.key, inputs, {})
+            cases = [Case(program.key, inputs, {}) for inputs in given]
             here = part.run_here() if part.one_by_one else None
-            return call(part.format, place, [case], run.separate, here)[0]
+            return call(part.format, place, cases, run.separate, here)
+
+    def call_part(model: Exportable, program: Program, inputs: Arrays) -> Arrays:
+        return call_with(model, program, [inputs])[0]
 
     found: dict[int, Cause | None] = {}
     for program in programs:
-        these = [at for at, each in enumerate(differences) if each.case.signature == program.key]
-        wrong = [(differences[at].case.inputs, differences[at].output) for at in these]
+        these = [at for at, each in enumerate(far) if each.case.signature == program.key]
+        wrong = [(far[at].case.inputs, far[at].output) for at in these]
         if wrong:
             found.update(zip(these, causes(model, program, wrong, call_part, part.factor)))
-    return [found.get(at) for at in range(len(differences))]
+        left = [at for at in these if found.get(at) is None]
+        cases = list({id(each): each for each in (far[at].case for at in left)}.values())
+        if cases:
+            test = functools.partial(_apart_far, call_with, model, cases, part.factor)
+            first = bisect_calls(program, len(cases), test, _SECONDS)
+            by_case = {id(case): each for case, each in zip(cases, first) if each is not None}
+            for at in left:
+                if (divergence := by_case.get(id(far[at].case))) is not None:
+                    place = divergence.path or divergence.source
+                    found[at] = Cause(divergence.named, place, usual=False)
+    return [found.get(at) for at in range(len(far))]
+
+
+#: Nothing is begun any more after so many seconds of looking for an operation.
+_SECONDS = 10.0
+
+
+def _apart_far(
+    run: Callable[[Exportable, Program, Sequence[Arrays]], list[Arrays]],
+    model: Exportable,
+    cases: Sequence[Case],
+    factor: float,
+    part: Program,
+) -> list[str]:
+    """What differs from jax in calls of a part of the model with the inputs of these cases."""
+    leaves = [dtypes.store(leaf.value) for leaf in model.leaves]
+    said = []
+    for case, got in zip(cases, run(model, part, [case.inputs for case in cases])):
+        given = [case.inputs[entry.name] for entry in part.inputs.flat]
+        expected = dict(zip(part.output_names, part.traced.run([*leaves, *given])))
+        found = differences(dataclasses.replace(case, expected=expected), got, factor)
+        said.append(", ".join(each.output for each in found))
+    return said
 
 
 def _locate(

@@ -63,10 +63,17 @@ class Probe:
 
 @dataclass(frozen=True)
 class Difference:
-    """An output of a probing call that is not what jax gives."""
+    """An output of a probing call that is not what jax gives.
+
+    Attributes:
+        case: the call.
+        output: its name.
+        only: ``"NaN"`` or ``"signs"`` if it differs in nothing else.
+    """
 
     case: Any
     output: str
+    only: str = ""
 
 
 def may_not_end(program: TracedProgram) -> bool:

@@ -72,8 +72,7 @@ def validate(
     errors: dict[str, float] = {}
     for case, got in zip(made, results):
         if case.probe is not None:
-            names = _differing(case, got, factor)
-            case.probe.differences.extend(Difference(case, name) for name in names)
+            case.probe.differences.extend(differences(case, got, factor))
             continue
         assert not isinstance(got, str)
         if case.expect is not None:  # what is right depends on what a preprocessor gave
@@ -131,7 +130,7 @@ def _results(
             failed[last] = f"{type(error).__name__}: {error}"
 
 
-def _differing(case: Case, got: Arrays | str, factor: float) -> Iterator[str]:
+def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[Difference]:
     """The outputs that differ from what jax gives, in a call far from the usual ones.
 
     Where the rest of the call is usual, rounding explains as much as in any other, and nothing
@@ -140,7 +139,7 @@ def _differing(case: Case, got: Arrays | str, factor: float) -> Iterator[str]:
     probe = case.probe
     for name, expected in case.expected.items():
         if isinstance(got, str) or name not in got:
-            yield name
+            yield Difference(case, name)
             continue
         one, other = np.asarray(expected), np.asarray(got[name])
         tiny = _TINY if one.dtype.name in TOLERANCE else None
@@ -153,7 +152,19 @@ def _differing(case: Case, got: Arrays | str, factor: float) -> Iterator[str]:
             only = dataclasses.replace(case, expected={name: one}, unchanged={})
             compare_either(only, {name: other}, factor)
         except ValidationError:
-            yield name
+            yield Difference(case, name, _only(one, other, factor))
+
+
+def _only(expected: np.ndarray, got: np.ndarray, factor: float) -> str:
+    """What a difference consists of alone: ``NaN`` in one of the two, or ``signs``."""
+    relative = TOLERANCE.get(expected.dtype.name, 0.0)
+    if not relative or expected.shape != got.shape:
+        return ""
+    wrong, _ = _apart(expected.ravel(), got.ravel(), factor * relative, _largest(expected), _TINY)
+    one, other = _wide(expected).ravel()[wrong], _wide(got).ravel()[wrong]
+    if np.all(np.isnan(one) != np.isnan(other)):
+        return "NaN"
+    return "signs" if np.all(np.abs(one) == np.abs(other)) else ""
 
 
 def call(
@@ -350,7 +361,7 @@ def _difference(
         )
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
     largest = max(_largest(expected), scale) if relative else 0.0
-    count, difference = 0, 0.0
+    count, of_nan, difference = 0, 0, 0.0
     exact = relative or tolerance is None
     free: Iterable[Any] = itertools.repeat(np.False_) if exact else _pieces(np.asarray(tolerance))
     for one, other, may_differ in zip(_pieces(expected), _pieces(got), free):
@@ -360,16 +371,30 @@ def _difference(
             wrong = (one != other) & ~may_differ
             apart = one.astype(object) - other if wrong.any() else wrong
         count += int(np.count_nonzero(wrong))
+        if relative and wrong.any():
+            nan = np.isnan(_wide(one)) != np.isnan(_wide(other))
+            of_nan += int(np.count_nonzero(nan))
+            apart = apart[~nan]
         difference = max(difference, float(np.max(np.abs(apart), initial=0.0)))
     if count:
+        far = _how_far(count, of_nan, difference)
         kind = GradientMismatchError if _GRADIENT in where else ValidationError
         raise kind(
             "A result of the exported model differs from the model's.",
             where=where,
-            got=f"{count} of {expected.size} elements differ, by {difference:.3g} at most",
+            got=f"{count} of {expected.size} elements differ, {far}",
             write="validate=False to look at the export all the same, and please report it",
         )
     return difference
+
+
+def _how_far(count: int, of_nan: int, difference: float) -> str:
+    """How far elements are apart, of which some are NaN in the model or the export alone."""
+    only = "NaN in one of the two"
+    if of_nan == count:
+        return only
+    far = f"by {difference:.3g} at most"
+    return f"{far}; {of_nan} of them {only}" if of_nan else far
 
 
 def _apart(
