@@ -149,9 +149,7 @@ def test_an_operation_that_is_not_elementwise_is_named(tmp_path, monkeypatch, va
     monkeypatch.setitem(onnx_rules, "cumsum", least)
     report = to_onnx(Pooled(), tmp_path / "m.onnx", spec("batch, 8"), validate=validate)
     (text,) = report.differs
-    where = (
-        "where x is 100, 10000, 1e+10, 1e+20, 1e+38, inf" if validate == "full" else "inputs are"
-    )
+    where = "x is 100, 10000, 1e+10, 1e+20, 1e+38, inf" if validate == "full" else "inputs are"
     assert text.startswith(
         f"differs from jax at: cumsum in sums (serving_default: sums where {where}"
     )
